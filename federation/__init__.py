@@ -1,0 +1,1 @@
+"""What every member shares: identity, envelopes, vectors, run specifications, tasks."""

@@ -1,0 +1,59 @@
+"""Self-describing digests: `blake3:<hex>` by default, `sha256:<hex>` where a policy asks for it.
+
+A blob is named by its digest, so a digest that came over the wire is also about to become a file name: `parse` is the
+only way in.
+"""
+
+import hashlib
+import re
+from typing import Protocol
+
+from blake3 import blake3
+
+DEFAULT_ALGORITHM = "blake3"
+_PATTERN = re.compile(r"(blake3|sha256):([0-9a-f]{64})")
+
+
+class Hasher(Protocol):
+    """What `hasher` returns: fed piece by piece, read once."""
+
+    def update(self, data: bytes | memoryview, /) -> object:
+        """Takes in the next piece."""
+
+    def hexdigest(self) -> str:
+        """The digest of everything taken in, 64 hexadecimal characters."""
+
+
+def hasher(algorithm: str = DEFAULT_ALGORITHM) -> Hasher:
+    """A fresh hasher.
+
+    Args:
+        algorithm: "blake3" or "sha256".
+
+    Raises:
+        ValueError: no such algorithm.
+    """
+    if algorithm == "blake3":
+        return blake3()
+    if algorithm == "sha256":
+        return hashlib.sha256()
+    raise ValueError(f"unknown digest algorithm {algorithm!r}: use blake3 or sha256")
+
+
+def digest(data: bytes | memoryview, algorithm: str = DEFAULT_ALGORITHM) -> str:
+    """The digest of `data`, with its algorithm in front."""
+    state = hasher(algorithm)
+    state.update(data)
+    return f"{algorithm}:{state.hexdigest()}"
+
+
+def parse(text: str) -> tuple[str, str]:
+    """Takes a digest apart into algorithm and hexadecimal value.
+
+    Raises:
+        ValueError: `text` is not a digest in the one canonical spelling.
+    """
+    match = _PATTERN.fullmatch(text)
+    if match is None:
+        raise ValueError(f"not a digest: {text[:80]!r}; expected blake3:<64 hex digits> or sha256:<64 hex digits>")
+    return match[1], match[2]

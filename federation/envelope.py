@@ -1,0 +1,84 @@
+"""Signed envelopes: sign bytes, never a re-encoding (SECURITY: "The envelope").
+
+The sender serialises a manifest once, signs `context || 0x00 || manifest` with Ed25519 and sends both; the receiver
+verifies the bytes that it received and parses them afterwards.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from google.protobuf.message import DecodeError, Message
+
+from federation.digests import digest, hasher
+from federation.refusals import Refusal
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    ReceiptManifest,
+    SignedEnvelope,
+    StepManifest,
+    UpdateManifest,
+)
+
+# One label per type of manifest: a signature for one is worth nothing for another.
+CONTEXTS: dict[type[Message], bytes] = {
+    AssignmentManifest: b"fedpareto/v1/assignment",
+    UpdateManifest: b"fedpareto/v1/update",
+    ReceiptManifest: b"fedpareto/v1/receipt",
+    StepManifest: b"fedpareto/v1/step",
+}
+
+ManifestT = TypeVar("ManifestT", AssignmentManifest, UpdateManifest, ReceiptManifest, StepManifest)
+
+
+def key_id(key: Ed25519PublicKey) -> bytes:
+    """The name of a signing key: the BLAKE3 digest of its raw 32 bytes."""
+    state = hasher()
+    state.update(key.public_bytes_raw())
+    return bytes.fromhex(state.hexdigest())
+
+
+def seal(manifest: ManifestT, key: Ed25519PrivateKey) -> SignedEnvelope:
+    """Serialises and signs `manifest`."""
+    data = manifest.SerializeToString(deterministic=True)
+    return SignedEnvelope(
+        manifest=data,
+        key_id=key_id(key.public_key()),
+        signature=key.sign(CONTEXTS[type(manifest)] + b"\0" + data),
+    )
+
+
+def unseal(
+    envelope: SignedEnvelope,
+    kind: type[ManifestT],
+    find_key: Callable[[bytes], Ed25519PublicKey | None],
+) -> ManifestT:
+    """Verifies `envelope` as received, then parses its manifest.
+
+    Args:
+        envelope: what arrived.
+        kind: the type of manifest that is expected; it decides the signing context.
+        find_key: maps a key id to the key that may sign here, or to None.
+
+    Raises:
+        Refusal: `key-unknown`, `signature` or `manifest`.
+    """
+    key = find_key(envelope.key_id)
+    if key is None:
+        raise Refusal("key-unknown", f"the key {envelope.key_id.hex()[:16] or '(none)'} may not sign this")
+    try:
+        key.verify(envelope.signature, CONTEXTS[kind] + b"\0" + envelope.manifest)
+    except InvalidSignature:
+        raise Refusal("signature", "the signature does not fit the manifest; nothing was recorded as done") from None
+    manifest = kind()
+    try:
+        manifest.ParseFromString(envelope.manifest)
+    except DecodeError:
+        raise Refusal("manifest", f"the signed bytes are not a {kind.__name__}") from None
+    return manifest
+
+
+def envelope_digest(envelope: SignedEnvelope) -> str:
+    """The digest by which a step refers to an envelope: over key id, signature and manifest, in field order."""
+    return digest(envelope.SerializeToString(deterministic=True))

@@ -1,0 +1,158 @@
+"""RunSpec: the typed, validated description of a run, written as TOML.
+
+    name = "digits"
+    task = "digits"
+    rounds = 30
+
+    [algorithm]
+    name = "fedmgda+"
+    epsilon = 0.1
+
+Every key is optional but `name`, `task` and `rounds`. An unknown or wrong key is refused with its path.
+"""
+
+import tomllib
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+IDENTIFIER = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
+
+Split = Literal["train", "validation", "test"]
+
+
+class SpecError(ValueError):
+    """A run specification that cannot be used; the message names each key that is wrong."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class AlgorithmSpec(BaseModel):
+    """The aggregation rule: `name`, `prior`, and the rule's own hyper-parameters beside them."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    name: str = Field("fedmgda+", description="a rule of `fedpareto aggregate --list`")
+    prior: Literal["uniform", "samples"] = Field(
+        "uniform", description="lambda0, the weights of plain averaging: 1/m, or in proportion to the samples"
+    )
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The keys that belong to the rule itself; the coordinator's registry validates them."""
+        return dict(self.model_extra or {})
+
+
+class ServerSpec(_Section):
+    """The server's step: w <- w - learning_rate_t * direction."""
+
+    learning_rate: float = Field(1.0, gt=0, description="eta_0")
+    decay: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="eta_t = eta_0 * decay^(100/T * floor(t/100)) (FedMGDA+ section 6.1.5); 0 means no decay",
+    )
+
+
+class TrainSpec(_Section):
+    """Local training at each selected client."""
+
+    epochs: int = Field(1, ge=0, description="passes over the training split; not together with `steps`")
+    steps: int = Field(0, ge=0, description="optimiser steps, in place of `epochs`")
+    batch_size: int = Field(10, ge=0, description="samples in a minibatch; 0 is the whole split")
+    learning_rate: float = Field(0.1, gt=0)
+    proximal_mu: float = Field(0.0, ge=0, description="mu of the proximal term (FedProx, MGDA-Prox)")
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    deadline_seconds: float = Field(3600.0, gt=0, description="later replies are refused")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_replace_epochs(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("steps") and "epochs" not in data:
+            return {**data, "epochs": 0}
+        return data
+
+    @model_validator(mode="after")
+    def _one_measure(self) -> "TrainSpec":
+        if (self.epochs > 0) == (self.steps > 0):
+            raise ValueError(f"give either epochs or steps, not epochs = {self.epochs} and steps = {self.steps}")
+        return self
+
+
+class EvaluateSpec(_Section):
+    """Evaluation of the new model on every member's own splits."""
+
+    every: int = Field(1, ge=0, description="rounds between evaluations; 0 is only after the last round")
+    splits: tuple[Split, ...] = Field(("train", "validation", "test"), min_length=1)
+    deadline_seconds: float = Field(600.0, gt=0)
+
+
+class SelectionSpec(_Section):
+    """Who is asked to train in a round, and how many must answer."""
+
+    method: Literal["all", "fraction", "count"] = "all"
+    fraction: float = Field(1.0, gt=0, le=1, description="for method = fraction: max(1, ceil(fraction * pool))")
+    count: int = Field(1, ge=1, description="for method = count")
+    by: Literal["uniform", "samples"] = Field("uniform", description="the chance of each client to be drawn")
+    pool: Literal["attending", "enrolled"] = Field(
+        "attending", description="clients that attend now, or every active client that offers the task"
+    )
+    minimum: int = Field(1, ge=1, description="a round waits until the pool holds so many clients")
+    over_selection: float = Field(
+        1.0, ge=1, le=10, description="ask so many times more clients than needed; the first ones count"
+    )
+    quorum: float = Field(
+        0.5, ge=0, le=1, description="share of the wanted replies without which the round is skipped at the deadline"
+    )
+
+
+class LimitsSpec(_Section):
+    """What the run bears."""
+
+    samples: int = Field(10_000_000, ge=1, description="a client that claims more training samples is refused")
+    skipped_rounds: int = Field(3, ge=1, description="so many skipped rounds in a row fail the run")
+
+
+class RunSpec(_Section):
+    """A whole run. `RunSpec.parse` is the way in from TOML."""
+
+    name: str = Field(pattern=IDENTIFIER)
+    task: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,120}$", description="a task's name, as workers allow it")
+    rounds: int = Field(ge=1, le=1_000_000)
+    seed: int = Field(0, ge=0, lt=2**63)
+    algorithm: AlgorithmSpec = AlgorithmSpec()
+    server: ServerSpec = ServerSpec()
+    train: TrainSpec = TrainSpec()
+    evaluate: EvaluateSpec = EvaluateSpec()
+    selection: SelectionSpec = SelectionSpec()
+    limits: LimitsSpec = LimitsSpec()
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> "RunSpec":
+        """Reads a TOML document.
+
+        Raises:
+            SpecError: not TOML (with the line), or keys that are unknown, missing or wrong (each with its path).
+        """
+        try:
+            document = tomllib.loads(text.decode() if isinstance(text, bytes) else text)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise SpecError(f"not a TOML document: {error}") from error
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            raise SpecError("\n".join(_explain(problem) for problem in error.errors())) from error
+
+
+def _explain(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"]) or "(the document)"
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: no such key; see `fedpareto admin submit --explain` for the keys that exist"
+    if problem["type"] == "missing":
+        return f"{where}: missing; it has no default"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}; got {problem['input']!r}"[:400]

@@ -1,0 +1,1 @@
+"""Stubs generated from proto/federation/v1 (`make proto`)."""

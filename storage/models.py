@@ -1,0 +1,335 @@
+"""The tables: what the coordinator knows, as SQLAlchemy models.
+
+Everything that the engine acts on is here or in the blob store before it acts (crash only). Signed envelopes are kept
+as the bytes that were received, so that a third party can check them later. Enumerations are stored by name.
+"""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    Enum,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy.types import TypeDecorator
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A point in time: aware on the Python side, UTC in the database (SQLite keeps no zone)."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuses naive times: a time without a zone is a bug."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"a naive time reached the database: {value!r}")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Gives the zone back."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class ClientState(StrEnum):
+    """The life of a client."""
+
+    PENDING = "PENDING"
+    ACTIVE = "ACTIVE"
+    REVOKED = "REVOKED"
+
+
+class RunState(StrEnum):
+    """The life of a run."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    STOPPED = "STOPPED"
+
+
+class RoundState(StrEnum):
+    """The life of a round."""
+
+    OPEN = "OPEN"
+    STEPPED = "STEPPED"
+    COMPLETED = "COMPLETED"
+    SKIPPED = "SKIPPED"
+
+
+class PhaseKind(StrEnum):
+    """The kinds of work that a phase asks for."""
+
+    TRAIN = "TRAIN"
+    EVALUATE = "EVALUATE"
+
+
+class PhaseState(StrEnum):
+    """The life of a phase."""
+
+    OPEN = "OPEN"
+    CLOSED = "CLOSED"
+
+
+class AssignmentState(StrEnum):
+    """The life of an assignment."""
+
+    OPEN = "OPEN"
+    FULFILLED = "FULFILLED"
+    REJECTED = "REJECTED"
+    DECLINED = "DECLINED"
+    EXPIRED = "EXPIRED"
+    CANCELLED = "CANCELLED"
+
+
+DIGEST = String(71)  # "blake3:" and 64 hexadecimal characters
+NAME = String(63)
+REASON = String(80)
+
+
+class Base(DeclarativeBase):
+    """The root of the tables."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 - read by SQLAlchemy as declared
+        datetime: UtcDateTime(),
+        dict[str, Any]: JSON(),
+        dict[str, float]: JSON(),
+        list[str]: JSON(),
+        bytes: LargeBinary(),
+        ClientState: Enum(ClientState, native_enum=False, length=16),
+        RunState: Enum(RunState, native_enum=False, length=16),
+        RoundState: Enum(RoundState, native_enum=False, length=16),
+        PhaseKind: Enum(PhaseKind, native_enum=False, length=16),
+        PhaseState: Enum(PhaseState, native_enum=False, length=16),
+        AssignmentState: Enum(AssignmentState, native_enum=False, length=16),
+    }
+
+
+class Client(Base):
+    """A member of the federation."""
+
+    __tablename__ = "clients"
+
+    client_id: Mapped[str] = mapped_column(NAME, primary_key=True)
+    state: Mapped[ClientState]
+    signing_key: Mapped[bytes]  # raw Ed25519 public key, 32 bytes
+    key_id: Mapped[str] = mapped_column(String(64), unique=True)  # hexadecimal
+    tasks: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> training samples, from the last hello
+    device: Mapped[str] = mapped_column(String(200), default="")
+    software: Mapped[str] = mapped_column(String(200), default="")
+    enrolled: Mapped[datetime]
+    last_seen: Mapped[datetime | None]
+    revoked: Mapped[datetime | None]
+    revoked_reason: Mapped[str] = mapped_column(String(400), default="")
+
+
+class Certificate(Base):
+    """A TLS certificate that this federation's CA issued, to a client or to an administrator."""
+
+    __tablename__ = "certificates"
+
+    serial: Mapped[str] = mapped_column(String(40), primary_key=True)  # hexadecimal
+    client_id: Mapped[str | None] = mapped_column(ForeignKey("clients.client_id"), index=True)
+    subject: Mapped[str] = mapped_column(String(200))  # the SAN URI
+    certificate: Mapped[bytes]  # DER
+    not_before: Mapped[datetime]
+    not_after: Mapped[datetime]
+    revoked: Mapped[datetime | None]
+
+
+class EnrolmentToken(Base):
+    """A one-time token; only the hash of its secret is kept."""
+
+    __tablename__ = "enrolment_tokens"
+
+    secret_hash: Mapped[str] = mapped_column(String(64), primary_key=True)  # SHA-256, hexadecimal
+    client_id: Mapped[str] = mapped_column(NAME, index=True)  # the client that will be made
+    created_by: Mapped[str] = mapped_column(String(200))
+    created: Mapped[datetime]
+    expires: Mapped[datetime]
+    used: Mapped[datetime | None]
+
+
+class Model(Base):
+    """A model blob that a run has made or was given."""
+
+    __tablename__ = "models"
+
+    digest: Mapped[str] = mapped_column(DIGEST, primary_key=True)
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    parameters: Mapped[int] = mapped_column(BigInteger)  # trainable parameters, float32
+    created: Mapped[datetime]
+
+
+class Run(Base):
+    """A run: one specification, one model, many rounds."""
+
+    __tablename__ = "runs"
+
+    run_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    name: Mapped[str] = mapped_column(NAME, index=True)
+    state: Mapped[RunState] = mapped_column(index=True)
+    reason: Mapped[str] = mapped_column(String(400), default="")
+    spec: Mapped[bytes]  # the TOML document as submitted
+    spec_digest: Mapped[str] = mapped_column(DIGEST)
+    initial_model: Mapped[str] = mapped_column(ForeignKey("models.digest"))
+    model: Mapped[str] = mapped_column(ForeignKey("models.digest"))  # the current one
+    state_data: Mapped[dict[str, Any]] = mapped_column(default=dict)  # the algorithm's state after the last step
+    submitted_by: Mapped[str] = mapped_column(String(200))
+    created: Mapped[datetime]
+    started: Mapped[datetime | None]
+    ended: Mapped[datetime | None]
+
+    rounds: Mapped[list["Round"]] = relationship(back_populates="run", order_by="Round.number")
+
+
+class Round(Base):
+    """A round: a conversation in phases that ends in a step, or is skipped."""
+
+    __tablename__ = "rounds"
+    __table_args__ = (UniqueConstraint("run_id", "number"),)
+
+    round_id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"))
+    number: Mapped[int]
+    state: Mapped[RoundState]
+    reason: Mapped[str] = mapped_column(String(400), default="")
+    base_model: Mapped[str] = mapped_column(ForeignKey("models.digest"))
+    result_model: Mapped[str | None] = mapped_column(ForeignKey("models.digest"))
+    gram: Mapped[str | None] = mapped_column(DIGEST)  # .npy blob (m, m) float64 of the accepted updates
+    step: Mapped[bytes | None]  # SignedEnvelope of a StepManifest
+    selected: Mapped[list[str]] = mapped_column(default=list)  # clients asked to train, by name
+    metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
+    started: Mapped[datetime]
+    stepped: Mapped[datetime | None]
+    ended: Mapped[datetime | None]
+
+    run: Mapped[Run] = relationship(back_populates="rounds")
+    phases: Mapped[list["Phase"]] = relationship(back_populates="round", order_by="Phase.number")
+
+
+class Phase(Base):
+    """One question to some clients, with a deadline."""
+
+    __tablename__ = "phases"
+    __table_args__ = (UniqueConstraint("round_id", "number"),)
+
+    phase_id: Mapped[int] = mapped_column(primary_key=True)
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.round_id"))
+    number: Mapped[int]
+    kind: Mapped[PhaseKind]
+    state: Mapped[PhaseState]
+    wanted: Mapped[int]  # replies that are needed; the rest of the assignments is over-selection
+    started: Mapped[datetime]
+    deadline: Mapped[datetime]
+    ended: Mapped[datetime | None]
+
+    round: Mapped[Round] = relationship(back_populates="phases")
+    assignments: Mapped[list["Assignment"]] = relationship(back_populates="phase", order_by="Assignment.client_id")
+
+
+class Assignment(Base):
+    """What one client was asked to do in one phase; fulfilled at most once."""
+
+    __tablename__ = "assignments"
+    __table_args__ = (UniqueConstraint("phase_id", "client_id"), Index("ix_assignments_open", "client_id", "state"))
+
+    assignment_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    phase_id: Mapped[int] = mapped_column(ForeignKey("phases.phase_id"), index=True)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.client_id"))
+    state: Mapped[AssignmentState]
+    reason: Mapped[str] = mapped_column(REASON, default="")
+    message: Mapped[str] = mapped_column(String(400), default="")
+    base_model: Mapped[str] = mapped_column(ForeignKey("models.digest"), index=True)
+    envelope: Mapped[bytes]  # SignedEnvelope of an AssignmentManifest, as sent
+    created: Mapped[datetime]
+    ended: Mapped[datetime | None]
+
+    phase: Mapped[Phase] = relationship(back_populates="assignments")
+    updates: Mapped[list["Update"]] = relationship(back_populates="assignment")
+
+
+class Update(Base):
+    """A reply to an assignment whose signature held: the one accepted, or one refused for its content."""
+
+    __tablename__ = "updates"
+    __table_args__ = (Index("ix_updates_assignment_accepted", "assignment_id", "accepted"),)
+
+    update_id: Mapped[int] = mapped_column(primary_key=True)
+    assignment_id: Mapped[str] = mapped_column(ForeignKey("assignments.assignment_id"))
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.client_id"), index=True)
+    accepted: Mapped[bool]
+    reason: Mapped[str] = mapped_column(REASON, default="")
+    envelope: Mapped[bytes]  # SignedEnvelope of an UpdateManifest, as received
+    envelope_digest: Mapped[str] = mapped_column(DIGEST, index=True)
+    receipt: Mapped[bytes]  # SignedEnvelope of a ReceiptManifest, as sent
+    payload: Mapped[str] = mapped_column(String(71), default="")  # digest; empty when there is none
+    payload_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    samples: Mapped[int] = mapped_column(BigInteger, default=0)
+    losses: Mapped[dict[str, float]] = mapped_column(default=dict)
+    metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
+    # What the step made of it, known after the step.
+    norm: Mapped[float | None]
+    weight: Mapped[float | None]  # lambda
+    coefficient: Mapped[float | None]
+    cosine: Mapped[float | None]  # with the step
+    received: Mapped[datetime]
+
+    assignment: Mapped[Assignment] = relationship(back_populates="updates")
+
+
+class Evaluation(Base):
+    """What a model scored on one split of one client."""
+
+    __tablename__ = "evaluations"
+    __table_args__ = (UniqueConstraint("round_id", "client_id", "split"),)
+
+    evaluation_id: Mapped[int] = mapped_column(primary_key=True)
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.round_id"))
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.client_id"))
+    model: Mapped[str] = mapped_column(ForeignKey("models.digest"))
+    split: Mapped[str] = mapped_column(String(20))
+    loss: Mapped[float | None]
+    accuracy: Mapped[float | None]
+    samples: Mapped[int] = mapped_column(BigInteger)
+
+
+class AuditEntry(Base):
+    """Something that happened: who, what, to what, how it ended. Appended, never changed."""
+
+    __tablename__ = "audit_log"
+
+    entry_id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[datetime] = mapped_column(index=True)
+    actor: Mapped[str] = mapped_column(String(200))  # SAN URI of the certificate, "peer <address>", or "coordinator"
+    action: Mapped[str] = mapped_column(String(80), index=True)  # an rpc ("Submit") or an event ("run.completed")
+    subject: Mapped[str] = mapped_column(String(200), default="")  # what it was about: a run, a client, an assignment
+    outcome: Mapped[str] = mapped_column(REASON, default="")  # empty when it went well; the reason of the refusal
+    detail: Mapped[str] = mapped_column(String(2000), default="")
+    times: Mapped[int] = mapped_column(default=1)  # so many alike, counted together
