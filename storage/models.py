@@ -182,7 +182,7 @@ class Model(Base):
     __tablename__ = "models"
 
     digest: Mapped[str] = mapped_column(DIGEST, primary_key=True)
-    bytes: Mapped[int] = mapped_column(BigInteger)
+    size: Mapped[int] = mapped_column(BigInteger)  # of the safetensors file, in bytes
     parameters: Mapped[int] = mapped_column(BigInteger)  # trainable parameters, float32
     created: Mapped[datetime]
 
