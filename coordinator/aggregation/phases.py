@@ -1,0 +1,157 @@
+"""A round is a conversation, an algorithm is a generator.
+
+An algorithm's round yields phases, is sent the replies to each, and returns a step:
+
+    def round(self, context):
+        replies = yield Train()
+        combination = self.combine(replies.rows(context))
+        return Step(replies, combination)
+
+The engine knows phases, not algorithms. After a crash it runs the generator again and feeds it the stored replies, so
+a round must depend on nothing but its context and its replies.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregation.gram import Row, gram
+from coordinator.aggregation.rules import Combination, Rows
+
+DEFAULT_OBJECTIVES = ("loss",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Ask the round's selected clients to train from the current model.
+
+    Attributes:
+        objectives: the rows of the update that each client sends, in order.
+        clients: ask these clients only; None asks everybody who was selected.
+    """
+
+    objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
+    clients: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Ask clients to evaluate a model on their own splits.
+
+    Attributes:
+        splits: of "train", "validation", "test".
+        clients: ask these clients only; None asks everybody who was selected.
+    """
+
+    splits: tuple[str, ...]
+    clients: tuple[str, ...] | None = None
+
+
+Phase = Train | Evaluate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What one client answered.
+
+    Attributes:
+        client_id: the client.
+        samples: training samples that it claims.
+        losses: losses of the base model on its training split, by objective, as it claims.
+        metrics: further measurements, "<split>/<name>".
+        rows: its update, one row (d,) per objective of the phase; empty for a phase without payload.
+    """
+
+    client_id: str
+    samples: int
+    losses: Mapping[str, float]
+    metrics: Mapping[str, float]
+    rows: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundContext:
+    """What a round may depend on besides its replies.
+
+    Attributes:
+        number: t, from 0.
+        total: T, the rounds of the run.
+        prior: how lambda0 is made from the replies, before any rule looks at them.
+        state: the algorithm's state after the last step.
+        device: where gram and combine run, "cpu" or "cuda".
+    """
+
+    number: int
+    total: int
+    prior: Literal["uniform", "samples"] = "uniform"
+    state: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+
+
+class Replies(Sequence[Reply]):
+    """The accepted replies to one phase, ordered by client id."""
+
+    def __init__(self, replies: Sequence[Reply], *, device: str = "cpu") -> None:
+        self._replies = tuple(sorted(replies, key=lambda reply: reply.client_id))
+        self._device = device
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._replies[index]
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def __iter__(self) -> Iterator[Reply]:
+        return iter(self._replies)
+
+    @property
+    def updates(self) -> list[Row]:
+        """The rows of the update matrix U: client by client, objective by objective."""
+        return [row for reply in self._replies for row in reply.rows]
+
+    @cached_property
+    def gram(self) -> NDArray[np.float64]:
+        """K = U U^T, shape (m, m); computed once, in one pass over the updates."""
+        return gram(self.updates, device=self._device)
+
+    def prior(self, kind: Literal["uniform", "samples"]) -> NDArray[np.float64]:
+        """lambda0, shape (m,): 1/m, or in proportion to the samples."""
+        m = len(self._replies)
+        if kind == "uniform":
+            return np.full(m, 1.0 / m)
+        samples = np.array([reply.samples for reply in self._replies], dtype=np.float64)
+        return samples / samples.sum()
+
+    def rows(self, context: RoundContext) -> Rows:
+        """What a rule for one objective sees: K and one scalar of each kind per client."""
+        objective = DEFAULT_OBJECTIVES[0]
+        losses = [reply.losses.get(objective, np.nan) for reply in self._replies]
+        return Rows(
+            gram=self.gram,
+            prior=self.prior(context.prior),
+            samples=np.array([reply.samples for reply in self._replies], dtype=np.float64),
+            losses=np.array(losses) if np.isfinite(losses).all() else None,
+            round=context.number,
+            rounds=context.total,
+            state=context.state,
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """The end of a round: the new model is base - rate * sum_i coefficients[i] * row[i].
+
+    Attributes:
+        replies: the replies whose rows are combined.
+        combination: their coefficients and weights, the algorithm's next state, diagnostics.
+    """
+
+    replies: Replies
+    combination: Combination
+
+
+RoundGenerator = Generator[Phase, Replies, Step]

@@ -1,0 +1,97 @@
+"""The states of runs, rounds, phases and assignments, and the only ways from one to the next."""
+
+from datetime import datetime
+from typing import TypeVar
+
+from federation.refusals import Refusal
+from storage.models import (
+    Assignment,
+    AssignmentState,
+    Phase,
+    PhaseState,
+    Round,
+    RoundState,
+    Run,
+    RunState,
+)
+
+RUN_TRANSITIONS: dict[RunState, frozenset[RunState]] = {
+    RunState.PENDING: frozenset({RunState.RUNNING, RunState.PAUSED, RunState.STOPPED, RunState.FAILED}),
+    RunState.RUNNING: frozenset({RunState.PAUSED, RunState.COMPLETED, RunState.FAILED, RunState.STOPPED}),
+    RunState.PAUSED: frozenset({RunState.RUNNING, RunState.STOPPED}),
+    RunState.COMPLETED: frozenset(),
+    RunState.FAILED: frozenset(),
+    RunState.STOPPED: frozenset(),
+}
+ROUND_TRANSITIONS: dict[RoundState, frozenset[RoundState]] = {
+    RoundState.OPEN: frozenset({RoundState.STEPPED, RoundState.SKIPPED}),
+    RoundState.STEPPED: frozenset({RoundState.COMPLETED}),
+    RoundState.COMPLETED: frozenset(),
+    RoundState.SKIPPED: frozenset(),
+}
+PHASE_TRANSITIONS: dict[PhaseState, frozenset[PhaseState]] = {
+    PhaseState.OPEN: frozenset({PhaseState.CLOSED}),
+    PhaseState.CLOSED: frozenset(),
+}
+ASSIGNMENT_TRANSITIONS: dict[AssignmentState, frozenset[AssignmentState]] = {
+    AssignmentState.OPEN: frozenset(AssignmentState) - {AssignmentState.OPEN},
+    **{state: frozenset() for state in AssignmentState if state is not AssignmentState.OPEN},
+}
+
+RUN_ENDED = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.STOPPED})
+
+StateT = TypeVar("StateT", RunState, RoundState, PhaseState, AssignmentState)
+
+
+class IllegalTransition(Exception):
+    """The engine tried a way that does not exist: a bug, not a user's mistake."""
+
+
+def _check(transitions: dict[StateT, frozenset[StateT]], now: StateT, to: StateT, what: str) -> None:
+    if to not in transitions[now]:
+        raise IllegalTransition(f"{what} cannot go from {now} to {to}")
+
+
+def move_run(run: Run, to: RunState, at: datetime, reason: str = "") -> None:
+    """Moves a run.
+
+    Raises:
+        Refusal: `run-state`, naming the state and what can be done in it.
+    """
+    if to not in RUN_TRANSITIONS[run.state]:
+        ways = ", ".join(sorted(RUN_TRANSITIONS[run.state])) or "nothing: it has ended"
+        raise Refusal("run-state", f"run {run.run_id} is {run.state} and cannot become {to}; possible now: {ways}")
+    run.state = to
+    run.reason = reason[:400]
+    if to is RunState.RUNNING and run.started is None:
+        run.started = at
+    if to in RUN_ENDED:
+        run.ended = at
+
+
+def move_round(round_: Round, to: RoundState, at: datetime, reason: str = "") -> None:
+    """Moves a round; STEPPED and the end are stamped with the time."""
+    _check(ROUND_TRANSITIONS, round_.state, to, f"round {round_.number} of run {round_.run_id}")
+    round_.state = to
+    if reason:
+        round_.reason = reason[:400]
+    if to is RoundState.STEPPED:
+        round_.stepped = at
+    else:
+        round_.ended = at
+
+
+def close_phase(phase: Phase, at: datetime) -> None:
+    """Closes a phase."""
+    _check(PHASE_TRANSITIONS, phase.state, PhaseState.CLOSED, f"phase {phase.phase_id}")
+    phase.state = PhaseState.CLOSED
+    phase.ended = at
+
+
+def end_assignment(assignment: Assignment, to: AssignmentState, at: datetime, reason: str = "", message: str = "") -> None:
+    """Ends an assignment."""
+    _check(ASSIGNMENT_TRANSITIONS, assignment.state, to, f"assignment {assignment.assignment_id}")
+    assignment.state = to
+    assignment.reason = reason[:80]
+    assignment.message = message[:400]
+    assignment.ended = at
