@@ -88,7 +88,9 @@ def close_phase(phase: Phase, at: datetime) -> None:
     phase.ended = at
 
 
-def end_assignment(assignment: Assignment, to: AssignmentState, at: datetime, reason: str = "", message: str = "") -> None:
+def end_assignment(
+    assignment: Assignment, to: AssignmentState, at: datetime, reason: str = "", message: str = ""
+) -> None:
     """Ends an assignment."""
     _check(ASSIGNMENT_TRANSITIONS, assignment.state, to, f"assignment {assignment.assignment_id}")
     assignment.state = to

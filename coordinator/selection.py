@@ -1,0 +1,57 @@
+"""Who is asked to train in a round: seeded, so that the choice can be made again from the record."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from federation.digests import digest
+from federation.runs import SelectionSpec
+
+
+def wanted(spec: SelectionSpec, pool: int) -> int:
+    """How many replies a round wants out of a pool of `pool` clients: at least one, at most all of them.
+
+    The fraction follows ALGORITHMS section 2: max(1, ceil(p N)), with a guard against 0.1 * 30 = 3.0000000000000004.
+    """
+    if spec.method == "all":
+        return pool
+    if spec.method == "fraction":
+        return min(pool, max(1, math.ceil(spec.fraction * pool - 1e-9)))
+    return min(pool, spec.count)
+
+
+def asked(spec: SelectionSpec, pool: int) -> int:
+    """How many clients are asked so that the wanted number answers: over-selection included."""
+    return min(pool, math.ceil(wanted(spec, pool) * spec.over_selection - 1e-9))
+
+
+def quorum(spec: SelectionSpec, want: int) -> int:
+    """Without how many replies the round is skipped: at least one."""
+    return max(1, math.ceil(spec.quorum * want - 1e-9))
+
+
+def generator(seed: int, round_number: int, purpose: str) -> np.random.Generator:
+    """A generator that depends on the run's seed, the round and the purpose, and on nothing else."""
+    return np.random.default_rng(int(digest(f"{purpose}/{seed}/{round_number}".encode())[7:39], 16))
+
+
+def select(spec: SelectionSpec, samples: Mapping[str, int], *, seed: int, round_number: int) -> list[str]:
+    """The clients asked to train, ordered by name.
+
+    Args:
+        spec: the rule.
+        samples: the pool: client id -> training samples (clients without samples are left out: they have no vote).
+        seed: the run's seed.
+        round_number: t, from 0.
+    """
+    pool = sorted(client for client, count in samples.items() if count > 0)
+    count = asked(spec, len(pool))
+    if count >= len(pool):
+        return pool
+    chance = None
+    if spec.by == "samples":
+        sizes = np.array([samples[client] for client in pool], dtype=np.float64)
+        chance = sizes / sizes.sum()
+    drawn = generator(seed, round_number, "select").choice(len(pool), size=count, replace=False, p=chance)
+    return sorted(pool[int(index)] for index in drawn)
