@@ -5,6 +5,8 @@ Every reason is listed in docs/reasons.md, which a test compares with `REASONS`.
 
 from enum import Enum
 
+from federation.v1.common_pb2 import SignedEnvelope
+
 
 class Status(Enum):
     """The gRPC status codes that a refusal may carry, by their gRPC names."""
@@ -81,10 +83,12 @@ class Refusal(Exception):
         reason: the stable reason, as in docs/reasons.md; a stem may carry a suffix ("mismatch:round").
         status: the gRPC status that goes with the reason.
         message: what was wrong, with the value, and what to do; no secret and nothing of another client.
+        receipt: the signed receipt of an update that was refused for good, to travel in the status details.
     """
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, *, receipt: SignedEnvelope | None = None) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.status = REASONS[reason.partition(":")[0]]
         self.message = message
+        self.receipt = receipt

@@ -225,6 +225,7 @@ class Round(Base):
     gram: Mapped[str | None] = mapped_column(DIGEST)  # .npy blob (m, m) float64 of the accepted updates
     step: Mapped[bytes | None]  # SignedEnvelope of a StepManifest
     selected: Mapped[list[str]] = mapped_column(default=list)  # clients asked to train, by name
+    wanted: Mapped[int]  # replies that the round wants; more are asked when it over-selects
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
     started: Mapped[datetime]
     stepped: Mapped[datetime | None]
