@@ -1,0 +1,280 @@
+"""The intake: everything that must hold before a reply counts, in the order of SECURITY section 2, cheapest first.
+
+A reply that is refused for its transport or its envelope leaves its assignment open: somebody else may have caused it,
+and the client may try again. A reply whose signature holds and whose content is wrong is the client's own word: it is
+recorded, the assignment is closed, and the client gets a signed receipt that says so.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from google.protobuf.message import DecodeError
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.states import end_assignment
+from federation.envelope import envelope_digest, seal, unseal
+from federation.refusals import Refusal
+from federation.runs import RunSpec
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
+from federation.vectors import Layout, PayloadCheck, update_layout
+from storage.database import Database
+from storage.models import Assignment, AssignmentState, Client, Update
+
+MAX_MANIFEST_BYTES = 64 * 1024
+# What an update repeats of its assignment, field by field.
+BOUND_FIELDS = ("federation_id", "run_id", "round", "phase", "client_id", "base_model", "spec", "task")
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A reply whose envelope has passed; its payload may come in.
+
+    Attributes:
+        envelope: as received.
+        envelope_digest: the name of the envelope.
+        manifest: the verified manifest.
+        layout: of the payload that the assignment asks for; None when it asks for none.
+    """
+
+    envelope: SignedEnvelope
+    envelope_digest: str
+    manifest: UpdateManifest
+    layout: Layout | None
+
+
+class Intake:
+    """Admits, accepts and refuses replies.
+
+    Args:
+        database: where they are recorded.
+        signing_key: the coordinator's, for receipts.
+        changed: called with the run's id after a reply was recorded.
+        clock: the time, aware.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        signing_key: Ed25519PrivateKey,
+        *,
+        changed: Callable[[str], None],
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._database = database
+        self._signing_key = signing_key
+        self._changed = changed
+        self._clock = clock
+
+    def admit(self, client_id: str, envelope: SignedEnvelope) -> Admission | SignedEnvelope:
+        """Checks a reply before any byte of its payload.
+
+        Args:
+            client_id: who sends it, as its certificate says.
+            envelope: of an UpdateManifest.
+
+        Returns:
+            The admission, or the stored receipt when this very envelope was accepted before.
+
+        Raises:
+            Refusal: with the reason of the first check that failed.
+        """
+        if len(envelope.manifest) > MAX_MANIFEST_BYTES:
+            raise Refusal("limit:manifest", f"{len(envelope.manifest)} bytes; at most {MAX_MANIFEST_BYTES}")
+        name = envelope_digest(envelope)
+        claimed = _parse(envelope.manifest)
+        with self._database.begin() as session:
+            assignment = session.get(Assignment, claimed.assignment_id[:32])
+            if assignment is None or assignment.assignment_id != claimed.assignment_id:
+                raise Refusal("assignment-unknown", f"there is no assignment {claimed.assignment_id[:32]!r}")
+            if assignment.client_id != client_id:
+                raise Refusal(
+                    "assignment-client", f"assignment {assignment.assignment_id} was not issued to {client_id}"
+                )
+            order = _order(assignment)
+            if claimed.payload_bytes > order.max_payload_bytes:
+                raise Refusal(
+                    "limit:payload",
+                    f"{claimed.payload_bytes} bytes declared; this assignment takes {order.max_payload_bytes}",
+                )
+            receipt = _stored_receipt(session, assignment, name)
+            if receipt is not None:
+                return receipt
+            self._must_be_open(assignment)
+            client = session.get_one(Client, client_id)
+        manifest = unseal(envelope, UpdateManifest, _key_of(client))
+        _must_match(manifest, order)
+        layout = update_layout([(row.objective, row.length) for row in order.rows]) if order.rows else None
+        admission = Admission(envelope, name, manifest, layout)
+        problem = _content_problem(manifest, order, assignment)
+        if problem is not None:
+            self._refuse_for_good(admission, problem)
+        return admission
+
+    def accept(self, admission: Admission, check: PayloadCheck | None) -> SignedEnvelope:
+        """Makes a reply count: one transaction for update, assignment and receipt.
+
+        Args:
+            admission: what `admit` returned.
+            check: the finished check of the payload, whose blob is stored; None where there is no payload.
+
+        Returns:
+            The signed receipt.
+
+        Raises:
+            Refusal: the content is wrong, or somebody else's reply or the deadline came first.
+        """
+        if check is not None and check.problem is not None:
+            self._refuse_for_good(admission, check.problem)
+        if check is not None and check.zero_rows:
+            rows = ", ".join(check.zero_rows)
+            self._refuse_for_good(
+                admission, Refusal("zero", f"every element is zero: {rows}; such an update has no direction")
+            )
+        return self._record(admission, None)
+
+    def decline(self, client_id: str, assignment_id: str, reason: str, message: str) -> None:
+        """Closes an assignment that its client will not do.
+
+        Raises:
+            Refusal: `assignment-unknown`, `assignment-client`.
+        """
+        with self._database.begin() as session:
+            assignment = session.get(Assignment, assignment_id, with_for_update=True)
+            if assignment is None:
+                raise Refusal("assignment-unknown", f"there is no assignment {assignment_id[:32]!r}")
+            if assignment.client_id != client_id:
+                raise Refusal("assignment-client", f"assignment {assignment_id} was not issued to {client_id}")
+            if assignment.state is not AssignmentState.OPEN:
+                return
+            end_assignment(assignment, AssignmentState.DECLINED, self._clock(), reason, message)
+            run_id = assignment.phase.round.run_id
+        self._changed(run_id)
+
+    def _refuse_for_good(self, admission: Admission, refusal: Refusal) -> None:
+        receipt = self._record(admission, refusal)
+        raise Refusal(refusal.reason, refusal.message, receipt=receipt)
+
+    def _record(self, admission: Admission, refusal: Refusal | None) -> SignedEnvelope:
+        manifest = admission.manifest
+        with self._database.begin() as session:
+            assignment = session.get_one(Assignment, manifest.assignment_id, with_for_update=True)
+            receipt = _stored_receipt(session, assignment, admission.envelope_digest)
+            if receipt is not None:
+                return receipt
+            self._must_be_open(assignment)
+            now = self._clock()
+            receipt = self._receipt(admission, refusal, now)
+            session.add(
+                Update(
+                    assignment_id=assignment.assignment_id,
+                    client_id=assignment.client_id,
+                    accepted=refusal is None,
+                    reason=refusal.reason if refusal else "",
+                    envelope=admission.envelope.SerializeToString(),
+                    envelope_digest=admission.envelope_digest,
+                    receipt=receipt.SerializeToString(),
+                    payload=manifest.payload if refusal is None else "",
+                    payload_bytes=manifest.payload_bytes,
+                    samples=min(manifest.samples, 2**63 - 1),
+                    losses=_finite(manifest.losses),
+                    metrics=_finite(manifest.metrics),
+                    received=now,
+                )
+            )
+            state = AssignmentState.FULFILLED if refusal is None else AssignmentState.REJECTED
+            end_assignment(
+                assignment, state, now, refusal.reason if refusal else "", refusal.message if refusal else ""
+            )
+        self._changed(manifest.run_id)
+        return receipt
+
+    def _receipt(self, admission: Admission, refusal: Refusal | None, now: datetime) -> SignedEnvelope:
+        manifest = admission.manifest
+        receipt = ReceiptManifest(
+            federation_id=manifest.federation_id,
+            run_id=manifest.run_id,
+            round=manifest.round,
+            phase=manifest.phase,
+            assignment_id=manifest.assignment_id,
+            client_id=manifest.client_id,
+            base_model=manifest.base_model,
+            payload=manifest.payload,
+            envelope=admission.envelope_digest,
+            accepted=refusal is None,
+            reason=refusal.reason if refusal else "",
+            message=refusal.message if refusal else "",
+        )
+        receipt.created.FromDatetime(now)
+        return seal(receipt, self._signing_key)
+
+    def _must_be_open(self, assignment: Assignment) -> None:
+        name = assignment.assignment_id
+        if assignment.state is AssignmentState.FULFILLED:
+            raise Refusal("assignment-fulfilled", f"assignment {name} was fulfilled with another reply")
+        if assignment.state is AssignmentState.EXPIRED or (
+            assignment.state is AssignmentState.OPEN and self._clock() > assignment.phase.deadline
+        ):
+            raise Refusal("deadline", f"assignment {name} ended at {assignment.phase.deadline.isoformat()}")
+        if assignment.state is not AssignmentState.OPEN:
+            raise Refusal("assignment-closed", f"assignment {name} is {assignment.state}: {assignment.reason}")
+
+
+def _parse(data: bytes) -> UpdateManifest:
+    try:
+        return UpdateManifest.FromString(data)
+    except DecodeError:
+        raise Refusal("manifest", "the manifest is not an UpdateManifest") from None
+
+
+def _order(assignment: Assignment) -> AssignmentManifest:
+    return AssignmentManifest.FromString(SignedEnvelope.FromString(assignment.envelope).manifest)
+
+
+def _key_of(client: Client) -> Callable[[bytes], Ed25519PublicKey | None]:
+    def find(key_id: bytes) -> Ed25519PublicKey | None:
+        return Ed25519PublicKey.from_public_bytes(client.signing_key) if key_id.hex() == client.key_id else None
+
+    return find
+
+
+def _stored_receipt(session: Session, assignment: Assignment, envelope: str) -> SignedEnvelope | None:
+    """The receipt that this very envelope got before, raised as a refusal when it was refused."""
+    update = session.scalar(
+        select(Update).where(Update.assignment_id == assignment.assignment_id, Update.envelope_digest == envelope)
+    )
+    if update is None:
+        return None
+    receipt = SignedEnvelope.FromString(update.receipt)
+    if not update.accepted:
+        raise Refusal(update.reason, assignment.message, receipt=receipt)
+    return receipt
+
+
+def _must_match(manifest: UpdateManifest, order: AssignmentManifest) -> None:
+    for name in BOUND_FIELDS:
+        if getattr(manifest, name) != getattr(order, name):
+            raise Refusal(f"mismatch:{name}", f"the update says {getattr(manifest, name)!r}, its assignment differs")
+    rows = [(row.objective, row.dtype, row.length) for row in manifest.rows]
+    if rows != [(row.objective, row.dtype, row.length) for row in order.rows]:
+        raise Refusal("mismatch:rows", f"the update declares the rows {rows}, its assignment differs")
+    if bool(manifest.payload) != bool(order.rows) or bool(manifest.payload_bytes) != bool(order.rows):
+        raise Refusal("mismatch:payload", "the update must carry a payload exactly when its assignment asks for rows")
+
+
+def _content_problem(manifest: UpdateManifest, order: AssignmentManifest, assignment: Assignment) -> Refusal | None:
+    limit = RunSpec.parse(assignment.phase.round.run.spec).limits.samples
+    if manifest.samples > limit or (order.WhichOneof("work") == "train" and manifest.samples == 0):
+        return Refusal("limit:samples", f"{manifest.samples} training samples claimed; between 1 and {limit} are taken")
+    for name, value in [*manifest.losses.items(), *manifest.metrics.items()]:
+        if not math.isfinite(value):
+            return Refusal("non-finite", f"{name} is {value}")
+    return None
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
+    """What JSON can hold: refused replies may carry NaN."""
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
