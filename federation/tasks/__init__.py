@@ -1,0 +1,258 @@
+"""What is learned: a model, this client's data, and named objectives.
+
+A task is code that the owner of a machine chose to run there. It is loaded by name, from an installed package's entry
+point (group `fedpareto.tasks`) or as `module:Class`, and never from bytes that arrived over the wire. Nothing here
+imports torch before a model or data is asked for, so that a command can list tasks at once.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from federation.vectors import Layout
+
+ENTRY_POINTS = "fedpareto.tasks"
+
+_BUILT_IN = {
+    "cifar10": "federation.tasks.vision:Cifar10",
+    "digits": "federation.tasks.digits:Digits",
+    "fashion-mnist": "federation.tasks.vision:FashionMnist",
+    "mnist": "federation.tasks.vision:Mnist",
+}
+
+
+class TaskError(ValueError):
+    """A task that cannot be used: not found, not a task, or with a model that a flat vector cannot carry."""
+
+
+class DataError(Exception):
+    """Data that is missing or malformed; the message names the path that was expected and where to get it."""
+
+
+class PartError(ValueError):
+    """A part of a data set that cannot be cut."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of one shared data set this client rehearses with. Members with data of their own need none.
+
+    Attributes:
+        index: 0 to count - 1.
+        count: how many clients share the data set.
+        scheme: "iid", "shards:S" (S shards of the label-sorted set each) or "dirichlet:ALPHA" (see `partition`).
+        seed: clients with the same seed, count and scheme hold disjoint parts.
+
+    Raises:
+        PartError: an index or a count out of range, or an unknown scheme.
+    """
+
+    index: int
+    count: int
+    scheme: str = "iid"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not 0 <= self.index < self.count:
+            raise PartError(f"part {self.index + 1} of {self.count}: parts count from 1/{max(self.count, 1)}")
+        if self.seed < 0:
+            raise PartError(f"the seed of a partition is not negative; got {self.seed}")
+        kind, _, argument = self.scheme.partition(":")
+        known = {
+            "iid": not argument and ":" not in self.scheme,
+            "shards": re.fullmatch(r"[1-9][0-9]{0,5}", argument) is not None,
+            "dirichlet": re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?", argument) is not None and float(argument) > 0,
+        }
+        if not known.get(kind, False):
+            raise PartError(
+                f"unknown scheme {self.scheme!r}: use iid, shards:S (S >= 1) or dirichlet:ALPHA (ALPHA > 0)"
+            )
+
+    @classmethod
+    def parse(cls, text: str, scheme: str = "iid", seed: int = 0) -> "Part":
+        """Reads "3/8", the third of eight parts, as people write it: counted from 1.
+
+        Raises:
+            PartError: not of that form, or out of range.
+        """
+        match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+        if match is None:
+            raise PartError(f"{text!r} is no part: write 3/8 for the third of eight")
+        return cls(int(match[1]) - 1, int(match[2]), scheme, seed)
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where a client's data is.
+
+    Attributes:
+        directory: what the owner gave as `--data`; None for data that the task brings along.
+        part: the part of it to keep; None for all of it.
+        download: whether a task may fetch a public data set into `directory`.
+    """
+
+    directory: Path | None = None
+    part: Part | None = None
+    download: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """The samples of one split, in memory.
+
+    Attributes:
+        x: what the model takes, (n, ...), of any element type.
+        y: what the objectives compare with, (n, ...).
+    """
+
+    x: "torch.Tensor"
+    y: "torch.Tensor"
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise DataError(f"{len(self.x)} samples but {len(self.y)} labels")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """A client's data: what it trains on, and what it keeps back."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+
+class Task(ABC):
+    """What a federation learns. Subclass it, say what the model and the data are, and name the class to the worker.
+
+    Attributes:
+        name: what the federation calls the task; set by `task`.
+        objectives: the names of the losses, in the order of the rows of an update.
+        evaluation_batch: samples in one forward pass where no gradient is needed.
+    """
+
+    name: str = ""
+    objectives: tuple[str, ...] = ("loss",)
+    evaluation_batch: int = 1000
+
+    @abstractmethod
+    def model(self) -> "torch.nn.Module":
+        """A fresh model on the CPU: the same parameters in the same order at every member.
+
+        Its trainable parameters are float32; it keeps no state of its own (GroupNorm in place of BatchNorm). Random
+        initial values may come from torch's global generator, which is seeded before the call.
+        """
+
+    @abstractmethod
+    def load(self, source: DataSource) -> Splits:
+        """This client's data.
+
+        Raises:
+            DataError: missing or malformed.
+        """
+
+    def losses(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
+        """The mean loss of a batch for each objective. Classification with logits unless a task says otherwise.
+
+        Args:
+            output: what the model returned for the batch.
+            y: (n, ...) the batch's targets.
+        """
+        from torch.nn.functional import cross_entropy  # noqa: PLC0415
+
+        return {"loss": cross_entropy(output, y)}
+
+    def correct(self, output: Any, y: "torch.Tensor") -> "torch.Tensor | None":
+        """Which samples of a batch are right, (n,) of bool; None where accuracy means nothing (regression)."""
+        right: torch.Tensor = output.argmax(dim=1) == y
+        return right
+
+
+@dataclass(frozen=True)
+class Available:
+    """A task that this machine can load.
+
+    Attributes:
+        name: what to allow it as.
+        origin: the class, as `module:Class`.
+        package: the installed package that brings it.
+    """
+
+    name: str
+    origin: str
+    package: str
+
+
+def available() -> tuple[Available, ...]:
+    """The built-in tasks and those of installed packages, by name. Imports none of them."""
+    found = [Available(name, origin, "fedpareto") for name, origin in _BUILT_IN.items()]
+    for point in entry_points(group=ENTRY_POINTS):
+        # No package takes the place of a built-in task: the name that an owner allowed keeps its meaning.
+        if point.name not in _BUILT_IN:
+            found.append(Available(point.name, point.value, point.dist.name if point.dist else ""))
+    return tuple(sorted(found, key=lambda item: (item.name, item.package)))
+
+
+def task(name: str) -> Task:
+    """Loads a task that the owner of this machine named.
+
+    Args:
+        name: a name from `available`, or `module:Class` for a class on Python's path.
+
+    Raises:
+        TaskError: no such task, or its code cannot be imported, or it is not a `Task`.
+    """
+    origin = name if ":" in name else _origin(name)
+    module, _, attribute = origin.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise TaskError(
+            f"task {name!r}: cannot import {origin!r} ({error}); install its package, or put its directory in PYTHONPATH"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise TaskError(f"task {name!r}: {origin} is not a subclass of federation.tasks.Task")
+    try:
+        loaded = found()
+    except TypeError as error:
+        raise TaskError(f"task {name!r}: {origin} cannot be made without arguments: {error}") from error
+    loaded.name = name
+    return loaded
+
+
+def initial_model(task: Task, seed: int) -> "tuple[Layout, NDArray[np.float32]]":
+    """The model that a run starts from; the same for the same task and seed.
+
+    Returns:
+        The layout of the model's trainable parameters, and their values as one flat vector (d,).
+
+    Raises:
+        TaskError: the model keeps state that a flat vector of parameters cannot carry.
+    """
+    from federation.tasks.parameters import initial  # noqa: PLC0415
+
+    return initial(task, seed)
+
+
+def _origin(name: str) -> str:
+    """Where the task of that name is, as `module:Class`."""
+    offers = [item for item in available() if item.name == name]
+    if not offers:
+        known = ", ".join(sorted({item.name for item in available()}))
+        raise TaskError(f"no task {name!r}: there are {known}; name a class of your own as module:Class")
+    if len({item.origin for item in offers}) > 1:
+        packages = ", ".join(item.package for item in offers)
+        raise TaskError(f"task {name!r} comes with several packages ({packages}): name the class as module:Class")
+    return offers[0].origin
