@@ -1,0 +1,61 @@
+# Everything runs from .venv in this directory, which the first target that needs it makes:
+# all that is needed is make and Python 3.11. `make help` lists the targets.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_FLAGS := --quiet --no-input --disable-pip-version-check
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint proto bench constraints clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.run  ## a small federation on this machine: make demo ARGS="--rounds 10"
+	@$(BIN)/fedpareto demo $(ARGS)
+
+test: lint  ## lint, then all tests: make test ARGS="tests/test_vectors.py -x"
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev  ## formatting, lint, types and import rules
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+proto: $(VENV)/.dev  ## write federation/v1 anew from proto/
+	@$(BIN)/python proto/generate.py
+
+bench: $(VENV)/.dev  ## every benchmark, one after the other
+	@set -e; for script in $$(grep -l '__main__' benchmarks/*.py); do \
+		echo "== $$script"; $(BIN)/python "$$script" $(ARGS); \
+	done
+
+constraints:  ## write constraints.txt anew: the newest versions that pyproject.toml allows
+	@rm -rf build/constraints
+	@$(PYTHON) -m venv build/constraints
+	@build/constraints/bin/python -m pip install $(PIP_FLAGS) '.[torch,dev]'
+	@{ sed -n '/^#/p' constraints.txt; \
+	   build/constraints/bin/python -m pip freeze --all --exclude fedpareto --exclude pip \
+	   | grep -Ev '^(cuda|nvidia|triton)'; } > build/constraints.txt
+	@mv build/constraints.txt constraints.txt
+	@rm -rf build/constraints
+
+clean:  ## remove .venv, caches and build output (./fedpareto-demo stays)
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# What running needs (.run), and on top of it what developing needs (.dev).
+$(VENV)/.run: pyproject.toml constraints.txt
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed; name yours: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "Installing into $(VENV); PyTorch is large, the first time takes some minutes." >&2
+	@"$(PYTHON)" -m venv $(VENV)
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[torch]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[torch,dev]'
+	@touch $@
