@@ -1,0 +1,380 @@
+"""The engine: one conductor thread for each running run, and the operators' words to them.
+
+Several runs go on at a time. Nothing here is worth saving: `start` reads from the database which runs are under way
+and lets a conductor go on with each.
+"""
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.aggregation.registry import HyperparameterError, algorithm
+from coordinator.conductor import Conductor, Held, Surroundings
+from coordinator.hub import Hub
+from coordinator.states import RUN_ENDED, close_phase, end_assignment, move_round, move_run
+from federation.digests import digest
+from federation.refusals import Refusal
+from federation.runs import RunSpec, SpecError
+from federation.v1.federation_pb2 import AttendResponse, Cancel
+from storage import audit
+from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
+from storage.database import Database
+from storage.models import (
+    Assignment,
+    AssignmentState,
+    Client,
+    ClientState,
+    Phase,
+    PhaseState,
+    Round,
+    RoundState,
+    Run,
+    RunState,
+)
+
+log = logging.getLogger(__name__)
+
+# After a restart, clients that attended shortly before get so long to come back before a round selects without them.
+RECONNECT_GRACE = timedelta(seconds=30)
+RECENTLY = timedelta(seconds=60)
+HOUSEKEEPING_SECONDS = 10.0
+
+
+def utc_now() -> datetime:
+    """The time, aware."""
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A run that was taken.
+
+    Attributes:
+        run_id: its id.
+        warnings: what the operator should know about the specification.
+    """
+
+    run_id: str
+    warnings: tuple[str, ...]
+
+
+class Engine:
+    """Conducts every run of the federation.
+
+    Args:
+        database: where facts are kept.
+        blobs: where models and updates are kept.
+        hub: who attends.
+        signing_key: the coordinator's.
+        federation_id: the federation.
+        device: where updates are aggregated, "cpu" or "cuda".
+        clock: the time, aware.
+        new_id: makes ids of runs and assignments.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        blobs: BlobStore,
+        hub: Hub,
+        signing_key: Ed25519PrivateKey,
+        federation_id: str,
+        device: str = "cpu",
+        clock: Callable[[], datetime] = utc_now,
+        new_id: Callable[[], str] = lambda: secrets.token_hex(16),
+    ) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._hub = hub
+        self._signing_key = signing_key
+        self._federation_id = federation_id
+        self._device = device
+        self._clock = clock
+        self._new_id = new_id
+        self._lock = threading.Lock()
+        self._signals: dict[str, threading.Event] = {}
+        self._threads: dict[str, threading.Thread] = {}
+        self._watchers: list[Callable[[str], None]] = []
+        self._stopping = threading.Event()
+        self._expected: frozenset[str] = frozenset()
+        self._grace_ends = clock()
+        self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeper", daemon=True)
+        hub.on_change(self._wake_all)
+
+    # --- life
+
+    def start(self) -> None:
+        """Goes on with every run that the database says is under way."""
+        with self._database.begin() as session:
+            self._expected = self._recently_attending(session)
+            going = session.scalars(
+                select(Run.run_id).where(Run.state.in_([RunState.PENDING, RunState.RUNNING])).order_by(Run.created)
+            ).all()
+        self._grace_ends = self._clock() + RECONNECT_GRACE
+        self._housekeeper.start()
+        for run_id in going:
+            log.info("run %s: going on", run_id)
+            self._conduct(run_id)
+
+    def stop(self) -> None:
+        """Lets every conductor come to rest. What is under way goes on at the next start."""
+        self._stopping.set()
+        self._wake_all()
+        for thread in list(self._threads.values()):
+            thread.join()
+        if self._housekeeper.is_alive():
+            self._housekeeper.join()
+        self._note_seen()
+
+    # --- operators' words
+
+    def submit(self, spec: bytes, model: str, *, by: str, paused: bool = False) -> Submitted:
+        """Takes a run.
+
+        Args:
+            spec: the TOML document.
+            model: the digest of the initial model; its `models` row and its blob exist.
+            by: who submits, for the record.
+            paused: wait for `resume` before the first round.
+
+        Raises:
+            Refusal: `spec`, `run-exists`.
+        """
+        try:
+            parsed = RunSpec.parse(spec)
+            rule = algorithm(parsed.algorithm.name, parsed.algorithm.hyperparameters)
+        except (SpecError, HyperparameterError) as error:
+            raise Refusal("spec", str(error)) from error
+        run_id = self._new_id()[:12]
+        now = self._clock()
+        with self._database.begin() as session:
+            active = session.scalar(
+                select(Run.run_id).where(Run.name == parsed.name, Run.state.not_in(list(RUN_ENDED))).limit(1)
+            )
+            if active is not None:
+                raise Refusal(
+                    "run-exists", f"run {active} has the name {parsed.name!r} and has not ended: stop it or rename"
+                )
+            session.add(
+                Run(
+                    run_id=run_id,
+                    name=parsed.name,
+                    state=RunState.PAUSED if paused else RunState.PENDING,
+                    spec=spec,
+                    spec_digest=digest(spec),
+                    initial_model=model,
+                    model=model,
+                    state_data={},
+                    submitted_by=by,
+                    created=now,
+                )
+            )
+            audit.record(session, at=now, actor=by, action="run.submitted", subject=run_id, detail=parsed.name)
+        warnings = []
+        if rule.reads_losses:
+            warnings.append(
+                f"{rule.name} weighs clients by the losses that they report: a client that inflates its loss gains "
+                "influence (bias attack); fedmgda+ reads no losses"
+            )
+        if not paused:
+            self._conduct(run_id)
+        self.notify(run_id)
+        return Submitted(run_id, tuple(warnings))
+
+    def pause(self, run_id: str, *, by: str) -> None:
+        """Holds a run; replies to open assignments still count, and deadlines go on.
+
+        Raises:
+            Refusal: `run-state`.
+        """
+        self._move(run_id, RunState.PAUSED, by, "run.paused", f"paused by {by}")
+
+    def resume(self, run_id: str, *, by: str) -> None:
+        """Lets a held run go on.
+
+        Raises:
+            Refusal: `run-state`.
+        """
+        self._move(run_id, RunState.RUNNING, by, "run.resumed", "")
+        self._conduct(run_id)
+
+    def stop_run(self, run_id: str, *, by: str, reason: str = "") -> None:
+        """Ends a run: open assignments are cancelled, the last completed model stays.
+
+        Raises:
+            Refusal: `run-state`.
+        """
+        self._move(run_id, RunState.STOPPED, by, "run.stopped", reason or f"stopped by {by}")
+
+    # --- changes
+
+    def watch(self, watcher: Callable[[str], None]) -> Callable[[], None]:
+        """Calls `watcher` with the run's id after every change, from any thread. Returns the way to end that."""
+        with self._lock:
+            self._watchers.append(watcher)
+
+        def unwatch() -> None:
+            with self._lock:
+                self._watchers.remove(watcher)
+
+        return unwatch
+
+    def notify(self, run_id: str) -> None:
+        """Tells the run's conductor and its watchers that something changed. Callable from any thread."""
+        self._signal(run_id).set()
+        with self._lock:
+            watchers = list(self._watchers)
+        for watcher in watchers:
+            watcher(run_id)
+
+    def client_revoked(self, client_id: str) -> None:
+        """Cancels what a revoked client was asked for, so that no round waits for it."""
+        now = self._clock()
+        with self._database.begin() as session:
+            held = session.scalars(
+                select(Assignment)
+                .where(Assignment.client_id == client_id, Assignment.state == AssignmentState.OPEN)
+                .with_for_update()
+            ).all()
+            for assignment in held:
+                end_assignment(assignment, AssignmentState.CANCELLED, now, "client-revoked")
+            runs = {assignment.phase.round.run_id for assignment in held}
+        for run_id in runs:
+            self.notify(run_id)
+
+    # --- inside
+
+    def _move(self, run_id: str, to: RunState, by: str, action: str, reason: str) -> None:
+        now = self._clock()
+        with self._database.begin() as session:
+            run = session.get_one(Run, run_id, with_for_update=True)
+            move_run(run, to, now, reason)
+            cancelled = _end_conversation(session, run_id, reason, now) if to in RUN_ENDED else []
+            audit.record(session, at=now, actor=by, action=action, subject=run_id, detail=reason)
+        for assignment in cancelled:
+            cancel = Cancel(assignment_id=assignment.assignment_id, reason=assignment.reason)
+            self._hub.say(assignment.client_id, AttendResponse(cancel=cancel))
+        self.notify(run_id)
+
+    def _conduct(self, run_id: str) -> None:
+        """Starts a conductor after the one before it, if any, has come to rest."""
+        with self._lock:
+            before = self._threads.get(run_id)
+            thread = threading.Thread(
+                target=self._conduct_after, args=(run_id, before), name=f"run-{run_id}", daemon=True
+            )
+            self._threads[run_id] = thread
+        thread.start()
+
+    def _conduct_after(self, run_id: str, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        try:
+            Conductor(run_id, self._surroundings(run_id)).conduct()
+        except Held:
+            log.info("run %s: held", run_id)
+        except (BlobCorrupt, BlobMissing, OSError) as error:
+            # Nothing is lost: an operator repairs the disk or the blob store, then resumes.
+            log.exception("run %s: paused", run_id)
+            self._give_up(run_id, RunState.PAUSED, f"storage: {error}; repair it, then resume the run")
+        except Exception as error:
+            log.exception("run %s: failed", run_id)
+            self._give_up(run_id, RunState.FAILED, f"{type(error).__name__}: {error}")
+        self.notify(run_id)
+
+    def _give_up(self, run_id: str, to: RunState, reason: str) -> None:
+        try:
+            self._move(run_id, to, "coordinator", f"run.{to.lower()}", reason)
+        except Refusal:
+            log.info("run %s: had ended meanwhile", run_id)
+
+    def _surroundings(self, run_id: str) -> Surroundings:
+        signal = self._signal(run_id)
+
+        def wait(seconds: float | None) -> None:
+            if self._stopping.is_set():
+                raise Held
+            signal.wait(seconds)
+            signal.clear()
+            if self._stopping.is_set():
+                raise Held
+
+        return Surroundings(
+            database=self._database,
+            blobs=self._blobs,
+            hub=self._hub,
+            signing_key=self._signing_key,
+            federation_id=self._federation_id,
+            device=self._device,
+            clock=self._clock,
+            new_id=self._new_id,
+            wait=wait,
+            pool_complete=self._pool_complete,
+            changed=lambda: self.notify(run_id),
+        )
+
+    def _signal(self, run_id: str) -> threading.Event:
+        with self._lock:
+            return self._signals.setdefault(run_id, threading.Event())
+
+    def _wake_all(self) -> None:
+        with self._lock:
+            signals = list(self._signals.values())
+        for signal in signals:
+            signal.set()
+
+    def _recently_attending(self, session: Session) -> frozenset[str]:
+        clients = session.scalars(
+            select(Client).where(Client.state == ClientState.ACTIVE, Client.last_seen.is_not(None))
+        ).all()
+        seen = {client.client_id: client.last_seen for client in clients if client.last_seen is not None}
+        if not seen:
+            return frozenset()
+        latest = max(seen.values())
+        if self._clock() - latest > RECENTLY * 10:
+            return frozenset()  # a long stop: whoever is still there will say so
+        return frozenset(client for client, at in seen.items() if latest - at <= RECENTLY)
+
+    def _pool_complete(self) -> bool:
+        return self._clock() >= self._grace_ends or self._expected <= self._hub.attending().keys()
+
+    def _keep_house(self) -> None:
+        while not self._stopping.wait(HOUSEKEEPING_SECONDS):
+            self._note_seen()
+
+    def _note_seen(self) -> None:
+        seen = self._hub.take_seen()
+        if not seen:
+            return
+        with self._database.begin() as session:
+            for client in session.scalars(select(Client).where(Client.client_id.in_(seen))):
+                client.last_seen = seen[client.client_id]
+
+
+def _end_conversation(session: Session, run_id: str, reason: str, at: datetime) -> list[Assignment]:
+    """Ends the round of a run that has ended: cancels what is open. Returns the cancelled assignments."""
+    current = session.scalar(
+        select(Round).where(Round.run_id == run_id, Round.state.in_([RoundState.OPEN, RoundState.STEPPED]))
+    )
+    if current is None:
+        return []
+    cancelled = []
+    for phase in session.scalars(
+        select(Phase).where(Phase.round_id == current.round_id, Phase.state == PhaseState.OPEN).with_for_update()
+    ):
+        for assignment in phase.assignments:
+            if assignment.state is AssignmentState.OPEN:
+                end_assignment(assignment, AssignmentState.CANCELLED, at, "run-ended")
+                cancelled.append(assignment)
+        close_phase(phase, at)
+    ended = RoundState.SKIPPED if current.state is RoundState.OPEN else RoundState.COMPLETED
+    move_round(current, ended, at, f"the run ended: {reason}")
+    return cancelled
