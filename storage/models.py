@@ -4,6 +4,7 @@ Everything that the engine acts on is here or in the blob store before it acts (
 as the bytes that were received, so that a third party can check them later. Enumerations are stored by name.
 """
 
+import math
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -14,6 +15,7 @@ from sqlalchemy import (
     DateTime,
     Dialect,
     Enum,
+    Float,
     ForeignKey,
     Index,
     LargeBinary,
@@ -44,6 +46,63 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Prose(TypeDecorator[str]):
+    """Free text, some of it written by strangers: cut to the column's length, unprintable characters replaced.
+
+    Both back ends would otherwise differ: PostgreSQL refuses NUL and text that is too long, SQLite takes anything. And
+    a line break or an escape sequence in a log is a way to forge one. White space becomes a space, any other
+    unprintable character U+FFFD; text that was cut ends in an ellipsis.
+    """
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.length = length
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Cleans; comparisons too, so that what was stored is found again."""
+        if value is None:
+            return None
+        cut = value if len(value) <= self.length else value[: self.length - 1] + "…"
+        return cut if cut.isprintable() else "".join(map(_printable, cut))
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else "\ufffd"
+
+
+class Real(TypeDecorator[float]):
+    """A float64. NaN is kept as NULL: SQLite can do no other, so PostgreSQL does the same."""
+
+    impl = Float
+    cache_ok = True
+
+    def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
+        """NaN becomes NULL."""
+        return None if value is None or math.isnan(value) else float(value)
+
+
+class Numbers(TypeDecorator[dict[str, float]]):
+    """Named float64 numbers as JSON, non-finite ones included: as the strings "nan", "inf", "-inf"."""
+
+    impl = JSON
+    cache_ok = True
+
+    def process_bind_param(self, value: dict[str, float] | None, dialect: Dialect) -> dict[str, float | str] | None:
+        """Spells out what JSON cannot."""
+        if value is None:
+            return None
+        return {key: float(x) if math.isfinite(x) else str(float(x)) for key, x in value.items()}
+
+    def process_result_value(self, value: dict[str, float | str] | None, dialect: Dialect) -> dict[str, float] | None:
+        """Reads it back."""
+        return None if value is None else {key: float(x) for key, x in value.items()}
 
 
 class ClientState(StrEnum):
@@ -119,7 +178,8 @@ class Base(DeclarativeBase):
     type_annotation_map = {  # noqa: RUF012 - read by SQLAlchemy as declared
         datetime: UtcDateTime(),
         dict[str, Any]: JSON(),
-        dict[str, float]: JSON(),
+        dict[str, float]: Numbers(),
+        float: Real(),
         list[str]: JSON(),
         bytes: LargeBinary(),
         ClientState: Enum(ClientState, native_enum=False, length=16),
@@ -141,12 +201,12 @@ class Client(Base):
     signing_key: Mapped[bytes]  # raw Ed25519 public key, 32 bytes
     key_id: Mapped[str] = mapped_column(String(64), unique=True)  # hexadecimal
     tasks: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> training samples, from the last hello
-    device: Mapped[str] = mapped_column(String(200), default="")
-    software: Mapped[str] = mapped_column(String(200), default="")
+    device: Mapped[str] = mapped_column(Prose(200), default="")
+    software: Mapped[str] = mapped_column(Prose(200), default="")
     enrolled: Mapped[datetime]
     last_seen: Mapped[datetime | None]
     revoked: Mapped[datetime | None]
-    revoked_reason: Mapped[str] = mapped_column(String(400), default="")
+    revoked_reason: Mapped[str] = mapped_column(Prose(400), default="")
 
 
 class Certificate(Base):
@@ -195,7 +255,7 @@ class Run(Base):
     run_id: Mapped[str] = mapped_column(String(32), primary_key=True)
     name: Mapped[str] = mapped_column(NAME, index=True)
     state: Mapped[RunState] = mapped_column(index=True)
-    reason: Mapped[str] = mapped_column(String(400), default="")
+    reason: Mapped[str] = mapped_column(Prose(400), default="")
     spec: Mapped[bytes]  # the TOML document as submitted
     spec_digest: Mapped[str] = mapped_column(DIGEST)
     initial_model: Mapped[str] = mapped_column(ForeignKey("models.digest"))
@@ -219,7 +279,7 @@ class Round(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"))
     number: Mapped[int]
     state: Mapped[RoundState]
-    reason: Mapped[str] = mapped_column(String(400), default="")
+    reason: Mapped[str] = mapped_column(Prose(400), default="")
     base_model: Mapped[str] = mapped_column(ForeignKey("models.digest"))
     result_model: Mapped[str | None] = mapped_column(ForeignKey("models.digest"))
     gram: Mapped[str | None] = mapped_column(DIGEST)  # .npy blob (m, m) float64 of the accepted updates
@@ -266,7 +326,7 @@ class Assignment(Base):
     client_id: Mapped[str] = mapped_column(ForeignKey("clients.client_id"))
     state: Mapped[AssignmentState]
     reason: Mapped[str] = mapped_column(REASON, default="")
-    message: Mapped[str] = mapped_column(String(400), default="")
+    message: Mapped[str] = mapped_column(Prose(400), default="")
     base_model: Mapped[str] = mapped_column(ForeignKey("models.digest"), index=True)
     envelope: Mapped[bytes]  # SignedEnvelope of an AssignmentManifest, as sent
     created: Mapped[datetime]
@@ -322,15 +382,16 @@ class Evaluation(Base):
 
 
 class AuditEntry(Base):
-    """Something that happened: who, what, to what, how it ended. Appended, never changed."""
+    """Something that happened: who, what, to what, how it ended. Appended, never changed but to count repetitions."""
 
     __tablename__ = "audit_log"
+    __table_args__ = (Index("ix_audit_log_actor_action_at", "actor", "action", "at"),)
 
     entry_id: Mapped[int] = mapped_column(primary_key=True)
     at: Mapped[datetime] = mapped_column(index=True)
-    actor: Mapped[str] = mapped_column(String(200))  # SAN URI of the certificate, "peer <address>", or "coordinator"
-    action: Mapped[str] = mapped_column(String(80), index=True)  # an rpc ("Submit") or an event ("run.completed")
-    subject: Mapped[str] = mapped_column(String(200), default="")  # what it was about: a run, a client, an assignment
-    outcome: Mapped[str] = mapped_column(REASON, default="")  # empty when it went well; the reason of the refusal
-    detail: Mapped[str] = mapped_column(String(2000), default="")
+    actor: Mapped[str] = mapped_column(Prose(200))  # SAN URI of the certificate, "peer <address>", or "coordinator"
+    action: Mapped[str] = mapped_column(Prose(80), index=True)  # an rpc ("Submit") or an event ("run.completed")
+    subject: Mapped[str] = mapped_column(Prose(200), default="")  # what it was about: a run, a client, an assignment
+    outcome: Mapped[str] = mapped_column(Prose(80), default="")  # empty when it went well; the reason of the refusal
+    detail: Mapped[str] = mapped_column(Prose(2000), default="")
     times: Mapped[int] = mapped_column(default=1)  # so many alike, counted together

@@ -1,0 +1,267 @@
+"""The database: one way to open, migrate, lock and use SQLite and PostgreSQL, with the same behaviour on both."""
+
+import fcntl
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.orm import Session
+
+BUSY_SECONDS = 30.0  # how long a SQLite transaction waits for the one before it
+LOCK_KEY = 0x66656470617265  # "fedpare": our advisory locks in a PostgreSQL database; +1 serialises migrations
+
+
+class DatabaseBusy(RuntimeError):
+    """Another process (or another `Database` of this one) holds the exclusive lock."""
+
+
+class DatabaseTooNew(RuntimeError):
+    """The database was migrated by a newer version of this program."""
+
+
+class Database:
+    """A connection pool, and transactions as `with database.begin() as session`.
+
+    Used from several threads. Objects stay readable after their transaction (`expire_on_commit` is off).
+
+    SQLite: write-ahead log, foreign keys on, a commit survives loss of power (`synchronous=FULL`), and a transaction
+    takes the write lock when it begins: two threads can never deadlock by upgrading. PostgreSQL: READ COMMITTED.
+    Whoever reads a row in order to change it asks for the row lock, with `.with_for_update()` on a select or
+    `session.get(..., with_for_update=True)`: on SQLite that is a no-op, since the transaction has the whole database.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._sqlite = engine.dialect.name == "sqlite"
+        options: dict[str, Any] = {"fedpareto_read_only": True}
+        if not self._sqlite:
+            options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        self._reader = engine.execution_options(**options)
+        # SQLite's own queue is a poll with growing pauses; writers of this process queue here instead.
+        self._writers = threading.Lock()
+        self._writing_thread: int | None = None
+        self._lock_file: int | None = None
+        self._lock_connection: Connection | None = None
+
+    @classmethod
+    def open(cls, url: str) -> "Database":
+        """Opens a database; changes nothing in it (see `migrate`).
+
+        Args:
+            url: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user:password@host/name`. A missing
+                SQLite file is made, with mode 0600; its directory must exist.
+
+        Raises:
+            ValueError: another kind of URL, or SQLite in memory, which threads cannot share.
+            FileNotFoundError: the directory of the SQLite file does not exist.
+        """
+        try:
+            parsed = make_url(url)
+        except ArgumentError as error:
+            raise ValueError(f"not a database URL: {url!r}; expected sqlite:///FILE or postgresql://...") from error
+        backend = parsed.get_backend_name()
+        if backend == "sqlite":
+            return cls(_open_sqlite(parsed))
+        if backend in {"postgresql", "postgres"}:
+            return cls(_open_postgresql(parsed.set(drivername="postgresql+psycopg")))
+        raise ValueError(f"no support for {backend!r} databases; use sqlite:///FILE or postgresql://...")
+
+    @property
+    def url(self) -> str:
+        """Where the database is, for messages: without the password."""
+        return self._engine.url.render_as_string(hide_password=True)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine underneath, for what sessions cannot do (schema tools, tests)."""
+        return self._engine
+
+    @contextmanager
+    def begin(self) -> Iterator[Session]:
+        """One transaction: committed when the block ends, rolled back when it raises.
+
+        Keep it short, and do not nest it: on SQLite there is one writer at a time.
+
+        Raises:
+            RuntimeError: this thread is in a transaction already (SQLite).
+            DatabaseBusy: others have written for `BUSY_SECONDS` without a gap (SQLite).
+        """
+        with self._writing(), Session(self._engine, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A consistent snapshot to read from, without waiting for writers; writing in it is an error."""
+        with Session(self._reader, expire_on_commit=False) as session:
+            yield session
+
+    def migrate(self) -> None:
+        """Brings the schema to the newest version, from nothing if need be.
+
+        Raises:
+            DatabaseTooNew: the schema is one that this version does not know.
+        """
+        from storage import migrations  # noqa: PLC0415 - Alembic is only needed here
+
+        with self._writing(), self._engine.begin() as connection:
+            if not self._sqlite:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY + 1})
+            unknown = migrations.unknown_revisions(connection)
+            if unknown:
+                raise DatabaseTooNew(
+                    f"the database {self.url} is at schema revision {', '.join(unknown)}, which this version of "
+                    "fedpareto does not know: a newer version made it. Use that one, or restore a backup from before."
+                )
+            migrations.upgrade(connection)
+
+    def lock_exclusive(self) -> None:
+        """Makes this the one coordinator on the database until `close` or the death of the process, `kill -9` included.
+
+        Raises:
+            DatabaseBusy: another has it; the message says who.
+        """
+        if self._lock_file is not None or self._lock_connection is not None:
+            return
+        if self._sqlite:
+            self._lock_file = self._lock_sqlite()
+        else:
+            self._lock_connection = self._lock_postgresql()
+
+    def holds_lock(self) -> bool:
+        """Whether the exclusive lock is still ours; on PostgreSQL it goes when its connection breaks."""
+        if self._lock_connection is None:
+            return self._lock_file is not None
+        try:
+            self._lock_connection.execute(text("SELECT 1"))
+        except DBAPIError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Gives the lock up and closes every connection; closing twice is fine."""
+        if self._lock_connection is not None:
+            self._lock_connection.close()
+            self._lock_connection = None
+        self._engine.dispose()
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        if not self._sqlite:
+            yield
+            return
+        thread = threading.get_ident()
+        if self._writing_thread == thread:
+            raise RuntimeError("a transaction inside a transaction of the same thread: pass the session on instead")
+        if not self._writers.acquire(timeout=BUSY_SECONDS):
+            raise DatabaseBusy(f"no turn to write to {self.url} for {BUSY_SECONDS:.0f} seconds")
+        self._writing_thread = thread
+        try:
+            yield
+        finally:
+            self._writing_thread = None
+            self._writers.release()
+
+    def _lock_sqlite(self) -> int:
+        # A file of its own: SQLite's locks on the database file are POSIX ones, which any close() of it would drop.
+        path = Path(f"{self._engine.url.database}.lock")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 200).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise DatabaseBusy(self._busy(holder or "a process that has just started")) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{_process()}\n".encode(), 0)
+        return descriptor
+
+    def _lock_postgresql(self) -> Connection:
+        connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        try:
+            key = {"key": LOCK_KEY}
+            # Named before it is locked, so that whoever finds the lock taken can read by whom.
+            connection.execute(text("SELECT set_config('application_name', :name, false)"), {"name": _process()})
+            if connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), key):
+                connection.detach()  # never back to the pool: the lock is the connection's
+                return connection
+            holder = connection.scalar(
+                text(
+                    "SELECT application_name || ' (server process ' || pid || ')'"
+                    " FROM pg_locks JOIN pg_stat_activity USING (pid)"
+                    " WHERE locktype = 'advisory' AND granted AND objsubid = 1"
+                    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+                    " AND classid = CAST(:high AS bigint) AND objid = CAST(:low AS bigint)"
+                ),
+                {"high": LOCK_KEY >> 32, "low": LOCK_KEY & 0xFFFFFFFF},
+            )
+            connection.invalidate()  # it carries our name: not for the pool either
+            raise DatabaseBusy(self._busy(holder or "a process that has just stopped: try again"))
+        except BaseException:
+            connection.close()
+            raise
+
+    def _busy(self, holder: str) -> str:
+        return (
+            f"the database {self.url} is in use by another coordinator: {holder}. Only one may run on a database; stop "
+            "that one first, or give this one a database of its own."
+        )
+
+
+def _process() -> str:
+    return f"pid {os.getpid()} on {socket.gethostname()}"[:63]  # the length of a name in PostgreSQL
+
+
+def _open_sqlite(url: URL) -> Engine:
+    if not url.database or url.database == ":memory:" or url.query:
+        raise ValueError(f"a SQLite database must be a plain file here: sqlite:///FILE, not {str(url)!r}")
+    path = Path(url.database).absolute()
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's own files take over the mode
+    engine = create_engine(
+        url.set(drivername="sqlite+pysqlite", database=str(path)),
+        # No transactions of the driver's making: `_begin` says when and how one begins.
+        connect_args={"timeout": BUSY_SECONDS, "isolation_level": None},
+        json_serializer=_json,
+        pool_size=8,
+        max_overflow=24,
+    )
+    event.listen(engine, "connect", _prepare)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _prepare(connection: Any, record: object) -> None:
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin(connection: Connection) -> None:
+    read_only = connection.get_execution_options().get("fedpareto_read_only", False)
+    connection.exec_driver_sql(f"PRAGMA query_only={'ON' if read_only else 'OFF'}")
+    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+
+def _open_postgresql(url: URL) -> Engine:
+    return create_engine(
+        url,
+        # A dead connection is noticed within a minute or two, not hours: it may be the one that carries the lock.
+        connect_args={"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 5},
+        json_serializer=_json,
+        pool_pre_ping=True,
+        pool_size=8,
+        max_overflow=24,
+    )
+
+
+# NaN and infinity are not JSON: PostgreSQL would refuse them, so they are refused everywhere.
+_json = partial(json.dumps, allow_nan=False)

@@ -1,0 +1,38 @@
+"""The schema's versions, driven by Alembic from here: no alembic.ini, and installed with the package.
+
+After a change to `storage.models`, `python -m storage.migrations "what changed"` writes the next version; read it
+before you commit it.
+"""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+
+
+def config(connection: Connection | None = None) -> Config:
+    """Alembic's configuration for these migrations, to run on `connection`, in the transaction open there."""
+    result = Config()
+    # Alembic interpolates "%" in its options.
+    result.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    result.attributes["connection"] = connection
+    return result
+
+
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Brings the schema up to `revision`."""
+    command.upgrade(config(connection), revision)
+
+
+def downgrade(connection: Connection, revision: str) -> None:
+    """Takes the schema down to `revision` ("base": nothing is left); what the older tables have no room for is lost."""
+    command.downgrade(config(connection), revision)
+
+
+def unknown_revisions(connection: Connection) -> list[str]:
+    """The revisions that the database is at and that this version does not have: a newer one made them."""
+    known = {script.revision for script in ScriptDirectory.from_config(config()).walk_revisions()}
+    return sorted(set(MigrationContext.configure(connection).get_current_heads()) - known)
