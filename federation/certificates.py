@@ -1,0 +1,197 @@
+"""The federation's certificates: P-256, issued by its own CA, the holder named in a URI (SECURITY: "Keys")."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from ipaddress import ip_address
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import AuthorityInformationAccessOID, ExtendedKeyUsageOID, NameOID
+
+from federation.keys import IdentityError
+
+CA_LIFETIME = timedelta(days=3650)
+SERVER_LIFETIME = timedelta(days=398)
+ADMIN_LIFETIME = timedelta(days=365)
+CLIENT_LIFETIME = timedelta(days=90)
+MAX_CSR_BYTES = 4096
+_CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid a little before it was made, for clocks that are behind
+_CA_IN_LEAF = "data:application/pkix-cert;base64,"
+
+
+def load_certificate(certificate: bytes) -> x509.Certificate:
+    """Parses a certificate, PEM or DER.
+
+    Raises:
+        IdentityError: it is not a certificate.
+    """
+    try:
+        if certificate.startswith(b"-----BEGIN"):
+            return x509.load_pem_x509_certificate(certificate)
+        return x509.load_der_x509_certificate(certificate)
+    except ValueError as error:
+        raise IdentityError(f"not a certificate: {error}") from None
+
+
+def serial_of(certificate: x509.Certificate) -> str:
+    """The serial number as the database spells it: hexadecimal, no leading zeros."""
+    return f"{certificate.serial_number:x}"
+
+
+def pem(certificate: x509.Certificate) -> bytes:
+    """The certificate as PEM."""
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def der(certificate: x509.Certificate) -> bytes:
+    """The certificate as DER."""
+    return certificate.public_bytes(Encoding.DER)
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """The SHA-256 of the certificate's DER, hexadecimal."""
+    return hashlib.sha256(der(certificate)).hexdigest()
+
+
+def _name(federation_id: str, common_name: str) -> x509.Name:
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, federation_id),
+            x509.NameAttribute(NameOID.COMMON_NAME, common_name),
+        ]
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def make_ca(key: EllipticCurvePrivateKey, federation_id: str, now: datetime) -> x509.Certificate:
+    """The federation's own CA certificate: self-signed, ten years, for end entities only."""
+    name = _name(federation_id, "fedpareto CA")
+    public = key.public_key()
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + CA_LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def issue_certificate(
+    *,
+    ca: x509.Certificate,
+    ca_key: EllipticCurvePrivateKey,
+    public_key: EllipticCurvePublicKey,
+    federation_id: str,
+    common_name: str,
+    uris: Sequence[str],
+    now: datetime,
+    lifetime: timedelta,
+    hosts: Sequence[str] = (),
+) -> x509.Certificate:
+    """Issues the certificate of a member, or of the coordinator when there are hosts.
+
+    Args:
+        ca: the federation's CA certificate.
+        ca_key: its key.
+        public_key: the P-256 key to certify; whoever asks has proved that it holds the private part.
+        federation_id: the federation.
+        common_name: for people; nothing reads it.
+        uris: who the holder is.
+        now: the time.
+        lifetime: how long from now; never longer than the CA's own.
+        hosts: DNS names and IP addresses of a server. A server's certificate carries the CA's certificate as its
+            issuer's address (RFC 5280, 4.2.2.1), so that one who knows only the CA's fingerprint can fetch it.
+    """
+    names: list[x509.GeneralName] = []
+    for host in hosts:
+        try:
+            names.append(x509.IPAddress(ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
+    names.extend(x509.UniformResourceIdentifier(uri) for uri in uris)
+    usage = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
+    ca_identifier = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(_name(federation_id, common_name))
+        .issuer_name(ca.subject)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(min(now + lifetime, ca.not_valid_after_utc))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(ca_identifier), critical=False)
+    )
+    if hosts:
+        location = x509.UniformResourceIdentifier(_CA_IN_LEAF + base64.b64encode(der(ca)).decode())
+        description = x509.AccessDescription(AuthorityInformationAccessOID.CA_ISSUERS, location)
+        builder = builder.add_extension(x509.AuthorityInformationAccess([description]), critical=False)
+    return builder.sign(ca_key, hashes.SHA256())
+
+
+def make_csr(key: EllipticCurvePrivateKey) -> bytes:
+    """A certificate request for `key`, DER. Its subject is empty: the coordinator decides on the name."""
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
+    return request.public_bytes(Encoding.DER)
+
+
+def csr_public_key(csr: bytes) -> EllipticCurvePublicKey:
+    """The P-256 key of a certificate request whose signature proves possession.
+
+    Raises:
+        IdentityError: not a request, not P-256, or the signature does not hold.
+    """
+    if len(csr) > MAX_CSR_BYTES:
+        raise IdentityError(f"the certificate request has {len(csr)} bytes; at most {MAX_CSR_BYTES} are read")
+    try:
+        request = x509.load_der_x509_csr(csr)
+        key = request.public_key()
+        valid = request.is_signature_valid
+    except Exception:  # a hostile request can make the parser raise nearly anything
+        raise IdentityError("the certificate request is not PKCS#10 in DER") from None
+    if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP256R1):
+        raise IdentityError("the certificate request is not for a P-256 key")
+    if not valid:
+        raise IdentityError("the certificate request is not signed by the key that it is for")
+    return key
+
+
+def issuer_in(leaf: bytes) -> list[bytes]:
+    """The CA certificates (DER) that a server's certificate carries; whether to trust them is for the caller to say."""
+    try:
+        access = load_certificate(leaf).extensions.get_extension_for_class(x509.AuthorityInformationAccess).value
+        locations = [str(description.access_location.value) for description in access]
+        return [
+            base64.b64decode(location.removeprefix(_CA_IN_LEAF), validate=True)
+            for location in locations
+            if location.startswith(_CA_IN_LEAF)
+        ]
+    except (x509.ExtensionNotFound, ValueError):
+        return []

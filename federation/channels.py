@@ -1,0 +1,128 @@
+"""Channels to the coordinator, and what its answers mean when they are refusals."""
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple, TypeAlias
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+ERROR_DOMAIN = "fedpareto"
+STATUS_KEY = "grpc-status-details-bin"
+MAX_ADMIN_MESSAGE_BYTES = 256 << 20  # the cosines of a round of 1000 clients are 8 MB
+Option: TypeAlias = tuple[str, int | str]
+
+_CHANNEL_OPTIONS: tuple[Option, ...] = (
+    ("grpc.max_receive_message_length", MAX_ADMIN_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.max_reconnect_backoff_ms", 10_000),
+    # A fresh channel connects anew: it must not inherit the back-off of another one to the same address.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def require_tls13() -> None:
+    """Makes gRPC in this process refuse anything older than TLS 1.3; call it before the first credentials are made.
+
+    gRPC's Python API cannot set a minimum version, but its core reads the cipher suites for TLS 1.2 and older from the
+    environment. We leave it only those for RSA certificates, of which a federation has none, so that only TLS 1.3,
+    whose suites are set apart, can agree on anything. A test offers TLS 1.2 and is refused.
+    """
+    os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES256-GCM-SHA384:ECDHE-RSA-AES128-GCM-SHA256"
+
+
+def server_verified_channel(address: str, ca: bytes, options: Sequence[Option] = ()) -> grpc.Channel:
+    """A TLS channel that verifies the server against the federation's CA and shows no certificate (enrolment).
+
+    Args:
+        address: "host:port".
+        ca: the CA certificate, PEM.
+        options: gRPC channel options, which go before our own.
+    """
+    require_tls13()
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca), options=(*_CHANNEL_OPTIONS, *options))
+
+
+def mutual_channel(
+    address: str, *, ca: bytes, key: bytes, certificate: bytes, options: Sequence[Option] = ()
+) -> grpc.Channel:
+    """A mutual-TLS channel to the federation port.
+
+    Args:
+        address: "host:port".
+        ca: the CA certificate, PEM.
+        key: the member's private TLS key, PEM, not encrypted.
+        certificate: the member's certificate, PEM.
+        options: gRPC channel options, which go before our own.
+    """
+    require_tls13()
+    credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+    return grpc.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, *options))
+
+
+class RpcRefusal(NamedTuple):
+    """Why a call failed.
+
+    Attributes:
+        status: the name of the gRPC status, "PERMISSION_DENIED" say.
+        reason: the stable reason ("role"); "unreachable" when no coordinator answered; empty when none was given.
+        message: for the person who reads it.
+    """
+
+    status: str
+    reason: str
+    message: str
+
+
+def refusal_from_rpc_error(error: grpc.RpcError, *, not_after: datetime | None = None) -> RpcRefusal:
+    """Reads the coordinator's reason out of a failed call, or says what probably went wrong without one.
+
+    Args:
+        error: what the call raised.
+        not_after: when the caller's own certificate expires, if known: an expired one is the likeliest cause.
+    """
+    if not isinstance(error, grpc.Call):
+        return RpcRefusal("UNKNOWN", "", str(error))
+    status, details = error.code().name, error.details() or ""
+    for key, value in error.trailing_metadata() or ():
+        if key == STATUS_KEY and isinstance(value, bytes):
+            reason = _reason(value)
+            if reason is not None:
+                return RpcRefusal(status, reason, details)
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return RpcRefusal(status, "unreachable", _probable_cause(details, not_after))
+    return RpcRefusal(status, "", details)
+
+
+def _reason(data: bytes) -> str | None:
+    try:
+        status = status_pb2.Status.FromString(data)
+        for detail in status.details:
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
+                return str(info.reason)
+    except ValueError:  # DecodeError: not ours
+        return None
+    return None
+
+
+def _probable_cause(details: str, not_after: datetime | None) -> str:
+    """A failed handshake comes as UNAVAILABLE, without a word on why: name the candidates."""
+    lower = details.lower()
+    if not_after is not None and not_after <= datetime.now(UTC):
+        cause = f"your certificate expired on {not_after:%Y-%m-%d}: ask an administrator for a new join string"
+    elif "certificate_verify_failed" in lower or "handshake failed" in lower or "peer did not return" in lower:
+        cause = (
+            "who answers there could not prove to be this federation's coordinator: its certificate is not from the "
+            "federation's CA, or not for this host name. Check the address"
+        )
+    elif any(text in lower for text in ("socket closed", "connection reset", "broken pipe", "stream removed", "eof")):
+        cause = (
+            "the coordinator hung up. It was stopped, or it did not accept your certificate: expired, of another "
+            "federation's CA, or missing"
+        )
+    else:
+        cause = "no coordinator answers there. It is not running, or the address or a firewall is in the way"
+    return f"{cause} (gRPC: {details[:300]})"

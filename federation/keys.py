@@ -1,0 +1,135 @@
+"""Private keys as files: PKCS#8, mode 0600, optionally under a passphrase (SECURITY: "Keys")."""
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ec import generate_private_key as _generate_ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    KeySerializationEncryption,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+
+class IdentityError(ValueError):
+    """A key, a certificate, a join string or a directory of them that cannot be used; the message says why."""
+
+
+def new_tls_key() -> EllipticCurvePrivateKey:
+    """A fresh P-256 key."""
+    return _generate_ec(SECP256R1())
+
+
+def _encryption(passphrase: bytes | None) -> KeySerializationEncryption:
+    return BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
+
+
+def private_key_pem(key: EllipticCurvePrivateKey | Ed25519PrivateKey, passphrase: bytes | None = None) -> bytes:
+    """The key as PKCS#8 PEM, encrypted when there is a passphrase."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, _encryption(passphrase))
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Writes a new file that only its owner can read (0600), durably.
+
+    Raises:
+        FileExistsError: there is a file already; a key is never overwritten.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o600)  # whatever the umask says
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def write_private_key(
+    path: Path, key: EllipticCurvePrivateKey | Ed25519PrivateKey, passphrase: bytes | None = None
+) -> None:
+    """Writes a private key to a new file of mode 0600: PKCS#8, encrypted when there is a passphrase.
+
+    Raises:
+        FileExistsError: there is a file already; a key is never overwritten.
+    """
+    write_private(path, private_key_pem(key, passphrase))
+
+
+def make_private_directory(path: Path) -> None:
+    """Makes a directory (and what is missing above it) that only its owner can enter."""
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o700)
+
+
+def replace_private(path: Path, data: bytes) -> None:
+    """Replaces a file by another one of mode 0600, atomically and durably."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        write_private(temporary, data)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
+
+def is_encrypted(path: Path) -> bool:
+    """Whether the private key in a file needs a passphrase.
+
+    Raises:
+        IdentityError: there is no such file.
+    """
+    return b"BEGIN ENCRYPTED PRIVATE KEY" in read_file(path)
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        IdentityError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise IdentityError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _load_key(path: Path, passphrase: bytes | None) -> object:
+    data = read_file(path)
+    encrypted = b"BEGIN ENCRYPTED PRIVATE KEY" in data
+    if encrypted and not passphrase:
+        raise IdentityError(f"{path} needs its passphrase: give it with --passphrase-file")
+    try:
+        return load_pem_private_key(data, passphrase if encrypted else None)
+    except ValueError:
+        raise IdentityError(f"{path} cannot be opened: {'wrong passphrase' if encrypted else 'not a key'}") from None
+
+
+def load_tls_key(path: Path, passphrase: bytes | None = None) -> EllipticCurvePrivateKey:
+    """Reads a P-256 key.
+
+    Raises:
+        IdentityError: no such file, no such key in it, or the passphrase is missing or wrong.
+    """
+    key = _load_key(path, passphrase)
+    if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP256R1):
+        raise IdentityError(f"{path} does not hold a P-256 key")
+    return key
+
+
+def load_signing_key(path: Path, passphrase: bytes | None = None) -> Ed25519PrivateKey:
+    """Reads an Ed25519 key.
+
+    Raises:
+        IdentityError: no such file, no such key in it, or the passphrase is missing or wrong.
+    """
+    key = _load_key(path, passphrase)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise IdentityError(f"{path} does not hold an Ed25519 key")
+    return key
