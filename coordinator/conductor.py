@@ -103,7 +103,7 @@ class Conductor:
         self._run_id = run_id
         self._around = around
         self._database = around.database
-        with self._database.begin() as session:
+        with self._database.read() as session:
             run = session.get_one(Run, run_id)
             self._spec = RunSpec.parse(run.spec)
             self._spec_digest = run.spec_digest
@@ -217,7 +217,7 @@ class Conductor:
 
     def _converse(self, current: Round) -> Step:
         """Runs the algorithm's generator against the clients, or against the stored replies."""
-        with self._database.begin() as session:
+        with self._database.read() as session:
             state = session.get_one(Run, self._run_id).state_data
         context = RoundContext(
             number=current.number,
@@ -361,7 +361,7 @@ class Conductor:
         return manifest
 
     def _announce(self, phase_id: int, client_id: str) -> None:
-        with self._database.begin() as session:
+        with self._database.read() as session:
             envelope = session.scalar(
                 select(Assignment.envelope).where(Assignment.phase_id == phase_id, Assignment.client_id == client_id)
             )
@@ -413,7 +413,7 @@ class Conductor:
 
     def _replies(self, phase_id: int) -> Replies:
         """The accepted replies; the bytes of every update are checked against their digest before they are used."""
-        with self._database.begin() as session:
+        with self._database.read() as session:
             updates = session.scalars(
                 select(models.Update).join(Assignment).where(Assignment.phase_id == phase_id, models.Update.accepted)
             ).all()
@@ -534,7 +534,7 @@ class Conductor:
     # --- evaluation
 
     def _evaluate_and_finish(self, round_id: int) -> None:
-        with self._database.begin() as session:
+        with self._database.read() as session:
             current = session.get_one(Round, round_id)
             pool = sorted(self._pool(session))
             # The phases of the conversation began before the step; the evaluation takes the next number.
@@ -588,7 +588,7 @@ class Conductor:
         return {update.client_id: update.metrics["train/loss"] for update in updates if "train/loss" in update.metrics}
 
     def _checkpoint(self) -> None:
-        with self._database.begin() as session:
+        with self._database.read() as session:
             state = session.scalar(select(Run.state).where(Run.run_id == self._run_id))
         if state is not RunState.RUNNING:
             raise Held

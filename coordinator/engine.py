@@ -113,7 +113,7 @@ class Engine:
 
     def start(self) -> None:
         """Goes on with every run that the database says is under way."""
-        with self._database.begin() as session:
+        with self._database.read() as session:
             self._expected = self._recently_attending(session)
             going = session.scalars(
                 select(Run.run_id).where(Run.state.in_([RunState.PENDING, RunState.RUNNING])).order_by(Run.created)

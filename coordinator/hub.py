@@ -23,13 +23,14 @@ class Attendance:
         tasks: the tasks that it offers, with its training samples.
         assignment_id: what it is working on, as its last heartbeat told; empty when idle.
         progress: how far it is, 0 to 1.
+        outbox: what to say next; a refusal ends the stream with it, None ends it quietly.
     """
 
     client_id: str
     tasks: dict[str, int]
     loop: asyncio.AbstractEventLoop
     last_seen: datetime
-    outbox: "asyncio.Queue[AttendResponse | Refusal]" = field(default_factory=asyncio.Queue)
+    outbox: "asyncio.Queue[AttendResponse | Refusal | None]" = field(default_factory=asyncio.Queue)
     assignment_id: str = ""
     progress: float = 0.0
 

@@ -86,7 +86,7 @@ class Intake:
             raise Refusal("limit:manifest", f"{len(envelope.manifest)} bytes; at most {MAX_MANIFEST_BYTES}")
         name = envelope_digest(envelope)
         claimed = _parse(envelope.manifest)
-        with self._database.begin() as session:
+        with self._database.read() as session:
             assignment = session.get(Assignment, claimed.assignment_id[:32])
             if assignment is None or assignment.assignment_id != claimed.assignment_id:
                 raise Refusal("assignment-unknown", f"there is no assignment {claimed.assignment_id[:32]!r}")
@@ -105,11 +105,12 @@ class Intake:
                 return receipt
             self._must_be_open(assignment)
             client = session.get_one(Client, client_id)
+            limit = RunSpec.parse(assignment.phase.round.run.spec).limits.samples
         manifest = unseal(envelope, UpdateManifest, _key_of(client))
         _must_match(manifest, order)
         layout = update_layout([(row.objective, row.length) for row in order.rows]) if order.rows else None
         admission = Admission(envelope, name, manifest, layout)
-        problem = _content_problem(manifest, order, assignment)
+        problem = _content_problem(manifest, order, limit)
         if problem is not None:
             self._refuse_for_good(admission, problem)
         return admission
@@ -265,8 +266,7 @@ def _must_match(manifest: UpdateManifest, order: AssignmentManifest) -> None:
         raise Refusal("mismatch:payload", "the update must carry a payload exactly when its assignment asks for rows")
 
 
-def _content_problem(manifest: UpdateManifest, order: AssignmentManifest, assignment: Assignment) -> Refusal | None:
-    limit = RunSpec.parse(assignment.phase.round.run.spec).limits.samples
+def _content_problem(manifest: UpdateManifest, order: AssignmentManifest, limit: int) -> Refusal | None:
     if manifest.samples > limit or (order.WhichOneof("work") == "train" and manifest.samples == 0):
         return Refusal("limit:samples", f"{manifest.samples} training samples claimed; between 1 and {limit} are taken")
     for name, value in [*manifest.losses.items(), *manifest.metrics.items()]:

@@ -1,0 +1,281 @@
+"""The workers' service: attendance, blobs, replies. Thin: the rules are in the intake, the rounds in the engine."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from datetime import datetime
+from functools import partial
+from typing import BinaryIO, ParamSpec, TypeVar
+
+import grpc
+from sqlalchemy import select
+
+from coordinator.access import Access, guarded
+from coordinator.hub import Attendance, Hub
+from coordinator.intake import Admission, Intake
+from federation.refusals import Refusal
+from federation.v1 import federation_pb2_grpc
+from federation.v1.common_pb2 import SignedEnvelope
+from federation.v1.federation_pb2 import (
+    AttendRequest,
+    AttendResponse,
+    FetchBlobRequest,
+    FetchBlobResponse,
+    Hello,
+    SubmitRequest,
+    SubmitResponse,
+    Welcome,
+)
+from federation.vectors import PayloadCheck
+from storage.blobs import BlobStore, BlobWriter
+from storage.database import Database
+from storage.models import Assignment, AssignmentState, Client, ClientState
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 1 << 20
+MISSED_HEARTBEATS = 3
+FIRST_MESSAGE_SECONDS = 20.0
+NEXT_CHUNK_SECONDS = 60.0
+MAX_TASKS = 100
+MAX_TASK_NAME = 120
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class FederationService(federation_pb2_grpc.FederationServicer):
+    """Serves workers.
+
+    Args:
+        database: where facts are kept.
+        blobs: where models and payloads are kept.
+        hub: who attends.
+        intake: what must hold before a reply counts.
+        access: who may call.
+        executor: threads for the database and the disk, so that the event loop never waits for either.
+        federation_id: the federation.
+        heartbeat_seconds: how often a worker gives a sign of life.
+        clock: the time, aware.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        blobs: BlobStore,
+        hub: Hub,
+        intake: Intake,
+        access: Access,
+        executor: Executor,
+        federation_id: str,
+        heartbeat_seconds: float,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._hub = hub
+        self._intake = intake
+        self._access = access
+        self._executor = executor
+        self._federation_id = federation_id
+        self._heartbeat_seconds = heartbeat_seconds
+        self._clock = clock
+
+    # --- attendance
+
+    @guarded
+    async def Attend(  # noqa: N802 - the name of the rpc
+        self,
+        request_iterator: AsyncIterator[AttendRequest],
+        context: grpc.aio.ServicerContext[AttendRequest, AttendResponse],
+    ) -> AsyncIterator[AttendResponse]:
+        """Holds a worker's stream: greets it, hands it work, hears its heartbeats."""
+        caller = await self._access.caller(context, kind="client")
+        client_id = caller.identity.name
+        first = await _next(request_iterator, FIRST_MESSAGE_SECONDS)
+        if first is None or first.WhichOneof("message") != "hello":
+            raise Refusal("hello", "the stream must begin with a Hello")
+        attendance = Attendance(
+            client_id=client_id,
+            tasks=_offers(first.hello),
+            loop=asyncio.get_running_loop(),
+            last_seen=self._clock(),
+        )
+        await self._in_thread(self._note_hello, attendance, first.hello)
+        # Joined first, read second: an assignment made in between is said twice rather than never.
+        self._hub.join(attendance)
+        log.info("%s attends with %s", client_id, ", ".join(attendance.tasks) or "no task")
+        listener = asyncio.create_task(self._listen(request_iterator, attendance))
+        try:
+            yield self._welcome()
+            for envelope in await self._in_thread(self._open_assignments, client_id):
+                yield AttendResponse(assignment=envelope)
+            while (message := await attendance.outbox.get()) is not None:
+                if isinstance(message, Refusal):
+                    raise message
+                yield message
+        finally:
+            listener.cancel()
+            self._hub.leave(attendance)
+            log.info("%s left", client_id)
+
+    async def _listen(self, requests: AsyncIterator[AttendRequest], attendance: Attendance) -> None:
+        """Reads the worker's side of its stream until it ends or falls silent; then the stream ends."""
+        end: Refusal | None = None
+        try:
+            while (request := await _next(requests, self._heartbeat_seconds * MISSED_HEARTBEATS)) is not None:
+                await self._hear(request, attendance)
+        except Refusal as refusal:
+            end = refusal
+        finally:
+            attendance.outbox.put_nowait(end)
+
+    async def _hear(self, request: AttendRequest, attendance: Attendance) -> None:
+        kind = request.WhichOneof("message")
+        if kind == "heartbeat":
+            beat = request.heartbeat
+            progress = min(max(beat.progress, 0.0), 1.0)
+            self._hub.heartbeat(attendance, self._clock(), beat.assignment_id[:32], progress)
+        elif kind == "decline":
+            decline = request.decline
+            log.warning("%s declines %s: %s", attendance.client_id, decline.assignment_id[:32], decline.reason[:80])
+            await self._in_thread(
+                self._intake.decline, attendance.client_id, decline.assignment_id, decline.reason, decline.message
+            )
+        else:
+            raise Refusal("hello", "only heartbeats and declines may follow the Hello")
+
+    def _welcome(self) -> AttendResponse:
+        welcome = Welcome(federation_id=self._federation_id, heartbeat_seconds=self._heartbeat_seconds)
+        welcome.now.FromDatetime(self._clock())
+        return AttendResponse(welcome=welcome)
+
+    def _note_hello(self, attendance: Attendance, hello: Hello) -> None:
+        with self._database.begin() as session:
+            client = session.get_one(Client, attendance.client_id, with_for_update=True)
+            client.tasks = attendance.tasks
+            client.software = hello.software[:200]
+            client.device = hello.device[:200]
+            client.last_seen = attendance.last_seen
+
+    def _open_assignments(self, client_id: str) -> list[SignedEnvelope]:
+        """What a client still owes, oldest first; nothing while it waits for approval."""
+        with self._database.read() as session:
+            if session.get_one(Client, client_id).state is not ClientState.ACTIVE:
+                return []
+            envelopes = session.scalars(
+                select(Assignment.envelope)
+                .where(Assignment.client_id == client_id, Assignment.state == AssignmentState.OPEN)
+                .order_by(Assignment.created)
+            )
+            return [SignedEnvelope.FromString(envelope) for envelope in envelopes]
+
+    # --- blobs
+
+    @guarded
+    async def FetchBlob(  # noqa: N802 - the name of the rpc
+        self, request: FetchBlobRequest, context: grpc.aio.ServicerContext[FetchBlobRequest, FetchBlobResponse]
+    ) -> AsyncIterator[FetchBlobResponse]:
+        """Streams a blob that an assignment offered to the caller."""
+        caller = await self._access.caller(context, kind="client")
+        source = await self._in_thread(self._open_blob, caller.identity.name, request.digest, request.offset)
+        try:
+            while chunk := await self._in_thread(source.read, CHUNK_BYTES):
+                yield FetchBlobResponse(chunk=chunk)
+        finally:
+            source.close()
+
+    def _open_blob(self, client_id: str, digest: str, offset: int) -> BinaryIO:
+        with self._database.read() as session:
+            offered = session.scalar(
+                select(Assignment.assignment_id)
+                .where(Assignment.client_id == client_id, Assignment.base_model == digest[:71])
+                .limit(1)
+            )
+        if offered is None or len(digest) > 71:
+            raise Refusal("blob-not-offered", "no assignment of this client names that blob")
+        source = self._blobs.path(digest).open("rb")
+        size = source.seek(0, 2)
+        if offset > size:
+            source.close()
+            raise Refusal("offset", f"the blob has {size} bytes; byte {offset} is not one of them")
+        source.seek(offset)
+        return source
+
+    # --- replies
+
+    @guarded
+    async def Submit(  # noqa: N802 - the name of the rpc
+        self,
+        request_iterator: AsyncIterator[SubmitRequest],
+        context: grpc.aio.ServicerContext[SubmitRequest, SubmitResponse],
+    ) -> SubmitResponse:
+        """Takes a reply in: envelope, payload, receipt."""
+        caller = await self._access.caller(context, kind="client")
+        first = await _next(request_iterator, FIRST_MESSAGE_SECONDS)
+        if first is None or first.WhichOneof("message") != "update":
+            raise Refusal("header", "a submission must begin with the signed update; the payload follows in chunks")
+        admitted = await self._in_thread(self._intake.admit, caller.identity.name, first.update)
+        if isinstance(admitted, SignedEnvelope):
+            return SubmitResponse(receipt=admitted)
+        check = None
+        if admitted.layout is not None:
+            check = PayloadCheck(admitted.layout, admitted.manifest.payload.partition(":")[0])
+            await self._spool(request_iterator, admitted, check)
+        elif await _next(request_iterator, NEXT_CHUNK_SECONDS) is not None:
+            raise Refusal("payload-length", "0 bytes were declared, and more came")
+        return SubmitResponse(receipt=await self._in_thread(self._intake.accept, admitted, check))
+
+    async def _spool(self, requests: AsyncIterator[SubmitRequest], admitted: Admission, check: PayloadCheck) -> None:
+        """Writes the payload to the disk and looks at it once on the way; a good one becomes a blob.
+
+        Raises:
+            Refusal: `limit:chunk`, `payload-length`, `payload-digest`. What is wrong with the content is in `check`.
+        """
+        declared = admitted.manifest.payload_bytes
+        writer = await self._in_thread(partial(self._blobs.writer, hash=False))
+        try:
+            while (request := await _next(requests, NEXT_CHUNK_SECONDS)) is not None:
+                if request.WhichOneof("message") != "chunk":
+                    raise Refusal("header", "only chunks may follow the signed update")
+                if len(request.chunk) > CHUNK_BYTES:
+                    raise Refusal("limit:chunk", f"a chunk of {len(request.chunk)} bytes; at most {CHUNK_BYTES}")
+                if writer.written + len(request.chunk) > declared:
+                    raise Refusal("payload-length", f"{declared} bytes were declared, and more came")
+                await self._in_thread(_take, request.chunk, writer, check)
+            if writer.written != declared:
+                raise Refusal("payload-length", f"{declared} bytes were declared, {writer.written} came")
+            found = check.finish()
+            if found != admitted.manifest.payload:
+                raise Refusal("payload-digest", f"the payload is {found}, declared was {admitted.manifest.payload}")
+            if check.problem is None:
+                await self._in_thread(writer.commit, found)
+        finally:
+            await self._in_thread(writer.discard)
+
+    async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(function, *args, **kwargs))
+
+
+def _take(chunk: bytes, writer: BlobWriter, check: PayloadCheck) -> None:
+    writer.write(chunk)
+    check.feed(chunk)
+
+
+def _offers(hello: Hello) -> dict[str, int]:
+    if len(hello.tasks) > MAX_TASKS:
+        raise Refusal("limit:tasks", f"{len(hello.tasks)} tasks offered; at most {MAX_TASKS}")
+    for offer in hello.tasks:
+        if len(offer.task) > MAX_TASK_NAME:
+            raise Refusal("limit:tasks", f"a task name of {len(offer.task)} characters; at most {MAX_TASK_NAME}")
+    return {offer.task: min(offer.samples, 2**53) for offer in hello.tasks}
+
+
+async def _next(requests: AsyncIterator[T], seconds: float) -> T | None:
+    """The next message; None when the caller has finished its side or says nothing for `seconds`."""
+    try:
+        return await asyncio.wait_for(anext(requests), seconds)
+    except (StopAsyncIteration, TimeoutError):
+        return None
