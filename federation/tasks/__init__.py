@@ -220,7 +220,7 @@ def task(name: str) -> Task:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise TaskError(
-            f"task {name!r}: cannot import {origin!r} ({error}); install its package, or put its directory in PYTHONPATH"
+            f"task {name!r}: cannot import {origin!r} ({error}); install it, or put its directory in PYTHONPATH"
         ) from error
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise TaskError(f"task {name!r}: {origin} is not a subclass of federation.tasks.Task")

@@ -1,0 +1,100 @@
+"""`digits`: 1797 handwritten digits of 8 x 8 pixels. Real, and scikit-learn brings them: no download.
+
+Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998.
+"""
+
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federation.tasks import DataError, DataSource, Part, Splits, Task
+from federation.tasks.partition import deal, partition
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FILE = "digits.npz"
+_INK = 16  # pixels count the dots in a block of 4 x 4
+
+
+class Digits(Task):
+    """Classify a digit. `--data DIR` reads DIR/digits.npz; without it, scikit-learn's own copy, or a part of it."""
+
+    def model(self) -> "nn.Module":
+        """One hidden layer of 64; 4810 parameters."""
+        from federation.tasks.models import digits_mlp  # noqa: PLC0415
+
+        return digits_mlp()
+
+    def load(self, source: DataSource) -> Splits:
+        """Pixels in [0, 1], (n, 64), with labels (n,), cut 80/10/10.
+
+        Raises:
+            DataError: the directory has no digits.npz, or one that does not hold digits.
+        """
+        import torch  # noqa: PLC0415
+
+        x, y = _bundled() if source.directory is None else _read(source.directory / FILE)
+        return deal(torch.from_numpy(x.astype(np.float32) / _INK), torch.from_numpy(y.astype(np.int64)), source.part)
+
+
+def write_parts(directories: Sequence[Path], *, scheme: str = "shards:2", seed: int = 0) -> tuple[Path, ...]:
+    """Deals scikit-learn's digits: each directory gets a digits.npz that holds its own part and nothing else.
+
+    Returns:
+        The files written, in the order of the directories.
+
+    Raises:
+        PartError: more parts than digits, or an unknown scheme.
+    """
+    x, y = _bundled()
+    written = []
+    for index, directory in enumerate(directories):
+        own = partition(y, Part(index, len(directories), scheme, seed))
+        directory.mkdir(parents=True, exist_ok=True)
+        np.savez(directory / FILE, x=x[own], y=y[own])
+        written.append(directory / FILE)
+    return tuple(written)
+
+
+def _bundled() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    from sklearn.datasets import load_digits  # noqa: PLC0415
+
+    x, y = load_digits(return_X_y=True)
+    return np.asarray(x, dtype=np.uint8), np.asarray(y, dtype=np.int64)
+
+
+def _read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    wanted = f"expected an .npz with x, (n, 64) numbers from 0 to {_INK}, and y, (n,) labels from 0 to 9"
+    if not path.is_file():
+        raise DataError(
+            f"no file {path}; {wanted}. federation.tasks.digits.write_parts makes one; "
+            "without --data the digits that scikit-learn brings are used"
+        )
+    try:
+        # Never unpickle: a data file is data.
+        with np.load(path, allow_pickle=False) as arrays:
+            x, y = arrays["x"], arrays["y"]
+    except (
+        OSError,
+        EOFError,
+        KeyError,
+        ValueError,
+        AttributeError,
+        TypeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise DataError(f"cannot read {path} ({error}); {wanted}") from error
+    numbers = all(array.dtype.kind in "uif" for array in (x, y))
+    if not numbers or x.ndim != 2 or x.shape[1] != 64 or y.shape != x.shape[:1]:
+        raise DataError(f"{path} holds x {x.shape} of {x.dtype} and y {y.shape} of {y.dtype}; {wanted}")
+    for name, values, top in (("x", x, _INK), ("y", y, 9)):
+        if not np.isin(values, np.arange(top + 1)).all():
+            raise DataError(f"{path}: {name} holds a value that is no integer from 0 to {top}; {wanted}")
+    return x.astype(np.uint8), y.astype(np.int64)

@@ -1,0 +1,87 @@
+"""A model's trainable parameters as one flat float32 vector, and back."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from federation.tasks import Task, TaskError
+from federation.vectors import Layout
+from federation.vectors import Tensor as Shape
+
+
+def build(task: Task, seed: int = 0) -> nn.Module:
+    """The task's model with the initial values that `seed` gives, on the CPU, checked to fit a flat vector.
+
+    Torch's global generator is left as it was. Members build with the default seed: what is not trained (a frozen
+    random projection, say) is then the same everywhere, and what is trained comes from the coordinator.
+
+    Raises:
+        TaskError: the model has no trainable float32 parameters, or keeps state of its own.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = task.model()
+    _check(model, task)
+    return model
+
+
+def layout(model: nn.Module) -> Layout:
+    """The names and shapes of the trainable parameters, in the model's order; their sizes add up to d."""
+    return Layout(tuple(Shape(name, tuple(parameter.shape)) for name, parameter in trainable(model)))
+
+
+def flatten(model: nn.Module) -> NDArray[np.float32]:
+    """The trainable parameters as one vector (d,), a copy."""
+    return torch.cat([parameter.detach().reshape(-1).cpu() for _, parameter in trainable(model)]).numpy()
+
+
+def load(model: nn.Module, vector: NDArray[np.float32]) -> None:
+    """Sets the trainable parameters to those of a flat vector (d,).
+
+    Raises:
+        ValueError: the vector has another length.
+    """
+    shapes = layout(model)
+    if vector.shape != (shapes.size,):
+        raise ValueError(f"the model has {shapes.size} trainable parameters, the vector {vector.shape}")
+    values = torch.from_numpy(np.array(vector, dtype=np.float32))
+    offset = 0
+    with torch.no_grad():
+        for _, parameter in trainable(model):
+            parameter.copy_(values[offset : offset + parameter.numel()].view(parameter.shape))
+            offset += parameter.numel()
+
+
+def initial(task: Task, seed: int) -> tuple[Layout, NDArray[np.float32]]:
+    """What `federation.tasks.initial_model` returns."""
+    model = build(task, seed)
+    return layout(model), flatten(model)
+
+
+def trainable(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The trainable parameters with their names, each once, in the model's order."""
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def _check(model: nn.Module, task: Task) -> None:
+    where = f"task {task.name or type(task).__name__!r}"
+    parameters = dict(trainable(model))
+    if not parameters:
+        raise TaskError(f"{where}: its model has no trainable parameters")
+    for name, parameter in parameters.items():
+        if parameter.dtype != torch.float32:
+            raise TaskError(f"{where}: parameter {name} is {parameter.dtype}; trainable parameters are float32")
+        if parameter.numel() == 0:
+            raise TaskError(f"{where}: parameter {name} of shape {tuple(parameter.shape)} has no elements")
+    # Running statistics would stay behind at each member: they are not in the vector. What a model merely looks up
+    # (a table of positions) is registered with persistent=False and is not in the state dict either.
+    state = model.state_dict()
+    for name, buffer in model.named_buffers():
+        if name in state and buffer.is_floating_point():
+            raise TaskError(
+                f"{where}: its model keeps the buffer {name}, which a vector of trainable parameters does not carry. "
+                "Use GroupNorm in place of BatchNorm; register a constant with persistent=False"
+            )

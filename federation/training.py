@@ -1,0 +1,436 @@
+"""Local work at a member: training from a base model, and evaluation. The same assignment gives the same bytes.
+
+What is computed depends on (base, work, seed, round, client, data) alone, on one machine and thread count: every
+random choice comes from a seed derived from these, the optimiser starts afresh, and only deterministic kernels run.
+A worker that died in the middle, or one that is asked twice, hands in the very same update.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from blake3 import blake3
+from numpy.typing import NDArray
+from torch import Tensor
+
+from federation.tasks import DataError, Dataset, Splits, Task, TaskError
+from federation.tasks import parameters as flat
+from federation.vectors import Layout
+
+# Parameters lie in one buffer, each from a multiple of so many elements on (128 bytes), as fast kernels like it.
+_ALIGNMENT = 32
+# Steps between looks at the losses: on a GPU each look waits for the device.
+_LOOK_EVERY = 50
+_SPLITS = ("train", "validation", "test")
+
+
+class TrainingDiverged(Exception):
+    """A loss or a parameter is no longer finite.
+
+    Attributes:
+        step: the optimiser step, from 1; 0 when the base model itself has no finite loss on this data.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(
+            f"training diverged at step {step}: try a smaller learning rate"
+            if step
+            else "the model to start from has no finite loss on this data"
+        )
+        self.step = step
+
+
+class TrainingStopped(Exception):
+    """The caller no longer wants the result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainWork:
+    """How to train: local SGD, as a run specification's `[train]` and an assignment put it.
+
+    Attributes:
+        epochs: passes over the training split, reshuffled each; 0 when `steps` counts.
+        steps: optimiser steps, across passes; 0 when `epochs` counts.
+        batch_size: samples in a minibatch, the last one of a pass may be shorter; 0 is the whole split.
+        learning_rate: eta_l.
+        proximal_mu: mu of the term mu/2 |w - w_t|^2 (FedProx).
+        momentum: of heavy-ball SGD; its buffer starts at zero.
+        weight_decay: L2 penalty.
+
+    Raises:
+        ValueError: both or neither of epochs and steps, or a number out of range.
+    """
+
+    epochs: int = 0
+    steps: int = 0
+    batch_size: int = 0
+    learning_rate: float
+    proximal_mu: float = 0.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.epochs, self.steps, self.batch_size) < 0 or (self.epochs > 0) == (self.steps > 0):
+            raise ValueError(f"give either epochs or steps; got epochs = {self.epochs}, steps = {self.steps}")
+        rates = (self.learning_rate, self.proximal_mu, self.momentum, self.weight_decay)
+        if not (np.isfinite(rates).all() and min(rates) >= 0 and self.momentum < 1):
+            raise ValueError(f"learning_rate, proximal_mu, momentum, weight_decay = {rates}: a rate is out of range")
+
+    def count(self, samples: int) -> int:
+        """Optimiser steps on so many samples."""
+        return self.steps or self.epochs * -(-samples // (self.batch_size or samples))
+
+
+@dataclass(frozen=True, eq=False)
+class TrainResult:
+    """What training gives.
+
+    Attributes:
+        rows: the update w_t - w_i for each objective, float32 (d,); subtracting it descends.
+        losses: of the base model on the whole training split, by objective, in evaluation mode, before any step.
+        metrics: the same measurement as "train/loss", "train/accuracy", "train/samples".
+        samples: training samples held.
+        seconds: wall time.
+    """
+
+    rows: Mapping[str, NDArray[np.float32]]
+    losses: Mapping[str, float]
+    metrics: Mapping[str, float]
+    samples: int
+    seconds: float
+
+
+class Trainer:
+    """Trains and evaluates one task's model on one client's data. Build it once; each call starts afresh.
+
+    Attributes:
+        layout: the layout that a base model must have.
+        samples: training samples held.
+    """
+
+    def __init__(self, task: Task, splits: Splits, device: str = "cpu", threads: int | None = None) -> None:
+        """Moves the model and the data to the device.
+
+        Args:
+            task: what is learned.
+            splits: the client's data.
+            device: as torch names it, or "auto" (see `pick_device`).
+            threads: CPU threads of torch, for the whole process; None leaves torch's own choice. Another number may
+                give other last bits.
+
+        Raises:
+            TaskError: the model does not fit a flat vector, or an objective has a reserved name.
+        """
+        if reserved := {"accuracy", "samples"}.intersection(task.objectives):
+            raise TaskError(f"task {task.name!r}: {', '.join(reserved)} cannot be the name of an objective")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._device = torch.device(pick_device(device))
+        if self._device.type == "cuda":
+            # Without this cuBLAS has no deterministic workspace; it is read when the first kernel runs.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        self._task = task
+        model = flat.build(task)
+        self.layout: Layout = flat.layout(model)
+        self._model = model.to(self._device)
+        self._weights = _Weights(self._model, self.layout, self._device)
+        self._data = {name: self._place(getattr(splits, name)) for name in _SPLITS}
+        self.samples = len(splits.train)
+
+    def train(
+        self,
+        base: NDArray[np.float32],
+        work: TrainWork,
+        *,
+        seed: int,
+        round: int,  # noqa: A002 - the field's own word, as everywhere
+        client_id: str,
+        progress: Callable[[float], None] = lambda share: None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> TrainResult:
+        """Local SGD from the base model, once for each objective (ALGORITHMS: the local solver).
+
+        Args:
+            base: w_t, (d,).
+            work: how to train.
+            seed: of the run.
+            round: from 0.
+            client_id: who trains.
+            progress: told the share of the steps that is done, 0 to 1.
+            stopped: asked before every step.
+
+        Raises:
+            DataError: the training split is empty.
+            TrainingDiverged: a loss or a parameter became non-finite.
+            TrainingStopped: `stopped` said so.
+        """
+        began = time.perf_counter()
+        if self.samples == 0:
+            raise DataError(f"no training samples for {self._task.name}")
+        names = self._task.objectives
+        total = work.count(self.samples)
+        rows: dict[str, NDArray[np.float32]] = {}
+        key = _seed(seed, round, client_id)
+        with _deterministic(self._device, key):
+            self._weights.load(base)
+            losses, accuracy = self._measure(self._data["train"], stopped)
+            if not np.isfinite(list(losses.values())).all():
+                raise TrainingDiverged(0)
+            for number, name in enumerate(names):
+
+                def report(share: float, before: int = number) -> None:
+                    progress((before + share) / len(names))
+
+                self._descend(name, work, total, key, report, stopped)
+                rows[name] = self._weights.update()
+                if not np.isfinite(rows[name]).all():
+                    raise TrainingDiverged(total)
+                self._weights.reset()
+        metrics = _metrics("train", losses, accuracy, self.samples)
+        return TrainResult(rows, losses, metrics, self.samples, time.perf_counter() - began)
+
+    def evaluate(
+        self,
+        base: NDArray[np.float32],
+        splits: tuple[str, ...] = _SPLITS,
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> dict[str, float]:
+        """Measures a model on the client's own splits, in evaluation mode.
+
+        Args:
+            base: the model, (d,).
+            splits: of "train", "validation" and "test".
+            stopped: asked before every batch.
+
+        Returns:
+            "<split>/samples", "<split>/loss" (the mean over the objectives; with several also
+            "<split>/loss/<objective>") and "<split>/accuracy". What has no value is left out: a loss that is not
+            finite, an accuracy where the task knows none, and both for an empty split.
+
+        Raises:
+            TrainingStopped: `stopped` said so.
+        """
+        metrics: dict[str, float] = {}
+        with _deterministic(self._device, 0):
+            self._weights.load(base)
+            for name in splits:
+                losses, accuracy = self._measure(self._data[name], stopped)
+                metrics |= _metrics(name, losses, accuracy, len(self._data[name]))
+        return metrics
+
+    def _place(self, data: Dataset) -> Dataset:
+        # Always a copy of torch's own: the last bits of a sum depend on how its operands are aligned in memory.
+        return Dataset(*(part.detach().to(self._device, copy=True).contiguous() for part in (data.x, data.y)))
+
+    def _measure(self, data: Dataset, stopped: Callable[[], bool]) -> tuple[dict[str, float], float | None]:
+        """Mean losses and accuracy over a split; nothing for an empty one."""
+        if len(data) == 0:
+            return {}, None
+        losses = dict.fromkeys(self._task.objectives, 0.0)
+        right: float | None = 0.0
+        self._model.eval()
+        size = self._task.evaluation_batch
+        with torch.no_grad():
+            for begin in range(0, len(data), size):
+                if stopped():
+                    raise TrainingStopped
+                x, y = data.x[begin : begin + size], data.y[begin : begin + size]
+                output = self._model(x)
+                for name, value in self._losses(output, y).items():
+                    losses[name] += value.item() * len(y)
+                hits = self._task.correct(output, y)
+                right = None if right is None or hits is None else right + hits.sum().item()
+        means = {name: value / len(data) for name, value in losses.items()}
+        return means, None if right is None else right / len(data)
+
+    def _descend(
+        self,
+        objective: str,
+        work: TrainWork,
+        total: int,
+        key: int,
+        progress: Callable[[float], None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        """SGD on one objective; the weights move in place."""
+        # Every objective sees the same batches and the same dropout, so that its rows differ by the objective alone.
+        _seed_torch(self._device, key)
+        batches = self._batches(work.batch_size, key)
+        descent = _Descent(self._weights, work)
+        pending: list[Tensor] = []
+        self._model.train()
+        for step in range(1, total + 1):
+            if stopped():
+                raise TrainingStopped
+            x, y = next(batches)
+            loss = self._losses(self._model(x), y)[objective]
+            self._weights.gradient.zero_()
+            loss.backward()  # type: ignore[no-untyped-call]
+            descent.step()
+            pending.append(loss.detach())
+            if len(pending) == _LOOK_EVERY or step == total:
+                finite = torch.stack(pending).isfinite().tolist()
+                if not all(finite):
+                    raise TrainingDiverged(step - len(finite) + 1 + finite.index(False))
+                pending.clear()
+            progress(step / total)
+
+    def _losses(self, output: object, y: Tensor) -> dict[str, Tensor]:
+        losses = self._task.losses(output, y)
+        if set(losses) != set(self._task.objectives):
+            raise TaskError(
+                f"task {self._task.name!r}: losses() returned {sorted(losses)}, its objectives are "
+                f"{sorted(self._task.objectives)}"
+            )
+        return losses
+
+    def _batches(self, size: int, key: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Minibatches without end: reshuffled every pass, the last short one kept."""
+        data = self._data["train"]
+        if size == 0 or size >= self.samples:
+            while True:
+                yield data.x, data.y
+        generator = torch.Generator().manual_seed(key)
+        while True:
+            order = torch.randperm(self.samples, generator=generator).to(self._device)
+            for begin in range(0, self.samples, size):
+                chosen = order[begin : begin + size]
+                yield data.x[chosen], data.y[chosen]
+
+
+def pick_device(name: str = "auto") -> str:
+    """The device to train on.
+
+    Args:
+        name: "auto" (a CUDA device, else Apple's, else the CPU) or a device as torch names it.
+
+    Raises:
+        ValueError: not a device, or not here.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"cannot use device {name!r}: {str(error).splitlines()[0]}") from error
+    return name
+
+
+def describe_device(name: str) -> str:
+    """A device for people: "cuda NVIDIA H200", "cpu"."""
+    return f"{name} {torch.cuda.get_device_name(name)}" if torch.device(name).type == "cuda" else name
+
+
+class _Weights:
+    """The trainable parameters and their gradients as two buffers, so that a step is a few operations whatever d is.
+
+    Attributes:
+        values: w, with the parameters as views into it.
+        gradient: likewise the gradients; backward adds to it.
+        start: w_t.
+    """
+
+    def __init__(self, model: torch.nn.Module, layout: Layout, device: torch.device) -> None:
+        self._size = layout.size
+        self._places: list[tuple[slice, slice]] = []  # where a parameter is in the flat vector, and in the buffer
+        offset = padded = 0
+        for tensor in layout.tensors:
+            self._places.append((slice(offset, offset + tensor.size), slice(padded, padded + tensor.size)))
+            offset += tensor.size
+            padded += -(-tensor.size // _ALIGNMENT) * _ALIGNMENT
+        self.values = torch.zeros(padded, device=device)
+        self.gradient = torch.zeros(padded, device=device)
+        self.start = torch.zeros(padded, device=device)
+        for (_, parameter), (_, place) in zip(flat.trainable(model), self._places, strict=True):
+            parameter.data = self.values[place].view(parameter.shape)
+            parameter.grad = self.gradient[place].view(parameter.shape)
+
+    def load(self, base: NDArray[np.float32]) -> None:
+        """Starts from a model (d,)."""
+        if base.shape != (self._size,):
+            raise ValueError(f"the model has {self._size} trainable parameters, the base {base.shape}")
+        vector = torch.from_numpy(np.array(base, dtype=np.float32))  # a copy: the base may be a read-only file
+        for source, place in self._places:
+            self.start[place] = vector[source]
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to w_t."""
+        self.values.copy_(self.start)
+
+    def update(self) -> NDArray[np.float32]:
+        """The update w_t - w, (d,)."""
+        difference = (self.start - self.values).cpu().numpy()
+        row = np.empty(self._size, dtype=np.float32)
+        for target, place in self._places:
+            row[target] = difference[place]
+        return row
+
+
+class _Descent:
+    """Plain SGD, as torch.optim.SGD defines it, with the proximal term; fresh for every row."""
+
+    def __init__(self, weights: _Weights, work: TrainWork) -> None:
+        self._weights = weights
+        self._work = work
+        self._velocity = torch.zeros_like(weights.values) if work.momentum else None
+
+    def step(self) -> None:
+        """One step along the gradient that is in the buffer."""
+        values, direction, work = self._weights.values, self._weights.gradient, self._work
+        if work.weight_decay:
+            direction.add_(values, alpha=work.weight_decay)
+        if work.proximal_mu:
+            direction.add_(values, alpha=work.proximal_mu).sub_(self._weights.start, alpha=work.proximal_mu)
+        if self._velocity is not None:
+            direction = self._velocity.mul_(work.momentum).add_(direction)
+        values.sub_(direction, alpha=work.learning_rate)
+
+
+def _metrics(split: str, losses: Mapping[str, float], accuracy: float | None, samples: int) -> dict[str, float]:
+    found = {f"{split}/samples": float(samples)}
+    if losses:
+        found[f"{split}/loss"] = sum(losses.values()) / len(losses)
+    if len(losses) > 1:
+        found |= {f"{split}/loss/{name}": value for name, value in losses.items()}
+    if accuracy is not None:
+        found[f"{split}/accuracy"] = accuracy
+    return {name: value for name, value in found.items() if np.isfinite(value)}
+
+
+def _seed(seed: int, round_: int, client_id: str) -> int:
+    """The seed of one client's work in one round, 0 to 2^63 - 1."""
+    text = f"fedpareto/train\0{seed}\0{round_}\0{client_id}"
+    return int.from_bytes(blake3(text.encode()).digest(8), "little") >> 1
+
+
+def _seed_torch(device: torch.device, seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
+@contextmanager
+def _deterministic(device: torch.device, seed: int) -> Iterator[None]:
+    """Seeded generators and deterministic kernels inside; torch's global state as it was outside."""
+    cudnn = torch.backends.cudnn
+    was = (torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        _seed_torch(device, seed)
+        # The same switch as torch.use_deterministic_algorithms, which would import the compiler (seconds) for it.
+        torch.set_deterministic_debug_mode("error")
+        cudnn.deterministic, cudnn.benchmark = True, False
+        try:
+            yield
+        finally:
+            mode, cudnn.deterministic, cudnn.benchmark = was
+            torch.set_deterministic_debug_mode(mode)
