@@ -6,6 +6,7 @@ recorded, the assignment is closed, and the client gets a signed receipt that sa
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +17,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.states import end_assignment
+from federation.digests import parse
 from federation.envelope import envelope_digest, seal, unseal
 from federation.refusals import Refusal
 from federation.runs import RunSpec
@@ -25,6 +27,7 @@ from storage.database import Database
 from storage.models import Assignment, AssignmentState, Client, Update
 
 MAX_MANIFEST_BYTES = 64 * 1024
+ASSIGNMENT_ID = re.compile(r"[0-9a-f]{32}")
 # What an update repeats of its assignment, field by field.
 BOUND_FIELDS = ("federation_id", "run_id", "round", "phase", "client_id", "base_model", "spec", "task")
 
@@ -87,13 +90,7 @@ class Intake:
         name = envelope_digest(envelope)
         claimed = _parse(envelope.manifest)
         with self._database.read() as session:
-            assignment = session.get(Assignment, claimed.assignment_id[:32])
-            if assignment is None or assignment.assignment_id != claimed.assignment_id:
-                raise Refusal("assignment-unknown", f"there is no assignment {claimed.assignment_id[:32]!r}")
-            if assignment.client_id != client_id:
-                raise Refusal(
-                    "assignment-client", f"assignment {assignment.assignment_id} was not issued to {client_id}"
-                )
+            assignment = _find(session, claimed.assignment_id, client_id)
             order = _order(assignment)
             if claimed.payload_bytes > order.max_payload_bytes:
                 raise Refusal(
@@ -144,11 +141,7 @@ class Intake:
             Refusal: `assignment-unknown`, `assignment-client`.
         """
         with self._database.begin() as session:
-            assignment = session.get(Assignment, assignment_id, with_for_update=True)
-            if assignment is None:
-                raise Refusal("assignment-unknown", f"there is no assignment {assignment_id[:32]!r}")
-            if assignment.client_id != client_id:
-                raise Refusal("assignment-client", f"assignment {assignment_id} was not issued to {client_id}")
+            assignment = _find(session, assignment_id, client_id, lock=True)
             if assignment.state is not AssignmentState.OPEN:
                 return
             end_assignment(assignment, AssignmentState.DECLINED, self._clock(), reason, message)
@@ -224,6 +217,16 @@ class Intake:
             raise Refusal("assignment-closed", f"assignment {name} is {assignment.state}: {assignment.reason}")
 
 
+def _find(session: Session, assignment_id: str, client_id: str, *, lock: bool = False) -> Assignment:
+    known = ASSIGNMENT_ID.fullmatch(assignment_id) is not None
+    assignment = session.get(Assignment, assignment_id, with_for_update=lock) if known else None
+    if assignment is None:
+        raise Refusal("assignment-unknown", f"there is no assignment {assignment_id[:32]!r}")
+    if assignment.client_id != client_id:
+        raise Refusal("assignment-client", f"assignment {assignment_id} was not issued to {client_id}")
+    return assignment
+
+
 def _parse(data: bytes) -> UpdateManifest:
     try:
         return UpdateManifest.FromString(data)
@@ -264,6 +267,11 @@ def _must_match(manifest: UpdateManifest, order: AssignmentManifest) -> None:
         raise Refusal("mismatch:rows", f"the update declares the rows {rows}, its assignment differs")
     if bool(manifest.payload) != bool(order.rows) or bool(manifest.payload_bytes) != bool(order.rows):
         raise Refusal("mismatch:payload", "the update must carry a payload exactly when its assignment asks for rows")
+    if manifest.payload:
+        try:
+            parse(manifest.payload)
+        except ValueError as error:
+            raise Refusal("payload-digest", str(error)) from None
 
 
 def _content_problem(manifest: UpdateManifest, order: AssignmentManifest, limit: int) -> Refusal | None:

@@ -14,6 +14,7 @@ from sqlalchemy import select
 from coordinator.access import Access, guarded
 from coordinator.hub import Attendance, Hub
 from coordinator.intake import Admission, Intake
+from federation.digests import parse
 from federation.refusals import Refusal
 from federation.v1 import federation_pb2_grpc
 from federation.v1.common_pb2 import SignedEnvelope
@@ -189,12 +190,12 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     def _open_blob(self, client_id: str, digest: str, offset: int) -> BinaryIO:
         with self._database.read() as session:
-            offered = session.scalar(
+            offered = _is_digest(digest) and session.scalar(
                 select(Assignment.assignment_id)
-                .where(Assignment.client_id == client_id, Assignment.base_model == digest[:71])
+                .where(Assignment.client_id == client_id, Assignment.base_model == digest)
                 .limit(1)
             )
-        if offered is None or len(digest) > 71:
+        if not offered:
             raise Refusal("blob-not-offered", "no assignment of this client names that blob")
         source = self._blobs.path(digest).open("rb")
         size = source.seek(0, 2)
@@ -262,6 +263,14 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 def _take(chunk: bytes, writer: BlobWriter, check: PayloadCheck) -> None:
     writer.write(chunk)
     check.feed(chunk)
+
+
+def _is_digest(text: str) -> bool:
+    try:
+        parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _offers(hello: Hello) -> dict[str, int]:
