@@ -1,0 +1,68 @@
+"""Who is asked, and how many must answer."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator import selection
+from federation.runs import SelectionSpec
+
+
+@pytest.mark.parametrize(
+    ("fraction", "pool", "expected"),
+    [(0.1, 100, 10), (0.1, 30, 3), (0.1, 5, 1), (0.25, 10, 3), (1.0, 7, 7), (0.001, 1, 1)],
+)
+def test_a_fraction_is_rounded_up_and_never_below_one(fraction: float, pool: int, expected: int) -> None:
+    assert selection.wanted(SelectionSpec(method="fraction", fraction=fraction), pool) == expected
+
+
+def test_a_count_is_at_most_the_pool() -> None:
+    assert selection.wanted(SelectionSpec(method="count", count=5), 3) == 3
+
+
+def test_over_selection_asks_more_clients_than_it_wants() -> None:
+    spec = SelectionSpec(method="count", count=5, over_selection=1.5)
+    assert selection.wanted(spec, 100) == 5
+    assert selection.asked(spec, 100) == 8
+    assert selection.asked(spec, 6) == 6
+
+
+def test_a_quorum_is_at_least_one_reply() -> None:
+    assert selection.quorum(SelectionSpec(quorum=0.0), 10) == 1
+    assert selection.quorum(SelectionSpec(quorum=0.5), 5) == 3
+    assert selection.quorum(SelectionSpec(quorum=1.0), 5) == 5
+
+
+@given(seed=st.integers(0, 2**63 - 1), number=st.integers(0, 1000), size=st.integers(1, 50))
+def test_the_choice_depends_on_seed_and_round_and_not_on_the_order_of_the_pool(
+    seed: int, number: int, size: int
+) -> None:
+    spec = SelectionSpec(method="fraction", fraction=0.3)
+    pool = {f"client-{i:02}": 10 for i in range(size)}
+    chosen = selection.select(spec, pool, seed=seed, round_number=number)
+    backwards = dict(reversed(pool.items()))
+    assert selection.select(spec, backwards, seed=seed, round_number=number) == chosen
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == selection.wanted(spec, size)
+
+
+def test_every_client_has_its_turn() -> None:
+    spec = SelectionSpec(method="count", count=2)
+    pool = {f"client-{i}": 10 for i in range(10)}
+    counts = dict.fromkeys(pool, 0)
+    for number in range(500):
+        for client in selection.select(spec, pool, seed=1, round_number=number):
+            counts[client] += 1
+    assert min(counts.values()) > 60  # expected 100 each, standard deviation 9
+
+
+def test_selection_by_samples_prefers_large_clients() -> None:
+    spec = SelectionSpec(method="count", count=1, by="samples")
+    pool = {"large": 900, "small": 100}
+    large = sum(selection.select(spec, pool, seed=2, round_number=n) == ["large"] for n in range(1000))
+    assert abs(large - 900) < 5 * np.sqrt(1000 * 0.9 * 0.1)
+
+
+def test_a_client_without_samples_is_never_asked() -> None:
+    assert selection.select(SelectionSpec(), {"empty": 0, "full": 3}, seed=0, round_number=0) == ["full"]
