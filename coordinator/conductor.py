@@ -16,7 +16,7 @@ the same replies it makes the same bytes.
 import io
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -28,7 +28,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator import metrics, selection
-from coordinator.aggregation.gram import apply_step
+from coordinator.aggregation.gram import Row, apply_step
 from coordinator.aggregation.phases import Evaluate, Phase, Replies, Reply, RoundContext, RoundGenerator, Step, Train
 from coordinator.aggregation.registry import algorithm, server_rate
 from coordinator.hub import Hub
@@ -36,7 +36,8 @@ from coordinator.states import close_phase, end_assignment, move_round, move_run
 from federation.digests import digest
 from federation.envelope import seal
 from federation.runs import RunSpec
-from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, Row, StepManifest, TrainWork
+from federation.v1 import common_pb2
+from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, StepManifest, TrainWork
 from federation.v1.federation_pb2 import AttendResponse, Cancel
 from federation.vectors import model_layout, model_row, update_layout, update_rows
 from storage import models
@@ -354,7 +355,7 @@ class Conductor:
                 )
             )
             rows = [(objective, self._parameters) for objective in phase.objectives]
-            manifest.rows.extend(Row(objective=name, dtype="F32", length=length) for name, length in rows)
+            manifest.rows.extend(common_pb2.Row(objective=name, dtype="F32", length=length) for name, length in rows)
             manifest.max_payload_bytes = update_layout(rows).file_bytes
         else:
             manifest.evaluate.CopyFrom(EvaluateWork(splits=phase.splits))
@@ -419,7 +420,7 @@ class Conductor:
             ).all()
         replies = []
         for update in updates:
-            rows = ()
+            rows: tuple[Row, ...] = ()
             if update.payload:
                 self._around.blobs.verify(update.payload)
                 rows = tuple(update_rows(self._around.blobs.path(update.payload)).values())
@@ -599,7 +600,8 @@ def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _numbers(values: "dict[str, float] | Any") -> dict[str, float]:
+def _numbers(values: Mapping[str, float]) -> dict[str, float]:
+    """What JSON can hold."""
     return {name: float(value) for name, value in values.items() if np.isfinite(value)}
 
 
@@ -607,7 +609,8 @@ def _cosines(gram: NDArray[np.float64], coefficients: NDArray[np.float64]) -> ND
     """The cosine of each row with the step c U, from K alone; 0 where either has no length. Shape (m,)."""
     products = gram @ coefficients
     lengths = np.sqrt(np.diag(gram)) * np.sqrt(max(float(coefficients @ products), 0.0))
-    return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    cosines: NDArray[np.float64] = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    return cosines
 
 
 def _evaluations(round_id: int, model: str, replies: Replies, splits: tuple[str, ...]) -> list[Evaluation]:

@@ -124,7 +124,8 @@ class Replies(Sequence[Reply]):
         if kind == "uniform":
             return np.full(m, 1.0 / m)
         samples = np.array([reply.samples for reply in self._replies], dtype=np.float64)
-        return samples / samples.sum()
+        shares: NDArray[np.float64] = samples / samples.sum()
+        return shares
 
     def rows(self, context: RoundContext) -> Rows:
         """What a rule for one objective sees: K and one scalar of each kind per client."""

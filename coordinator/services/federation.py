@@ -11,7 +11,7 @@ from typing import BinaryIO, ParamSpec, TypeVar
 import grpc
 from sqlalchemy import select
 
-from coordinator.access import Access, guarded
+from coordinator.access import Access
 from coordinator.hub import Attendance, Hub
 from coordinator.intake import Admission, Intake
 from federation.digests import parse
@@ -86,7 +86,6 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     # --- attendance
 
-    @guarded
     async def Attend(  # noqa: N802 - the name of the rpc
         self,
         request_iterator: AsyncIterator[AttendRequest],
@@ -94,7 +93,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
     ) -> AsyncIterator[AttendResponse]:
         """Holds a worker's stream: greets it, hands it work, hears its heartbeats."""
         caller = await self._access.caller(context, kind="client")
-        client_id = caller.identity.name
+        client_id = caller.name
         first = await _next(request_iterator, FIRST_MESSAGE_SECONDS)
         if first is None or first.WhichOneof("message") != "hello":
             raise Refusal("hello", "the stream must begin with a Hello")
@@ -175,13 +174,12 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     # --- blobs
 
-    @guarded
     async def FetchBlob(  # noqa: N802 - the name of the rpc
         self, request: FetchBlobRequest, context: grpc.aio.ServicerContext[FetchBlobRequest, FetchBlobResponse]
     ) -> AsyncIterator[FetchBlobResponse]:
         """Streams a blob that an assignment offered to the caller."""
         caller = await self._access.caller(context, kind="client")
-        source = await self._in_thread(self._open_blob, caller.identity.name, request.digest, request.offset)
+        source = await self._in_thread(self._open_blob, caller.name, request.digest, request.offset)
         try:
             while chunk := await self._in_thread(source.read, CHUNK_BYTES):
                 yield FetchBlobResponse(chunk=chunk)
@@ -207,7 +205,6 @@ class FederationService(federation_pb2_grpc.FederationServicer):
 
     # --- replies
 
-    @guarded
     async def Submit(  # noqa: N802 - the name of the rpc
         self,
         request_iterator: AsyncIterator[SubmitRequest],
@@ -218,7 +215,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         first = await _next(request_iterator, FIRST_MESSAGE_SECONDS)
         if first is None or first.WhichOneof("message") != "update":
             raise Refusal("header", "a submission must begin with the signed update; the payload follows in chunks")
-        admitted = await self._in_thread(self._intake.admit, caller.identity.name, first.update)
+        admitted = await self._in_thread(self._intake.admit, caller.name, first.update)
         if isinstance(admitted, SignedEnvelope):
             return SubmitResponse(receipt=admitted)
         check = None
