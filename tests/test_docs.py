@@ -1,0 +1,91 @@
+"""What the documents say is so: reasons, keys, commands, links."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_lines import problem
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from coordinator.aggregation.registry import algorithm
+from federation.refusals import REASONS
+from federation.runs import RunSpec
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PROSE = {path: path.read_text() for path in DOCUMENTS}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def blocks(text: str, *languages: str) -> Iterator[str]:
+    return (body for language, body in FENCE.findall(text) if language in languages)
+
+
+def test_the_page_of_reasons_lists_exactly_the_reasons_with_their_status() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \| `([A-Z_]+)` \| .+ \| .+ \|$", PROSE[ROOT / "docs/reasons.md"], re.MULTILINE)
+    assert rows == [(reason, status.value) for reason, status in REASONS.items()]
+
+
+def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from keys(field.annotation, f"{prefix}{name}.")
+        else:
+            default = field.get_default(call_default_factory=True, validated_data={})
+            yield f"{prefix}{name}", list(default) if isinstance(default, tuple) else default
+
+
+def test_the_page_of_the_run_specification_lists_every_key_with_its_default() -> None:
+    rows = re.findall(r"^\| `([a-z_.]+)` \| (.+?) \| .+ \|$", PROSE[ROOT / "docs/run-spec.md"], re.MULTILINE)
+    told = {key: PydanticUndefined if text == "required" else json.loads(text.strip("`")) for key, text in rows}
+    assert len(told) == len(rows)
+    assert told == dict(keys(RunSpec))
+
+
+@every_document
+def test_run_specifications_in_documents_are_accepted(path: Path) -> None:
+    for text in blocks(PROSE[path], "toml"):
+        if "rounds" in tomllib.loads(text):
+            rule = RunSpec.parse(text).algorithm
+            algorithm(rule.name, rule.hyperparameters)
+
+
+@every_document
+def test_commands_in_documents_are_ones_that_the_command_line_takes(path: Path) -> None:
+    text = PROSE[path]
+    problems = []
+    for block in blocks(text, "console", "sh", "bash"):
+        for line in re.sub(r"\\\n\s*", " ", block).splitlines():
+            match = re.search(r"(?:^|[ /])(fedpareto [a-z-].*)$", line)
+            if match and not line.startswith("docker"):
+                problems.append(problem(match[1]))
+    for mention in re.findall(r"(?<!`)`(fedpareto [^`]+)`(?!`)", FENCE.sub("", text)):
+        problems.append(problem(" ".join(mention.split()), complete=False))
+    assert not [found for found in problems if found]
+
+
+def anchors(text: str) -> set[str]:
+    titles = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@every_document
+def test_links_inside_the_project_lead_somewhere(path: Path) -> None:
+    dead = []
+    for target in LINK.findall(FENCE.sub("", PROSE[path])):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        place = (path.parent / name).resolve() if name else path
+        if not place.exists() or ROOT not in (place, *place.parents):
+            dead.append(target)
+        elif anchor and anchor not in anchors(place.read_text()):
+            dead.append(target)
+    assert not dead
