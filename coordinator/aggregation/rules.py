@@ -1,0 +1,75 @@
+"""What a rule sees and what it answers: the whole interface between K and an algorithm."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """What is known of the m rows of the update matrix U.
+
+    Attributes:
+        gram: K = U U^T, shape (m, m).
+        prior: lambda0, shape (m,): the weights of plain averaging, not negative, sum 1.
+        samples: training samples of each row's client, shape (m,).
+        losses: loss of the base model at each row's client, shape (m,); None where a client did not say.
+        round: t, from 0.
+        rounds: T, the rounds of the run.
+        state: the algorithm's state after the last step; empty before the first.
+
+    Raises:
+        ValueError: shapes that do not fit, values that are not finite, a prior that is no distribution.
+    """
+
+    gram: Matrix
+    prior: Vector
+    samples: Vector
+    losses: Vector | None = None
+    round: int = 0
+    rounds: int = 1
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        m = len(self.prior)
+        if m == 0:
+            raise ValueError("there is nothing to combine: no rows")
+        if self.gram.shape != (m, m):
+            raise ValueError(f"K has shape {self.gram.shape}; {m} rows need {(m, m)}")
+        for name, values in (("prior", self.prior), ("samples", self.samples), ("losses", self.losses)):
+            if values is not None and values.shape != (m,):
+                raise ValueError(f"{name} has shape {values.shape}; {m} rows need {(m,)}")
+            if values is not None and not np.isfinite(values).all():
+                raise ValueError(f"{name} must be finite")
+        if not np.isfinite(self.gram).all():
+            raise ValueError("K must be finite: leave out updates that are not, or are too large to be squared")
+        if (self.prior < 0).any() or abs(self.prior.sum() - 1) > 1e-9:
+            raise ValueError(f"the prior must be a distribution; it sums to {self.prior.sum():g}")
+
+    @property
+    def norms(self) -> Vector:
+        """||u_i||, shape (m,)."""
+        return np.sqrt(np.diag(self.gram))
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A rule's answer: the step is along -(coefficients @ U).
+
+    Attributes:
+        coefficients: c, shape (m,): what multiplies the rows as they are.
+        weights: lambda, shape (m,): the share of each row, sum 1; c without any normalisation of the rows.
+        state: for the next round; JSON.
+        diagnostics: measurements by name.
+    """
+
+    coefficients: Vector
+    weights: Vector
+    state: dict[str, Any]
+    diagnostics: dict[str, float]
