@@ -1,0 +1,74 @@
+"""Membership: one-time tokens, approval, revocation. Functions of a session; the caller tells whoever must know."""
+
+import hashlib
+from datetime import datetime
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from federation.identity import IdentityError, check_name
+from federation.refusals import Refusal
+from storage import audit
+from storage.models import Certificate, Client, ClientState, EnrolmentToken
+
+
+def create_token(session: Session, client_id: str, secret: bytes, *, by: str, now: datetime, expires: datetime) -> None:
+    """Records a one-time token for a client to be; only the hash of its secret is kept.
+
+    Raises:
+        Refusal: `argument`: not a name for a client; `client-exists`.
+    """
+    try:
+        check_name(client_id, "client")
+    except IdentityError as error:
+        raise Refusal("argument", str(error)) from None
+    if session.get(Client, client_id) is not None:
+        raise Refusal("client-exists", f"there is a client {client_id!r} already; a name is never given twice")
+    session.add(
+        EnrolmentToken(
+            secret_hash=hashlib.sha256(secret).hexdigest(),
+            client_id=client_id,
+            created_by=by,
+            created=now,
+            expires=expires,
+        )
+    )
+    audit.record(session, at=now, actor=by, action="token.created", subject=client_id)
+
+
+def approve(session: Session, client_id: str, *, by: str, now: datetime) -> None:
+    """Lets a pending client work.
+
+    Raises:
+        Refusal: `client-unknown`, `client-state`.
+    """
+    client = _get(session, client_id)
+    if client.state is not ClientState.PENDING:
+        raise Refusal("client-state", f"{client_id} is {client.state}; only a PENDING client can be approved")
+    client.state = ClientState.ACTIVE
+    audit.record(session, at=now, actor=by, action="client.approved", subject=client_id)
+
+
+def revoke(session: Session, client_id: str, reason: str, *, by: str, now: datetime) -> None:
+    """Shuts a client and its certificates out, for good. What it has contributed stays in the record.
+
+    Raises:
+        Refusal: `client-unknown`, `client-state`: it is revoked already.
+    """
+    client = _get(session, client_id)
+    if client.state is ClientState.REVOKED:
+        raise Refusal("client-state", f"{client_id} is REVOKED already, since {client.revoked}")
+    client.state = ClientState.REVOKED
+    client.revoked = now
+    client.revoked_reason = reason
+    session.execute(
+        update(Certificate).where(Certificate.client_id == client_id, Certificate.revoked.is_(None)).values(revoked=now)
+    )
+    audit.record(session, at=now, actor=by, action="client.revoked", subject=client_id, detail=reason)
+
+
+def _get(session: Session, client_id: str) -> Client:
+    client = session.scalar(select(Client).where(Client.client_id == client_id).with_for_update())
+    if client is None:
+        raise Refusal("client-unknown", f"there is no client {client_id[:63]!r}; `fedpareto admin clients` lists them")
+    return client

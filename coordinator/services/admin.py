@@ -1,0 +1,343 @@
+"""The operators' service. Thin: `coordinator.access` settles who may call, `coordinator.views` shows what there is."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from contextlib import closing
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, BinaryIO, ParamSpec, TypeAlias, TypeVar
+
+import grpc
+from sqlalchemy.orm import Session
+
+from coordinator import membership, views
+from coordinator.access import Access
+from coordinator.engine import Engine, Submitted
+from coordinator.hub import Hub
+from coordinator.submission import ModelIntake
+from federation.identity import SECRET_BYTES, Role
+from federation.refusals import Refusal
+from federation.runs import RunSpec, SpecError
+from federation.v1 import admin_pb2 as messages
+from federation.v1 import admin_pb2_grpc
+from federation.vectors import Layout
+from storage import audit
+from storage.blobs import BlobStore
+from storage.database import Database
+from storage.models import Model
+
+CHUNK_BYTES = 1 << 20
+MAX_SPEC_BYTES = 1 << 20
+NEXT_CHUNK_SECONDS = 60.0
+MAX_TOKEN_LIFETIME = timedelta(days=30)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
+    """Serves operators.
+
+    Args:
+        database: where facts are kept.
+        blobs: where models are kept.
+        hub: who attends.
+        engine: conducts runs.
+        access: who calls.
+        executor: threads for the database and the disk, so that the event loop never waits for either.
+        join: makes the join string of a client id and a secret.
+        token_lifetime: how long a one-time token holds unless its maker says otherwise.
+        max_model_bytes: the largest model that is taken.
+        clock: the time, aware.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        blobs: BlobStore,
+        hub: Hub,
+        engine: Engine,
+        access: Access,
+        executor: Executor,
+        join: Callable[[str, bytes], str],
+        token_lifetime: timedelta,
+        max_model_bytes: int,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._hub = hub
+        self._engine = engine
+        self._access = access
+        self._executor = executor
+        self._join = join
+        self._token_lifetime = token_lifetime
+        self._max_model_bytes = max_model_bytes
+        self._clock = clock
+
+    # --- membership
+
+    async def CreateToken(  # noqa: N802 - the name of the rpc, here and below
+        self, request: messages.CreateTokenRequest, context: Context
+    ) -> messages.CreateTokenResponse:
+        """Makes a one-time token for a new client."""
+        by = await self._authorise(context, Role.SECURITY_OFFICER)
+        lifetime = timedelta(seconds=request.lifetime_seconds) or self._token_lifetime
+        if lifetime > MAX_TOKEN_LIFETIME:
+            raise Refusal("argument", f"a token holds for at most {MAX_TOKEN_LIFETIME.days} days")
+        secret = secrets.token_bytes(SECRET_BYTES)
+        now = self._clock()
+        arguments = {"by": by, "now": now, "expires": now + lifetime}
+        await self._write(membership.create_token, request.client_id, secret, **arguments)
+        response = messages.CreateTokenResponse(join=self._join(request.client_id, secret))
+        response.expires.FromDatetime(now + lifetime)
+        return response
+
+    async def ListClients(  # noqa: N802
+        self, request: messages.ListClientsRequest, context: Context
+    ) -> messages.ListClientsResponse:
+        """Lists the clients."""
+        await self._authorise(context, Role.VIEWER)
+        return messages.ListClientsResponse(clients=await self._read(views.clients, self._hub.attending()))
+
+    async def ApproveClient(  # noqa: N802
+        self, request: messages.ApproveClientRequest, context: Context
+    ) -> messages.ApproveClientResponse:
+        """Lets a pending client work."""
+        by = await self._authorise(context, Role.SECURITY_OFFICER)
+        await self._write(membership.approve, request.client_id, by=by, now=self._clock())
+        await self._wake_runs()
+        return messages.ApproveClientResponse(client=await self._client(request.client_id))
+
+    async def RevokeClient(  # noqa: N802
+        self, request: messages.RevokeClientRequest, context: Context
+    ) -> messages.RevokeClientResponse:
+        """Shuts a client out, at once."""
+        by = await self._authorise(context, Role.SECURITY_OFFICER)
+        await self._write(
+            membership.revoke,
+            request.client_id,
+            request.reason,
+            by=by,
+            now=self._clock(),
+        )
+        self._access.revoke_live(request.client_id)
+        await self._in_thread(self._engine.client_revoked, request.client_id)
+        await self._wake_runs()
+        return messages.RevokeClientResponse(client=await self._client(request.client_id))
+
+    async def _client(self, client_id: str) -> messages.Client:
+        found = await self._read(views.clients, self._hub.attending(), client_id)
+        return found[0]
+
+    async def _wake_runs(self) -> None:
+        """Runs that wait for clients look again."""
+        for run_id in await self._read(views.active_runs):
+            await self._in_thread(self._engine.notify, run_id)
+
+    # --- runs
+
+    async def SubmitRun(  # noqa: N802
+        self, request_iterator: AsyncIterator[messages.SubmitRunRequest], context: Context
+    ) -> messages.SubmitRunResponse:
+        """Takes a run: its specification, then its initial model."""
+        by = await self._authorise(context, Role.OPERATOR)
+        first = await _next(request_iterator)
+        if first is None or first.WhichOneof("message") != "header":
+            raise Refusal("argument", "a submission must begin with its header; the initial model follows in chunks")
+        header = first.header
+        _check_spec(header.spec)  # before the model is carried here in vain
+        intake = await self._in_thread(
+            partial(ModelIntake, self._blobs, header.model, header.model_bytes, limit=self._max_model_bytes)
+        )
+        with intake:
+            while (request := await _next(request_iterator)) is not None:
+                if request.WhichOneof("message") != "chunk" or len(request.chunk) > CHUNK_BYTES:
+                    raise Refusal("argument", f"only chunks of at most {CHUNK_BYTES} bytes may follow the header")
+                await self._in_thread(intake.feed, request.chunk)
+            digest, layout = await self._in_thread(intake.finish)
+        submitted = await self._in_thread(self._submit, header, digest, layout, by)
+        run = await self._read(lambda session: views.run(session, views.find_run(session, submitted.run_id)))
+        return messages.SubmitRunResponse(run=run, warnings=submitted.warnings)
+
+    def _submit(self, header: messages.RunHeader, digest: str, layout: Layout, by: str) -> Submitted:
+        with self._database.begin() as session:
+            if session.get(Model, digest) is None:
+                size = self._blobs.size(digest)
+                session.add(Model(digest=digest, size=size, parameters=layout.size, created=self._clock()))
+        return self._engine.submit(header.spec, digest, by=by, paused=header.paused)
+
+    async def ListRuns(  # noqa: N802
+        self, request: messages.ListRunsRequest, context: Context
+    ) -> messages.ListRunsResponse:
+        """Lists the runs."""
+        await self._authorise(context, Role.VIEWER)
+        return messages.ListRunsResponse(runs=await self._read(views.runs))
+
+    async def GetRun(self, request: messages.GetRunRequest, context: Context) -> messages.GetRunResponse:  # noqa: N802
+        """Shows one run."""
+        await self._authorise(context, Role.VIEWER)
+        return messages.GetRunResponse(run=await self._run(request.run, spec=True))
+
+    async def PauseRun(  # noqa: N802
+        self, request: messages.PauseRunRequest, context: Context
+    ) -> messages.PauseRunResponse:
+        """Holds a run."""
+        by = await self._authorise(context, Role.OPERATOR)
+        run_id = (await self._run(request.run)).run_id
+        await self._in_thread(self._engine.pause, run_id, by=by)
+        return messages.PauseRunResponse(run=await self._run(run_id))
+
+    async def ResumeRun(  # noqa: N802
+        self, request: messages.ResumeRunRequest, context: Context
+    ) -> messages.ResumeRunResponse:
+        """Lets a held run go on."""
+        by = await self._authorise(context, Role.OPERATOR)
+        run_id = (await self._run(request.run)).run_id
+        await self._in_thread(self._engine.resume, run_id, by=by)
+        return messages.ResumeRunResponse(run=await self._run(run_id))
+
+    async def StopRun(self, request: messages.StopRunRequest, context: Context) -> messages.StopRunResponse:  # noqa: N802
+        """Ends a run."""
+        by = await self._authorise(context, Role.OPERATOR)
+        run_id = (await self._run(request.run)).run_id
+        await self._in_thread(self._engine.stop_run, run_id, by=by, reason=request.reason)
+        return messages.StopRunResponse(run=await self._run(run_id))
+
+    async def _run(self, text: str, *, spec: bool = False) -> messages.Run:
+        return await self._read(lambda session: views.run(session, views.find_run(session, text), spec=spec))
+
+    async def WatchRun(  # noqa: N802
+        self, request: messages.WatchRunRequest, context: Context
+    ) -> AsyncIterator[messages.WatchRunResponse]:
+        """Streams what happens in a run until it ends."""
+        await self._authorise(context, Role.VIEWER)
+        run_id = (await self._run(request.run)).run_id
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake(changed_run: str) -> None:
+            if changed_run == run_id and not loop.is_closed():
+                loop.call_soon_threadsafe(changed.set)
+
+        unwatch = self._engine.watch(wake)
+        try:
+            since = await self._read(views.ended_rounds, run_id)
+            while True:
+                changed.clear()
+                progress = await self._read(views.progress, run_id, since)
+                since = progress.next_round
+                for ended in progress.ended[:-1]:
+                    yield messages.WatchRunResponse(run=progress.run, ended=ended)
+                last = progress.ended[-1] if progress.ended else None
+                yield messages.WatchRunResponse(run=progress.run, ended=last, phase=progress.phase)
+                if progress.over:
+                    return
+                await changed.wait()
+        finally:
+            unwatch()
+
+    # --- rounds
+
+    async def ListRounds(  # noqa: N802
+        self, request: messages.ListRoundsRequest, context: Context
+    ) -> messages.ListRoundsResponse:
+        """Lists the rounds of a run."""
+        await self._authorise(context, Role.VIEWER)
+
+        def read(session: Session) -> messages.ListRoundsResponse:
+            run = views.find_run(session, request.run)
+            return messages.ListRoundsResponse(run=views.run(session, run), rounds=views.rounds(session, run.run_id))
+
+        return await self._read(read)
+
+    async def GetRound(self, request: messages.GetRoundRequest, context: Context) -> messages.GetRoundResponse:  # noqa: N802
+        """Shows one round with every client's part in it."""
+        await self._authorise(context, Role.VIEWER)
+
+        def read(session: Session) -> messages.GetRoundResponse:
+            found = views.find_round(session, views.find_run(session, request.run), request.round)
+            return views.round_detail(session, self._blobs, found)
+
+        return await self._read(read)
+
+    async def ListUpdates(  # noqa: N802
+        self, request: messages.ListUpdatesRequest, context: Context
+    ) -> messages.ListUpdatesResponse:
+        """Lists the updates of a run, refused ones included."""
+        await self._authorise(context, Role.VIEWER)
+
+        def read(session: Session) -> messages.ListUpdatesResponse:
+            run = views.find_run(session, request.run)
+            number = views.find_round(session, run, request.round).number if request.HasField("round") else None
+            found = views.updates(session, run.run_id, number, request.client_id)
+            return messages.ListUpdatesResponse(updates=found)
+
+        return await self._read(read)
+
+    async def ExportModel(  # noqa: N802
+        self, request: messages.ExportModelRequest, context: Context
+    ) -> AsyncIterator[messages.ExportModelResponse]:
+        """Streams a model of a run as a safetensors file."""
+        by = await self._authorise(context, Role.VIEWER)
+
+        def find(session: Session) -> str:
+            run = views.find_run(session, request.run)
+            digest = views.model_after(session, run, request.round if request.HasField("round") else None)
+            audit.record(
+                session, at=self._clock(), actor=by, action="model.exported", subject=run.run_id, detail=digest
+            )
+            return digest
+
+        digest = await self._write(find)
+        size = await self._in_thread(self._blobs.size, digest)
+        source = await self._in_thread(self._open, digest)
+        with closing(source):
+            while chunk := await self._in_thread(source.read, CHUNK_BYTES):
+                yield messages.ExportModelResponse(digest=digest, size=size, chunk=chunk)
+
+    def _open(self, digest: str) -> BinaryIO:
+        return self._blobs.path(digest).open("rb")
+
+    async def _authorise(self, context: Context, role: Role) -> str:
+        """How the record names the caller, who must hold the role."""
+        return (await self._access.caller(context, kind="admin", role=role)).actor
+
+    # --- threads
+
+    async def _read(self, function: Callable[..., T], *arguments: Any) -> T:
+        def read() -> T:
+            with self._database.read() as session:
+                return function(session, *arguments)
+
+        return await self._in_thread(read)
+
+    async def _write(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+        def write() -> T:
+            with self._database.begin() as session:
+                return function(session, *arguments, **keywords)
+
+        return await self._in_thread(write)
+
+    async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(function, *args, **kwargs))
+
+
+def _check_spec(spec: bytes) -> None:
+    if len(spec) > MAX_SPEC_BYTES:
+        raise Refusal("limit:spec", f"a specification of {len(spec)} bytes; at most {MAX_SPEC_BYTES}")
+    try:
+        RunSpec.parse(spec)
+    except SpecError as error:
+        raise Refusal("spec", str(error)) from None
+
+
+async def _next(requests: AsyncIterator[T]) -> T | None:
+    """The next message; None when the caller has finished its side or says nothing for a while."""
+    try:
+        return await asyncio.wait_for(anext(requests), NEXT_CHUNK_SECONDS)
+    except (StopAsyncIteration, TimeoutError):
+        return None

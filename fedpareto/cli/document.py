@@ -1,0 +1,89 @@
+"""Protobuf messages as JSON documents.
+
+Names are those of the contract, enumerations appear by their short name, times as ISO 8601 in UTC, NaN and infinities
+(which JSON lacks) as null, bytes as base64, key ids as hexadecimal.
+"""
+
+import base64
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from federation.v1.common_pb2 import StepManifest, UpdateManifest
+
+# Which manifest travels in which envelope, so that the document shows it beside the signed bytes.
+_MANIFESTS: dict[str, type[Message]] = {
+    "federation.v1.GetRoundResponse.step": StepManifest,
+    "federation.v1.Update.envelope": UpdateManifest,
+}
+
+
+def document(message: Message) -> dict[str, Any]:
+    """`message` as plain values that `json.dumps` takes; every field is there, absent messages as None."""
+    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def dumps(value: Any) -> str:
+    """One JSON document: indented, with characters as they are."""
+    return json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def enum_name(descriptor: Any, number: int) -> str:
+    """The short name of an enumeration's value: RUNNING for RUN_STATE_RUNNING. Unknown numbers are shown as such."""
+    value = descriptor.values_by_number.get(number)
+    if value is None:
+        return str(number)
+    prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", descriptor.name).upper() + "_"
+    return str(value.name).removeprefix(prefix)
+
+
+def name_of(message: Message, field: str) -> str:
+    """The short name of the enumeration in `message.<field>`."""
+    descriptor = message.DESCRIPTOR.fields_by_name[field].enum_type
+    if descriptor is None:
+        raise TypeError(f"{field} is not an enumeration")
+    return enum_name(descriptor, getattr(message, field))
+
+
+def _field(message: Message, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        inner = field.message_type.fields_by_name["value"]
+        return {str(key): _value(inner, value[key]) for key in sorted(value)}
+    if field.is_repeated:
+        return [_value(field, item) for item in value]
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    return _value(field, value)
+
+
+def _value(field: Any, value: Any) -> Any:
+    if isinstance(value, Timestamp):
+        return value.ToDatetime().isoformat() + "Z"
+    if isinstance(value, Message):
+        result = document(value)
+        if field.full_name in _MANIFESTS:
+            result["decoded"] = document(_MANIFESTS[field.full_name].FromString(value.manifest))  # type: ignore[attr-defined]
+        return result
+    if field.enum_type is not None:
+        return enum_name(field.enum_type, value)
+    if isinstance(value, bytes):
+        return value.hex() if field.name == "key_id" else base64.b64encode(value).decode()
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Message):
+        return document(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,280 @@
+"""What people see: tables that fit 100 columns, digests abbreviated, times in the local zone, cosines as a heat map."""
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import UTC
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from federation.v1.admin_pb2 import Client, GetRoundResponse, PhaseProgress, RoundSummary, Run, Update
+from fedpareto.cli.document import name_of
+
+WIDTH = 100  # columns
+DIGITS = 12  # of a digest
+
+_GOOD = {"COMPLETED", "ACTIVE", "FULFILLED", "RUNNING", "STEPPED"}
+_BAD = {"FAILED", "REVOKED", "REJECTED", "SKIPPED", "EXPIRED"}
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console at most 100 columns wide; where there is no terminal, exactly so wide."""
+    found = Console(stderr=stderr, highlight=False)
+    return Console(stderr=stderr, highlight=False, width=min(found.width, WIDTH) if found.is_terminal else WIDTH)
+
+
+def short(digest: str) -> str:
+    """The first digits of a digest or a key id."""
+    return digest.rpartition(":")[2][:DIGITS]
+
+
+def when(message: Client | Run | Update | RoundSummary | PhaseProgress, field: str) -> str:
+    """A time in the local zone, to the second; a dash when it is not set."""
+    if not message.HasField(field):  # type: ignore[arg-type]
+        return "–"
+    return local(getattr(message, field))
+
+
+def local(timestamp: Timestamp) -> str:
+    """A time in the local zone, to the second."""
+    return timestamp.ToDatetime(UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number with so many decimals, in scientific notation where those would hide it; a dash when it is unknown."""
+    if not math.isfinite(value):
+        return "–"
+    if value != 0 and not 10.0**-digits <= abs(value) < 1e5:
+        return f"{value:.{max(digits - 1, 1)}e}"
+    return f"{value:.{digits}f}"
+
+
+def percent(value: float) -> str:
+    """A share in [0, 1] as a percentage."""
+    return f"{100 * value:.1f} %" if math.isfinite(value) else "–"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def state(name: str) -> Text:
+    """A state, coloured by how it went."""
+    return Text(name, style="green" if name in _GOOD else "red" if name in _BAD else "yellow")
+
+
+def metric(summary: RoundSummary, name: str) -> float:
+    """A number of a round, NaN when it is not known."""
+    return summary.metrics.get(name, math.nan)
+
+
+def _table(*columns: str, title: str = "") -> Table:
+    """A table; a column whose name begins with `>` is aligned to the right."""
+    table = Table(title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+    return table
+
+
+def clients(items: Iterable[Client]) -> RenderableType:
+    """The members."""
+    table = _table("client", "state", "attends", "last seen", "tasks (samples)", "device", "certificate until", "key")
+    for client in items:
+        table.add_row(
+            client.client_id,
+            state(name_of(client, "state")),
+            Text("yes", style="green") if client.attending else "no",
+            when(client, "last_seen"),
+            "\n".join(f"{task.task} ({task.samples})" for task in client.tasks) or "–",
+            client.device or "–",
+            when(client, "certificate_expires")[:10],
+            short(client.key_id)[:8],
+        )
+    return table if table.row_count else Text("no clients yet: make a token with `fedpareto admin token NAME`")
+
+
+def runs(items: Iterable[Run]) -> RenderableType:
+    """The runs."""
+    table = _table("run", "name", "state", "algorithm", "task", ">rounds", ">mean", ">worst 5 %", "created")
+    for run in items:
+        table.add_row(
+            run.run_id[:DIGITS],
+            run.name,
+            state(name_of(run, "state")),
+            run.algorithm,
+            run.task,
+            f"{run.rounds_done}/{run.rounds_total}",
+            percent(metric(run.latest, "accuracy/mean")),
+            percent(metric(run.latest, "accuracy/worst5")),
+            when(run, "created"),
+        )
+    return table if table.row_count else Text("no runs yet: submit one with `fedpareto admin submit SPEC.toml`")
+
+
+def run(item: Run) -> RenderableType:
+    """One run."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("run", item.run_id)
+    grid.add_row("name", item.name)
+    line = state(name_of(item, "state"))
+    grid.add_row("state", line.append(f"  {item.reason}", style="default") if item.reason else line)
+    grid.add_row("algorithm", item.algorithm)
+    grid.add_row("task", item.task)
+    grid.add_row("rounds", f"{item.rounds_done} of {item.rounds_total}")
+    grid.add_row("model", f"{short(item.model)}  ({item.parameters:,} parameters)")
+    for field in ("created", "started", "ended"):
+        grid.add_row(field, when(item, field))
+    for name, value in sorted(item.latest.metrics.items()):
+        grid.add_row(f"round {item.latest.round}", f"{name} = {number(value)}")
+    parts: list[RenderableType] = [grid]
+    if item.spec:
+        parts += [Text("\nspecification", style="bold"), Text(item.spec.rstrip())]
+    return Group(*parts)
+
+
+def rounds(items: Sequence[RoundSummary]) -> RenderableType:
+    """The rounds of a run."""
+    table = _table(
+        ">round", "state", ">asked", ">in", ">refused", ">missing", ">mean", ">worst 5 %", ">improved",
+        ">|step|", ">up", ">time",
+    )  # fmt: skip
+    notes = []
+    for summary in items:
+        table.add_row(
+            str(summary.round),
+            state(name_of(summary, "state")),
+            str(summary.asked),
+            str(summary.accepted),
+            str(summary.rejected),
+            str(summary.missing),
+            percent(metric(summary, "accuracy/mean")),
+            percent(metric(summary, "accuracy/worst5")),
+            percent(metric(summary, "improved")),
+            number(metric(summary, "step/norm")),
+            size(summary.bytes_up),
+            f"{summary.seconds:.2f} s",
+        )
+        if summary.reason:
+            notes.append(Text(f"round {summary.round}: {summary.reason}"))
+    return Group(table, *notes) if items else Text("no rounds yet")
+
+
+def round_(item: GetRoundResponse, signature: str) -> RenderableType:
+    """One round, whole.
+
+    Args:
+        item: the round.
+        signature: what is known about the signature of its step, in words.
+    """
+    summary = item.summary
+    head = Table.grid(padding=(0, 2))
+    head.add_row("round", Text(f"{summary.round} of {item.run.name} ({item.run.run_id})"))
+    line = state(name_of(summary, "state"))
+    head.add_row("state", line.append(f"  {summary.reason}", style="default") if summary.reason else line)
+    head.add_row("began", f"{when(summary, 'started')}, took {summary.seconds:.2f} s")
+    head.add_row("replies", _replies(summary))
+    head.add_row("bytes", f"{size(summary.bytes_up)} up, {size(summary.bytes_down)} offered down")
+    result = short(summary.result_model) or "(no step)"
+    head.add_row("model", f"{short(summary.base_model)} → {result}")
+    head.add_row("step", signature)
+    for phase in item.phases:
+        head.add_row(
+            f"phase {phase.phase}",
+            f"{name_of(phase, 'kind')}: {phase.replied} of {phase.asked} replied, deadline {when(phase, 'deadline')}",
+        )
+    for group in (("accuracy", "loss"), ("improved", "step", "weights", "conflicts")):
+        found = [f"{k} {number(v)}" for k, v in sorted(summary.metrics.items()) if k.partition("/")[0] in group]
+        if found:
+            head.add_row("measured" if "loss" in group else "", ", ".join(found))
+    parts: list[RenderableType] = [head, Text(), participations(item)]
+    if item.gram_clients:
+        parts += [Text("\ncosines between the accepted updates", style="bold"), heat_map(item)]
+    return Group(*parts)
+
+
+def _replies(summary: RoundSummary) -> str:
+    return f"{summary.asked} asked, {summary.accepted} accepted, {summary.rejected} rejected, {summary.missing} missing"
+
+
+def participations(item: GetRoundResponse) -> RenderableType:
+    """Every client's part in a round."""
+    table = _table(
+        "client", "update", ">samples", ">loss", ">norm", ">lambda", ">cosine", "signed by", ">bytes", ">time", "test",
+    )  # fmt: skip
+    for part in item.participations:
+        verdict = state(name_of(part, "state"))
+        table.add_row(
+            part.client_id,
+            verdict.append(f"\n{part.reason}", style="default") if part.reason else verdict,
+            str(part.samples) if part.samples else "–",
+            number(part.loss_before),
+            number(part.update_norm),
+            number(part.weight),
+            number(part.cosine),
+            f"{part.key_id[:8]} ✓" if part.key_id else "–",
+            size(part.payload_bytes),
+            f"{part.seconds:.2f} s",
+            percent(part.evaluation.get("test/accuracy", math.nan)),
+        )
+    return table
+
+
+def heat_map(item: GetRoundResponse) -> RenderableType:
+    """The cosines between updates: red pulls together, blue apart; as many numbers as fit."""
+    m = len(item.gram_clients)
+    label = max(len(name) for name in item.gram_clients)
+    label = min(label, 24)
+    cell = next((width for width in (6, 4, 2) if label + 5 + width * m <= WIDTH), 0)
+    if cell == 0:
+        return Text(f"{m} x {m} cosines do not fit a terminal; see them with --json")
+    lines = [Text(" " * (label + 5) + "".join(f"{j + 1:>{cell}}" if cell > 2 else "" for j in range(m)))]
+    for i, name in enumerate(item.gram_clients):
+        line = Text(f"{i + 1:>3}  {name[:label]:<{label}}")
+        for j in range(m):
+            value = item.cosines[i * m + j]
+            line.append(_number_in(value, cell), style=_heat(value))
+        lines.append(line)
+    return Group(*lines)
+
+
+def _number_in(value: float, cell: int) -> str:
+    if cell == 2 or not math.isfinite(value):
+        return " " * cell
+    if cell == 4:
+        return f"{round(100 * value):>4d}"
+    return f"{value:>6.2f}"
+
+
+def _heat(value: float) -> str:
+    """Blue for -1, white for 0, red for 1; black on it."""
+    if not math.isfinite(value):
+        return "default"
+    fade = round(255 * (1 - min(abs(value), 1.0) * 0.8))
+    red, green, blue = (255, fade, fade) if value >= 0 else (fade, fade, 255)
+    return f"#000000 on #{red:02x}{green:02x}{blue:02x}"
+
+
+def updates(items: Iterable[Update]) -> RenderableType:
+    """Updates as they were received."""
+    table = _table(">round", ">phase", "client", "counts", "payload", ">bytes", "received", "envelope", "key")
+    for update in items:
+        verdict = Text("yes", style="green") if update.accepted else Text(f"no: {update.reason}", style="red")
+        table.add_row(
+            str(update.round),
+            str(update.phase),
+            update.client_id,
+            verdict,
+            short(update.payload) or "–",
+            size(update.payload_bytes),
+            when(update, "received"),
+            short(update.envelope_digest),
+            update.envelope.key_id.hex()[:8],
+        )
+    return table if table.row_count else Text("no updates")
