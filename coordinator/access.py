@@ -1,0 +1,392 @@
+"""Access: who calls, whether they may, and what they hear when they may not.
+
+One interceptor stands before every rpc of both ports. What is not in `RULES` is nobody's to call. A certificate is
+looked up in the database on each rpc, nothing is remembered between two, and an rpc that is under way when its
+caller is revoked or its certificate expires is ended at once. A `Refusal` becomes a status with its reason; anything
+unforeseen becomes INTERNAL with the number of an incident, and the log has the rest. Both are recorded.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, NoReturn, TypeAlias
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from federation.certificates import der, load_certificate
+from federation.channels import ERROR_DOMAIN, STATUS_KEY
+from federation.identity import IdentityError, PeerIdentity, Role, parse_peer
+from federation.refusals import Refusal
+from storage import audit
+from storage.database import Database
+from storage.models import Certificate, Client, ClientState
+
+log = logging.getLogger(__name__)
+
+MAX_CONCURRENT_CALLS = 64  # of one caller: a worker needs two or three
+MAX_MESSAGE_CHARACTERS = 1000
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Who may call an rpc.
+
+    Attributes:
+        kind: clients, administrators, or anyone, with or without a certificate.
+        role: the role that an administrator needs.
+    """
+
+    kind: Literal["client", "admin", "anyone"]
+    role: Role | None = None
+
+
+_ANYONE = Rule("anyone")
+_CLIENT = Rule("client")
+_VIEWER = Rule("admin", Role.VIEWER)
+_OPERATOR = Rule("admin", Role.OPERATOR)
+_OFFICER = Rule("admin", Role.SECURITY_OFFICER)
+
+# A test holds this against the contract: every rpc is here.
+RULES: Mapping[str, Rule] = {
+    "/federation.v1.Enrollment/Enroll": _ANYONE,
+    "/federation.v1.Federation/Attend": _CLIENT,
+    "/federation.v1.Federation/FetchBlob": _CLIENT,
+    "/federation.v1.Federation/Submit": _CLIENT,
+    "/federation.v1.Admin/CreateToken": _OFFICER,
+    "/federation.v1.Admin/ListClients": _VIEWER,
+    "/federation.v1.Admin/ApproveClient": _OFFICER,
+    "/federation.v1.Admin/RevokeClient": _OFFICER,
+    "/federation.v1.Admin/SubmitRun": _OPERATOR,
+    "/federation.v1.Admin/ListRuns": _VIEWER,
+    "/federation.v1.Admin/GetRun": _VIEWER,
+    "/federation.v1.Admin/PauseRun": _OPERATOR,
+    "/federation.v1.Admin/ResumeRun": _OPERATOR,
+    "/federation.v1.Admin/StopRun": _OPERATOR,
+    "/federation.v1.Admin/WatchRun": _VIEWER,
+    "/federation.v1.Admin/ListRounds": _VIEWER,
+    "/federation.v1.Admin/GetRound": _VIEWER,
+    "/federation.v1.Admin/ListUpdates": _VIEWER,
+    "/federation.v1.Admin/ExportModel": _VIEWER,
+    "/grpc.health.v1.Health/Check": _ANYONE,
+    "/grpc.health.v1.Health/List": _ANYONE,
+    "/grpc.health.v1.Health/Watch": _ANYONE,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ANYONE,
+}
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who makes a call, once that is established.
+
+    Attributes:
+        identity: what the certificate says.
+        peer: the network address, without the port.
+    """
+
+    identity: PeerIdentity
+    peer: str
+
+    @property
+    def name(self) -> str:
+        """The client id, or the administrator's name."""
+        return self.identity.name
+
+    @property
+    def actor(self) -> str:
+        """How the record names the caller."""
+        return self.identity.uri
+
+
+def utc_now() -> datetime:
+    """The time, aware."""
+    return datetime.now(UTC)
+
+
+@dataclass(eq=False)
+class _Call:
+    """An rpc under way, and why it is to end, if it is."""
+
+    task: "asyncio.Task[Any]"
+    doom: Refusal | None = None
+
+    def end(self, refusal: Refusal) -> None:
+        if self.doom is None:
+            self.doom = refusal
+            self.task.cancel()
+
+
+class _Malformed:
+    """Stands for a request that is no message of its type."""
+
+
+class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-ignore]
+    """The interceptor.
+
+    Args:
+        database: where certificates, clients and the record are.
+        blocking: runs what waits for the database, so that the event loop never does.
+        federation_id: whose certificates count.
+        clock: the time, aware.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        blocking: Executor,
+        federation_id: str,
+        *,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._database = database
+        self._blocking = blocking
+        self._federation_id = federation_id
+        self._clock = clock
+        self._calls: dict[str, set[_Call]] = {}  # by actor; touched on the event loop only
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
+
+    async def caller(self, context: Context, *, kind: Literal["client", "admin"], role: Role | None = None) -> Caller:
+        """Who makes the rpc that the running task serves. A service says here what it relies on.
+
+        Args:
+            context: the rpc's.
+            kind: what the caller must be.
+            role: what an administrator must hold.
+
+        Raises:
+            Refusal: `certificate-unknown` or `role`.
+        """
+        caller = self._caller.get()
+        _authorise(Rule(kind, role), caller.identity if caller else None, "this call")
+        if caller is None:
+            raise AssertionError("no caller passed")
+        return caller
+
+    def revoke_live(self, client_id: str) -> None:
+        """Ends every rpc of a client that is under way. Callable from any thread, after the revocation is committed."""
+        actor = f"fedpareto://{self._federation_id}/client/{client_id}"
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end, actor, _revoked())
+
+    def _end(self, actor: str, refusal: Refusal) -> None:
+        for call in list(self._calls.get(actor, ())):
+            call.end(refusal)
+
+    # The interceptor
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Puts itself between gRPC and the service's method."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None  # gRPC answers UNIMPLEMENTED
+        method = handler_call_details.method
+        method = method.decode() if isinstance(method, bytes) else method
+        return self._guarded(handler, method.rpartition("/")[2], RULES.get(method))
+
+    def _guarded(self, handler: Any, action: str, rule: Rule | None) -> Any:
+        behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+
+        check = _checked_stream if handler.request_streaming else _checked
+
+        async def single(request: Any, context: Context) -> Any:
+            async with self._admitted(context, action, rule):
+                return await behaviour(check(request), context)
+
+        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+            async with self._admitted(context, action, rule):
+                async for response in behaviour(check(request), context):
+                    yield response
+
+        make, function = {
+            (False, False): (grpc.unary_unary_rpc_method_handler, single),
+            (True, False): (grpc.stream_unary_rpc_method_handler, single),
+            (False, True): (grpc.unary_stream_rpc_method_handler, stream),
+            (True, True): (grpc.stream_stream_rpc_method_handler, stream),
+        }[handler.request_streaming, handler.response_streaming]
+        return make(function, _forgiving(handler.request_deserializer), handler.response_serializer)
+
+    @asynccontextmanager
+    async def _admitted(self, context: Context, action: str, rule: Rule | None) -> AsyncIterator[None]:
+        """Establishes the caller, runs the body as an rpc of theirs, and turns what goes wrong into a status."""
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("an rpc runs in a task")
+        call = _Call(task)
+        peer = _address(context.peer())
+        actor = f"peer {peer}"
+        expiry: asyncio.TimerHandle | None = None
+        calls: set[_Call] | None = None
+        try:
+            presented = context.auth_context().get("x509_pem_cert")
+            identity = _identify(next(iter(presented))) if presented else None
+            if identity is not None:
+                actor = identity[0].uri
+            # Counted among the calls under way before it is checked: a revocation in between finds it.
+            calls = self._calls.setdefault(actor, set())
+            if len(calls) >= MAX_CONCURRENT_CALLS:
+                raise Refusal("limit:calls", f"{MAX_CONCURRENT_CALLS} calls of yours are under way: wait for one")
+            calls.add(call)
+            if identity is not None:
+                await self._in_background(self._check, *identity)
+                left = (identity[0].not_after - self._clock()).total_seconds()
+                expiry = self._loop.call_later(left, call.end, _expired(identity[0]))
+            _authorise(rule, identity[0] if identity else None, action)
+            self._caller.set(Caller(identity[0], peer) if identity else None)
+            yield
+        except Refusal as refusal:
+            await self._refuse(context, actor, action, refusal)
+        except asyncio.CancelledError:
+            if call.doom is None:
+                raise
+            task.uncancel()
+            await self._refuse(context, actor, action, call.doom)
+        except (grpc.aio.AbortError, GeneratorExit):
+            raise
+        except Exception:
+            incident = secrets.token_hex(4)
+            log.exception("incident %s: %s by %s failed", incident, action, actor)
+            await self._record(actor, action, "internal", f"incident {incident}")
+            await context.abort(
+                grpc.StatusCode.INTERNAL, f"internal error; the coordinator's log has more under incident {incident}"
+            )
+        finally:
+            if expiry is not None:
+                expiry.cancel()
+            if calls is not None:
+                calls.discard(call)
+                if not calls and self._calls.get(actor) is calls:
+                    del self._calls[actor]
+
+    def _check(self, identity: PeerIdentity, certificate: bytes) -> None:
+        """What TLS does not know: is this one of ours, and does it still count?
+
+        Raises:
+            Refusal: `certificate-unknown`, `certificate-revoked` or `certificate-expired`.
+        """
+        with self._database.read() as session:
+            row = session.get(Certificate, identity.serial)
+            client = session.get(Client, identity.name) if identity.kind == "client" else None
+        if (
+            identity.federation_id != self._federation_id
+            or row is None
+            or row.certificate != certificate
+            or (identity.kind == "client" and client is None)
+        ):
+            raise Refusal("certificate-unknown", "this federation has not issued your certificate")
+        if row.revoked is not None or (client is not None and client.state is ClientState.REVOKED):
+            raise _revoked()
+        if self._clock() >= identity.not_after:
+            raise _expired(identity)
+
+    async def _refuse(self, context: Context, actor: str, action: str, refusal: Refusal) -> NoReturn:
+        log.info("refused %s by %s: %s (%s)", action, actor, refusal.reason, refusal.message)
+        await self._record(actor, action, refusal.reason, refusal.message)
+        await abort(context, refusal)
+
+    async def _record(self, actor: str, action: str, outcome: str, detail: str) -> None:
+        def write() -> None:
+            with self._database.begin() as session:
+                audit.record(session, at=self._clock(), actor=actor, action=action, outcome=outcome, detail=detail)
+
+        try:
+            await self._in_background(write)
+        except Exception:  # the answer to the caller matters more than its record
+            log.exception("could not record that %s by %s was refused: %s", action, actor, outcome)
+
+    async def _in_background(self, function: Callable[..., None], *arguments: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._blocking, function, *arguments)
+
+
+async def abort(context: Context, refusal: Refusal) -> NoReturn:
+    """Ends an rpc with the refusal's status, and its reason in the details (`google.rpc.ErrorInfo`)."""
+    code: grpc.StatusCode = getattr(grpc.StatusCode, refusal.status.name)
+    message = refusal.message[:MAX_MESSAGE_CHARACTERS]
+    detail = AnyMessage()
+    detail.Pack(error_details_pb2.ErrorInfo(reason=refusal.reason, domain=ERROR_DOMAIN))
+    status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
+    if refusal.receipt is not None:
+        status.details.add().Pack(refusal.receipt)
+    await context.abort(code, message, ((STATUS_KEY, status.SerializeToString()),))
+    raise AssertionError("abort returned")
+
+
+def _identify(certificate: bytes) -> tuple[PeerIdentity, bytes]:
+    """The caller, and the certificate in DER."""
+    try:
+        return parse_peer(certificate), der(load_certificate(certificate))
+    except IdentityError as error:
+        raise Refusal("certificate-unknown", str(error)) from None
+
+
+def _authorise(rule: Rule | None, identity: PeerIdentity | None, action: str) -> None:
+    if rule is not None and rule.kind == "anyone":
+        return
+    if identity is None:
+        raise Refusal(
+            "certificate-unknown", f"{action} needs a certificate of the federation, and its port asks for it"
+        )
+    if rule is None:
+        raise Refusal("role", f"nobody may call {action}")
+    if identity.kind != rule.kind:
+        holders = {"client": "clients", "admin": "administrators"}
+        raise Refusal("role", f"{action} is for {holders[rule.kind]}; your certificate is of a {identity.kind}")
+    if rule.role is not None and rule.role not in identity.roles:
+        held = ", ".join(sorted(identity.roles)) or "none"
+        raise Refusal("role", f"{action} needs the role {rule.role}; your certificate gives {held}")
+
+
+def _revoked() -> Refusal:
+    return Refusal("certificate-revoked", "your certificate has been revoked; ask an administrator why")
+
+
+def _expired(identity: PeerIdentity) -> Refusal:
+    return Refusal(
+        "certificate-expired",
+        f"your certificate expired on {identity.not_after:%Y-%m-%d %H:%M} UTC; ask an administrator for a new one",
+    )
+
+
+def _address(peer: str) -> str:
+    """The host of gRPC's "ipv4:10.0.0.1:5555" or "ipv6:%5B::1%5D:5555": with the port every call is a stranger's."""
+    scheme, _, rest = unquote(peer).partition(":")
+    return rest.rpartition(":")[0].strip("[]") if scheme in {"ipv4", "ipv6"} else scheme
+
+
+def _forgiving(deserialise: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    """Lets what is no message pass as such, so that it is refused like any other bad request."""
+
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialise(data) if deserialise is not None else data
+        except DecodeError:
+            return _Malformed()
+
+    return parse
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, _Malformed):
+        raise Refusal("argument", "the request is not a message of the type that this rpc takes")
+    return request
+
+
+async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _checked(request)
