@@ -454,16 +454,17 @@ class Conductor:
         self._around.blobs.verify(current.base_model)
         with self._around.blobs.writer() as writer:
             writer.write(model_layout(base).header())
-            norms = apply_step(
-                model_row(base),
-                rate,
-                step.combination.coefficients,
-                step.replies.updates,
-                writer.write,
-                device=self._around.device,
-            )
-            if not np.isfinite(norms.direction_norm):
-                raise Skipped("non-finite: the step overflows; is an update enormous? See the norms of this round")
+            try:
+                apply_step(
+                    model_row(base),
+                    rate,
+                    step.combination.coefficients,
+                    step.replies.updates,
+                    writer.write,
+                    device=self._around.device,
+                )
+            except FloatingPointError as error:
+                raise Skipped(f"non-finite: {error}") from error
             return writer.commit()
 
     def _record_step(
