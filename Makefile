@@ -23,7 +23,7 @@ lint: $(VENV)/.dev  ## formatting, lint, types and import rules
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 
 proto: $(VENV)/.dev  ## write federation/v1 anew from proto/
 	@$(BIN)/python proto/generate.py

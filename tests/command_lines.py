@@ -31,7 +31,7 @@ def problem(line: str, *, complete: bool = True) -> str | None:
         path, words = [*path, words[0]], words[1:]
     try:
         values, rest, _ = command.make_parser(context).parse_args(list(words))
-    except Exception as error:  # noqa: BLE001 - click's and Typer's own classes differ between releases
+    except Exception as error:  # click's classes and Typer's differ between releases
         return f"{' '.join(path)}: {error}"
     if rest:
         return f"{' '.join(path)} takes no {rest}"
