@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from federation.certificates import der, load_certificate
@@ -229,7 +229,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         if task is None:
             raise RuntimeError("an rpc runs in a task")
         call = _Call(task)
-        peer = _address(context.peer())
+        peer = host_of(context.peer())
         actor = f"peer {peer}"
         expiry: asyncio.TimerHandle | None = None
         calls: set[_Call] | None = None
@@ -318,13 +318,20 @@ async def abort(context: Context, refusal: Refusal) -> NoReturn:
     """Ends an rpc with the refusal's status, and its reason in the details (`google.rpc.ErrorInfo`)."""
     code: grpc.StatusCode = getattr(grpc.StatusCode, refusal.status.name)
     message = refusal.message[:MAX_MESSAGE_CHARACTERS]
-    detail = AnyMessage()
-    detail.Pack(error_details_pb2.ErrorInfo(reason=refusal.reason, domain=ERROR_DOMAIN))
-    status = status_pb2.Status(code=code.value[0], message=message, details=[detail])
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=refusal.reason, domain=ERROR_DOMAIN)]
+    if refusal.receipt is not None:
+        details.append(refusal.receipt)
+    status = status_pb2.Status(code=code.value[0], message=message, details=map(_packed, details))
     if refusal.receipt is not None:
         status.details.add().Pack(refusal.receipt)
     await context.abort(code, message, ((STATUS_KEY, status.SerializeToString()),))
     raise AssertionError("abort returned")
+
+
+def _packed(message: Message) -> AnyMessage:
+    packed = AnyMessage()
+    packed.Pack(message)
+    return packed
 
 
 def _identify(certificate: bytes) -> tuple[PeerIdentity, bytes]:
@@ -363,7 +370,7 @@ def _expired(identity: PeerIdentity) -> Refusal:
     )
 
 
-def _address(peer: str) -> str:
+def host_of(peer: str) -> str:
     """The host of gRPC's "ipv4:10.0.0.1:5555" or "ipv6:%5B::1%5D:5555": with the port every call is a stranger's."""
     scheme, _, rest = unquote(peer).partition(":")
     return rest.rpartition(":")[0].strip("[]") if scheme in {"ipv4", "ipv6"} else scheme

@@ -59,11 +59,13 @@ __all__ = [
     "load_tls_key",
     "make_ca",
     "make_csr",
+    "move_address",
     "new_tls_key",
     "parse_peer",
     "prove_possession",
     "proves_possession",
     "secret_hash",
+    "signing_public_key",
     "write_private_key",
 ]
 
@@ -181,6 +183,34 @@ def parse_peer(certificate: bytes) -> PeerIdentity:
 
 
 # Enrolment
+
+# The encodings of Ed25519 points of small order, sign bit cleared (p - 1, p and p + 1 among them). Under such a "key"
+# a signature can be valid for messages that nobody signed, so its holder could disown its own.
+_SMALL_ORDER = frozenset(
+    bytes.fromhex(point)
+    for point in (
+        "0000000000000000000000000000000000000000000000000000000000000000",
+        "0100000000000000000000000000000000000000000000000000000000000000",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+        "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    )
+)
+
+
+def signing_public_key(raw: bytes) -> Ed25519PublicKey:
+    """The Ed25519 key that a stranger wants to register.
+
+    Raises:
+        IdentityError: not 32 bytes, or a key that binds nobody.
+    """
+    if len(raw) != 32:
+        raise IdentityError(f"an Ed25519 public key has 32 bytes, not {len(raw)}")
+    if raw[:31] + bytes([raw[31] & 0x7F]) in _SMALL_ORDER:
+        raise IdentityError("a point of small order is no Ed25519 key")
+    return Ed25519PublicKey.from_public_bytes(raw)
 
 
 def secret_hash(secret: bytes) -> str:
@@ -400,10 +430,6 @@ class AdminFiles:
             FileExistsError: the directory holds keys already.
         """
         _save(directory, self.ca, self.certificate, self.tls_key, passphrase)
-        self.save_address(directory)
-
-    def save_address(self, directory: Path) -> None:
-        """Writes where the coordinator is to be found, and nothing else."""
         _write_description(directory, federation_id=self.federation_id, admin=self.name, address=self.address)
 
     @classmethod
@@ -426,6 +452,17 @@ class AdminFiles:
     def channel(self, options: Sequence[tuple[str, int | str]] = ()) -> "grpc.Channel":
         """A mutual-TLS channel to the federation port."""
         return _channel(self, options)
+
+
+def move_address(directory: Path, address: str) -> None:
+    """Notes in an administrator's directory where the coordinator is to be found now.
+
+    Raises:
+        IdentityError: it is no such directory.
+    """
+    values = _read_description(directory, "admin")
+    if values["address"] != address:
+        _write_description(directory, **{**values, "address": address})
 
 
 def _channel(files: MemberFiles | AdminFiles, options: Sequence[tuple[str, int | str]]) -> "grpc.Channel":

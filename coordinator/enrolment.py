@@ -1,0 +1,176 @@
+"""Enrolment: a one-time token and a proof of two keys become a member. Functions of a session."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from federation.certificates import CLIENT_LIFETIME, csr_public_key, der, issue_certificate, serial_of
+from federation.envelope import key_id
+from federation.identity import (
+    SECRET_BYTES,
+    IdentityError,
+    client_uri,
+    parse_peer,
+    proves_possession,
+    secret_hash,
+    signing_public_key,
+)
+from federation.refusals import Refusal
+from storage import audit
+from storage.models import Certificate, Client, ClientState, EnrolmentToken
+
+
+@dataclass(frozen=True)
+class Authority:
+    """What certificates are issued with.
+
+    Attributes:
+        federation_id: the federation.
+        ca: the CA certificate.
+        ca_key: its key.
+    """
+
+    federation_id: str
+    ca: x509.Certificate
+    ca_key: EllipticCurvePrivateKey
+
+
+@dataclass(frozen=True)
+class Application:
+    """What a client to be sends; see `EnrollRequest` for each field."""
+
+    secret: bytes
+    csr: bytes
+    signing_key: bytes
+    proof: bytes
+    software: str
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """A new member.
+
+    Attributes:
+        client_id: its name, from the token.
+        certificate: its certificate.
+        state: whether it must wait for approval.
+    """
+
+    client_id: str
+    certificate: x509.Certificate
+    state: ClientState
+
+
+def enrol(
+    session: Session, application: Application, *, authority: Authority, approval: bool, peer: str, now: datetime
+) -> Enrolled:
+    """Checks an application; consumes its token, makes the client and its certificate, all in one transaction.
+
+    The token is found by the hash of its secret, so that no comparison's duration says anything about a secret. A
+    refusal leaves the token as it was.
+
+    Args:
+        session: an open transaction.
+        application: what arrived.
+        authority: issues the certificate.
+        approval: whether an operator must approve the client before it gets work.
+        peer: where the application came from, for the record.
+        now: the time.
+
+    Raises:
+        Refusal: `token-invalid`, `token-used`, `token-expired`, `csr`, `signing-key`, `proof`, `client-exists`.
+    """
+    token = _token(session, application.secret, now)
+    try:
+        tls_key = csr_public_key(application.csr)
+    except IdentityError as error:
+        raise Refusal("csr", str(error)) from None
+    try:
+        signing_key = signing_public_key(application.signing_key)
+    except IdentityError as error:
+        raise Refusal("signing-key", str(error)) from None
+    if not proves_possession(signing_key, application.proof, application.secret, application.csr):
+        raise Refusal("proof", "the proof of possession does not fit the signing key, the secret and the request")
+    signing_key_id = key_id(signing_key).hex()
+    if session.scalar(select(Client).filter_by(key_id=signing_key_id)) is not None:
+        raise Refusal("signing-key", "this signing key is registered already: make a new one for each membership")
+    if session.get(Client, token.client_id) is not None:
+        raise Refusal("client-exists", f"{token.client_id} has been enrolled already, with another join string")
+
+    token.used = now
+    state = ClientState.PENDING if approval else ClientState.ACTIVE
+    session.add(
+        Client(
+            client_id=token.client_id,
+            state=state,
+            signing_key=application.signing_key,
+            key_id=signing_key_id,
+            software=application.software,
+            enrolled=now,
+        )
+    )
+    session.flush()
+    certificate = issue_certificate(
+        ca=authority.ca,
+        ca_key=authority.ca_key,
+        public_key=tls_key,
+        federation_id=authority.federation_id,
+        common_name=token.client_id,
+        uris=[client_uri(authority.federation_id, token.client_id)],
+        now=now,
+        lifetime=CLIENT_LIFETIME,
+    )
+    register(session, certificate, client_id=token.client_id)
+    audit.record(
+        session,
+        at=now,
+        actor=f"peer {peer}",
+        action="Enroll",
+        subject=token.client_id,
+        detail=f"certificate {serial_of(certificate)}, signing key {signing_key_id[:16]}, {state}",
+    )
+    return Enrolled(token.client_id, certificate, state)
+
+
+def register(session: Session, certificate: x509.Certificate, *, client_id: str | None = None) -> None:
+    """Notes that a certificate was issued: from now on it opens doors.
+
+    Args:
+        session: an open transaction.
+        certificate: the certificate.
+        client_id: its client; None for an administrator's.
+    """
+    session.add(
+        Certificate(
+            serial=serial_of(certificate),
+            client_id=client_id,
+            subject=parse_peer(der(certificate)).uri,
+            certificate=der(certificate),
+            not_before=certificate.not_valid_before_utc,
+            not_after=certificate.not_valid_after_utc,
+        )
+    )
+
+
+def _token(session: Session, secret: bytes, now: datetime) -> EnrolmentToken:
+    token = None
+    if len(secret) == SECRET_BYTES:
+        token = session.get(EnrolmentToken, secret_hash(secret), with_for_update=True)
+    if token is None:
+        raise Refusal("token-invalid", "no such token; copy the whole join string, or ask for a new one")
+    if token.used is not None:
+        raise Refusal(
+            "token-used",
+            f"the join string of {token.client_id} was used on {token.used:%Y-%m-%d %H:%M} UTC, and it works once; "
+            "if that was not you, tell an administrator at once",
+        )
+    if token.expires <= now:
+        raise Refusal(
+            "token-expired",
+            f"the join string of {token.client_id} expired on {token.expires:%Y-%m-%d %H:%M} UTC; ask for a new one",
+        )
+    return token

@@ -1,0 +1,1 @@
+"""The gRPC services: thin; they parse, call one function of the domain, and answer."""
