@@ -1,0 +1,176 @@
+"""`fedpareto worker`: a member's side."""
+
+import json
+import logging
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedpareto.cli.failure import USAGE, Failure
+
+if TYPE_CHECKING:
+    from federation.identity import MemberFiles
+    from federation.tasks import DataSource
+    from worker.attack import Attack
+    from worker.home import Home
+
+app = typer.Typer(help="A member's side: join a federation, and work for it.", no_args_is_help=True)
+
+HomeOption = Annotated[Path, typer.Option("--home", help="Directory of this worker: keys, certificate, spool.")]
+PassphraseOption = Annotated[
+    Path | None, typer.Option("--passphrase-file", help="File whose first line is the passphrase of the private keys.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+DEFAULT_HOME = Path("fedpareto-worker")
+
+
+@app.command()
+def join(
+    join_string: Annotated[str, typer.Argument(metavar="JOIN", help="The join string of an operator; - reads it.")],
+    home: HomeOption = DEFAULT_HOME,
+    passphrase_file: PassphraseOption = None,
+    ask_passphrase: Annotated[bool, typer.Option(help="Ask for a passphrase for the private keys.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Become a member: make keys, get a certificate."""
+    from federation.identity import IdentityError, Join  # noqa: PLC0415
+    from worker.enrol import EnrolmentError, enrol  # noqa: PLC0415
+    from worker.home import Home  # noqa: PLC0415
+    from worker.software import software  # noqa: PLC0415
+
+    if join_string == "-":
+        join_string = sys.stdin.readline()
+    try:
+        decoded = Join.decode(join_string)
+    except IdentityError as error:
+        raise Failure(str(error), code=USAGE) from error
+    passphrase = _read_passphrase(passphrase_file)
+    if passphrase is None and ask_passphrase:
+        passphrase = str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True)).encode()
+    try:
+        enrolled = enrol(Home(home), decoded, software=software(), passphrase=passphrase)
+    except EnrolmentError as error:
+        raise Failure(str(error)) from error
+    member = enrolled.member
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "federation_id": member.federation_id,
+                    "client_id": member.client_id,
+                    "address": member.address,
+                    "home": str(home),
+                    "certificate_expires": member.not_after.isoformat(),
+                    "approval_pending": enrolled.approval_pending,
+                }
+            )
+        )
+        return
+    typer.echo(f"{member.client_id} is a member of {member.federation_id}; keys and certificate are in {home}")
+    if enrolled.approval_pending:
+        typer.echo(f"An operator must approve it before it gets work: fedpareto admin approve {member.client_id}")
+    typer.echo(f"Next: fedpareto worker run --home {home} --task NAME --data DIR")
+
+
+@app.command()
+def run(
+    task: Annotated[list[str], typer.Option(help="A task that may be worked on here; repeat it for more.")],
+    home: HomeOption = DEFAULT_HOME,
+    data: Annotated[Path | None, typer.Option(help="Directory of this client's data.")] = None,
+    part: Annotated[str | None, typer.Option(help="Rehearse with one part of a data set: 3/8 is the third.")] = None,
+    partition: Annotated[str, typer.Option(help="How it is cut: iid, shards:S or dirichlet:ALPHA.")] = "iid",
+    part_seed: Annotated[int, typer.Option(help="Seed of the cut; the same for all parts.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, ...")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for training.")] = None,
+    download: Annotated[bool, typer.Option(help="Let tasks fetch public data sets into --data.")] = False,
+    attack: Annotated[
+        str | None, typer.Option(help="Rehearse an attack in your own federation: scale=100,bias=1000.")
+    ] = None,
+    passphrase_file: PassphraseOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event.")] = False,
+) -> None:
+    """Attend, and train what is assigned, until it is stopped (SIGTERM or Ctrl-C)."""
+    from federation.tasks import DataSource, Part, PartError  # noqa: PLC0415
+    from worker.attack import Attack, AttackError  # noqa: PLC0415
+    from worker.home import Home, HomeError  # noqa: PLC0415
+
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        rehearsal = Attack.parse(attack) if attack is not None else None
+        source = DataSource(data, Part.parse(part, partition, part_seed) if part is not None else None, download)
+    except (AttackError, PartError) as error:
+        raise Failure(str(error), code=USAGE) from error
+    place = Home(home)
+    try:
+        place.require_joined()
+        with place.lock():
+            member = _load_member(home, _read_passphrase(passphrase_file))
+            _work(place, member, task, source, device, threads, rehearsal, as_json)
+    except HomeError as error:
+        raise Failure(str(error)) from error
+
+
+def _work(
+    home: "Home",
+    member: "MemberFiles",
+    tasks: list[str],
+    source: "DataSource",
+    device: str,
+    threads: int | None,
+    attack: "Attack | None",
+    as_json: bool,
+) -> None:
+    from federation.tasks import DataError, TaskError  # noqa: PLC0415
+    from worker.events import Events  # noqa: PLC0415
+    from worker.service import Worker, prepare_offers  # noqa: PLC0415 - imports torch
+    from worker.session import SessionError  # noqa: PLC0415
+    from worker.spool import SpoolError  # noqa: PLC0415
+
+    try:
+        offers, device_words = prepare_offers(list(dict.fromkeys(tasks)), source, device=device, threads=threads)
+        worker = Worker(
+            home=home,
+            member=member,
+            offers=offers,
+            device=device_words,
+            events=Events(sys.stdout if as_json else None),
+            uniform=random.SystemRandom().uniform,
+            attack=attack,
+        )
+    except (TaskError, DataError, SpoolError, ValueError) as error:
+        raise Failure(str(error)) from error
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: worker.stop())
+    try:
+        worker.run()
+    except SessionError as error:
+        raise Failure(str(error)) from error
+    logging.getLogger("fedpareto.worker").info("stopped")
+
+
+def _read_passphrase(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        passphrase = path.read_bytes().split(b"\n", 1)[0].rstrip(b"\r")
+    except OSError as error:
+        raise Failure(f"cannot read the passphrase file {path}: {error.strerror}", code=USAGE) from error
+    if not passphrase:
+        raise Failure(f"the first line of the passphrase file {path} is empty", code=USAGE)
+    return passphrase
+
+
+def _load_member(home: Path, passphrase: bytes | None) -> "MemberFiles":
+    from federation.identity import IdentityError, MemberFiles  # noqa: PLC0415
+    from federation.keys import is_encrypted  # noqa: PLC0415
+
+    try:
+        if passphrase is None and is_encrypted(home / "tls.key") and sys.stdin.isatty():
+            passphrase = str(typer.prompt(f"Passphrase of {home}", hide_input=True, err=True)).encode()
+        return MemberFiles.load(home, passphrase)
+    except IdentityError as error:
+        raise Failure(str(error)) from error

@@ -1,0 +1,120 @@
+"""What must hold before an assignment is done: it is the coordinator's word, it is for us, and its owner allowed it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from google.protobuf.message import DecodeError
+
+from federation.digests import parse
+from federation.envelope import key_id, unseal
+from federation.identity import MemberFiles
+from federation.refusals import Refusal
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
+from federation.vectors import Layout, update_layout
+
+SPLITS = ("train", "validation", "test")
+
+
+class Declined(Exception):
+    """An assignment that this worker will not do.
+
+    Attributes:
+        assignment_id: as far as it is known; empty when nothing could be read.
+        reason: a stable reason, told to the coordinator and recorded there.
+        message: the reason in words.
+    """
+
+    def __init__(self, assignment_id: str, reason: str, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.assignment_id = assignment_id
+        self.reason = reason
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """A task that the owner allowed, as far as an assignment can be checked against it.
+
+    Attributes:
+        layout: of the task's model.
+        objectives: the rows of an update, in order.
+    """
+
+    layout: Layout
+    objectives: tuple[str, ...]
+
+
+def check_assignment(
+    envelope: SignedEnvelope, *, member: MemberFiles, allowed: Mapping[str, Allowed], now: datetime
+) -> AssignmentManifest:
+    """Verifies an assignment against the coordinator's key from enrolment, then every field that says what to do.
+
+    A coordinator that was taken over, or somebody between it and us, can make this worker do nothing but train a task
+    that its owner named, from a model of that task's layout.
+
+    Args:
+        envelope: as received.
+        member: who we are, and the coordinator's key.
+        allowed: the owner's tasks by name.
+        now: the time by the coordinator's clock.
+
+    Raises:
+        Declined: with the reason of the first check that failed.
+    """
+    coordinator = key_id(member.coordinator_key)
+    try:
+        manifest = unseal(
+            envelope, AssignmentManifest, lambda name: member.coordinator_key if name == coordinator else None
+        )
+    except Refusal as refusal:
+        reason = "manifest" if refusal.reason == "manifest" else "signature"
+        message = f"not signed by the coordinator that this client enrolled with ({refusal.message})"
+        raise Declined(_claimed_id(envelope), reason, message) from None
+
+    def require(holds: bool, reason: str, message: str) -> None:
+        if not holds:
+            raise Declined(manifest.assignment_id, reason, message)
+
+    require(manifest.federation_id == member.federation_id, "mismatch:federation_id", "of another federation")
+    require(manifest.client_id == member.client_id, "mismatch:client_id", "issued to another client")
+    require(now <= manifest.deadline.ToDatetime(tzinfo=UTC), "deadline", "its deadline has passed")
+    require(manifest.task in allowed, "task-not-allowed", "the owner of this worker did not allow this task")
+    task = allowed[manifest.task]
+    _require_base_model(manifest, task)
+    if manifest.WhichOneof("work") == "train":
+        rows = [(row.objective, row.dtype, row.length) for row in manifest.rows]
+        wanted = [(objective, "F32", task.layout.size) for objective in task.objectives]
+        require(rows == wanted, "rows", f"this task gives the rows {wanted}, asked were {rows}"[:500])
+        size = update_layout([(name, length) for name, _, length in wanted]).file_bytes
+        require(manifest.max_payload_bytes >= size, "limit:payload", f"an update of this task takes {size} bytes")
+    elif manifest.WhichOneof("work") == "evaluate":
+        require(not manifest.rows, "rows", "an evaluation gives no rows")
+        splits = list(manifest.evaluate.splits)
+        known = splits and all(split in SPLITS for split in splits) and len(set(splits)) == len(splits)
+        require(bool(known), "work", f"cannot evaluate the splits {splits}"[:500])
+    else:
+        require(False, "work", "it asks for a kind of work that this version does not know: update the worker")
+    return manifest
+
+
+def _require_base_model(manifest: AssignmentManifest, task: Allowed) -> None:
+    try:
+        parse(manifest.base_model)
+    except ValueError as error:
+        raise Declined(manifest.assignment_id, "base-model", str(error)) from None
+    if manifest.base_model_bytes != task.layout.file_bytes:
+        raise Declined(
+            manifest.assignment_id,
+            "layout",
+            f"the base model has {manifest.base_model_bytes} bytes; a model of this task has {task.layout.file_bytes}: "
+            "compare the versions of the task",
+        )
+
+
+def _claimed_id(envelope: SignedEnvelope) -> str:
+    """The assignment that an unverified envelope speaks of; good for nothing but naming it in a refusal."""
+    try:
+        return AssignmentManifest.FromString(envelope.manifest).assignment_id[:200]
+    except DecodeError:
+        return ""

@@ -1,0 +1,103 @@
+"""Models that were fetched, by digest: the model that a round evaluates is the one that the next round starts from."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from federation.digests import hasher, parse
+
+_MODEL = ".safetensors"
+_PART = ".part"
+_READ_BYTES = 1 << 20
+
+
+class ModelMismatch(Exception):
+    """What was served is not the model that was promised."""
+
+
+class ModelCache:
+    """Keeps the last few models. One thread at a time.
+
+    Args:
+        directory: made when it is missing.
+        keep: how many models stay.
+    """
+
+    def __init__(self, directory: Path, keep: int = 3) -> None:
+        self._directory = directory
+        self._keep = keep
+        # Checked by this process already; what an earlier one left is checked again before its first use.
+        self._verified: set[str] = set()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def get(self, digest: str, size: int, fetch: Callable[[int], Iterator[bytes]]) -> Path:
+        """The file of a model, from the disk or from `fetch`.
+
+        What `fetch` raises passes through, and what had arrived by then is kept: the next call goes on from there.
+
+        Args:
+            digest: the model's digest; nothing else is ever returned.
+            size: in bytes; not one more is written.
+            fetch: yields the model's bytes from the given offset on.
+
+        Raises:
+            ValueError: `digest` is not one.
+            ModelMismatch: other bytes were served.
+        """
+        algorithm, value = parse(digest)
+        path = self._directory / f"{algorithm}-{value}{_MODEL}"
+        part = path.with_suffix(_PART)
+        if digest not in self._verified:
+            if path.exists() and _digest(path, algorithm) != value:
+                path.unlink()
+            if not path.exists():
+                self._fetch(part, size, algorithm, value, fetch)
+                part.rename(path)
+            self._verified.add(digest)
+        path.touch()
+        self._evict()
+        return path
+
+    def _fetch(
+        self, part: Path, size: int, algorithm: str, value: str, fetch: Callable[[int], Iterator[bytes]]
+    ) -> None:
+        resumed = _receive(part, size, fetch)
+        if _digest(part, algorithm) == value:
+            return
+        part.unlink()
+        # A rest may have been added to the beginning of something else; from the start there is no such doubt.
+        if resumed:
+            _receive(part, size, fetch)
+            if _digest(part, algorithm) == value:
+                return
+            part.unlink()
+        raise ModelMismatch(f"what the coordinator served is not the model {algorithm}:{value[:16]}... of {size} bytes")
+
+    def _evict(self) -> None:
+        files = [path for path in self._directory.iterdir() if path.suffix in (_MODEL, _PART)]
+        files.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        for path in files[self._keep :]:
+            path.unlink()
+            self._verified.discard(path.stem.replace("-", ":", 1))
+
+
+def _receive(part: Path, size: int, fetch: Callable[[int], Iterator[bytes]]) -> int:
+    """Writes what is missing; returns how much was there before."""
+    with part.open("ab") as file:
+        resumed = min(file.tell(), size)
+        file.truncate(resumed)
+        missing = size - resumed
+        if missing:
+            for chunk in fetch(resumed):
+                file.write(chunk[:missing])
+                missing -= len(chunk)
+                if missing < 0:
+                    raise ModelMismatch(f"the coordinator served more than the {size} bytes that it announced")
+    return resumed
+
+
+def _digest(path: Path, algorithm: str) -> str:
+    state = hasher(algorithm)
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            state.update(chunk)
+    return state.hexdigest()

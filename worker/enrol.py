@@ -1,0 +1,166 @@
+"""Joining a federation: a join string becomes keys, a certificate and a directory (SECURITY: "Keys")."""
+
+import contextlib
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from federation.channels import refusal_from_rpc_error, server_verified_channel
+from federation.identity import (
+    IdentityError,
+    Join,
+    MemberFiles,
+    fetch_ca,
+    make_csr,
+    new_tls_key,
+    parse_peer,
+    prove_possession,
+)
+from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
+from federation.v1.enrollment_pb2_grpc import EnrollmentStub
+from worker.home import Home
+
+CONNECT_SECONDS = 20.0
+ENROL_SECONDS = 60.0
+
+_ADVICE = {
+    "token-invalid": "the coordinator does not know this join string: check that it was copied whole, "
+    "or ask an operator for a new one",
+    "token-expired": "this join string has expired: ask an operator for a new one",
+    "token-used": "this join string was used before; it works once. If that was not you, tell the federation's "
+    "security officer at once; in any case ask for a new one",
+}
+
+
+class EnrolmentError(Exception):
+    """Joining failed and left nothing behind; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """A membership that is on the disk.
+
+    Attributes:
+        member: the membership.
+        approval_pending: whether an operator must approve the client before it gets work.
+    """
+
+    member: MemberFiles
+    approval_pending: bool
+
+
+def enrol(home: Home, join: Join, *, software: str, passphrase: bytes | None = None) -> Enrolled:
+    """Becomes the client that a join string was made for. The directory appears complete or not at all.
+
+    Args:
+        home: a directory that does not exist yet, or is empty.
+        join: the decoded join string.
+        software: the name and version of this worker.
+        passphrase: encrypts the private keys; None leaves them to the file mode.
+
+    Raises:
+        EnrolmentError: the directory is taken, nobody or somebody else answers, or the token is refused.
+    """
+    with _new_directory(home) as staging:
+        ca = _ca(join)
+        tls_key = new_tls_key()
+        signing_key = Ed25519PrivateKey.generate()
+        csr = make_csr(tls_key)
+        request = EnrollRequest(
+            secret=join.secret,
+            csr=csr,
+            signing_key=signing_key.public_key().public_bytes_raw(),
+            proof=prove_possession(signing_key, join.secret, csr),
+            software=software,
+        )
+        response = _exchange(join, ca, request)
+        _check(response, join, ca)
+        member = MemberFiles(
+            federation_id=response.federation_id,
+            client_id=response.client_id,
+            address=response.address,
+            ca=ca,
+            certificate=response.certificate,
+            tls_key=tls_key,
+            signing_key=signing_key,
+            coordinator_key=Ed25519PublicKey.from_public_bytes(response.coordinator_key),
+        )
+        member.save(staging, passphrase)
+    return Enrolled(member, response.approval_pending)
+
+
+@contextmanager
+def _new_directory(home: Home) -> Iterator[Path]:
+    """A directory to fill, which becomes the home when all went well.
+
+    It is made before the token is spent, so that a mistyped path costs nothing.
+    """
+    directory = home.directory.absolute()
+    if home.joined:
+        raise EnrolmentError(
+            f"{home.directory} holds a membership already: choose another directory for another client, "
+            "or move this one away first"
+        )
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise EnrolmentError(f"{home.directory} is not empty: choose a directory that does not exist yet")
+    staging = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}")
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        staging.mkdir(mode=0o700)
+        yield staging
+        staging.rename(directory)
+    except OSError as error:
+        raise EnrolmentError(
+            f"cannot make {home.directory}: {error.strerror or error}; choose one inside a directory of yours"
+        ) from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(staging)
+
+
+def _ca(join: Join) -> bytes:
+    try:
+        return fetch_ca(join.address, join.ca_fingerprint, CONNECT_SECONDS)
+    except IdentityError as error:
+        raise EnrolmentError(str(error)) from error
+    except (OSError, ValueError) as error:
+        raise EnrolmentError(
+            f"no coordinator answers at {join.address} ({error}): is it running, and does a firewall let you reach it?"
+        ) from error
+
+
+def _exchange(join: Join, ca: bytes, request: EnrollRequest) -> EnrollResponse:
+    with server_verified_channel(join.address, ca) as channel:
+        try:
+            return EnrollmentStub(channel).Enroll(request, timeout=ENROL_SECONDS)
+        except grpc.RpcError as error:
+            refusal = refusal_from_rpc_error(error)
+            advice = _ADVICE.get(refusal.reason, refusal.message or refusal.status)
+            reason = f"{refusal.reason}: " if refusal.reason else ""
+            raise EnrolmentError(f"{join.address} did not enrol {join.client_id}: {reason}{advice}") from error
+
+
+def _check(response: EnrollResponse, join: Join, ca: bytes) -> None:
+    """The coordinator was authenticated; this catches its mistakes while they are easy to name."""
+    try:
+        identity = parse_peer(response.certificate)
+    except IdentityError as error:
+        raise EnrolmentError(f"the coordinator issued a certificate that cannot be read: {error}") from error
+    fits = (
+        response.client_id == identity.name == join.client_id
+        and identity.kind == "client"
+        and identity.federation_id == response.federation_id
+        and response.ca_certificate.strip() == ca.strip()
+        and len(response.coordinator_key) == 32
+        and ":" in response.address
+    )
+    if not fits:
+        raise EnrolmentError(
+            f"the coordinator enrolled {identity.uri}, which is not what the join string for {join.client_id} promised"
+        )

@@ -1,0 +1,43 @@
+"""What a worker tells its owner: one line for people on the log, one JSON object for programs on a stream."""
+
+import json
+import logging
+import threading
+from datetime import UTC, datetime
+from typing import TextIO
+
+LOGGER = logging.getLogger("fedpareto.worker")
+
+
+class Events:
+    """Tells both audiences the same thing. Callable from any thread.
+
+    Args:
+        stream: where the JSON lines go; None for none.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def tell(self, event: str, message: str, **fields: object) -> None:
+        """Tells of one event.
+
+        Args:
+            event: its stable name, for programs.
+            message: the line for people.
+            fields: what programs get beside `event`, `time` and `message`.
+        """
+        self._tell(logging.INFO, event, message, fields)
+
+    def warn(self, event: str, message: str, **fields: object) -> None:
+        """Tells of something that the owner should look at; arguments as for `tell`."""
+        self._tell(logging.WARNING, event, message, fields)
+
+    def _tell(self, level: int, event: str, message: str, fields: dict[str, object]) -> None:
+        LOGGER.log(level, message)
+        if self._stream is None:
+            return
+        record = {"event": event, "time": datetime.now(UTC).isoformat(), "message": message, **fields}
+        with self._lock:
+            print(json.dumps(record), file=self._stream, flush=True)

@@ -1,0 +1,337 @@
+"""Doing assignments, one at a time: check, fetch the base model, train or evaluate, sign, spool."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from federation.channels import refusal_from_rpc_error
+from federation.envelope import seal
+from federation.identity import MemberFiles
+from federation.refusals import Refusal
+from federation.tasks import DataError
+from federation.training import Trainer, TrainingDiverged, TrainingStopped, TrainResult, TrainWork
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, UpdateManifest
+from federation.v1.federation_pb2 import FetchBlobRequest
+from federation.vectors import Vector, read_vector, update_layout, write_vectors
+from worker.assignments import Allowed, Declined, check_assignment
+from worker.attack import Attack
+from worker.backoff import Backoff
+from worker.cache import ModelCache, ModelMismatch
+from worker.events import Events
+from worker.session import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND, Session
+from worker.spool import Spool
+
+LOGGER = logging.getLogger("fedpareto.worker")
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """A task that the owner allowed, with everything ready to work on it.
+
+    Attributes:
+        allowed: what assignments are checked against.
+        trainer: holds the model and this client's data.
+    """
+
+    allowed: Allowed
+    trainer: Trainer
+
+
+@dataclass(eq=False)
+class _Job:
+    manifest: AssignmentManifest
+    progress: float = 0.0
+    unwanted: bool = False
+
+
+class Runner:
+    """The worker's hands.
+
+    Args:
+        member: who we are.
+        offers: the owner's allow-list, by task name.
+        cache: of models.
+        spool: where finished replies go.
+        session: lends its channel, and passes refusals on.
+        backoff: delays after a broken download.
+        events: where to tell.
+        software: the name and version of this worker.
+        attack: what to rehearse; None for an honest member.
+        finished: called when something new is in the spool.
+    """
+
+    def __init__(
+        self,
+        *,
+        member: MemberFiles,
+        offers: Mapping[str, Offer],
+        cache: ModelCache,
+        spool: Spool,
+        session: Session,
+        backoff: Backoff,
+        events: Events,
+        software: str,
+        attack: Attack | None,
+        finished: Callable[[], None],
+    ) -> None:
+        self._member = member
+        self._offers = offers
+        self._allowed = {name: offer.allowed for name, offer in offers.items()}
+        self._cache = cache
+        self._spool = spool
+        self._session = session
+        self._backoff = backoff
+        self._events = events
+        self._software = software
+        self._attack = attack
+        self._finished = finished
+        self._changed = threading.Condition()
+        self._waiting: deque[_Job] = deque()
+        self._current: _Job | None = None
+        self._stopping = False
+
+    # What the session's thread calls
+
+    def assigned(self, envelope: SignedEnvelope) -> None:
+        """Takes an assignment in, unless it is here already in whatever state, or has to be declined."""
+        try:
+            manifest = check_assignment(envelope, member=self._member, allowed=self._allowed, now=self._session.now())
+        except Declined as declined:
+            self._decline(declined)
+            return
+        name = manifest.assignment_id
+        with self._changed:
+            # The spool is asked under the same lock under which a finished job leaves `_current`.
+            jobs = [job for job in (self._current, *self._waiting) if job is not None]
+            if self._spool.holds(name):
+                self._finished()
+            elif not self._spool.settled(name) and all(job.manifest.assignment_id != name for job in jobs):
+                self._waiting.append(_Job(manifest))
+                self._changed.notify_all()
+
+    def cancelled(self, assignment_id: str, reason: str) -> None:
+        """Drops an assignment, wherever it is."""
+        with self._changed:
+            known = self._spool.holds(assignment_id)
+            for job in (self._current, *self._waiting):
+                if job is not None and job.manifest.assignment_id == assignment_id:
+                    job.unwanted = known = True
+        self._spool.remove(assignment_id)
+        if known:
+            self._events.tell(
+                "cancelled",
+                f"assignment {assignment_id}: no longer wanted ({reason})",
+                assignment_id=assignment_id,
+                reason=reason,
+            )
+
+    def working(self) -> tuple[str, float]:
+        """The assignment in work, empty when idle, and the share of it that is done."""
+        job = self._current
+        return (job.manifest.assignment_id, job.progress) if job is not None else ("", 0.0)
+
+    # What others call
+
+    def stop(self) -> None:
+        """Ends `run`: what is in work is dropped, and will be asked for again."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        """Does what is assigned, in order of arrival, until `stop`."""
+        while (job := self._take()) is not None:
+            try:
+                self._do(job)
+            except Declined as declined:
+                self._decline(declined)
+            except TrainingStopped:
+                pass
+            finally:
+                with self._changed:
+                    self._current = None
+
+    def _take(self) -> _Job | None:
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._stopping or self._waiting)
+                if self._stopping:
+                    return None
+                job = self._waiting.popleft()
+                if not job.unwanted:
+                    self._current = job
+                    return job
+
+    def _decline(self, declined: Declined) -> None:
+        self._events.warn(
+            "declined",
+            f"assignment {declined.assignment_id or '(unreadable)'}: declined, {declined.reason}: {declined.message}",
+            assignment_id=declined.assignment_id,
+            reason=declined.reason,
+        )
+        if declined.assignment_id:
+            self._session.decline(declined.assignment_id, declined.reason, declined.message)
+
+    def _do(self, job: _Job) -> None:
+        manifest = job.manifest
+        name, offer = manifest.assignment_id, self._offers[manifest.task]
+
+        def stopped() -> bool:
+            return self._stopping or job.unwanted
+
+        base = self._base_model(manifest, offer, stopped)
+        kind = manifest.WhichOneof("work") or ""
+        fields = {"assignment_id": name, "run_id": manifest.run_id, "round": manifest.round, "kind": kind}
+        doing = "training" if kind == "train" else "evaluating"
+        self._events.tell(doing, f"assignment {name} round {manifest.round}: {doing}", **fields)
+        self._session.beat(name, 0.0)
+        try:
+            result = self._work(manifest, offer, base, job, stopped)
+        except TrainingDiverged as error:
+            raise Declined(name, "training-diverged", str(error)) from error
+        except DataError as error:
+            raise Declined(name, "no-data", str(error)) from error
+        except TrainingStopped:
+            raise
+        except Exception as error:  # out of memory, a work that makes no sense, a mistake in the owner's own task
+            LOGGER.exception("assignment %s", name)
+            raise Declined(name, "failed", f"{type(error).__name__}: {error}") from error
+        self._events.tell(
+            "done",
+            f"assignment {name} round {manifest.round}: {doing} done in {result.seconds:.2f} s",
+            seconds=result.seconds,
+            **fields,
+        )
+        self._spool_reply(manifest, result, job)
+        self._finished()
+
+    def _base_model(self, manifest: AssignmentManifest, offer: Offer, stopped: Callable[[], bool]) -> Vector:
+        path = self._fetch(manifest, stopped)
+        try:
+            layout, vector = read_vector(path)
+        except Refusal as refusal:
+            raise Declined(manifest.assignment_id, "layout", f"the base model: {refusal.message}") from refusal
+        if layout != offer.allowed.layout:
+            raise Declined(
+                manifest.assignment_id, "layout", "the base model has other tensors than this task: compare versions"
+            )
+        return vector
+
+    def _fetch(self, manifest: AssignmentManifest, stopped: Callable[[], bool]) -> Path:
+        def chunks(offset: int) -> Iterator[bytes]:
+            stub = self._session.stub()
+            if stub is None:
+                raise TrainingStopped
+            wanted = FetchBlobRequest(digest=manifest.base_model, offset=offset)
+            timeout = ANSWER_SECONDS + (manifest.base_model_bytes - offset) / SLOWEST_BYTES_PER_SECOND
+            for response in stub.FetchBlob(wanted, timeout=timeout):
+                if stopped():
+                    raise TrainingStopped
+                yield response.chunk
+
+        name = manifest.assignment_id
+        while not stopped():
+            try:
+                path = self._cache.get(manifest.base_model, manifest.base_model_bytes, chunks)
+            except ModelMismatch as error:
+                raise Declined(name, "base-model", str(error)) from error
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the session closed the channel a moment ago
+                why = refusal_from_rpc_error(error) if isinstance(error, grpc.RpcError) else None
+                if why is not None and why.reason in ("blob-not-offered", "offset"):
+                    raise Declined(name, "base-model", f"{why.reason}: {why.message}") from error
+                if self._session.now() > manifest.deadline.ToDatetime(tzinfo=UTC):
+                    raise Declined(name, "deadline", "the base model did not arrive in time") from error
+                delay = self._backoff.delay()
+                self._events.warn(
+                    "download-broken",
+                    f"assignment {name}: the download of the base model broke off, going on in {delay:.1f} s",
+                    assignment_id=name,
+                )
+                with self._changed:
+                    self._changed.wait_for(stopped, timeout=delay)
+            else:
+                self._backoff.reset()
+                return path
+        raise TrainingStopped
+
+    def _work(
+        self,
+        manifest: AssignmentManifest,
+        offer: Offer,
+        base: Vector,
+        job: _Job,
+        stopped: Callable[[], bool],
+    ) -> TrainResult:
+        trainer = offer.trainer
+        if manifest.WhichOneof("work") == "evaluate":
+            began = time.perf_counter()
+            metrics = trainer.evaluate(base, tuple(manifest.evaluate.splits), stopped=stopped)
+            return TrainResult({}, {}, metrics, trainer.samples, time.perf_counter() - began)
+
+        def progress(share: float) -> None:
+            job.progress = share
+
+        asked = manifest.train
+        work = TrainWork(
+            epochs=asked.epochs,
+            steps=asked.steps,
+            batch_size=asked.batch_size,
+            learning_rate=asked.learning_rate,
+            proximal_mu=asked.proximal_mu,
+            momentum=asked.momentum,
+            weight_decay=asked.weight_decay,
+        )
+        return trainer.train(
+            base,
+            work,
+            seed=manifest.seed,
+            round=manifest.round,
+            client_id=self._member.client_id,
+            progress=progress,
+            stopped=stopped,
+        )
+
+    def _spool_reply(self, asked: AssignmentManifest, result: TrainResult, job: _Job) -> None:
+        losses, rows = dict(result.losses), dict(result.rows)
+        if self._attack is not None:
+            losses = self._attack.on_losses(losses)
+            rows = {objective: self._attack.on_update(row) for objective, row in rows.items()}
+        payload = None
+        if asked.rows:
+            layout = update_layout([(row.objective, row.length) for row in asked.rows])
+            vector = np.concatenate([rows[row.objective] for row in asked.rows]) if len(rows) > 1 else rows.popitem()[1]
+            payload = self._spool.write_payload(asked.assignment_id, lambda path: write_vectors(path, layout, vector))
+        reply = UpdateManifest(
+            federation_id=asked.federation_id,
+            run_id=asked.run_id,
+            round=asked.round,
+            phase=asked.phase,
+            assignment_id=asked.assignment_id,
+            client_id=self._member.client_id,
+            base_model=asked.base_model,
+            spec=asked.spec,
+            rows=asked.rows,
+            payload=payload.digest if payload else "",
+            payload_bytes=payload.size if payload else 0,
+            samples=result.samples,
+            losses=losses,
+            metrics=dict(result.metrics),
+            software=self._software,
+            task=asked.task,
+            seconds=result.seconds,
+        )
+        reply.created.FromDatetime(self._session.now())
+        envelope = seal(reply, self._member.signing_key)
+        with self._changed:
+            if not job.unwanted:
+                self._spool.add(envelope, payload)
+            elif payload is not None:
+                payload.path.unlink()

@@ -1,0 +1,177 @@
+"""The worker as a whole: three threads around a session, a pair of hands and a spool."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from federation.identity import MemberFiles
+from federation.tasks import DataSource, task
+from federation.training import Trainer, describe_device, pick_device
+from federation.v1.federation_pb2 import Hello, TaskOffer
+from worker.assignments import Allowed
+from worker.attack import Attack
+from worker.backoff import Backoff
+from worker.cache import ModelCache
+from worker.events import Events
+from worker.home import Home
+from worker.runner import Offer, Runner
+from worker.session import Session
+from worker.software import software
+from worker.spool import Spool
+from worker.submission import Submitter
+
+if TYPE_CHECKING:
+    import grpc
+
+LOGGER = logging.getLogger("fedpareto.worker")
+# How long a stop waits for a step of training or a call to notice; what is dropped then is asked for again.
+STOP_SECONDS = 10.0
+
+
+def prepare_offers(
+    names: Sequence[str], source: DataSource, *, device: str, threads: int | None
+) -> tuple[dict[str, Offer], str]:
+    """Loads the owner's tasks and this client's data.
+
+    Args:
+        names: the allow-list.
+        source: where the data is.
+        device: as torch names it, or "auto".
+        threads: CPU threads of torch; None leaves its own choice.
+
+    Returns:
+        What is ready to be worked on, by task name, and the device in words.
+
+    Raises:
+        TaskError: no such task.
+        DataError: missing or malformed data.
+        ValueError: no such device.
+    """
+    chosen = pick_device(device)
+    offers = {}
+    for name in names:
+        found = task(name)
+        trainer = Trainer(found, found.load(source), chosen, threads)
+        offers[name] = Offer(Allowed(trainer.layout, tuple(found.objectives)), trainer)
+    return offers, describe_device(chosen)
+
+
+class Worker:
+    """One worker process, from its first hello to its end.
+
+    Args:
+        home: its directory, locked by the caller.
+        member: what was loaded from it.
+        offers: what `prepare_offers` made ready.
+        device: what trains, in words.
+        events: where to tell.
+        uniform: draws the jitter of every back-off.
+        attack: what to rehearse; None for an honest member.
+        connect: makes a channel to the coordinator; None takes the member's own.
+    """
+
+    def __init__(
+        self,
+        *,
+        home: Home,
+        member: MemberFiles,
+        offers: Mapping[str, Offer],
+        device: str,
+        events: Events,
+        uniform: Callable[[float, float], float],
+        attack: Attack | None = None,
+        connect: "Callable[[], grpc.Channel] | None" = None,
+    ) -> None:
+        hello = Hello(
+            software=software(),
+            device=device,
+            tasks=[TaskOffer(task=name, samples=offer.trainer.samples) for name, offer in offers.items()],
+        )
+        spool = Spool(home.spool, home.receipts)
+        self._session = Session(
+            connect=connect or member.channel,
+            federation_id=member.federation_id,
+            not_after=member.not_after,
+            hello=hello,
+            backoff=Backoff(uniform),
+            events=events,
+        )
+        self._submitter = Submitter(
+            member=member,
+            spool=spool,
+            session=self._session,
+            backoff=Backoff(uniform),
+            events=events,
+        )
+        self._runner = Runner(
+            member=member,
+            offers=offers,
+            cache=ModelCache(home.cache),
+            spool=spool,
+            session=self._session,
+            backoff=Backoff(uniform),
+            events=events,
+            software=software(),
+            attack=attack,
+            finished=self._submitter.wake,
+        )
+        # A signal handler may put into a SimpleQueue at any moment; the lock of an Event could be held by the very
+        # thread that the handler interrupts.
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._ending = False
+        self._failure: Exception | None = None
+        if attack is not None:
+            events.warn(
+                "attack",
+                f"REHEARSAL OF AN ATTACK: this worker multiplies its updates by {attack.scale:g} and adds "
+                f"{attack.bias:g} to the losses that it reports. Never do this in a federation that is not your own",
+                scale=attack.scale,
+                bias=attack.bias,
+            )
+        if waiting := len(spool.entries()):
+            events.tell("spool", f"{waiting} finished replies from before are handed in again", waiting=waiting)
+
+    def run(self) -> None:
+        """Works until `stop`. The calling thread only waits, so that it is free for signals.
+
+        Raises:
+            SessionError: the coordinator will not have this worker.
+            Exception: whatever ended one of the threads: nothing is left half-running.
+        """
+        threads = [
+            self._start("session", lambda: self._session.run(self._runner)),
+            self._start("submission", self._submitter.run),
+            self._start("work", self._runner.run),
+        ]
+        self._ended.get()
+        self._ending = True
+        self._runner.stop()
+        self._submitter.stop()
+        self._session.stop()
+        for thread in threads:
+            thread.join(STOP_SECONDS)
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """Makes `run` return; safe in a signal handler."""
+        self._ended.put(None)
+
+    def _start(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                if self._failure is None and not self._ending:
+                    self._failure = error
+                else:
+                    LOGGER.exception("the %s thread failed while stopping", name)
+            finally:
+                self._ended.put(None)
+
+        # Daemons: a step of training that takes longer than the owner's patience does not keep the process alive.
+        thread = threading.Thread(target=run, name=f"worker-{name}", daemon=True)
+        thread.start()
+        return thread

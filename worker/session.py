@@ -1,0 +1,252 @@
+"""The session: one attendance stream for as long as the worker is up, made again whenever it breaks.
+
+The worker dials out and says hello; the coordinator's assignments arrive on the same stream at once. Nothing that
+matters is kept here: after a reconnection the coordinator sends again whatever is still open.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+import grpc
+
+from federation.channels import RpcRefusal, refusal_from_rpc_error
+from federation.v1.common_pb2 import SignedEnvelope
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Decline, Heartbeat, Hello, Welcome
+from federation.v1.federation_pb2_grpc import FederationStub
+from worker.backoff import Backoff
+from worker.events import Events
+
+# What no retry can change: the owner has to act.
+FINAL_REASONS = {
+    "certificate-unknown": "the coordinator does not know this certificate: join again with a new join string",
+    "certificate-revoked": "an operator shut this client out: talk to the federation's security officer",
+    "certificate-expired": "join again with a new join string",
+    "role": "this certificate may not work for the federation: use the directory that `worker join` made",
+    "superseded": "another worker with this client's identity attends now: run one, or join a second client",
+    "hello": "the coordinator did not understand this worker: compare the versions of both",
+    "limit": "the coordinator does not take so much: offer fewer tasks",
+}
+WELCOME_SECONDS = 30.0
+# A stream that lived so long was a success: the next failure is a first one, and is followed by a quick retry.
+SETTLED_SECONDS = 5.0
+WRONG_CLOCK_SECONDS = 60.0
+# A coordinator that neither goes on nor hangs up: a transfer is given up, and made again, after this time and its own.
+ANSWER_SECONDS = 120.0
+SLOWEST_BYTES_PER_SECOND = 100_000
+
+
+class SessionError(Exception):
+    """The coordinator will not have this worker, whatever it tries; the message says what to do."""
+
+
+class Handler(Protocol):
+    """What the session reports to."""
+
+    def assigned(self, envelope: SignedEnvelope) -> None:
+        """An assignment arrived, perhaps not for the first time."""
+
+    def cancelled(self, assignment_id: str, reason: str) -> None:
+        """An assignment is no longer wanted."""
+
+    def working(self) -> tuple[str, float]:
+        """The assignment in work (empty when idle) and the share of it that is done."""
+
+
+class Session:
+    """Attends, and lends its channel to those who fetch and submit.
+
+    Args:
+        connect: makes a fresh channel. A channel has a back-off of its own, which would stand in the way of ours.
+        federation_id: the federation that must answer.
+        not_after: when the own certificate expires.
+        hello: the first word.
+        backoff: delays between attempts.
+        events: where to tell.
+    """
+
+    def __init__(
+        self,
+        *,
+        connect: Callable[[], grpc.Channel],
+        federation_id: str,
+        not_after: datetime,
+        hello: Hello,
+        backoff: Backoff,
+        events: Events,
+    ) -> None:
+        self._connect = connect
+        self._federation_id = federation_id
+        self._not_after = not_after
+        self._hello = hello
+        self._backoff = backoff
+        self._events = events
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._stub: FederationStub | None = None  # while attending
+        self._outbox: queue.SimpleQueue[AttendRequest | None] | None = None  # of the present stream
+        self._close: Callable[[], None] | None = None
+        self._heartbeat_seconds = WELCOME_SECONDS
+        self._clock_offset = timedelta(0)
+
+    def run(self, handler: Handler) -> None:
+        """Attends until `stop`.
+
+        Raises:
+            SessionError: the coordinator refuses for good, or the certificate has expired.
+        """
+        while not self._stopping:
+            if datetime.now(UTC) >= self._not_after:
+                raise SessionError(
+                    f"this client's certificate expired on {self._not_after:%Y-%m-%d %H:%M} UTC: "
+                    f"{FINAL_REASONS['certificate-expired']}"
+                )
+            began = time.monotonic()
+            refusal, welcomed = self._attend(handler)
+            if self._stopping:
+                return
+            stem = refusal.reason.partition(":")[0]
+            if stem in FINAL_REASONS:
+                raise SessionError(f"{refusal.reason}: {refusal.message}; {FINAL_REASONS[stem]}")
+            if welcomed and time.monotonic() - began >= SETTLED_SECONDS:
+                self._backoff.reset()
+            delay = self._backoff.delay()
+            self._events.warn(
+                "disconnected",
+                f"not attending: {refusal.message or refusal.status}; trying again in {delay:.1f} s",
+                reason=refusal.reason,
+                status=refusal.status,
+                retry_seconds=delay,
+            )
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping, timeout=delay)
+
+    def stop(self) -> None:
+        """Ends the stream and every call on its channel; `run` returns soon after. Callable from any thread."""
+        with self._changed:
+            self._stopping = True
+            close = self._close
+            self._changed.notify_all()
+        if close is not None:
+            close()
+
+    def stub(self) -> FederationStub | None:
+        """The federation service, as soon as the worker attends; None once it is stopping."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stub is not None or self._stopping)
+            return None if self._stopping else self._stub
+
+    def attending(self) -> bool:
+        """Whether the stream is up."""
+        return self._stub is not None
+
+    def decline(self, assignment_id: str, reason: str, message: str) -> None:
+        """Says no to an assignment. Without a stream nobody hears it: the assignment comes again, and so will the no."""
+        self._say(AttendRequest(decline=Decline(assignment_id=assignment_id, reason=reason, message=message[:1000])))
+
+    def beat(self, assignment_id: str, progress: float) -> None:
+        """Tells at once what is in work, without waiting for the next heartbeat."""
+        self._say(AttendRequest(heartbeat=Heartbeat(assignment_id=assignment_id, progress=progress)))
+
+    def now(self) -> datetime:
+        """The time by the coordinator's clock, which its deadlines are written in."""
+        return datetime.now(UTC) + self._clock_offset
+
+    def _say(self, request: AttendRequest) -> None:
+        outbox = self._outbox
+        if outbox is not None:
+            outbox.put(request)
+
+    def _attend(self, handler: Handler) -> tuple[RpcRefusal, bool]:
+        """Holds one stream to its end; returns why it ended, and whether there was a welcome."""
+        channel = self._connect()
+        outbox: queue.SimpleQueue[AttendRequest | None] = queue.SimpleQueue()
+        stub = FederationStub(channel)
+        with self._changed:
+            if self._stopping:
+                channel.close()
+                return RpcRefusal("CANCELLED", "", "stopping"), False
+            self._close = channel.close
+            self._heartbeat_seconds = WELCOME_SECONDS
+        welcomed = False
+        try:
+            call = stub.Attend(self._requests(outbox, handler, lambda: welcomed, channel.close))
+            for response in call:
+                if not welcomed:
+                    welcomed = True
+                    self._welcome(response)
+                    self._outbox = outbox
+                    outbox.put(self._heartbeat(handler))
+                    with self._changed:
+                        self._stub = stub
+                        self._changed.notify_all()
+                else:
+                    _dispatch(response, handler)
+            return RpcRefusal("OK", "", "the coordinator ended the stream"), welcomed
+        except grpc.RpcError as error:
+            return refusal_from_rpc_error(error, not_after=self._not_after), welcomed
+        except ValueError as error:  # gRPC's answer to a call on a channel that `stop` closed a moment ago
+            return RpcRefusal("CANCELLED", "", str(error)), welcomed
+        finally:
+            with self._changed:
+                self._stub = None
+                self._close = None
+            self._outbox = None
+            outbox.put(None)
+            channel.close()
+
+    def _requests(
+        self,
+        outbox: "queue.SimpleQueue[AttendRequest | None]",
+        handler: Handler,
+        welcomed: Callable[[], bool],
+        close: Callable[[], None],
+    ) -> Iterator[AttendRequest]:
+        yield AttendRequest(hello=self._hello)
+        while True:
+            try:
+                request = outbox.get(timeout=self._heartbeat_seconds)
+            except queue.Empty:
+                if not welcomed():
+                    close()
+                    return
+                request = self._heartbeat(handler)
+            if request is None:
+                return
+            yield request
+
+    def _heartbeat(self, handler: Handler) -> AttendRequest:
+        assignment_id, progress = handler.working()
+        return AttendRequest(heartbeat=Heartbeat(assignment_id=assignment_id, progress=progress))
+
+    def _welcome(self, response: AttendResponse) -> None:
+        if response.WhichOneof("message") != "welcome":
+            raise SessionError("what answers there is no coordinator: its first word was not a welcome")
+        welcome: Welcome = response.welcome
+        if welcome.federation_id != self._federation_id:
+            raise SessionError(
+                f"the coordinator there is of federation {welcome.federation_id[:80]!r}; "
+                f"this client is a member of {self._federation_id!r}"
+            )
+        self._heartbeat_seconds = min(max(welcome.heartbeat_seconds, 0.1), WELCOME_SECONDS)
+        now = welcome.now.ToDatetime(tzinfo=UTC)
+        self._clock_offset = now - datetime.now(UTC) if welcome.HasField("now") else timedelta(0)
+        self._events.tell("attending", f"attending federation {self._federation_id}")
+        if abs(self._clock_offset.total_seconds()) > WRONG_CLOCK_SECONDS:
+            self._events.warn(
+                "clock",
+                f"this machine's clock and the coordinator's differ by {self._clock_offset.total_seconds():.0f} s: "
+                "certificates and records go by them, so set the wrong one right",
+                offset_seconds=self._clock_offset.total_seconds(),
+            )
+
+
+def _dispatch(response: AttendResponse, handler: Handler) -> None:
+    match response.WhichOneof("message"):
+        case "assignment":
+            handler.assigned(response.assignment)
+        case "cancel":
+            handler.cancelled(response.cancel.assignment_id, response.cancel.reason)
