@@ -6,6 +6,7 @@ A worker that died in the middle, or one that is asked twice, hands in the very 
 """
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -304,16 +305,18 @@ class Trainer:
 
 
 def pick_device(name: str = "auto") -> str:
-    """The device to train on.
+    """The device to train on. Apple's GPUs are not offered: they lack deterministic kernels (max pooling, say).
 
     Args:
-        name: "auto" (a CUDA device, else Apple's, else the CPU) or a device as torch names it.
+        name: "auto" (CUDA where there is one, else the CPU), "cpu", "cuda" or "cuda:N".
 
     Raises:
-        ValueError: not a device, or not here.
+        ValueError: not such a device, or not here.
     """
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name) is None:
+        raise ValueError(f"no device {name!r}: use auto, cpu, cuda or cuda:N")
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
@@ -414,8 +417,6 @@ def _seed_torch(device: torch.device, seed: int) -> None:
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
-    elif device.type == "mps":
-        torch.mps.manual_seed(seed)
 
 
 @contextmanager

@@ -1,0 +1,466 @@
+"""Local work: what an update is, that it can be made again byte for byte, and what happens when it goes wrong."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from federation.tasks import DataError, Dataset, DataSource, Part, Splits, Task, TaskError, initial_model, task
+from federation.tasks import parameters as flat
+from federation.tasks.models import cifar_cnn, grey_cnn
+from federation.training import Trainer, TrainingDiverged, TrainingStopped, TrainResult, TrainWork, pick_device
+
+ROOT = Path(__file__).parents[1]
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+    ),
+]
+SGD = TrainWork(epochs=1, batch_size=10, learning_rate=0.1)
+
+
+class Line(Task):
+    """Linear regression: gradients are known in closed form."""
+
+    evaluation_batch = 7
+
+    def __init__(self, samples: int = 23) -> None:
+        random = np.random.default_rng(0)
+        self.x = random.normal(size=(samples, 3)).astype(np.float32)
+        self.y = random.normal(size=samples).astype(np.float32)
+
+    def model(self) -> nn.Module:
+        return nn.Linear(3, 1)
+
+    def load(self, source: DataSource) -> Splits:
+        whole = Dataset(torch.from_numpy(self.x), torch.from_numpy(self.y))
+        return Splits(whole, Dataset(whole.x[:9], whole.y[:9]), Dataset(whole.x[:0], whole.y[:0]))
+
+    def losses(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {"loss": functional.mse_loss(output[:, 0], y)}
+
+    def correct(self, output: Tensor, y: Tensor) -> None:
+        return None
+
+    def gradient(self, w: NDArray[np.float64], chosen: Any = slice(None)) -> NDArray[np.float64]:
+        x = np.column_stack([self.x[chosen], np.ones(len(self.x[chosen]))]).astype(np.float64)
+        return 2 * x.T @ (x @ w - self.y[chosen]) / len(x)
+
+
+class Noisy(Task):
+    """The papers' convolutional networks, with their dropout, on random images."""
+
+    def __init__(self, channels: int = 1, samples: int = 24) -> None:
+        self._channels, self._samples = channels, samples
+        self.evaluation_batch = 10
+
+    def model(self) -> nn.Module:
+        return grey_cnn(0.5, 0.3) if self._channels == 1 else cifar_cnn()
+
+    def load(self, source: DataSource) -> Splits:
+        side = 28 if self._channels == 1 else 32
+        random = torch.Generator().manual_seed(0)
+        x = torch.randint(0, 256, (self._samples, self._channels, side, side), generator=random, dtype=torch.uint8)
+        y = torch.arange(self._samples) % 10
+        return Splits(*(Dataset(x, y) for _ in range(3)))
+
+
+def _trainer(made: Task, device: str = "cpu") -> Trainer:
+    return Trainer(made, made.load(DataSource()), device)
+
+
+def _train(trainer: Trainer, base: NDArray[np.float32], work: TrainWork = SGD, **changed: Any) -> TrainResult:
+    return trainer.train(base, work, **({"seed": 0, "round": 0, "client_id": "a"} | changed))
+
+
+BASE = np.array([0.5, -1.0, 2.0, 0.25], dtype=np.float32)
+
+
+# ---- what an update is
+
+
+def test_one_full_batch_step_gives_the_rate_times_the_gradient() -> None:
+    line = Line()
+    result = _train(_trainer(line), BASE, TrainWork(steps=1, batch_size=0, learning_rate=0.5))
+    update = result.rows["loss"]
+    assert update.dtype == np.float32
+    np.testing.assert_allclose(update, 0.5 * line.gradient(BASE.astype(np.float64)), rtol=1e-5)
+
+
+def test_subtracting_the_update_descends() -> None:
+    digits = task("digits")
+    trainer = _trainer(digits)
+    _, base = initial_model(digits, 0)
+    result = _train(trainer, base)
+    after = trainer.evaluate(base - result.rows["loss"])
+    assert after["train/loss"] < result.losses["loss"] / 2
+    assert after["test/accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_full_batch_steps_follow_sgd_with_momentum_decay_and_the_proximal_term(
+    mu: float, momentum: float, decay: float
+) -> None:
+    line = Line()
+    work = TrainWork(steps=4, batch_size=0, learning_rate=0.1, proximal_mu=mu, momentum=momentum, weight_decay=decay)
+    start = BASE.astype(np.float64)
+    w, velocity = start.copy(), np.zeros(4)
+    for _ in range(4):
+        velocity = momentum * velocity + line.gradient(w) + mu * (w - start) + decay * w
+        w = w - 0.1 * velocity
+    np.testing.assert_allclose(_train(_trainer(line), BASE, work).rows["loss"], start - w, rtol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_training_agrees_with_torchs_own_sgd(device: str) -> None:
+    made = Noisy(channels=3)  # the model without dropout
+    trainer = _trainer(made, device)
+    _, base = initial_model(made, 3)
+    work = TrainWork(epochs=3, batch_size=0, learning_rate=0.05, momentum=0.5, weight_decay=0.01)
+    model = flat.build(made).to(device)
+    flat.load(model, base)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5, weight_decay=0.01)
+    data = made.load(DataSource()).train
+    for _ in range(3):
+        optimiser.zero_grad()
+        functional.cross_entropy(model(data.x.to(device)), data.y.to(device)).backward()
+        optimiser.step()
+    np.testing.assert_allclose(_train(trainer, base, work).rows["loss"], base - flat.flatten(model), atol=2e-6)
+
+
+def test_a_zero_batch_size_is_the_whole_split() -> None:
+    trainer = _trainer(Line())
+    whole, same, larger = (
+        _train(trainer, BASE, TrainWork(epochs=2, batch_size=size, learning_rate=0.1)).rows["loss"]
+        for size in (0, 23, 99)
+    )
+    assert whole.tobytes() == same.tobytes() == larger.tobytes()
+
+
+class Watched(Line):
+    """Remembers which targets each training batch held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[float]] = []
+
+    def losses(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        if output.requires_grad:
+            self.seen.append(y.tolist())
+        return super().losses(output, y)
+
+
+def test_every_pass_is_reshuffled_and_keeps_its_last_short_batch() -> None:
+    watched = Watched()
+    _train(_trainer(watched), BASE, TrainWork(epochs=2, batch_size=10, learning_rate=0.01))
+    assert [len(batch) for batch in watched.seen] == [10, 10, 3, 10, 10, 3]
+    first, second = (list(chain(*watched.seen[begin : begin + 3])) for begin in (0, 3))
+    assert sorted(first) == sorted(second) == sorted(watched.y.tolist())
+    assert first != second
+
+
+def test_steps_count_across_passes() -> None:
+    watched = Watched()
+    _train(_trainer(watched), BASE, TrainWork(steps=5, batch_size=10, learning_rate=0.01))
+    assert [len(batch) for batch in watched.seen] == [10, 10, 3, 10, 10]
+
+
+def test_each_round_and_each_client_shuffles_in_its_own_way() -> None:
+    trainer = _trainer(Line())
+    made = [
+        _train(trainer, BASE, SGD, **changed).rows["loss"].tobytes()
+        for changed in ({}, {"round": 1}, {"seed": 1}, {"client_id": "b"}, {"round": 1, "client_id": "b"})
+    ]
+    assert len(set(made)) == len(made)
+
+
+class Both(Line):
+    """Two objectives on one model: fit the data, stay small."""
+
+    objectives = ("fit", "size")
+
+    def losses(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {"size": output.square().mean(), "fit": functional.mse_loss(output[:, 0], y)}
+
+
+def test_each_objective_gives_a_row_that_starts_at_the_base_model() -> None:
+    alone, both = _trainer(Line()), _trainer(Both())
+    result = _train(both, BASE)
+    assert list(result.rows) == ["fit", "size"]
+    assert result.rows["fit"].tobytes() == _train(alone, BASE).rows["loss"].tobytes()
+    assert not np.allclose(result.rows["fit"], result.rows["size"])
+    assert set(result.losses) == {"fit", "size"}
+    assert result.metrics["train/loss"] == pytest.approx(sum(result.losses.values()) / 2)
+    assert result.metrics["train/loss/fit"] == result.losses["fit"]
+
+
+# ---- what is measured
+
+
+def test_losses_are_those_of_the_base_model_on_the_whole_training_split() -> None:
+    line = Line()
+    result = _train(_trainer(line), BASE)
+    residual = line.x.astype(np.float64) @ BASE[:3] + BASE[3] - line.y
+    assert result.losses["loss"] == pytest.approx(float(np.mean(residual**2)), rel=1e-6)
+    assert result.metrics == {"train/loss": result.losses["loss"], "train/samples": 23}
+    assert result.samples == 23
+    assert result.seconds > 0
+
+
+def test_the_reported_loss_is_measured_without_dropout() -> None:
+    made = Noisy()
+    trainer = _trainer(made)
+    _, base = initial_model(made, 0)
+    result = _train(trainer, base)
+    assert result.metrics == {name: v for name, v in trainer.evaluate(base).items() if name.startswith("train/")}
+
+
+def test_an_empty_split_has_samples_and_nothing_else() -> None:
+    assert _trainer(Line()).evaluate(BASE, ("validation", "test")).keys() == {
+        "validation/samples",
+        "validation/loss",
+        "test/samples",
+    }
+    assert _trainer(Line()).evaluate(BASE, ("test",)) == {"test/samples": 0}
+
+
+def test_accuracy_is_the_share_of_right_answers() -> None:
+    digits = task("digits")
+    trainer = _trainer(digits)
+    _, base = initial_model(digits, 0)
+    model = flat.build(digits)
+    flat.load(model, base)
+    test = digits.load(DataSource()).test
+    with torch.no_grad():
+        right = (model(test.x).argmax(1) == test.y).double().mean().item()
+    assert trainer.evaluate(base, ("test",))["test/accuracy"] == pytest.approx(right)
+
+
+def test_a_loss_that_is_not_finite_is_left_out_of_an_evaluation() -> None:
+    assert _trainer(Line()).evaluate(np.full(4, 1e30, dtype=np.float32), ("train",)) == {"train/samples": 23}
+
+
+# ---- the same bytes
+
+
+@pytest.mark.parametrize("channels", [1, 3], ids=["fashion-mnist", "cifar10"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_work_done_twice_is_the_same_bytes_whatever_was_done_between(device: str, channels: int) -> None:
+    made = Noisy(channels)
+    trainer = _trainer(made, device)
+    _, base = initial_model(made, 0)
+    work = TrainWork(epochs=2, batch_size=5, learning_rate=0.05, momentum=0.9)
+    first = _train(trainer, base, work)
+    _train(trainer, base, TrainWork(epochs=1, batch_size=7, learning_rate=0.2), round=1, client_id="b")
+    trainer.evaluate(base + first.rows["loss"])
+    torch.rand(17)
+    again = _train(trainer, base, work)
+    fresh = _train(_trainer(made, device), base, work)
+    assert np.abs(first.rows["loss"]).max() > 0
+    assert first.rows["loss"].tobytes() == again.rows["loss"].tobytes() == fresh.rows["loss"].tobytes()
+    assert first.losses == again.losses == fresh.losses
+    assert first.metrics == again.metrics == fresh.metrics
+
+
+_ELSEWHERE = """
+import sys
+from federation.digests import digest
+from federation.tasks import DataSource, Part, initial_model, task
+from federation.training import Trainer, TrainWork
+made = task("digits")
+trainer = Trainer(made, made.load(DataSource(part=Part(1, 8, "shards:2", 0))), "cpu", 1)
+_, base = initial_model(made, 4)
+work = TrainWork(epochs=2, batch_size=10, learning_rate=0.1)
+for round in map(int, sys.argv[1:]):
+    result = trainer.train(base, work, seed=9, round=round, client_id="c")
+print(digest(result.rows["loss"].tobytes()), result.losses)
+"""
+
+
+def test_a_new_process_gives_the_same_bytes_as_one_that_did_other_rounds_first() -> None:
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", _ELSEWHERE, *rounds], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        for rounds in (["5"], ["0", "3", "5"])
+    ]
+    assert said[0].stdout.startswith("blake3:")
+    assert said[0].stdout == said[1].stdout
+
+
+@pytest.mark.parametrize("end", ["well", "stopped"])
+def test_torchs_global_state_is_left_as_it_was(end: str) -> None:
+    trainer = _trainer(Line())
+    torch.manual_seed(3)
+
+    def state() -> tuple[Any, ...]:
+        cudnn = torch.backends.cudnn
+        return (
+            torch.get_rng_state().tolist(),
+            torch.get_deterministic_debug_mode(),
+            cudnn.deterministic,
+            cudnn.benchmark,
+        )
+
+    before = state()
+    if end == "well":
+        _train(trainer, BASE)
+    else:
+        with pytest.raises(TrainingStopped):
+            _train(trainer, BASE, stopped=lambda: True)
+    assert state() == before
+
+
+def test_the_base_model_is_not_touched_and_may_be_read_only(tmp_path: Path) -> None:
+    np.save(tmp_path / "base.npy", BASE)
+    base = np.load(tmp_path / "base.npy", mmap_mode="r")
+    assert np.abs(_train(_trainer(Line()), base).rows["loss"]).max() > 0
+    assert np.array_equal(base, BASE)
+
+
+def test_frozen_random_parts_are_the_same_at_every_member() -> None:
+    class Features(Line):
+        def model(self) -> nn.Module:
+            return nn.Sequential(nn.Linear(3, 50).requires_grad_(False), nn.Tanh(), nn.Linear(50, 1))
+
+    torch.manual_seed(1)
+    one = _trainer(Features())
+    torch.manual_seed(2)
+    other = _trainer(Features())
+    _, base = initial_model(Features(), 7)
+    assert len(base) == 51
+    assert one.evaluate(base) == other.evaluate(base)
+    assert _train(one, base).rows["loss"].tobytes() == _train(other, base).rows["loss"].tobytes()
+
+
+def test_cpu_and_gpu_agree_up_to_rounding() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device on this machine")
+    digits = task("digits")
+    _, base = initial_model(digits, 0)
+    cpu, gpu = (_train(_trainer(digits, device), base).rows["loss"] for device in ("cpu", "cuda"))
+    np.testing.assert_allclose(cpu, gpu, atol=1e-3)
+
+
+# ---- when it goes wrong
+
+
+@pytest.mark.parametrize("batch_size", [0, 5])
+def test_divergence_is_reported_with_its_step(batch_size: int) -> None:
+    work = TrainWork(steps=400, batch_size=batch_size, learning_rate=1e6)
+    with pytest.raises(TrainingDiverged) as caught:
+        _train(_trainer(Line()), BASE, work)
+    assert 1 < caught.value.step < 20
+    assert f"step {caught.value.step}" in str(caught.value)
+
+
+def test_a_last_step_that_overflows_is_divergence_too() -> None:
+    with pytest.raises(TrainingDiverged) as caught:
+        _train(_trainer(Line()), BASE, TrainWork(steps=1, batch_size=0, learning_rate=3e38))
+    assert caught.value.step == 1
+
+
+def test_a_base_model_without_a_finite_loss_is_divergence_at_step_0() -> None:
+    with pytest.raises(TrainingDiverged) as caught:
+        _train(_trainer(Line()), np.full(4, np.nan, dtype=np.float32))
+    assert caught.value.step == 0
+
+
+def test_a_trainer_works_on_after_divergence() -> None:
+    trainer = _trainer(Line())
+    expected = _train(trainer, BASE).rows["loss"].tobytes()
+    with pytest.raises(TrainingDiverged):
+        _train(trainer, BASE, TrainWork(steps=50, batch_size=0, learning_rate=1e9))
+    assert _train(trainer, BASE).rows["loss"].tobytes() == expected
+
+
+def test_training_stops_when_the_caller_says_so() -> None:
+    answers = iter([False] * 6 + [True])
+    shares: list[float] = []
+    with pytest.raises(TrainingStopped):
+        _train(_trainer(Line()), BASE, stopped=lambda: next(answers), progress=shares.append)
+    assert 0 < len(shares) < 3
+
+
+@pytest.mark.parametrize("made", [Line, Both])
+def test_progress_grows_to_one(made: Callable[[], Task]) -> None:
+    shares: list[float] = []
+    _train(_trainer(made()), BASE, TrainWork(steps=5, batch_size=10, learning_rate=0.01), progress=shares.append)
+    assert shares == sorted(shares)
+    assert shares[0] > 0
+    assert shares[-1] == 1
+
+
+def test_a_client_without_training_samples_cannot_train_but_can_evaluate() -> None:
+    line = Line(samples=0)
+    trainer = _trainer(line)
+    assert trainer.samples == 0
+    with pytest.raises(DataError, match="no training samples"):
+        _train(trainer, BASE)
+    assert trainer.evaluate(BASE) == {"train/samples": 0, "validation/samples": 0, "test/samples": 0}
+
+
+def test_a_base_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="4 trainable parameters"):
+        _train(_trainer(Line()), BASE[:3])
+
+
+def test_objectives_and_losses_must_agree() -> None:
+    class Wrong(Line):
+        objectives = ("loss", "fairness")
+
+    with pytest.raises(TaskError, match="fairness"):
+        _train(_trainer(Wrong()), BASE)
+
+
+def test_an_objective_cannot_be_called_accuracy() -> None:
+    class Wrong(Line):
+        objectives = ("accuracy",)
+
+    with pytest.raises(TaskError, match="accuracy"):
+        _trainer(Wrong())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epochs": 1, "steps": 1},
+        {},
+        {"epochs": -1},
+        {"epochs": 1, "batch_size": -1},
+        {"epochs": 1, "learning_rate": float("nan")},
+        {"epochs": 1, "momentum": 1.0},
+        {"epochs": 1, "proximal_mu": -0.1},
+    ],
+)
+def test_work_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"epochs|range"):
+        TrainWork(**({"learning_rate": 0.1} | wrong))
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda:x", "", "cuda:999", "mps"])
+def test_a_device_that_is_not_here_is_refused_with_its_name(name: str) -> None:
+    with pytest.raises(ValueError, match=name or "''"):
+        pick_device(name)
+
+
+def test_part_of_the_digits_trains_on_its_own_labels_only() -> None:
+    digits = task("digits")
+    splits = digits.load(DataSource(part=Part(0, 8, "shards:1")))
+    trainer = Trainer(digits, splits, "cpu", 1)
+    _, base = initial_model(digits, 0)
+    result = _train(trainer, base, TrainWork(epochs=20, batch_size=10, learning_rate=0.1))
+    assert trainer.evaluate(base - result.rows["loss"])["train/accuracy"] == 1
+    assert result.samples == len(splits.train)
