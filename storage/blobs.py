@@ -78,10 +78,11 @@ class BlobWriter:
 
     def write(self, data: bytes | memoryview) -> None:
         """Appends a piece."""
+        view = memoryview(data).cast("B")
         if self._hasher is not None:
-            self._hasher.update(data)
-        self._file.write(data)
-        self.written += memoryview(data).nbytes
+            self._hasher.update(view)
+        self._file.write(view)
+        self.written += len(view)
 
     def flush(self) -> None:
         """Hands everything to the operating system, so that `path` can be read before the commit."""

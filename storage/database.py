@@ -77,7 +77,7 @@ class Database:
     @property
     def url(self) -> str:
         """Where the database is, for messages: without the password."""
-        return self._engine.url.render_as_string(hide_password=True)
+        return self._engine.url.set(drivername=self._engine.dialect.name).render_as_string(hide_password=True)
 
     @property
     def engine(self) -> Engine:

@@ -1,0 +1,109 @@
+"""Garbage collection: blobs that no retained row refers to are removed."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
+from sqlalchemy.orm import Session
+
+from storage.blobs import BlobMissing, BlobStore
+from storage.database import Database
+from storage.models import Assignment, Evaluation, Phase, Round, RoundState, Run, Update
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What a garbage collection did.
+
+    Attributes:
+        kept: blobs that are left.
+        deleted: blobs that were removed.
+        freed: bytes that they held.
+    """
+
+    kept: int
+    deleted: int
+    freed: int
+
+
+def collect(
+    database: Database,
+    blobs: BlobStore,
+    *,
+    now: datetime,
+    grace_seconds: float,
+    keep_rounds: int | None = None,
+) -> Collection:
+    """Removes the blobs that nothing retained refers to.
+
+    Kept are, for every run, its initial and its current model and what its algorithm keeps in blobs
+    (`Run.state_data["blobs"]`), and for every retained round its models, its Gram matrix, and the payloads of accepted
+    updates. Payloads of rejected updates and what uploads left behind go. Rows stay: a row says that a blob existed,
+    the blob store whether it still does.
+
+    Safe beside live runs: a blob is stored (or claimed, `BlobStore.claim`, when it was there before) and then a row
+    refers to it; until that row is committed the blob lives by its age, which is checked together with the removal.
+
+    Args:
+        database: what refers.
+        blobs: what is referred to.
+        now: the present time, with a time zone.
+        grace_seconds: younger blobs are kept; longer than any upload or aggregation takes to commit its row.
+        keep_rounds: how many of the last rounds of each run are retained; all when None. A round that has not ended is
+            retained in any case.
+
+    Raises:
+        ValueError: a negative number of rounds or seconds.
+    """
+    if grace_seconds < 0 or (keep_rounds is not None and keep_rounds < 0):
+        raise ValueError(f"no negative numbers here: grace_seconds={grace_seconds}, keep_rounds={keep_rounds}")
+    young = now.timestamp() - grace_seconds
+    # Listed before the rows are read: what is old by then and referred to later was claimed in between, and is young.
+    candidates = [digest for digest in blobs.digests() if _older(blobs, digest, young)]
+    with database.read() as session:
+        referenced = _referenced(session, keep_rounds)
+    deleted = freed = 0
+    for digest in candidates:
+        if digest not in referenced and (size := blobs.delete(digest, older_than=young)) is not None:
+            deleted += 1
+            freed += size
+    return Collection(kept=sum(1 for _ in blobs.digests()), deleted=deleted, freed=freed)
+
+
+def _older(blobs: BlobStore, digest: str, time: float) -> bool:
+    try:
+        return blobs.modified(digest) < time
+    except BlobMissing:  # another collection was faster
+        return False
+
+
+def _referenced(session: Session, keep_rounds: int | None) -> set[str]:
+    retained = _retained(keep_rounds)
+    payloads = (
+        select(Update.payload).join(Update.assignment).join(Assignment.phase).join(Phase.round).where(Update.accepted)
+    )
+    queries: tuple[Select[Any], ...] = (
+        select(Round.base_model),
+        select(Round.result_model),
+        select(Round.gram),
+        select(Assignment.base_model).join(Assignment.phase).join(Phase.round),
+        select(Evaluation.model).join(Round, Evaluation.round_id == Round.round_id),
+        payloads,
+    )
+    digests: set[str | None] = set()
+    for query in queries:
+        digests.update(session.scalars(query.where(retained).distinct()))
+    for initial, current, state in session.execute(select(Run.initial_model, Run.model, Run.state_data)):
+        digests.update((initial, current, *state.get("blobs", ())))
+    return {digest for digest in digests if digest}
+
+
+def _retained(keep_rounds: int | None) -> ColumnElement[bool]:
+    if keep_rounds is None:
+        return true()
+    others = Round.__table__.alias("others")
+    last = select(func.max(others.c.number)).where(others.c.run_id == Round.run_id).scalar_subquery()
+    return or_(
+        Round.number > last - keep_rounds, and_(Round.state != RoundState.COMPLETED, Round.state != RoundState.SKIPPED)
+    )
