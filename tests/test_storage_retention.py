@@ -221,8 +221,8 @@ def test_collecting_without_pause_beside_live_runs_takes_nothing_that_they_refer
     """Two runs go on while another thread collects all but two rounds of what is older than a minute.
 
     What the runs store is young when it is stored (the real clock), and is made old before the first collection that
-    begins after its row is there, so that from then on nothing but the rows protects it. Each run also stores again, each
-    round, a blob that was an old orphan until then.
+    begins after its row is there, so that from then on nothing but the rows protects it. Each run also stores again,
+    each round, a blob that was an old orphan until then.
     """
     done = threading.Event()
     collections: list[Collection] = []
