@@ -1,0 +1,38 @@
+# One image for both: the command says what a container is.
+#
+#   docker build --tag fedpareto:0.1.0 .                                     coordinator, administration
+#   docker build --tag fedpareto:0.1.0-torch --build-arg EXTRAS=torch .      workers, and whoever submits runs
+#
+# Without PyTorch the image stays small; a worker needs it, and so does the making of an initial model.
+
+FROM python:3.11.14-slim-bookworm AS build
+ARG EXTRAS=""
+WORKDIR /src
+RUN ["python", "-m", "venv", "/opt/fedpareto"]
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY federation federation
+COPY storage storage
+COPY coordinator coordinator
+COPY worker worker
+COPY fedpareto fedpareto
+RUN /opt/fedpareto/bin/pip install --no-cache-dir --constraint constraints.txt ".${EXTRAS:+[$EXTRAS]}"
+
+FROM python:3.11.14-slim-bookworm
+LABEL org.opencontainers.image.title="fedpareto" \
+      org.opencontainers.image.description="Coordinator and worker of a federation" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN groupadd --gid 10001 fedpareto \
+    && useradd --uid 10001 --gid 10001 --home-dir /var/lib/fedpareto --create-home --shell /usr/sbin/nologin fedpareto
+COPY --from=build /opt/fedpareto /opt/fedpareto
+COPY docker/healthcheck.py /opt/fedpareto/healthcheck.py
+ENV PATH="/opt/fedpareto/bin:$PATH" \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+USER 10001:10001
+WORKDIR /var/lib/fedpareto
+VOLUME ["/var/lib/fedpareto"]
+EXPOSE 7443 7444
+HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 \
+    CMD ["python", "/opt/fedpareto/healthcheck.py", "/var/lib/fedpareto/home"]
+ENTRYPOINT ["fedpareto"]
+CMD ["--help"]

@@ -1,0 +1,291 @@
+"""What is shipped: the wheel, the constraints, the container files, the make targets."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from command_lines import problem
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = [pattern.rstrip("*") for pattern in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]]
+IMAGE = re.compile(r"[a-z0-9-]+:\d+\.\d+(\.\d+)?-[a-z0-9-]+")  # a library image, with an exact version
+SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|PASSPHRASE|PRIVATE", re.IGNORECASE)
+
+
+# --- constraints.txt
+
+
+def pins() -> dict[str, Version]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    bad = [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+]+", line)]
+    assert not bad, "a constraint is a name and an exact version, nothing else"
+    return {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in lines)}
+
+
+def direct() -> list[Requirement]:
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    return [Requirement(text) for text in sum(extras, start=PROJECT["project"]["dependencies"])]
+
+
+def test_the_constraints_pin_every_direct_dependency_inside_its_range() -> None:
+    pinned = pins()
+    wrong = [
+        str(requirement)
+        for requirement in direct()
+        if (version := pinned.get(canonicalize_name(requirement.name))) is None or version not in requirement.specifier
+    ]
+    assert not wrong
+
+
+def test_the_constraints_name_nothing_that_depends_on_the_platform() -> None:
+    assert not [name for name in pins() if name.startswith(("nvidia", "cuda", "triton"))]
+    assert not [name for name, version in pins().items() if version.local]
+
+
+def test_every_direct_dependency_has_a_lower_bound() -> None:
+    assert not [str(r) for r in direct() if not any(s.operator in (">=", "==", "~=") for s in r.specifier)]
+
+
+def test_the_coordinator_installs_without_torch() -> None:
+    base = {canonicalize_name(Requirement(text).name) for text in PROJECT["project"]["dependencies"]}
+    assert not base & {"torch", "torchvision", "scikit-learn"}
+
+
+# --- the wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disable-pip-version-check"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(out), str(source)],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_every_module_stub_and_migration(wheel: Path) -> None:
+    kinds = (".py", ".pyi", ".mako", ".typed", ".toml", ".ini")
+    here = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in kinds
+    }
+    there = set(zipfile.ZipFile(wheel).namelist())
+    assert not here - there
+    assert any(name.startswith("storage/migrations/versions/0001") for name in there)
+    assert "federation/v1/federation_pb2_grpc.pyi" in there
+    assert not [name for name in there if name.startswith(("tests/", "benchmarks/", "docs/"))]
+
+
+def test_the_wheel_has_the_command_the_tasks_and_the_licence(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        info = f"fedpareto-{PROJECT['project']['version']}.dist-info"
+        entry_points = archive.read(f"{info}/entry_points.txt").decode()
+        assert archive.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    assert "fedpareto = fedpareto.cli.main:main" in entry_points
+    assert "digits = federation.tasks.digits:Digits" in entry_points
+
+
+# --- Dockerfile
+
+
+class Instruction(NamedTuple):
+    name: str
+    words: str
+
+
+def instructions() -> list[Instruction]:
+    text = (ROOT / "Dockerfile").read_text()
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [Instruction(*line.split(maxsplit=1)) for line in joined.splitlines() if line.strip()]
+
+
+def of(name: str) -> list[str]:
+    return [instruction.words for instruction in instructions() if instruction.name == name]
+
+
+def stages() -> list[list[Instruction]]:
+    parts: list[list[Instruction]] = []
+    for instruction in instructions():
+        if instruction.name == "FROM":
+            parts.append([])
+        parts[-1].append(instruction)
+    return parts
+
+
+def test_the_base_image_is_pinned_and_the_same_in_every_stage() -> None:
+    images = [words.split()[0] for words in of("FROM")]
+    assert len(images) >= 2, "a build stage and a run stage"
+    assert len(set(images)) == 1
+    assert IMAGE.fullmatch(images[0]), images[0]
+    assert images[0].startswith(f"python:{PROJECT['project']['requires-python'].removeprefix('>=')}.")
+
+
+def test_the_container_runs_as_a_numbered_user_that_is_not_root() -> None:
+    users = [instruction.words for instruction in stages()[-1] if instruction.name == "USER"]
+    assert users
+    assert re.fullmatch(r"[1-9]\d{3,}:[1-9]\d{3,}", users[-1])
+    names = [instruction.name for instruction in stages()[-1]]
+    assert "RUN" not in names[names.index("USER") :]
+
+
+def test_commands_are_in_exec_form_so_that_signals_arrive() -> None:
+    for words in [*of("CMD"), *of("ENTRYPOINT")]:
+        assert all(isinstance(word, str) for word in json.loads(words))
+    (check,) = of("HEALTHCHECK")
+    assert json.loads(check.partition("CMD ")[2])
+
+
+def test_the_entry_point_is_the_command_and_its_default_is_one_that_it_has() -> None:
+    (entry,), (command,) = of("ENTRYPOINT"), of("CMD")
+    assert json.loads(entry) == ["fedpareto"]
+    assert problem(shlex.join(["fedpareto", *json.loads(command)])) is None
+
+
+def test_the_image_keeps_no_package_lists_caches_or_secrets() -> None:
+    assert not of("ADD")
+    for words in of("RUN"):
+        if "apt-get install" in words:
+            assert "--no-install-recommends" in words
+            assert "rm -rf /var/lib/apt/lists/*" in words
+        if "pip install" in words:
+            assert "--no-cache-dir" in words
+            assert "--constraint constraints.txt" in words
+        assert not re.search(r"\bsudo\b|\bcurl\b|\bwget\b|--trusted-host|index-url", words)
+    assert not [words for words in [*of("ENV"), *of("ARG")] if SECRET.search(words)]
+
+
+def test_the_image_gets_every_package_and_what_it_copies_is_let_in() -> None:
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    sources = [source for words in of("COPY") if not words.startswith("--from") for source in shlex.split(words)[:-1]]
+    assert set(PACKAGES) <= set(sources)
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert source.split("/")[0] in let_in, source
+
+
+# --- compose.yaml
+
+
+def compose() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    return document
+
+
+def ours() -> dict[str, Any]:
+    return {name: service for name, service in compose()["services"].items() if "build" in service}
+
+
+def test_compose_describes_postgresql_a_coordinator_and_three_workers() -> None:
+    services = compose()["services"]
+    assert [name for name, service in services.items() if str(service.get("image", "")).startswith("postgres:")]
+    roles = [" ".join(service["command"][:2]) for service in ours().values()]
+    assert sorted(roles) == ["coordinator serve", *["worker run"] * 3]
+
+
+def test_compose_runs_only_commands_that_the_command_line_takes() -> None:
+    found = {name: problem(shlex.join(["fedpareto", *service["command"]])) for name, service in ours().items()}
+    assert not {name: why for name, why in found.items() if why}
+
+
+def test_compose_pins_images_checks_health_and_restarts() -> None:
+    own = PROJECT["project"]["version"]
+    for name, service in compose()["services"].items():
+        image = service["image"]
+        assert re.fullmatch(rf"fedpareto:{re.escape(own)}(-torch)?", image) or IMAGE.fullmatch(image), name
+        assert "build" in service or "healthcheck" in service, f"{name}: the image of fedpareto brings its own check"
+        assert service["restart"] == "unless-stopped", name
+        assert "privileged" not in service, name
+
+
+def test_workers_have_torch_and_the_coordinator_has_not() -> None:
+    for service in ours().values():
+        extras = service["build"].get("args", {}).get("EXTRAS", "")
+        assert extras == ("torch" if service["command"][0] == "worker" else "")
+        assert service["image"].endswith("-torch") == (extras == "torch")
+
+
+def test_our_containers_get_no_privileges_and_write_only_to_their_volumes() -> None:
+    for name, service in ours().items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+
+
+def test_compose_holds_no_secret() -> None:
+    for name, service in compose()["services"].items():
+        for key, value in service.get("environment", {}).items():
+            if SECRET.search(key) and not key.endswith("_FILE"):
+                assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", value), f"{name}: {key} comes from outside, without a default"
+        assert not [word for word in service.get("command", []) if re.search(r"://[^/@]*:[^/@]*@", word)], name
+
+
+def test_only_the_coordinator_publishes_ports() -> None:
+    assert [name for name, service in compose()["services"].items() if "ports" in service] == ["coordinator"]
+
+
+def test_compose_names_only_what_it_declares() -> None:
+    document = compose()
+    for name, service in document["services"].items():
+        assert set(service.get("depends_on", {})) <= set(document["services"]), name
+        named = {volume.split(":")[0] for volume in service.get("volumes", []) if volume[0] not in "./"}
+        assert named <= set(document["volumes"]), name
+        assert set(service.get("secrets", [])) <= set(document.get("secrets", {})), name
+
+
+def test_docker_compose_takes_the_file() -> None:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("docker compose is not installed here")
+    command = [docker, "compose", "--file", "compose.yaml", "config", "--quiet"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "POSTGRES_PASSWORD": "only-for-this-test"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# --- make and CI
+
+
+def test_make_help_lists_every_target() -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed here")
+    declared = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert declared
+    told = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [line.split()[1] for line in told.splitlines() if line.startswith("make ")] == declared[1].split()
+
+
+def test_continuous_integration_runs_what_make_test_runs() -> None:
+    script = ROOT / ".ci/run"
+    assert script.stat().st_mode & 0o111
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    assert re.search(r"^make .*\btest\b", script.read_text(), re.MULTILINE)
