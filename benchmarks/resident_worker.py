@@ -1,0 +1,60 @@
+"""A worker as shipped, whose training is nothing: it hands in the same update again and again.
+
+    python benchmarks/resident_worker.py HOME PARAMETERS
+
+Everything but the training is real: certificate, stream, signatures, download, spool, upload, receipt.
+"""
+
+import random
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from federation.identity import MemberFiles
+from federation.training import TrainResult
+from federation.vectors import Layout, Tensor, Vector
+from worker.assignments import Allowed
+from worker.events import Events
+from worker.home import Home
+from worker.runner import Offer
+from worker.service import Worker
+
+
+class NoTraining:
+    """Stands where the trainer stands, and takes no time."""
+
+    samples = 10
+
+    def __init__(self, parameters: int, seed: int) -> None:
+        self._update = np.random.default_rng(seed).standard_normal(parameters, dtype=np.float32)
+
+    def train(self, base: Vector, work: Any, **_: Any) -> TrainResult:
+        return TrainResult({"loss": self._update}, {"loss": 1.0}, {"train/loss": 1.0}, self.samples, 0.0)
+
+    def evaluate(self, base: Vector, splits: tuple[str, ...], *, stopped: Callable[[], bool]) -> dict[str, float]:
+        return {"test/accuracy": 0.5, "test/loss": 1.0, "train/loss": 1.0}
+
+
+def main() -> None:
+    home = Home(Path(sys.argv[1]))
+    layout = Layout((Tensor("weight", (int(sys.argv[2]),)),))
+    member = MemberFiles.load(home.directory)
+    trainer = NoTraining(layout.size, seed=len(member.client_id))
+    worker = Worker(
+        home=home,
+        member=member,
+        offers={"nothing": Offer(Allowed(layout, ("loss",)), trainer)},  # type: ignore[arg-type]
+        device="none",
+        events=Events(),
+        uniform=random.uniform,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+    worker.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""What a round costs besides training: CPU-seconds of all processes, wall time, and the coordinator's peak memory.
+
+    python benchmarks/round.py [--quick] [--json]
+
+Ten resident workers (real processes; only the training is left out), TLS 1.3 and signatures on, loopback. Beside it, in
+the same run, the floor: bare gRPC over TLS that moves the same bytes in the same chunks between as many processes.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from harness import Federation, Process, federation, wait_for
+
+from federation.vectors import Layout, Tensor, to_bytes
+
+SPEC = """
+task = "nothing"
+rounds = {rounds}
+[algorithm]
+name = "fedmgda+"
+epsilon = 0.5
+[selection]
+minimum = {clients}
+quorum = 1.0
+[evaluate]
+every = 0
+"""
+CHUNK = 1 << 20
+WARM_UP = 2  # rounds left out: connections, page cache, imports
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    total = 0.0
+    for pid in pids:
+        times = psutil.Process(pid).cpu_times()
+        total += times.user + times.system
+    return total
+
+
+def peak_memory(pid: int) -> float:
+    """VmHWM in bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("no VmHWM")
+
+
+def measure(fed: Federation, parameters: int, clients: int, rounds: int) -> dict[str, float]:
+    """One run without training."""
+    coordinator = fed.serve()
+    idle = peak_memory(coordinator.popen.pid)
+    workers: list[Process] = []
+    for i in range(clients):
+        home = fed.directory / f"worker-{i:02}"
+        if not home.exists():
+            fed.join(home.name)
+        program = [str(Path(__file__).with_name("resident_worker.py")), str(home), str(parameters)]
+        workers.append(fed._spawn(program, home.name))
+    model = fed.directory / "model.safetensors"
+    model.write_bytes(to_bytes(Layout((Tensor("weight", (parameters,)),)), np.zeros(parameters, np.float32)))
+    total = rounds + WARM_UP
+    run = fed.submit(f"round-{parameters}-{clients}", SPEC.format(rounds=total, clients=clients), "--model", str(model))
+    pids = [coordinator.popen.pid, *(worker.popen.pid for worker in workers)]
+
+    def completed() -> int:
+        return int(
+            fed.query("select count(*) from rounds where run_id = :run and result_model is not null", run=run)[0][0]
+        )
+
+    wait_for(lambda: completed() >= WARM_UP, "the first rounds", 600)
+    cpu = cpu_seconds(pids)
+    first = completed()
+    began = time.perf_counter()
+    wait_for(lambda: completed() >= total - 1, "the rounds", 600)
+    measured = completed() - first
+    wall = time.perf_counter() - began
+    cpu = cpu_seconds(pids) - cpu
+    fed.wait_completed(run)
+    per_process = cpu_seconds(pids[:1])
+    result = {
+        "parameters": parameters,
+        "clients": clients,
+        "rounds": measured,
+        "cpu_seconds": cpu / measured,
+        "wall_seconds": wall / measured,
+        "coordinator_peak_bytes": peak_memory(coordinator.popen.pid),
+        "coordinator_idle_bytes": idle,
+        "coordinator_cpu_seconds_total": per_process,
+    }
+    for worker in workers:
+        worker.kill()
+    coordinator.stop()
+    return result
+
+
+def serve_bare(home: Path, size: int, ports: Any, stop: Any) -> None:
+    """A gRPC server that sends `size` bytes and takes `size` bytes, and does nothing else."""
+    data = bytes(CHUNK)
+
+    def download(request: bytes, context: Any) -> Iterator[bytes]:
+        for start in range(0, size, CHUNK):
+            yield data[: min(CHUNK, size - start)]
+
+    def upload(requests: Iterator[bytes], context: Any) -> bytes:
+        return str(sum(len(chunk) for chunk in requests)).encode()
+
+    handlers = {
+        "Download": grpc.unary_stream_rpc_method_handler(download),
+        "Upload": grpc.stream_unary_rpc_method_handler(upload),
+    }
+    server = grpc.server(ThreadPoolExecutor(32))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Bare", handlers),))
+    pair = ((home / "server.key").read_bytes(), (home / "server.pem").read_bytes())
+    ports.put(server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair])))
+    server.start()
+    stop.wait()
+    server.stop(None)
+
+
+def move_bare(ca: bytes, port: int, size: int, rounds: int, barrier: Any) -> None:
+    """A client that fetches and sends, like a worker."""
+    data = bytes(CHUNK)
+    with grpc.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(ca)) as channel:
+        download, upload = channel.unary_stream("/Bare/Download"), channel.stream_unary("/Bare/Upload")
+        for turn in range(rounds + 1):
+            barrier.wait()
+            if turn == rounds:
+                return
+            received = sum(len(chunk) for chunk in download(b""))
+            sent = upload(data[: min(CHUNK, size - start)] for start in range(0, size, CHUNK))
+            if received != size or int(sent) != size:
+                raise RuntimeError("bytes were lost")
+
+
+def floor(home: Path, size: int, clients: int, rounds: int) -> dict[str, float]:
+    """CPU-seconds and wall seconds of moving `size` bytes down and up for each client."""
+    context = multiprocessing.get_context("spawn")
+    ports, stop = context.Queue(), context.Event()
+    barrier = context.Barrier(clients + 1)
+    server = context.Process(target=serve_bare, args=(home, size, ports, stop))
+    server.start()
+    port = ports.get()
+    arguments = ((home / "ca.pem").read_bytes(), port, size, rounds + 1, barrier)
+    movers = [context.Process(target=move_bare, args=arguments) for _ in range(clients)]
+    for mover in movers:
+        mover.start()
+    barrier.wait()  # begins the warm-up
+    barrier.wait()  # begins what is measured
+    pids = [process.pid or 0 for process in (server, *movers)]
+    cpu, began = cpu_seconds(pids), time.perf_counter()
+    for _ in range(rounds - 1):
+        barrier.wait()
+    # The last one passes the barrier when everybody has come through the last round.
+    while barrier.n_waiting < clients:
+        time.sleep(0.001)
+    cpu, wall = cpu_seconds(pids) - cpu, time.perf_counter() - began
+    barrier.wait()
+    for mover in movers:
+        mover.join()
+    stop.set()
+    server.join()
+    return {"cpu_seconds": cpu / rounds, "wall_seconds": wall / rounds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="the small model only, few rounds")
+    parser.add_argument("--memory", action="store_true", help="also the peak memory at 50 clients of the large model")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    cases = [(800_000, 10, 5 if arguments.quick else 20)]
+    if not arguments.quick:
+        cases.append((11_200_000, 10, 5))
+    if arguments.memory:
+        cases.append((11_200_000, 50, 1))
+    results = []
+    for parameters, clients, rounds in cases:
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as directory, federation(Path(directory)) as fed:
+            measured = measure(fed, parameters, clients, rounds)
+            bare = floor(fed.home, 4 * parameters, clients, min(rounds, 5)) if clients == 10 else {}
+        results.append({**measured, **{f"bare_{name}": value for name, value in bare.items()}})
+        if not arguments.json:
+            show(results[-1])
+    if arguments.json:
+        print(json.dumps(results, indent=2))
+
+
+def show(result: dict[str, float]) -> None:
+    print(f"\n{result['parameters'] / 1e6:.1f} M parameters, {result['clients']} workers, {result['rounds']} rounds")
+    print(f"  a round             {result['cpu_seconds']:7.2f} CPU-s  {result['wall_seconds']:7.3f} s")
+    if "bare_cpu_seconds" in result:
+        ratio = result["cpu_seconds"] / result["bare_cpu_seconds"]
+        print(f"  bare gRPC over TLS  {result['bare_cpu_seconds']:7.2f} CPU-s  {result['bare_wall_seconds']:7.3f} s")
+        print(f"  ratio               {ratio:7.2f}")
+    peak, idle = result["coordinator_peak_bytes"] / 1e6, result["coordinator_idle_bytes"] / 1e6
+    bound = 2 * 4 * result["parameters"] / 1e6 + 400
+    print(f"  coordinator's peak  {peak:7.0f} MB  (idle {idle:.0f} MB; two models and 0.4 GB: {bound:.0f} MB)")
+
+
+if __name__ == "__main__":
+    main()

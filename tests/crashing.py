@@ -1,0 +1,128 @@
+"""Runs `fedpareto` and kills it (SIGKILL, nothing is flushed) when it comes to a named point.
+
+    python tests/crashing.py POINT coordinator serve --home DIR
+
+The functions around the point run as shipped; the kill comes before or after one of them.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(owner: Any, name: str, *, count: int = 1, when: Callable[..., bool] = lambda *_: True) -> None:
+    """Dies on entering `owner.name` for the `count`-th time that `when` holds."""
+    original = getattr(owner, name)
+    seen = 0
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        nonlocal seen
+        seen += when(*args)
+        if seen == count:
+            die()
+        return original(*args, **kwargs)
+
+    setattr(owner, name, replaced)
+
+
+def after(owner: Any, name: str, *, count: int = 1) -> None:
+    """Dies when `owner.name` has returned for the `count`-th time."""
+    original = getattr(owner, name)
+    seen = 0
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        nonlocal seen
+        result = original(*args, **kwargs)
+        seen += 1
+        if seen == count:
+            die()
+        return result
+
+    setattr(owner, name, replaced)
+
+
+def coordinator(point: str) -> None:
+    from coordinator.conductor import Conductor
+    from coordinator.intake import Intake
+
+    points: dict[str, Callable[[], None]] = {
+        # the round is recorded, nobody has been asked
+        "before-dispatch": lambda: before(Conductor, "_open_phase"),
+        # the assignments are recorded, nobody has been told
+        "dispatching": lambda: before(Conductor, "_announce"),
+        # one update is accepted, its client has not heard of it
+        "one-update-in": lambda: after(Intake, "accept", count=1),
+        # all updates are accepted, the last client has not heard of it
+        "all-updates-in": lambda: after(Intake, "accept", count=3),
+        # the phase is closed, nothing is computed
+        "aggregating": lambda: before(Conductor, "_aggregate"),
+        # the new model is a blob that no row names
+        "model-written": lambda: before(Conductor, "_record_step"),
+        # the step is recorded, nobody has been told
+        "stored": lambda: after(Conductor, "_record_step"),
+        # the evaluation is in, the round is not over
+        "evaluated": lambda: before(Conductor, "_finish_round"),
+        # the round is over, the next one has not begun
+        "between-rounds": lambda: after(Conductor, "_finish_round"),
+    }
+    points[point]()
+
+
+def worker(point: str) -> None:
+    from federation import training
+    from worker import submission
+    from worker.spool import Spool
+
+    def during_training() -> None:
+        original = training.Trainer.train
+
+        def train(self: Any, *args: Any, **kwargs: Any) -> Any:
+            report = kwargs["progress"]
+
+            def progress(share: float) -> None:
+                report(share)
+                if share > 0.4:
+                    die()
+
+            return original(self, *args, **{**kwargs, "progress": progress})
+
+        training.Trainer.train = train  # type: ignore[method-assign]
+
+    def while_uploading() -> None:
+        original = submission._requests
+
+        def requests(entry: Any) -> Any:
+            first = True
+            for request in original(entry):
+                yield request
+                if not first:
+                    die()  # the header and some of the payload are on their way
+                first = False
+
+        submission._requests = requests
+
+    points: dict[str, Callable[[], None]] = {
+        "training": during_training,
+        "trained": lambda: before(Spool, "add"),
+        "spooled": lambda: after(Spool, "add"),
+        "uploading": while_uploading,
+        # the coordinator has counted the update, the worker does not know
+        "before-receipt": lambda: before(submission.Submitter, "_acknowledged"),
+        "after-receipt": lambda: before(submission.Submitter, "_done"),
+    }
+    points[point]()
+
+
+if __name__ == "__main__":
+    _, chosen, *arguments = sys.argv
+    {"coordinator": coordinator, "worker": worker}[arguments[0]](chosen)
+    sys.argv = ["fedpareto", *arguments]
+    from fedpareto.cli.main import main
+
+    main()

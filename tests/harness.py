@@ -1,0 +1,359 @@
+"""A real federation for tests: the coordinator and its workers as processes, TLS, database and blobs as shipped."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1
+from cryptography.hazmat.primitives.asymmetric.ec import generate_private_key as generate_tls_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from federation.certificates import make_csr
+from federation.channels import refusal_from_rpc_error, server_verified_channel
+from federation.digests import digest
+from federation.envelope import seal, unseal
+from federation.identity import AdminFiles, Join, MemberFiles, fetch_ca, prove_possession
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
+from federation.v1.enrollment_pb2 import EnrollRequest
+from federation.v1.enrollment_pb2_grpc import EnrollmentStub
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, SubmitRequest, TaskOffer
+from federation.v1.federation_pb2_grpc import FederationStub
+from federation.vectors import to_bytes, update_layout
+from storage.database import Database
+
+T = TypeVar("T")
+TESTS = Path(__file__).resolve().parent
+SECONDS = 120.0  # how long anything may take before the test fails; nothing depends on it
+
+
+def wait_for(condition: Callable[[], T | None], what: str, seconds: float = SECONDS) -> T:
+    """Looks until the condition gives something true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"waited {seconds:.0f} s for {what}")
+
+
+class Process:
+    """A child process with its output in a file, and SIGKILL as the last word."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self.popen = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                cwd=TESTS.parent,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "100"},
+            )
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_for_text(self, text: str, count: int = 1) -> None:
+        def there() -> bool:
+            if self.text.count(text) >= count:
+                return True
+            assert self.popen.poll() is None, f"ended with {self.popen.returncode}:\n{self.text[-3000:]}"
+            return False
+
+        wait_for(there, f"{text!r} in {self.log}:\n{self.text[-2000:]}")
+
+    def kill(self) -> None:
+        if self.popen.poll() is None:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+
+    def wait_killed(self) -> None:
+        """Waits until it has killed itself, as a crash test tells it to."""
+        self.popen.wait(SECONDS)
+        assert self.popen.returncode == -signal.SIGKILL, f"{self.popen.returncode}:\n{self.text[-3000:]}"
+
+    def stop(self) -> int:
+        if self.popen.poll() is None:
+            os.killpg(self.popen.pid, signal.SIGTERM)
+        return self.popen.wait(SECONDS)
+
+
+class Federation:
+    """One federation in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.home = directory / "coordinator"
+        self.processes: list[Process] = []
+        self.coordinator: Process | None = None
+
+    def fedpareto(self, *arguments: str, code: int = 0) -> str:
+        """Runs the command to its end; returns its standard output."""
+        done = subprocess.run(
+            [sys.executable, "-m", "fedpareto", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            cwd=self.directory,
+            check=False,
+        )
+        assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def init(self, *options: str) -> None:
+        self.fedpareto("coordinator", "init", "--home", str(self.home), *options)
+
+    def serve(self, *, crash: str = "") -> Process:
+        """Starts the coordinator and waits until it serves. `crash` names a point of tests/crashing.py."""
+        ports = self.home / "ports.json"
+        ports.unlink(missing_ok=True)
+        program = [str(TESTS / "crashing.py"), crash] if crash else ["-m", "fedpareto"]
+        process = self._spawn([*program, "coordinator", "serve", "--home", str(self.home)], "coordinator")
+        self.coordinator = process
+
+        def ready() -> bool:
+            return ports.exists() or process.popen.poll() is not None
+
+        wait_for(ready, "the coordinator to serve")
+        if not crash:
+            assert process.popen.poll() is None, process.text[-3000:]
+        return process
+
+    def admin(self, *arguments: str, code: int = 0) -> Any:
+        """An admin command's JSON document."""
+        text = self.fedpareto("admin", *arguments, "--home", str(self.home / "admin"), "--json", code=code)
+        return json.loads(text) if text.strip() else None
+
+    def token(self, client_id: str) -> str:
+        return str(self.admin("token", client_id)["join"])
+
+    def submit(self, name: str, spec: str, *options: str) -> str:
+        """Submits a run; returns its id."""
+        path = self.directory / f"{name}.toml"
+        path.write_text(f'name = "{name}"\n' + spec)
+        return str(self.admin("submit", str(path), *options)["run"]["run_id"])
+
+    def run_state(self, run: str) -> Any:
+        return self.admin("run", run)["run"]
+
+    def wait_completed(self, run: str) -> Any:
+        """Waits in the database (no process is started for a look)."""
+
+        def ended() -> str | None:
+            state = self.query("select state from runs where run_id = :run", run=run)[0][0]
+            return state if state in ("COMPLETED", "FAILED", "STOPPED", "PAUSED") else None
+
+        state = wait_for(ended, f"run {run} to end\n{self.coordinator.text[-2000:] if self.coordinator else ''}")
+        assert state == "COMPLETED", self.query("select state, reason from runs where run_id = :run", run=run)
+        return self.query("select model from runs where run_id = :run", run=run)[0][0]
+
+    def query(self, sql: str, **parameters: object) -> list[Any]:
+        """Looks into the database, beside the coordinator."""
+        from sqlalchemy import text
+
+        database = Database.open(f"sqlite:///{self.home / 'coordinator.db'}")
+        try:
+            with database.read() as session:
+                return list(session.execute(text(sql), parameters).all())
+        finally:
+            database.close()
+
+    def join(self, client_id: str) -> Path:
+        """Enrols a worker process's home."""
+        home = self.directory / client_id
+        self.fedpareto("worker", "join", self.token(client_id), "--home", str(home))
+        return home
+
+    def work(self, client_id: str, *options: str, crash: str = "") -> Process:
+        """Starts a worker that trains digits."""
+        program = [str(TESTS / "crashing.py"), crash] if crash else ["-m", "fedpareto"]
+        arguments = ["worker", "run", "--home", str(self.directory / client_id), "--task", "digits", "--threads", "1"]
+        return self._spawn([*program, *arguments, *options], client_id)
+
+    def attending(self, *clients: str) -> None:
+        """Waits until these clients attend."""
+
+        def all_there() -> bool:
+            seen = {client["client_id"] for client in self.admin("clients")["clients"] if client.get("attending")}
+            return seen >= set(clients)
+
+        wait_for(all_there, f"{clients} to attend")
+
+    def enroll(self, client_id: str) -> "Member":
+        """Enrols a client that a test plays by hand."""
+        join = Join.decode(self.token(client_id))
+        return Member.enroll(join)
+
+    def administrator(self) -> grpc.Channel:
+        return AdminFiles.load(self.home / "admin").channel()
+
+    def close(self) -> None:
+        for process in reversed(self.processes):
+            process.kill()
+
+    def _spawn(self, arguments: list[str], name: str) -> Process:
+        process = Process(arguments, self.directory / f"{name}.log")
+        self.processes.append(process)
+        return process
+
+
+@contextmanager
+def federation(directory: Path, *options: str) -> Iterator[Federation]:
+    """A federation whose coordinator is initialised; every process is killed at the end."""
+    made = Federation(directory)
+    try:
+        made.init(*options)
+        yield made
+    finally:
+        made.close()
+
+
+class Attending:
+    """An attendance stream played by hand."""
+
+    def __init__(self, member: "Member", tasks: dict[str, int]) -> None:
+        self._out: queue.SimpleQueue[AttendRequest | None] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[AttendResponse | grpc.RpcError | None] = queue.SimpleQueue()
+        offers = [TaskOffer(task=task, samples=samples) for task, samples in tasks.items()]
+        self.say(AttendRequest(hello=Hello(software="test", tasks=offers, device="cpu")))
+        self.call = member.stub.Attend(iter(self._out.get, None))
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def say(self, request: AttendRequest) -> None:
+        self._out.put(request)
+
+    def close(self) -> None:
+        self._out.put(None)
+        self.call.cancel()
+
+    def next(self, seconds: float = SECONDS) -> AttendResponse | grpc.RpcError | None:
+        """The coordinator's next word; the error that ended the stream; None when it ended well."""
+        return self.inbox.get(timeout=seconds)
+
+    def assignment(self) -> SignedEnvelope:
+        """The next assignment."""
+        while True:
+            message = self.next()
+            assert isinstance(message, AttendResponse), message
+            if message.WhichOneof("message") == "assignment":
+                return message.assignment
+
+    def _read(self) -> None:
+        try:
+            for message in self.call:
+                self.inbox.put(message)
+            self.inbox.put(None)
+        except grpc.RpcError as error:
+            self.inbox.put(error)
+
+
+class Member:
+    """A client played by hand: real keys, real certificate, any misbehaviour."""
+
+    def __init__(self, files: MemberFiles) -> None:
+        self.files = files
+        self.channel = files.channel()
+        self.stub = FederationStub(self.channel)
+
+    @classmethod
+    def enroll(cls, join: Join) -> "Member":
+        tls_key, signing_key = generate_tls_key(SECP256R1()), Ed25519PrivateKey.generate()
+        ca = fetch_ca(join.address, join.ca_fingerprint, timeout=10)
+        csr = make_csr(tls_key)
+        with server_verified_channel(join.address, ca) as channel:
+            answer = EnrollmentStub(channel).Enroll(
+                EnrollRequest(
+                    secret=join.secret,
+                    csr=csr,
+                    signing_key=signing_key.public_key().public_bytes_raw(),
+                    proof=prove_possession(signing_key, join.secret, csr),
+                    software="test",
+                )
+            )
+        return cls(
+            MemberFiles(
+                federation_id=answer.federation_id,
+                client_id=answer.client_id,
+                address=answer.address,
+                ca=answer.ca_certificate,
+                certificate=answer.certificate,
+                tls_key=tls_key,
+                signing_key=signing_key,
+                coordinator_key=Ed25519PublicKey.from_public_bytes(answer.coordinator_key),
+            )
+        )
+
+    def attend(self, **tasks: int) -> Attending:
+        return Attending(self, tasks)
+
+    def open(self, envelope: SignedEnvelope) -> AssignmentManifest:
+        return unseal(envelope, AssignmentManifest, lambda _: self.files.coordinator_key)
+
+    def payload(self, order: AssignmentManifest, seed: int = 0) -> bytes:
+        """A well-formed update of random numbers."""
+        layout = update_layout([(row.objective, row.length) for row in order.rows])
+        return to_bytes(layout, np.random.default_rng(seed).standard_normal(layout.size).astype(np.float32))
+
+    def manifest(self, order: AssignmentManifest, payload: bytes = b"") -> UpdateManifest:
+        """The manifest that an honest worker would sign."""
+        metrics = {"train/loss": 2.0, "train/accuracy": 0.5, "test/accuracy": 0.5, "test/loss": 2.0}
+        return UpdateManifest(
+            federation_id=order.federation_id,
+            run_id=order.run_id,
+            round=order.round,
+            phase=order.phase,
+            assignment_id=order.assignment_id,
+            client_id=order.client_id,
+            base_model=order.base_model,
+            spec=order.spec,
+            rows=order.rows,
+            payload=digest(payload) if payload else "",
+            payload_bytes=len(payload),
+            samples=10,
+            losses={"loss": 2.0},
+            metrics=metrics,
+            software="test",
+            task=order.task,
+        )
+
+    def seal(self, manifest: UpdateManifest) -> SignedEnvelope:
+        return seal(manifest, self.files.signing_key)
+
+    def submit(self, envelope: SignedEnvelope, *chunks: bytes) -> ReceiptManifest:
+        """Hands in; the receipt is verified."""
+        requests = [SubmitRequest(update=envelope), *(SubmitRequest(chunk=chunk) for chunk in chunks)]
+        answer = self.stub.Submit(iter(requests), timeout=SECONDS)
+        return unseal(answer.receipt, ReceiptManifest, lambda _: self.files.coordinator_key)
+
+    def answer(self, envelope: SignedEnvelope, seed: int = 0) -> ReceiptManifest:
+        """Does an assignment as an honest worker would."""
+        order = self.open(envelope)
+        payload = self.payload(order, seed) if order.rows else b""
+        return self.submit(self.seal(self.manifest(order, payload)), *([payload] if payload else []))
+
+
+@contextmanager
+def refused(status: str, reason: str) -> Iterator[None]:
+    """The call inside must be refused with exactly this status and reason."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        found = refusal_from_rpc_error(error)
+        assert (found.status, found.reason) == (status, reason), found
+    else:
+        raise AssertionError(f"was not refused; expected {status} {reason}")

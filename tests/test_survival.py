@@ -1,0 +1,213 @@
+"""What must survive: `kill -9` of either side at any instant, and a cut connection.
+
+Real processes throughout. In each case the run completes, no accepted update is lost or counted twice, and the digest
+of the final model equals that of the undisturbed run.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from harness import Federation, Process, federation, wait_for
+
+CLIENTS = ("clinic-a", "clinic-b", "clinic-c")
+SPEC = """
+task = "digits"
+rounds = 2
+seed = 11
+[algorithm]
+name = "fedmgda+"
+epsilon = 0.2
+[train]
+epochs = 2
+batch_size = 20
+deadline_seconds = 300
+[selection]
+minimum = 3
+pool = "enrolled"
+quorum = 1.0
+[evaluate]
+deadline_seconds = 300
+"""
+
+
+class Scene:
+    def __init__(self, fed: Federation) -> None:
+        self.fed = fed
+        self.workers: dict[str, Process] = {}
+        self.count = 0
+
+    def work(self, client: str, *, crash: str = "") -> Process:
+        part = CLIENTS.index(client)
+        options = ("--part", f"{part + 1}/3", "--partition", "shards:2", "--part-seed", "5")
+        process = self.fed.work(client, *options, crash=crash)
+        self.workers[client] = process
+        return process
+
+    def submit(self) -> str:
+        self.count += 1
+        return self.fed.submit(f"survival-{self.count}", SPEC)
+
+    def check_counted_once(self, run: str) -> None:
+        """Every client took part in every phase, and each assignment was fulfilled by exactly one update."""
+        rows = self.fed.query(
+            "select a.client_id, r.number, p.number, a.state, count(u.update_id) from assignments a "
+            "join phases p on p.phase_id = a.phase_id join rounds r on r.round_id = p.round_id "
+            "left join updates u on u.assignment_id = a.assignment_id and u.accepted "
+            "where r.run_id = :run group by a.client_id, r.number, p.number, a.state",
+            run=run,
+        )
+        assert len(rows) == 2 * 2 * 3, rows
+        assert all(row[3] == "FULFILLED" and row[4] == 1 for row in rows), rows
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with federation(tmp_path_factory.mktemp("survival")) as fed:
+        fed.serve()
+        for client in CLIENTS:
+            fed.join(client)
+        scene = Scene(fed)
+        for client in CLIENTS:
+            scene.work(client)
+        fed.attending(*CLIENTS)
+        yield scene
+
+
+@pytest.fixture(scope="module")
+def undisturbed(scene: Scene) -> str:
+    """The digest of the final model when nothing happens."""
+    run = scene.submit()
+    final = scene.fed.wait_completed(run)
+    scene.check_counted_once(run)
+    return str(final)
+
+
+def test_the_same_specification_gives_the_same_model(scene: Scene, undisturbed: str) -> None:
+    assert scene.fed.wait_completed(scene.submit()) == undisturbed
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before-dispatch",
+        "dispatching",
+        "one-update-in",
+        "all-updates-in",
+        "aggregating",
+        "model-written",
+        "stored",
+        "evaluated",
+        "between-rounds",
+    ],
+)
+def test_a_killed_coordinator_goes_on_where_it_was(scene: Scene, undisturbed: str, point: str) -> None:
+    assert scene.fed.coordinator is not None
+    scene.fed.coordinator.kill()
+    crashing = scene.fed.serve(crash=point)
+    run = scene.submit()
+    crashing.wait_killed()
+    scene.fed.serve()
+    assert scene.fed.wait_completed(run) == undisturbed
+    scene.check_counted_once(run)
+
+
+@pytest.mark.parametrize("point", ["training", "trained", "spooled", "uploading", "before-receipt", "after-receipt"])
+def test_a_killed_worker_does_its_work_once_it_is_back(scene: Scene, undisturbed: str, point: str) -> None:
+    victim = CLIENTS[1]
+    scene.workers[victim].kill()
+    crashing = scene.work(victim, crash=point)
+    run = scene.submit()
+    crashing.wait_killed()
+    scene.work(victim)
+    assert scene.fed.wait_completed(run) == undisturbed
+    scene.check_counted_once(run)
+
+
+class Proxy:
+    """A TCP proxy that cuts the connection once, after so many bytes towards the coordinator."""
+
+    def __init__(self, port: int, cut_after: int) -> None:
+        self.target = port
+        self.left: int | None = cut_after
+        self.cuts = 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self.target))
+            threading.Thread(target=self._pump, args=(near, far, True), daemon=True).start()
+            threading.Thread(target=self._pump, args=(far, near, False), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, upwards: bool) -> None:
+        try:
+            while data := source.recv(4096):
+                if upwards and self.left is not None:
+                    self.left -= len(data)
+                    if self.left <= 0:
+                        self.left = None
+                        self.cuts += 1
+                        break
+                sink.sendall(data)
+        except OSError:
+            pass
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+def test_a_connection_cut_in_the_middle_of_an_upload_is_made_again(scene: Scene, undisturbed: str) -> None:
+    victim = CLIENTS[2]
+    scene.workers[victim].kill()
+    # An update of digits takes about 20 kB: the hello and the handshake fit before the cut, the first upload does not.
+    member = scene.fed.directory / victim / "member.toml"
+    description = member.read_text()
+    port = int(description.rpartition(":")[2].split('"')[0])
+    proxy = Proxy(port, cut_after=12_000)
+    member.write_text(description.replace(f":{port}", f":{proxy.port}"))
+    try:
+        scene.work(victim)
+        run = scene.submit()
+        assert scene.fed.wait_completed(run) == undisturbed
+        scene.check_counted_once(run)
+        assert proxy.cuts == 1
+    finally:
+        member.write_text(description)
+        proxy.listener.close()
+
+
+def test_a_second_coordinator_on_the_same_database_refuses_to_start(scene: Scene) -> None:
+    second = Process(
+        ["-m", "fedpareto", "coordinator", "serve", "--home", str(scene.fed.home)], scene.fed.directory / "2"
+    )
+    assert second.popen.wait(60) == 1
+    assert scene.fed.coordinator is not None
+    assert str(scene.fed.coordinator.popen.pid) in second.text
+    assert "Traceback" not in second.text
+    assert scene.fed.admin("runs")
+
+
+def test_a_stopped_coordinator_ends_cleanly_and_its_workers_come_back(scene: Scene, undisturbed: str) -> None:
+    assert scene.fed.coordinator is not None
+    assert scene.fed.coordinator.stop() == 0
+    scene.fed.serve()
+    assert scene.fed.wait_completed(scene.submit()) == undisturbed
+
+
+def test_a_worker_that_is_told_to_stop_ends_with_0(scene: Scene) -> None:
+    worker = scene.workers[CLIENTS[0]]
+    os.kill(worker.popen.pid, signal.SIGTERM)
+    assert worker.popen.wait(60) == 0
+    scene.work(CLIENTS[0])
+    wait_for(lambda: scene.workers[CLIENTS[0]].text, "the worker's first word")
