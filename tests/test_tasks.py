@@ -1,6 +1,7 @@
 """Tasks: found by name, data in disjoint parts, files that are missing or wrong, the papers' models."""
 
 import gzip
+import os
 import pickle
 import subprocess
 import sys
@@ -177,6 +178,8 @@ def test_parts_are_written_from_one() -> None:
 def test_more_clients_than_samples_is_refused() -> None:
     with pytest.raises(PartError, match="5 samples"):
         partition(np.zeros(5, dtype=np.int64), Part(0, 3, "shards:2"))
+    with pytest.raises(DataError, match="1797 samples"):
+        task("digits").load(DataSource(part=Part(0, 1000, "shards:2")))
 
 
 # ---- digits
@@ -472,3 +475,45 @@ def test_a_shared_parameter_counts_once() -> None:
 def test_samples_and_labels_must_agree() -> None:
     with pytest.raises(DataError, match="3 samples but 2 labels"):
         Dataset(torch.zeros(3, 1), torch.zeros(2))
+
+
+# ---- a task of one's own
+
+
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+def test_the_documented_example_reads_a_clinics_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    tumours = task("clinic:Tumours")
+    bundled = tumours.load(DataSource())
+    rows = torch.cat([bundled.test.x.expm1(), bundled.test.y[:, None]], dim=1).numpy()
+    header = ",".join([*(f"m{number}" for number in range(30)), "benign"])
+    np.savetxt(tmp_path / "tumours.csv", rows, delimiter=",", header=header, comments="")
+    own = tumours.load(DataSource(tmp_path))
+    assert [len(cut) for cut in (own.train, own.validation, own.test)] == [45, 6, 6]
+    assert initial_model(tumours, 0)[0].size == 30 * 16 + 16 + 2 * 16 + 16 * 2 + 2
+    with pytest.raises(DataError, match=r"tumours\.csv"):
+        tumours.load(DataSource(tmp_path / "elsewhere"))
+    (tmp_path / "tumours.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match=r"tumours\.csv"):
+        tumours.load(DataSource(tmp_path))
+
+
+def test_the_documented_example_is_the_one_that_runs() -> None:
+    source = (EXAMPLES / "clinic.py").read_text()
+    assert source[source.index("import numpy") :] in (ROOT / "docs" / "your-own-task.md").read_text()
+
+
+def test_the_documented_rehearsal_learns_at_every_member() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "rehearse.py"), "clinic:Tumours"],
+        env={"PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLES}", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    accuracies = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
+    assert len(accuracies) == 5
+    assert np.mean(accuracies) > 0.9

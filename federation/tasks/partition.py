@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import Dataset, Part, PartError, Splits
+from federation.tasks import DataError, Dataset, Part, PartError, Splits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,10 +83,15 @@ def deal(x: "Tensor", y: "Tensor", part: Part | None) -> Splits:
         part: the client's part.
 
     Raises:
-        PartError: the pool is too small for that many clients.
+        DataError: samples and labels differ in number, or are too few for that many clients.
     """
+    if len(x) != len(y):
+        raise DataError(f"{len(x)} samples but {len(y)} labels")
     if part is not None:
-        own = partition(y.numpy(), part)
+        try:
+            own = partition(y.numpy(), part)
+        except PartError as error:
+            raise DataError(str(error)) from error
         x, y = x[own], y[own]
     cuts = split(len(y), seed=part.seed, index=part.index) if part is not None else split(len(y))
     train, validation, test = (Dataset(x[cut], y[cut]) for cut in cuts)
