@@ -1,12 +1,11 @@
 """Membership: one-time tokens, approval, revocation. Functions of a session; the caller tells whoever must know."""
 
-import hashlib
 from datetime import datetime
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from federation.identity import IdentityError, check_name
+from federation.identity import IdentityError, check_name, secret_hash
 from federation.refusals import Refusal
 from storage import audit
 from storage.models import Certificate, Client, ClientState, EnrolmentToken
@@ -26,7 +25,7 @@ def create_token(session: Session, client_id: str, secret: bytes, *, by: str, no
         raise Refusal("client-exists", f"there is a client {client_id!r} already; a name is never given twice")
     session.add(
         EnrolmentToken(
-            secret_hash=hashlib.sha256(secret).hexdigest(),
+            secret_hash=secret_hash(secret),
             client_id=client_id,
             created_by=by,
             created=now,

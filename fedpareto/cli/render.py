@@ -11,6 +11,7 @@ from rich.text import Text
 
 from federation.v1.admin_pb2 import Client, GetRoundResponse, PhaseProgress, RoundSummary, Run, Update
 from fedpareto.cli.document import name_of
+from fedpareto.cli.upload import Key
 
 WIDTH = 100  # columns
 DIGITS = 12  # of a digest
@@ -166,13 +167,8 @@ def rounds(items: Sequence[RoundSummary]) -> RenderableType:
     return Group(table, *notes) if items else Text("no rounds yet")
 
 
-def round_(item: GetRoundResponse, signature: str) -> RenderableType:
-    """One round, whole.
-
-    Args:
-        item: the round.
-        signature: what is known about the signature of its step, in words.
-    """
+def round_(item: GetRoundResponse) -> RenderableType:
+    """One round, whole."""
     summary = item.summary
     head = Table.grid(padding=(0, 2))
     head.add_row("round", Text(f"{summary.round} of {item.run.name} ({item.run.run_id})"))
@@ -183,7 +179,8 @@ def round_(item: GetRoundResponse, signature: str) -> RenderableType:
     head.add_row("bytes", f"{size(summary.bytes_up)} up, {size(summary.bytes_down)} offered down")
     result = short(summary.result_model) or "(no step)"
     head.add_row("model", f"{short(summary.base_model)} → {result}")
-    head.add_row("step", signature)
+    if item.HasField("step"):
+        head.add_row("step", f"signed by the coordinator's key {short(item.step.key_id.hex())}")
     for phase in item.phases:
         head.add_row(
             f"phase {phase.phase}",
@@ -278,3 +275,11 @@ def updates(items: Iterable[Update]) -> RenderableType:
             update.envelope.key_id.hex()[:8],
         )
     return table if table.row_count else Text("no updates")
+
+
+def keys(items: Iterable[Key]) -> RenderableType:
+    """The keys of a run specification."""
+    table = _table("key", "type", "default", "meaning")
+    for key in items:
+        table.add_row(key.path, key.type, "(must be given)" if key.default is None else key.default, key.meaning)
+    return table

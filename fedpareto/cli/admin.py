@@ -1,0 +1,385 @@
+"""`fedpareto admin ...`: what operators do. Each command is one call of the Admin service."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedpareto.cli.failure import USAGE, Failure
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from federation.v1.admin_pb2 import Run
+    from federation.v1.admin_pb2_grpc import AdminStub
+
+DEFAULT_HOME = Path("fedpareto-demo/coordinator/admin")
+INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Operate a federation: its members, its runs, its rounds.\n\n"
+    "A RUN is named by its id, by an unambiguous beginning of the id, or by its name.",
+    no_args_is_help=True,
+)
+
+Home = Annotated[
+    Path | None,
+    typer.Option("--home", help="The administrator's directory; also before the command.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id, beginning of an id, or name.")]
+ClientName = Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")]
+
+
+@dataclass(frozen=True)
+class _Who:
+    home: Path
+    passphrase_file: Path | None
+
+
+@app.callback()
+def _options(
+    context: typer.Context,
+    home: Annotated[Path, typer.Option(envvar="FEDPARETO_ADMIN", help="The administrator's directory.")] = DEFAULT_HOME,
+    passphrase_file: Annotated[
+        Path | None, typer.Option(help="File whose first line is the passphrase of the administrator's key.")
+    ] = None,
+) -> None:
+    context.obj = _Who(home, passphrase_file)
+
+
+def _connect(context: typer.Context, home: Path | None, *, reads: bool = False) -> "AbstractContextManager[AdminStub]":
+    from fedpareto.cli.client import connect
+
+    who: _Who = context.obj
+    return connect(home or who.home, passphrase_file=who.passphrase_file, reads=reads)
+
+
+def _print(as_json: bool, document: Any, picture: "Callable[[], RenderableType]") -> None:
+    """One JSON document for programs, or a picture for people."""
+    if as_json:
+        from fedpareto.cli.document import dumps
+
+        typer.echo(dumps(document))
+    else:
+        from fedpareto.cli.render import console
+
+        console().print(picture())
+
+
+def _documents(messages: Any) -> list[dict[str, Any]]:
+    from fedpareto.cli.document import document
+
+    return [document(message) for message in messages]
+
+
+def _text(message: str) -> "Callable[[], RenderableType]":
+    from rich.text import Text
+
+    return lambda: Text(message)
+
+
+# --- members
+
+
+@app.command()
+def token(
+    context: typer.Context,
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Name of the client to be, such as hospital-a.")],
+    hours: Annotated[
+        float | None, typer.Option(min=0.01, max=720, help="Until it expires; the federation's default without.")
+    ] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Make a join string for a new member. It is shown once, works once, and expires."""
+    from federation.v1.admin_pb2 import CreateTokenRequest
+    from fedpareto.cli.render import local
+
+    with _connect(context, home) as stub:
+        request = CreateTokenRequest(client_id=client, lifetime_seconds=round((hours or 0) * 3600))
+        response = stub.CreateToken(request)
+    if as_json:
+        _print(True, response, _text(""))
+        return
+    typer.echo(response.join)
+    typer.echo(
+        f"\nHand it to {client} in confidence, before {local(response.expires)}. On that machine:\n"
+        f"    fedpareto worker join {response.join[:16]}... --home {client}",
+        err=True,
+    )
+
+
+@app.command()
+def clients(context: typer.Context, home: Home = None, as_json: Json = False) -> None:
+    """List the members: state, attendance, tasks, certificates."""
+    from federation.v1.admin_pb2 import ListClientsRequest
+    from fedpareto.cli import render
+
+    with _connect(context, home, reads=True) as stub:
+        response = stub.ListClients(ListClientsRequest())
+    _print(as_json, response, lambda: render.clients(response.clients))
+
+
+@app.command()
+def approve(context: typer.Context, client: ClientName, home: Home = None, as_json: Json = False) -> None:
+    """Let a pending member work."""
+    from federation.v1.admin_pb2 import ApproveClientRequest
+
+    with _connect(context, home) as stub:
+        response = stub.ApproveClient(ApproveClientRequest(client_id=client))
+    _print(as_json, response, _text(f"{client} is active and gets work"))
+
+
+@app.command()
+def revoke(
+    context: typer.Context,
+    client: ClientName,
+    reason: Annotated[str, typer.Option(help="For the record.")] = "",
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Shut a member out, at once and for good."""
+    from federation.v1.admin_pb2 import RevokeClientRequest
+
+    with _connect(context, home) as stub:
+        response = stub.RevokeClient(RevokeClientRequest(client_id=client, reason=reason))
+    _print(as_json, response, _text(f"{client} is shut out; its past updates stay in the record"))
+
+
+# --- runs
+
+
+@app.command()
+def submit(
+    context: typer.Context,
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="SPEC.toml", help="The run specification; see --explain.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The initial model, a safetensors file; without it the task makes one.")
+    ] = None,
+    paused: Annotated[bool, typer.Option("--paused", help="Wait for `resume` before the first round.")] = False,
+    watch_it: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="List every key of a run specification.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Submit a run."""
+    from fedpareto.cli import upload
+
+    if explain:
+        _explain(as_json)
+        return
+    if spec is None:
+        raise Failure("name the run specification: fedpareto admin submit SPEC.toml, or see --explain", code=USAGE)
+    text, parsed = upload.read_spec(spec)
+    initial = upload.model_file(model) if model else upload.made_model(parsed.task, parsed.seed)
+    with _connect(context, home) as stub:
+        response = _submit(stub, text, initial, paused)
+        run = response.run
+        if not as_json:
+            for warning in response.warnings:
+                typer.echo(f"warning: {warning}", err=True)
+            typer.echo(f"run {run.run_id} ({run.name}): {run.parameters:,} parameters, {run.rounds_total} rounds")
+            if not watch_it:
+                first = f"    fedpareto admin resume {run.run_id}\n" if paused else ""
+                typer.echo(
+                    f"{first}    fedpareto admin watch {run.run_id}\n    fedpareto admin rounds {run.run_id}", err=True
+                )
+        if watch_it:
+            _follow(stub, run.run_id, as_json)
+    if as_json and not watch_it:
+        _print(True, response, _text(""))
+
+
+def _submit(stub: "AdminStub", text: bytes, initial: Any, paused: bool) -> Any:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    from fedpareto.cli import upload
+    from fedpareto.cli.render import console
+
+    columns = ("uploading the initial model", BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("upload", total=initial.size)
+        return upload.submit(
+            stub, text, initial, paused=paused, progress=lambda count: progress.update(bar, advance=count)
+        )
+
+
+def _explain(as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from fedpareto.cli import render, upload
+
+    keys = [*upload.keys(), *upload.hyperparameters()]
+    _print(as_json, [asdict(key) for key in keys], lambda: render.keys(keys))
+
+
+@app.command()
+def runs(context: typer.Context, home: Home = None, as_json: Json = False) -> None:
+    """List the runs, newest first."""
+    from federation.v1.admin_pb2 import ListRunsRequest
+    from fedpareto.cli import render
+
+    with _connect(context, home, reads=True) as stub:
+        response = stub.ListRuns(ListRunsRequest())
+    _print(as_json, response, lambda: render.runs(response.runs))
+
+
+@app.command("run")
+def show_run(context: typer.Context, run: RunName, home: Home = None, as_json: Json = False) -> None:
+    """Show a run: its state, its numbers, its specification."""
+    from federation.v1.admin_pb2 import GetRunRequest
+    from fedpareto.cli import render
+
+    with _connect(context, home, reads=True) as stub:
+        response = stub.GetRun(GetRunRequest(run=run))
+    _print(as_json, response, lambda: render.run(response.run))
+
+
+@app.command()
+def pause(context: typer.Context, run: RunName, home: Home = None, as_json: Json = False) -> None:
+    """Hold a run. Replies to open assignments still count."""
+    from federation.v1.admin_pb2 import PauseRunRequest
+
+    with _connect(context, home) as stub:
+        response = stub.PauseRun(PauseRunRequest(run=run))
+    _print(as_json, response, _text(f"held; go on with: fedpareto admin resume {response.run.run_id}"))
+
+
+@app.command()
+def resume(context: typer.Context, run: RunName, home: Home = None, as_json: Json = False) -> None:
+    """Let a held run go on."""
+    from federation.v1.admin_pb2 import ResumeRunRequest
+
+    with _connect(context, home) as stub:
+        response = stub.ResumeRun(ResumeRunRequest(run=run))
+    _print(as_json, response, _text(f"goes on; follow it with: fedpareto admin watch {response.run.run_id}"))
+
+
+@app.command()
+def stop(
+    context: typer.Context,
+    run: RunName,
+    reason: Annotated[str, typer.Option(help="For the record.")] = "",
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """End a run. Its last model stays."""
+    from federation.v1.admin_pb2 import StopRunRequest
+
+    with _connect(context, home) as stub:
+        response = stub.StopRun(StopRunRequest(run=run, reason=reason))
+    message = f"stopped; its model: fedpareto admin export {response.run.run_id} --out model.safetensors"
+    _print(as_json, response, _text(message))
+
+
+@app.command()
+def watch(context: typer.Context, run: RunName, home: Home = None, as_json: Json = False) -> None:
+    """Follow a run until it ends; Ctrl-C stops watching, not the run. Exit code 1 when it did not complete."""
+    with _connect(context, home) as stub:
+        _follow(stub, run, as_json)
+
+
+def _follow(stub: "AdminStub", run: str, as_json: bool) -> None:
+    """Watches; with `as_json` silently, and prints the run with its rounds when it has ended."""
+    from federation.v1.admin_pb2 import ListRoundsRequest
+    from federation.v1.common_pb2 import RunState
+    from fedpareto.cli import watch as watching
+
+    try:
+        found = watching.follow(stub, run, lambda update: None) if as_json else watching.show(stub, run)
+    except KeyboardInterrupt:
+        typer.echo(f"\nThe run goes on. Follow it again: fedpareto admin watch {run}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        _print(True, stub.ListRounds(ListRoundsRequest(run=found.run_id)), _text(""))
+    if found.state != RunState.RUN_STATE_COMPLETED:
+        raise Failure(f"run {found.run_id} did not complete: {_state(found)}")
+    if not as_json:
+        typer.echo(f"completed; its model: fedpareto admin export {found.run_id} --out model.safetensors", err=True)
+
+
+def _state(run: "Run") -> str:
+    from fedpareto.cli.document import name_of
+
+    return f"{name_of(run, 'state')} {run.reason}".strip()
+
+
+# --- rounds
+
+
+@app.command()
+def rounds(context: typer.Context, run: RunName, home: Home = None, as_json: Json = False) -> None:
+    """List the rounds of a run: replies, accuracy, improvement, bytes, time."""
+    from federation.v1.admin_pb2 import ListRoundsRequest
+    from fedpareto.cli import render
+
+    with _connect(context, home, reads=True) as stub:
+        response = stub.ListRounds(ListRoundsRequest(run=run))
+    _print(as_json, response, lambda: render.rounds(response.rounds))
+
+
+@app.command("round", context_settings={"ignore_unknown_options": True})
+def show_round(
+    context: typer.Context,
+    run: RunName,
+    number: Annotated[int, typer.Argument(metavar="N", help="The round, from 0; -1 is the last one.")],
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Show a round: every client's part in it, and the cosines between their updates."""
+    from federation.v1.admin_pb2 import GetRoundRequest
+    from fedpareto.cli import render
+    from fedpareto.cli.document import document
+
+    with _connect(context, home, reads=True) as stub:
+        response = stub.GetRound(GetRoundRequest(run=run, round=number))
+    found = document(response)
+    side = len(response.gram_clients)
+    found["cosines"] = [found["cosines"][row * side : (row + 1) * side] for row in range(side)]
+    _print(as_json, found, lambda: render.round_(response))
+
+
+@app.command()
+def updates(
+    context: typer.Context,
+    run: RunName,
+    number: Annotated[int | None, typer.Option("--round", min=0, help="Only this round.")] = None,
+    client: Annotated[str, typer.Option(help="Only this client.")] = "",
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """List the updates as they were received, refused ones included; --json has the signed envelopes."""
+    from federation.v1.admin_pb2 import ListUpdatesRequest
+    from fedpareto.cli import render
+
+    with _connect(context, home, reads=True) as stub:
+        response = stub.ListUpdates(ListUpdatesRequest(run=run, round=number, client_id=client))
+    _print(as_json, response, lambda: render.updates(response.updates))
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    run: RunName,
+    out: Annotated[Path, typer.Option(help="The file to write, safetensors.")],
+    number: Annotated[int | None, typer.Option("--round", min=0, help="After this round; the newest without.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Write a model of a run to a file."""
+    from federation.v1.admin_pb2 import ExportModelRequest
+    from fedpareto.cli import download
+
+    if out.exists() and not force:
+        raise Failure(f"{out} exists: give --force to overwrite it", code=USAGE)
+    with _connect(context, home, reads=True) as stub:
+        digest, size = download.save(stub.ExportModel(ExportModelRequest(run=run, round=number)), out)
+    found = {"file": str(out), "digest": digest, "size": size}
+    _print(as_json, found, _text(f"{out}: {size:,} bytes, {digest}"))

@@ -1,0 +1,56 @@
+"""A model on its way to a file: checked against its digest, there whole or not at all."""
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from federation import digests
+from federation.v1.admin_pb2 import ExportModelResponse
+from fedpareto.cli.failure import Failure
+
+
+def save(pieces: Iterable[ExportModelResponse], path: Path) -> tuple[str, int]:
+    """Writes what arrives to `path`.
+
+    Returns:
+        The digest and the size in bytes.
+
+    Raises:
+        Failure: the bytes are not those that the coordinator named, or the file cannot be written; there is no file
+            then, or the one that was there before.
+    """
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror}") from None
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            digest, size = _write(pieces, file)
+            file.flush()
+            os.fsync(descriptor)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return digest, size
+
+
+def _write(pieces: Iterable[ExportModelResponse], file: BinaryIO) -> tuple[str, int]:
+    digest, size, count, state = "", 0, 0, digests.hasher()
+    for piece in pieces:
+        if not digest:
+            digest, size = piece.digest, piece.size
+            state = digests.hasher(digests.parse(digest)[0])
+        state.update(piece.chunk)
+        count += file.write(piece.chunk)
+    if not digest:
+        raise Failure("the coordinator sent no model")
+    found = f"{digests.parse(digest)[0]}:{state.hexdigest()}"
+    if found != digest or count != size:
+        raise Failure(f"the model that arrived is {found} ({count} bytes); expected {digest} ({size} bytes)")
+    return digest, size

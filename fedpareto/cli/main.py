@@ -1,0 +1,80 @@
+"""The `fedpareto` command: its groups, and what becomes of errors.
+
+Exit codes: 0 done, 1 the work failed, 2 bad usage, 130 interrupted.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fedpareto.cli import admin, coordinator, worker
+from fedpareto.cli.aggregate import aggregate_command
+from fedpareto.cli.demo import demo_command
+from fedpareto.cli.failure import Failure
+
+_HELP = """Federated learning that sacrifices none of its members.
+
+Members keep their data. A coordinator sends a model to their workers, takes signed updates back, and combines them by
+multi-gradient descent, so that no member is left behind and none can buy influence.
+
+See it at work, on this machine, in two minutes:
+
+    fedpareto demo
+
+A federation of your own, in the order in which it is made:
+
+    fedpareto coordinator init --home coordinator      keys, certificates, database
+
+    fedpareto coordinator serve --home coordinator     the daemon
+
+    fedpareto admin --home coordinator/admin token hospital-a      a join string for a member
+
+    fedpareto worker join JOIN --home member           at the member's machine
+
+    fedpareto worker run --home member --task digits
+
+    fedpareto admin --home coordinator/admin submit run.toml --watch
+"""
+
+app = typer.Typer(
+    name="fedpareto",
+    help=_HELP,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,  # a traceback with local variables could show a key
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo")(demo_command)
+app.add_typer(coordinator.app, name="coordinator")
+app.add_typer(worker.app, name="worker")
+app.add_typer(admin.app, name="admin")
+app.command("aggregate")(aggregate_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from fedpareto import __version__
+
+        typer.echo(f"fedpareto {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app()
+    except Failure as failure:
+        typer.echo(f"fedpareto: {failure.message}", err=True)
+        sys.exit(failure.code)
+    except KeyboardInterrupt:
+        sys.exit(130)

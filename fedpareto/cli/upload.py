@@ -1,0 +1,224 @@
+"""Submitting a run: its specification, checked here first, and its initial model, in chunks."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from federation.digests import DEFAULT_ALGORITHM, hasher
+from federation.refusals import Refusal
+from federation.runs import RunSpec, SpecError
+from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
+from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto.cli.failure import USAGE, Failure
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class InitialModel:
+    """A safetensors file that need not lie on a disk.
+
+    Attributes:
+        pieces: makes its bytes, from the start, in pieces of at most 1 MiB.
+        size: bytes.
+        digest: of all of them.
+    """
+
+    pieces: Callable[[], Iterator[bytes]]
+    size: int
+    digest: str
+
+
+def read_spec(path: Path) -> tuple[bytes, RunSpec]:
+    """A run specification from a file, as bytes and parsed; the algorithm and its hyper-parameters are checked too.
+
+    Raises:
+        Failure: it cannot be used; the message names file and key.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise Failure(f"cannot read {path}: {error.strerror}", code=USAGE) from None
+    return text, check_spec(text, str(path))
+
+
+def check_spec(text: bytes, source: str) -> RunSpec:
+    """Parses a run specification, and checks the algorithm and its hyper-parameters.
+
+    Raises:
+        Failure: it cannot be used; the message names the source and the key.
+    """
+    from coordinator.aggregation.registry import HyperparameterError, algorithm
+
+    try:
+        spec = RunSpec.parse(text)
+        algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
+    except SpecError as error:
+        raise Failure(f"{source}: {error}", code=USAGE) from None
+    except HyperparameterError as error:
+        raise Failure(f"{source}: algorithm: {error}", code=USAGE) from None
+    return spec
+
+
+def made_model(task_name: str, seed: int) -> InitialModel:
+    """The initial model of a task; the same for the same seed.
+
+    Raises:
+        Failure: no such task, or no torch to make its model with.
+    """
+    from federation.tasks import TaskError, initial_model, task
+
+    try:
+        layout, vector = initial_model(task(task_name), seed)
+    except TaskError as error:
+        raise Failure(str(error), code=USAGE) from None
+    except ModuleNotFoundError as error:
+        raise Failure(
+            f"the initial model of {task_name} is made with {error.name}, which is not installed here: "
+            "install fedpareto[torch], or give the model with --model FILE"
+        ) from None
+    header, data = layout.header(), vector.data.cast("B")
+
+    def pieces() -> Iterator[bytes]:
+        for part in (memoryview(header), data):
+            for start in range(0, len(part), CHUNK_BYTES):
+                yield bytes(part[start : start + CHUNK_BYTES])
+
+    return _hashed(pieces, len(header) + len(data))
+
+
+def model_file(path: Path) -> InitialModel:
+    """The initial model in a file.
+
+    Raises:
+        Failure: it is not a model file.
+    """
+    from federation.vectors import model_layout
+
+    try:
+        model_layout(path)
+    except OSError as error:
+        raise Failure(f"cannot read {path}: {error.strerror}", code=USAGE) from None
+    except Refusal as refusal:
+        raise Failure(f"{path} cannot be the initial model: {refusal.message} [{refusal.reason}]", code=USAGE) from None
+
+    def pieces() -> Iterator[bytes]:
+        with path.open("rb") as file:
+            while piece := file.read(CHUNK_BYTES):
+                yield piece
+
+    return _hashed(pieces, path.stat().st_size)
+
+
+def _hashed(pieces: Callable[[], Iterator[bytes]], size: int) -> InitialModel:
+    state = hasher()
+    for piece in pieces():
+        state.update(piece)
+    return InitialModel(pieces, size, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}")
+
+
+def submit(
+    stub: AdminStub,
+    spec: bytes,
+    model: InitialModel,
+    *,
+    paused: bool = False,
+    progress: Callable[[int], object] = lambda count: None,
+) -> SubmitRunResponse:
+    """Submits a run.
+
+    Args:
+        stub: the Admin service.
+        spec: the TOML document.
+        model: what the first round starts from.
+        paused: wait for `resume` before the first round.
+        progress: called with the number of bytes of each piece that goes out.
+    """
+
+    def requests() -> Iterator[SubmitRunRequest]:
+        header = RunHeader(spec=spec, model=model.digest, model_bytes=model.size, paused=paused)
+        yield SubmitRunRequest(header=header)
+        for piece in model.pieces():
+            yield SubmitRunRequest(chunk=piece)
+            progress(len(piece))
+
+    return stub.SubmitRun(requests())
+
+
+# --- what a specification may say
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a run specification.
+
+    Attributes:
+        path: with its section in front.
+        type: as a person would say it.
+        default: as TOML would spell it; None when the key must be given.
+        meaning: in words; may be empty.
+    """
+
+    path: str
+    type: str
+    default: str | None
+    meaning: str
+
+
+def keys(model: type[Any] = RunSpec, prefix: str = "") -> Iterator[Key]:
+    """Every key of a run specification, section by section, from the model that validates it."""
+    from pydantic import BaseModel
+
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from keys(kind, f"{prefix}{name}.")
+        else:
+            default = None if field.is_required() else _toml(field.default)
+            bounds = ", ".join(filter(None, (_bound(item) for item in field.metadata)))
+            yield Key(
+                f"{prefix}{name}", _type(kind) + (f", {bounds}" if bounds else ""), default, field.description or ""
+            )
+
+
+def hyperparameters() -> Iterator[Key]:
+    """Every hyper-parameter of every algorithm."""
+    from coordinator.aggregation.registry import algorithms
+
+    for name, rule in sorted(algorithms().items()):
+        for field in dataclasses.fields(rule):
+            default = None if field.default is dataclasses.MISSING else _toml(field.default)
+            meaning = f"{name}: {field.metadata.get('help') or field.metadata.get('description') or ''}".rstrip(": ")
+            yield Key(f"algorithm.{field.name}", _type(field.type), default, meaning)
+
+
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+def _bound(constraint: Any) -> str:
+    for name, sign in _BOUNDS.items():
+        if hasattr(constraint, name):
+            return f"{sign} {getattr(constraint, name)}"
+    return ""
+
+
+def _type(kind: Any) -> str:
+    from typing import Literal, get_args, get_origin
+
+    if get_origin(kind) is Literal:
+        return " | ".join(f'"{value}"' for value in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"list of {_type(get_args(kind)[0])}"
+    names = {"int": "integer", "str": "text", "bool": "true or false", "float": "number"}
+    name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+    return names.get(name, name)
+
+
+def _toml(value: Any) -> str:
+    import json
+
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return json.dumps(value) if isinstance(value, str | bool) else repr(value)
