@@ -116,9 +116,10 @@ def utc_now() -> datetime:
 
 @dataclass(eq=False)
 class _Call:
-    """An rpc under way, and why it is to end, if it is."""
+    """An rpc under way, whether it streams to its caller, and why it is to end, if it is."""
 
     task: "asyncio.Task[Any]"
+    streams: bool
     doom: Refusal | None = None
 
     def end(self, refusal: Refusal) -> None:
@@ -155,6 +156,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         self._clock = clock
         self._calls: dict[str, set[_Call]] = {}  # by actor; touched on the event loop only
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
         self._caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
     async def caller(self, context: Context, *, kind: Literal["client", "admin"], role: Role | None = None) -> Caller:
@@ -179,6 +181,17 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         actor = f"fedpareto://{self._federation_id}/client/{client_id}"
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end, actor, _revoked())
+
+    def stop(self) -> None:
+        """Lets nobody in any more, and ends what streams to callers; a reply that is being handed in may finish.
+
+        Called on the event loop.
+        """
+        self._stopping = True
+        for calls in list(self._calls.values()):
+            for call in list(calls):
+                if call.streams:
+                    call.end(_stopping())
 
     def _end(self, actor: str, refusal: Refusal) -> None:
         for call in list(self._calls.get(actor, ())):
@@ -209,7 +222,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 return await behaviour(check(request), context)
 
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-            async with self._admitted(context, action, rule):
+            async with self._admitted(context, action, rule, streams=True):
                 async for response in behaviour(check(request), context):
                     yield response
 
@@ -222,18 +235,22 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         return make(function, _forgiving(handler.request_deserializer), handler.response_serializer)
 
     @asynccontextmanager
-    async def _admitted(self, context: Context, action: str, rule: Rule | None) -> AsyncIterator[None]:
+    async def _admitted(
+        self, context: Context, action: str, rule: Rule | None, *, streams: bool = False
+    ) -> AsyncIterator[None]:
         """Establishes the caller, runs the body as an rpc of theirs, and turns what goes wrong into a status."""
         self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("an rpc runs in a task")
-        call = _Call(task)
+        call = _Call(task, streams)
         peer = host_of(context.peer())
         actor = f"peer {peer}"
         expiry: asyncio.TimerHandle | None = None
         calls: set[_Call] | None = None
         try:
+            if self._stopping:
+                raise _stopping()
             presented = context.auth_context().get("x509_pem_cert")
             identity = _identify(next(iter(presented))) if presented else None
             if identity is not None:
@@ -297,7 +314,8 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
 
     async def _refuse(self, context: Context, actor: str, action: str, refusal: Refusal) -> NoReturn:
         log.info("refused %s by %s: %s (%s)", action, actor, refusal.reason, refusal.message)
-        await self._record(actor, action, refusal.reason, refusal.message)
+        if refusal.reason != "stopping":
+            await self._record(actor, action, refusal.reason, refusal.message)
         await abort(context, refusal)
 
     async def _record(self, actor: str, action: str, outcome: str, detail: str) -> None:
@@ -357,6 +375,10 @@ def _authorise(rule: Rule | None, identity: PeerIdentity | None, action: str) ->
     if rule.role is not None and rule.role not in identity.roles:
         held = ", ".join(sorted(identity.roles)) or "none"
         raise Refusal("role", f"{action} needs the role {rule.role}; your certificate gives {held}")
+
+
+def _stopping() -> Refusal:
+    return Refusal("stopping", "the coordinator is stopping; try again when it is back")
 
 
 def _revoked() -> Refusal:

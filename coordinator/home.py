@@ -1,0 +1,429 @@
+"""The coordinator's directory: settings, keys, certificates; made once by `fedpareto coordinator init`."""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from sqlalchemy import func, select
+
+from coordinator.enrolment import Authority, register
+from federation.certificates import (
+    ADMIN_LIFETIME,
+    SERVER_LIFETIME,
+    issue_certificate,
+    load_certificate,
+    make_ca,
+    pem,
+)
+from federation.identity import AdminFiles, Role, admin_uris, check_name, coordinator_uri, move_address
+from federation.keys import (
+    load_signing_key,
+    load_tls_key,
+    make_private_directory,
+    new_tls_key,
+    read_file,
+    replace_private,
+    write_private_key,
+)
+from storage import audit
+from storage.database import Database
+from storage.models import Certificate
+
+SETTINGS_FILE = "coordinator.toml"
+FIRST_ADMIN = "admin"
+_SQLITE = "sqlite:///"
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+
+
+class HomeError(ValueError):
+    """A directory that cannot be used, or settings that are wrong; the message says which and what to do."""
+
+
+class Settings(BaseModel):
+    """What `coordinator.toml` says. A relative path is relative to the directory that the file is in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    federation_id: str = Field(description="The federation's name; every certificate and signature carries it.")
+    hosts: tuple[str, ...] = Field(
+        ("localhost", "127.0.0.1"),
+        min_length=1,
+        description="Names and addresses under which members reach this machine; the first one is given to them.",
+    )
+    bind: str = Field("127.0.0.1", description="The address to listen on; 0.0.0.0 is every one of this machine.")
+    federation_port: int = Field(
+        0, ge=0, le=65535, description="For members, mutual TLS; 0 is one that the kernel picks, and that is then kept."
+    )
+    enrolment_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="For newcomers, server TLS; 0 is one that the kernel picks, and that is then kept.",
+    )
+    database: str = Field(
+        "sqlite:///coordinator.db", description="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME."
+    )
+    blobs: str = Field("blobs", description="The directory of models and updates.")
+    approval: bool = Field(False, description="Whether a new client waits for `fedpareto admin approve`.")
+    token_lifetime_seconds: int = Field(
+        86_400, ge=60, le=30 * 86_400, description="How long a join string holds unless its maker says otherwise."
+    )
+    heartbeat_seconds: float = Field(5.0, ge=0.1, le=300, description="How often a worker gives a sign of life.")
+    max_model_bytes: int = Field(
+        8 << 30, ge=1 << 10, description="The largest model that is taken; an update is bounded by its run's model."
+    )
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Where updates are aggregated.")
+
+    @field_validator("federation_id")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        return check_name(value, "federation")
+
+    @field_validator("hosts")
+    @classmethod
+    def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            if not _is_address(host) and _HOST_NAME.fullmatch(host) is None:
+                raise ValueError(f"{host!r} is not a host name or an address; a port does not belong here")
+        return value
+
+    @field_validator("database")
+    @classmethod
+    def _database(cls, value: str) -> str:
+        if not value.startswith((_SQLITE, "postgresql://", "postgres://")):
+            raise ValueError("expected sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
+        return value
+
+    @classmethod
+    def parse(cls, text: str, source: str) -> Self:
+        """Reads a TOML document.
+
+        Args:
+            text: the document.
+            source: its name, for messages.
+
+        Raises:
+            HomeError: not TOML (with the line), or keys that are unknown, missing or wrong (each named).
+        """
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise HomeError(f"{source} is not TOML: {error}") from None
+        return cls.check(values, source)
+
+    @classmethod
+    def check(cls, values: Mapping[str, Any], source: str) -> Self:
+        """Makes settings of values by key.
+
+        Args:
+            values: by key.
+            source: where they come from, for messages.
+
+        Raises:
+            HomeError: keys that are unknown, missing or wrong, each named.
+        """
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            problems = "; ".join(_explain(problem) for problem in error.errors())
+            raise HomeError(f"{source}: {problems}") from None
+
+    def render(self) -> str:
+        """The TOML document, with what each key means."""
+        lines = ["# A federation's coordinator. Read when it starts."]
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            lines += ["", f"# {field.description}", f"{name} = {json.dumps(value)}"]
+        return "\n".join(lines) + "\n"
+
+
+def _explain(problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"{key}: no such key; there are {', '.join(Settings.model_fields)}"
+    if problem["type"] == "missing":
+        return f"{key}: missing; it has no default"
+    message = f"{key}: {problem['msg'].removeprefix('Value error, ')}"
+    if key == "database":
+        return message  # it may hold a password
+    return f"{message}; got {problem['input']!r}"[:400]
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Home:
+    """A federation's coordinator, as its directory holds it.
+
+    Attributes:
+        directory: where.
+        settings: what `coordinator.toml` says.
+        ca: the CA certificate.
+        ca_key: its key.
+        server: the certificate that the coordinator shows.
+        server_key: its key.
+        signing_key: signs assignments, receipts and steps.
+    """
+
+    directory: Path
+    settings: Settings
+    ca: x509.Certificate
+    ca_key: EllipticCurvePrivateKey
+    server: x509.Certificate
+    server_key: EllipticCurvePrivateKey
+    signing_key: Ed25519PrivateKey
+
+    @property
+    def federation_id(self) -> str:
+        """The federation."""
+        return self.settings.federation_id
+
+    @property
+    def database_url(self) -> str:
+        """Where the database is, absolute."""
+        return _database_url(self.directory, self.settings)
+
+    @property
+    def blobs_dir(self) -> Path:
+        """Where models and updates are, absolute."""
+        return (self.directory / self.settings.blobs).absolute()
+
+    @property
+    def admin_dir(self) -> Path:
+        """The directory of the first administrator, who has every role."""
+        return self.directory / FIRST_ADMIN
+
+    @property
+    def ports_file(self) -> Path:
+        """Where a coordinator notes its ports while it serves."""
+        return self.directory / "ports.json"
+
+    @property
+    def kept_ports_file(self) -> Path:
+        """The ports that the kernel picked, for members find the coordinator there from then on."""
+        return self.directory / "kept-ports.json"
+
+    @property
+    def authority(self) -> Authority:
+        """What certificates are issued with."""
+        return Authority(self.federation_id, self.ca, self.ca_key)
+
+    @classmethod
+    def init(cls, directory: Path, settings: Settings, *, now: datetime, passphrase: bytes | None = None) -> Self:
+        """Makes a federation: its CA, the coordinator's keys, the database, and an administrator with every role.
+
+        `coordinator.toml` comes last, so that its presence says that all is there.
+
+        Args:
+            directory: made if need be; it must not hold a federation.
+            settings: what `coordinator.toml` shall say.
+            now: the time.
+            passphrase: encrypts every private key.
+
+        Raises:
+            HomeError: directory or database hold a federation already.
+        """
+        _must_be_vacant(directory)
+        make_private_directory(directory)
+        database = Database.open(_database_url(directory, settings))
+        try:
+            database.migrate()
+            with database.read() as session:
+                if session.scalar(select(func.count()).select_from(Certificate)):
+                    raise HomeError(
+                        f"the database {database.url} holds a federation already, with its certificates and its "
+                        "record: take an empty one for the new federation"
+                    )
+            ca_key, server_key, signing_key = new_tls_key(), new_tls_key(), Ed25519PrivateKey.generate()
+            ca = make_ca(ca_key, settings.federation_id, now)
+            write_private_key(directory / "ca.key", ca_key, passphrase)
+            write_private_key(directory / "server.key", server_key, passphrase)
+            write_private_key(directory / "signing.key", signing_key, passphrase)
+            replace_private(directory / "ca.pem", pem(ca))
+            authority = Authority(settings.federation_id, ca, ca_key)
+            server = _server_certificate(authority, server_key, settings.hosts, now)
+            replace_private(directory / "server.pem", pem(server))
+            home = cls(directory, settings, ca, ca_key, server, server_key, signing_key)
+            make_private_directory(home.blobs_dir)
+            home.issue_admin(
+                database, FIRST_ADMIN, Role, home.admin_dir, now=now, by="coordinator init", passphrase=passphrase
+            )
+        finally:
+            database.close()
+        replace_private(directory / SETTINGS_FILE, settings.render().encode())
+        return home
+
+    @classmethod
+    def load(cls, directory: Path, passphrase: bytes | None = None) -> Self:
+        """Reads what `init` made.
+
+        Raises:
+            HomeError: there is no federation, or its settings are wrong.
+            IdentityError: a key or a certificate is missing or wrong, or the passphrase is.
+        """
+        path = directory / SETTINGS_FILE
+        if not path.is_file():
+            raise HomeError(
+                f"{directory} holds no federation (no {SETTINGS_FILE}): make one with "
+                f"`fedpareto coordinator init --home {directory}`"
+            )
+        return cls(
+            directory=directory,
+            settings=Settings.parse(read_file(path).decode(errors="replace"), str(path)),
+            ca=load_certificate(read_file(directory / "ca.pem")),
+            ca_key=load_tls_key(directory / "ca.key", passphrase),
+            server=load_certificate(read_file(directory / "server.pem")),
+            server_key=load_tls_key(directory / "server.key", passphrase),
+            signing_key=load_signing_key(directory / "signing.key", passphrase),
+        )
+
+    def issue_admin(
+        self,
+        database: Database,
+        name: str,
+        roles: Iterable[Role],
+        directory: Path,
+        *,
+        now: datetime,
+        by: str,
+        passphrase: bytes | None = None,
+    ) -> AdminFiles:
+        """Makes an administrator: key, certificate and the directory that holds them.
+
+        Args:
+            database: where the certificate is noted; without that it opens no door.
+            name: the administrator's name.
+            roles: what it may do; `viewer` comes with each.
+            directory: a new one.
+            now: the time.
+            by: who does this, for the record.
+            passphrase: encrypts the key.
+
+        Raises:
+            HomeError: the directory is in use.
+            IdentityError: the name will not do.
+        """
+        check_name(name, "administrator")
+        if directory.exists() and any(directory.iterdir()):
+            raise HomeError(f"{directory} is not empty: an administrator gets a directory of its own")
+        granted = sorted({Role.VIEWER, *roles})
+        key = new_tls_key()
+        certificate = issue_certificate(
+            ca=self.ca,
+            ca_key=self.ca_key,
+            public_key=key.public_key(),
+            federation_id=self.federation_id,
+            common_name=name,
+            uris=admin_uris(self.federation_id, name, granted),
+            now=now,
+            lifetime=ADMIN_LIFETIME,
+        )
+        with database.begin() as session:
+            register(session, certificate)
+            audit.record(
+                session, at=now, actor=by, action="admin.issued", subject=name, detail="roles " + ", ".join(granted)
+            )
+        files = AdminFiles(
+            federation_id=self.federation_id,
+            name=name,
+            address=address(self.settings.hosts[0], self.ports()[0]),
+            ca=pem(self.ca),
+            certificate=pem(certificate),
+            tls_key=key,
+        )
+        files.save(directory, passphrase)
+        return files
+
+    def ports(self) -> tuple[int, int]:
+        """The federation port and the enrolment port: as set, or as once picked, or 0."""
+        federation, enrolment = self.settings.federation_port, self.settings.enrolment_port
+        try:
+            kept = json.loads(self.kept_ports_file.read_text())
+            return federation or int(kept["federation"]), enrolment or int(kept["enrolment"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return federation, enrolment
+
+    def note_ports(self, federation: int, enrolment: int) -> None:
+        """Notes where this process serves, for whoever looks for it, the first administrator among them."""
+        ports = {"federation": federation, "enrolment": enrolment}
+        if 0 in (self.settings.federation_port, self.settings.enrolment_port):
+            replace_private(self.kept_ports_file, json.dumps(ports).encode() + b"\n")
+        if (self.admin_dir / "member.toml").is_file():
+            move_address(self.admin_dir, address(self.settings.hosts[0], federation))
+        replace_private(self.ports_file, json.dumps({**ports, "pid": os.getpid()}).encode() + b"\n")
+
+    def current_server_certificate(self, now: datetime) -> x509.Certificate:
+        """The certificate to show: issued anew in the last third of its life, or when the hosts have changed."""
+        names = self.server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        held = {
+            *names.get_values_for_type(x509.DNSName),
+            *map(str, names.get_values_for_type(x509.IPAddress)),
+        }
+        fresh = now < self.server.not_valid_after_utc - SERVER_LIFETIME / 3
+        if fresh and held == set(self.settings.hosts):
+            return self.server
+        certificate = _server_certificate(self.authority, self.server_key, self.settings.hosts, now)
+        replace_private(self.directory / "server.pem", pem(certificate))
+        return certificate
+
+
+def address(host: str, port: int) -> str:
+    """A host and a port as one word; an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _database_url(directory: Path, settings: Settings) -> str:
+    if not settings.database.startswith(_SQLITE):
+        return settings.database
+    return _SQLITE + str((directory / settings.database.removeprefix(_SQLITE)).absolute())
+
+
+def _must_be_vacant(directory: Path) -> None:
+    settings = directory / SETTINGS_FILE
+    if settings.exists():
+        try:
+            name = Settings.parse(settings.read_text(), str(settings)).federation_id
+        except (HomeError, OSError, UnicodeDecodeError):
+            name = "unreadable"
+        raise HomeError(
+            f"{directory} holds a federation already ({name}): nothing was changed. Start it with `fedpareto "
+            f"coordinator serve --home {directory}`, or choose another directory for a new one"
+        )
+    if (directory / "ca.key").exists():
+        raise HomeError(
+            f"{directory} holds a federation that was not made to the end (there are keys, but no {SETTINGS_FILE}): "
+            "remove the directory, or choose another one"
+        )
+
+
+def _server_certificate(
+    authority: Authority, key: EllipticCurvePrivateKey, hosts: Iterable[str], now: datetime
+) -> x509.Certificate:
+    return issue_certificate(
+        ca=authority.ca,
+        ca_key=authority.ca_key,
+        public_key=key.public_key(),
+        federation_id=authority.federation_id,
+        common_name="coordinator",
+        uris=[coordinator_uri(authority.federation_id)],
+        now=now,
+        lifetime=SERVER_LIFETIME,
+        hosts=list(hosts),
+    )

@@ -1,0 +1,273 @@
+"""The daemon: one gRPC server on two ports, and everything behind it."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from coordinator.access import Access, utc_now
+from coordinator.engine import Engine
+from coordinator.home import Home, HomeError, address
+from coordinator.hub import Hub
+from coordinator.intake import Intake
+from coordinator.services.admin import AdminService
+from coordinator.services.enrollment import EnrollmentService
+from coordinator.services.federation import FederationService
+from federation.certificates import fingerprint, pem
+from federation.channels import Option, require_tls13
+from federation.identity import Join
+from federation.keys import private_key_pem
+from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
+from federation.v1.admin_pb2_grpc import add_AdminServicer_to_server
+from federation.v1.enrollment_pb2_grpc import add_EnrollmentServicer_to_server
+from federation.v1.federation_pb2_grpc import add_FederationServicer_to_server
+from storage.blobs import BlobStore
+from storage.database import Database
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = (2 << 20) + (64 << 10)  # two chunks and some room; holds after decompression too
+MAX_METADATA_BYTES = 16 << 10
+MAX_CALLS = 8192  # under way at a time, over all callers
+GRACE_SECONDS = 5.0
+LOCK_CHECK_SECONDS = 5.0
+
+_OPTIONS: tuple[Option, ...] = (
+    ("grpc.so_reuseport", 0),  # a second coordinator on the same port must fail, not share it
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.max_concurrent_streams", 100),  # of one connection
+    ("grpc.server_handshake_timeout_ms", 20_000),
+    ("grpc.max_connection_idle_ms", 600_000),
+    # A worker that vanished without a word is noticed within a minute; one that pings like mad is cut off.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 3),
+)
+
+_SERVICES = (
+    enrollment_pb2.DESCRIPTOR.services_by_name["Enrollment"].full_name,
+    federation_pb2.DESCRIPTOR.services_by_name["Federation"].full_name,
+    admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name,
+)
+
+
+class PortTaken(RuntimeError):
+    """The coordinator cannot listen where it should; the message says where and what to do."""
+
+
+class LockLost(RuntimeError):
+    """The database no longer knows us as its one coordinator."""
+
+
+class Coordinator:
+    """A federation's coordinator, from `start` to `stop`.
+
+    Args:
+        home: its directory.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._database = Database.open(home.database_url)
+        self._executor = ThreadPoolExecutor(16, thread_name_prefix="service")
+        # Of its own, so that whoever is to be turned away need not queue behind those who are served.
+        self._access_executor = ThreadPoolExecutor(4, thread_name_prefix="access")
+        self._access = Access(self._database, self._access_executor, home.federation_id)
+        self._health = health.aio.HealthServicer()
+        self._server: grpc.aio.Server | None = None
+        self._engine: Engine | None = None
+        self.federation_port = 0
+        self.enrolment_port = 0
+
+    async def start(self) -> None:
+        """Takes the database, goes on with the runs, and serves.
+
+        Raises:
+            DatabaseBusy: another coordinator has the database.
+            DatabaseTooNew: a newer version made it.
+            PortTaken: another process has a port.
+        """
+        home, database, settings = self._home, self._database, self._home.settings
+        database.lock_exclusive()
+        home.ports_file.unlink(missing_ok=True)
+        database.migrate()
+        blobs = BlobStore(home.blobs_dir)
+        blobs.sweep_temporary()
+        hub = Hub()
+        self._engine = engine = Engine(
+            database=database,
+            blobs=blobs,
+            hub=hub,
+            signing_key=home.signing_key,
+            federation_id=home.federation_id,
+            device=settings.device,
+            clock=utc_now,
+        )
+        self._server = server = grpc.aio.server(
+            interceptors=[self._access], options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
+        )
+        self._listen(server)
+        enrolment_address = address(settings.hosts[0], self.enrolment_port)
+        add_EnrollmentServicer_to_server(
+            EnrollmentService(
+                database=database,
+                executor=self._executor,
+                authority=home.authority,
+                coordinator_key=home.signing_key.public_key(),
+                address=address(settings.hosts[0], self.federation_port),
+                approval=settings.approval,
+                clock=utc_now,
+            ),
+            server,
+        )
+        add_FederationServicer_to_server(
+            FederationService(
+                database=database,
+                blobs=blobs,
+                hub=hub,
+                intake=Intake(database, home.signing_key, changed=engine.notify, clock=utc_now),
+                access=self._access,
+                executor=self._executor,
+                federation_id=home.federation_id,
+                heartbeat_seconds=settings.heartbeat_seconds,
+                clock=utc_now,
+            ),
+            server,
+        )
+        add_AdminServicer_to_server(
+            AdminService(
+                database=database,
+                blobs=blobs,
+                hub=hub,
+                engine=engine,
+                access=self._access,
+                executor=self._executor,
+                join=lambda client_id, secret: Join(
+                    address=enrolment_address, ca_fingerprint=fingerprint(home.ca), secret=secret, client_id=client_id
+                ).encode(),
+                token_lifetime=timedelta(seconds=settings.token_lifetime_seconds),
+                max_model_bytes=settings.max_model_bytes,
+                clock=utc_now,
+            ),
+            server,
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        engine.start()
+        await server.start()
+        for service in ("", *_SERVICES):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        home.note_ports(self.federation_port, self.enrolment_port)
+        log.info(
+            "federation %s: members at %s, newcomers at %s, database %s",
+            home.federation_id,
+            address(settings.hosts[0], self.federation_port),
+            enrolment_address,
+            database.url,
+        )
+
+    async def stop(self, grace: float = GRACE_SECONDS) -> None:
+        """Ends the streams, lets calls finish, brings the engine to rest, gives the database back.
+
+        Args:
+            grace: seconds for calls that are under way.
+        """
+        if self._database.holds_lock():  # or the file may be another coordinator's
+            self._home.ports_file.unlink(missing_ok=True)
+        self._access.stop()
+        await self._health.enter_graceful_shutdown()
+        if self._server is not None:
+            await self._server.stop(grace)
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.stop)
+        for executor in (self._executor, self._access_executor):
+            await asyncio.to_thread(executor.shutdown)
+        self._database.close()
+
+    async def watch_lock(self) -> None:
+        """Returns never; on PostgreSQL the exclusive lock goes with its connection, and then so must we.
+
+        Raises:
+            LockLost: it is gone.
+        """
+        while await asyncio.to_thread(self._database.holds_lock):
+            await asyncio.sleep(LOCK_CHECK_SECONDS)
+        raise LockLost(
+            f"the connection that reserved the database {self._database.url} for this coordinator broke, and another "
+            "may take over: stopped; start again"
+        )
+
+    def _listen(self, server: grpc.aio.Server) -> None:
+        require_tls13()
+        home = self._home
+        pair = (private_key_pem(home.server_key), pem(home.current_server_certificate(utc_now())))
+        mutual = grpc.ssl_server_credentials([pair], root_certificates=pem(home.ca), require_client_auth=True)
+        federation, enrolment = home.ports()
+        self.federation_port = self._bind(server, federation, mutual)
+        self.enrolment_port = self._bind(server, enrolment, grpc.ssl_server_credentials([pair]))
+
+    def _bind(self, server: grpc.aio.Server, port: int, credentials: grpc.ServerCredentials) -> int:
+        where = address(self._home.settings.bind, port)
+        try:
+            return server.add_secure_port(where, credentials)
+        except RuntimeError as error:
+            raise PortTaken(
+                f"cannot listen on {where}: {error}. Another process has the port, or the address is not this "
+                f"machine's: see bind and the ports in {self._home.directory / 'coordinator.toml'}"
+            ) from None
+
+
+def serve(home: Home, *, ready: Callable[[Coordinator], None] = lambda coordinator: None) -> None:
+    """Runs a coordinator until SIGTERM or SIGINT; a second signal does not wait.
+
+    Args:
+        home: its directory.
+        ready: called once it serves.
+
+    Raises:
+        DatabaseBusy: another coordinator has the database.
+        DatabaseTooNew: a newer version made it.
+        HomeError: the settings do not fit the machine.
+        LockLost: the database may have another coordinator by now.
+        PortTaken: another process has a port.
+    """
+    asyncio.run(_serve(home, ready))
+
+
+async def _serve(home: Home, ready: Callable[[Coordinator], None]) -> None:
+    loop = asyncio.get_running_loop()
+    signalled = asyncio.Event()
+
+    def on_signal() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        signalled.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        coordinator = Coordinator(home)
+    except (ValueError, FileNotFoundError) as error:
+        raise HomeError(str(error)) from None
+    try:
+        await coordinator.start()
+        ready(coordinator)
+        waits = [asyncio.create_task(signalled.wait()), asyncio.create_task(coordinator.watch_lock())]
+        done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        for task in done:
+            task.result()
+        log.info("stopping")
+    finally:
+        await coordinator.stop()

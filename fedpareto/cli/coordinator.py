@@ -1,0 +1,225 @@
+"""`fedpareto coordinator`: make a federation, run its daemon, issue further administrators."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.passphrases import new_passphrase, passphrase_for
+
+if TYPE_CHECKING:
+    from coordinator.home import Home
+    from coordinator.server import Coordinator
+
+app = typer.Typer(help="The federation's centre: make it, and run its daemon.", no_args_is_help=True)
+
+DEFAULT_HOME = Path("fedpareto-coordinator")
+HomeOption = Annotated[Path, typer.Option("--home", help="Directory of the coordinator: settings, keys, database.")]
+PassphraseOption = Annotated[
+    Path | None, typer.Option("--passphrase-file", help="File whose first line is the passphrase of the private keys.")
+]
+AskOption = Annotated[bool, typer.Option(help="Ask for a passphrase for the private keys.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+PORT_HELP = "0 is one that the kernel picks when it first serves, and that is then kept."
+
+
+@app.command()
+def init(
+    home: HomeOption = DEFAULT_HOME,
+    name: Annotated[
+        str, typer.Option(help="The federation's name, in every certificate and signature.")
+    ] = "federation",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name or address under which members reach this machine; repeat it for more. The first one is given "
+            "to them. Default: localhost, 127.0.0.1 and the host's name."
+        ),
+    ] = None,
+    bind: Annotated[
+        str | None, typer.Option(help="Address to listen on. Default: 0.0.0.0 with --host, else 127.0.0.1.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help=f"For members, mutual TLS. {PORT_HELP}")] = 0,
+    enrolment_port: Annotated[int, typer.Option(min=0, max=65535, help=f"For newcomers. {PORT_HELP}")] = 0,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FEDPARETO_DATABASE",
+            show_envvar=True,
+            help="postgresql://USER:PASSWORD@HOST/NAME, or sqlite:///FILE. Default: SQLite in the directory.",
+        ),
+    ] = None,
+    approval: Annotated[bool, typer.Option("--approval", help="New clients wait for `admin approve`.")] = False,
+    passphrase_file: PassphraseOption = None,
+    ask_passphrase: AskOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a federation: certificate authority, keys, database, and an administrator with every role."""
+    from coordinator.access import utc_now  # noqa: PLC0415
+    from coordinator.home import Home, Settings  # noqa: PLC0415
+    from federation.certificates import fingerprint  # noqa: PLC0415
+
+    values: dict[str, Any] = {
+        "federation_id": name,
+        "hosts": host or _own_names(),
+        "bind": bind or ("0.0.0.0" if host else "127.0.0.1"),  # noqa: S104 - who names hosts wants to be reached
+        "federation_port": port,
+        "enrolment_port": enrolment_port,
+        "approval": approval,
+    }
+    if database is not None:
+        values["database"] = database
+    passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
+    with _explained(usage=True):
+        settings = Settings.check(values, "the options")
+    with _explained():
+        made = Home.init(home, settings, now=utc_now(), passphrase=passphrase)
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "federation_id": made.federation_id,
+                    "home": str(home),
+                    "settings": str(home / "coordinator.toml"),
+                    "admin": str(made.admin_dir),
+                    "ca": str(home / "ca.pem"),
+                    "ca_fingerprint": fingerprint(made.ca),
+                    "hosts": list(made.settings.hosts),
+                }
+            )
+        )
+        return
+    typer.echo(f"Federation {made.federation_id} is in {home}; its settings, with comments, in coordinator.toml there.")
+    typer.echo(f"CA fingerprint (SHA-256): {fingerprint(made.ca)}")
+    typer.echo(f"Administrator with every role: {made.admin_dir}")
+    if passphrase is None:
+        typer.echo("The private keys are not encrypted: whoever can read the directory can act for the federation.")
+    typer.echo(f"Next: fedpareto coordinator serve --home {home}")
+
+
+@app.command()
+def serve(
+    home: HomeOption = DEFAULT_HOME,
+    bind: Annotated[
+        str | None, typer.Option(metavar="HOST[:PORT]", help="Listen here rather than where coordinator.toml says.")
+    ] = None,
+    port_file: Annotated[
+        Path | None, typer.Option(help="Write the ports there too, as JSON, once it serves; always in ports.json.")
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error; to standard error.")] = "info",
+    passphrase_file: PassphraseOption = None,
+) -> None:
+    """Run the daemon until it is stopped (SIGTERM or Ctrl-C)."""
+    if log_level not in ("debug", "info", "warning", "error"):
+        raise Failure(f"--log-level {log_level}: expected debug, info, warning or error", code=USAGE)
+    logging.basicConfig(
+        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    )
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    with _explained():
+        from coordinator.server import serve as run  # noqa: PLC0415
+
+        run(_settled(home, bind, passphrase_file), ready=lambda coordinator: _announce(coordinator, port_file))
+
+
+@app.command()
+def admin(
+    name: Annotated[str, typer.Argument(help="The administrator's name.")],
+    role: Annotated[list[str], typer.Option(help="viewer, operator or security-officer; repeat it for more.")],
+    out: Annotated[Path, typer.Option(help="Directory for its key and certificate; hand it over safely.")],
+    home: HomeOption = DEFAULT_HOME,
+    passphrase_file: PassphraseOption = None,
+    new_passphrase_file: Annotated[
+        Path | None, typer.Option(help="File whose first line is the passphrase of the administrator's own key.")
+    ] = None,
+    ask_passphrase: Annotated[bool, typer.Option(help="Ask for a passphrase for the administrator's key.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Issue a further administrator, on the coordinator's own host."""
+    from coordinator.access import utc_now  # noqa: PLC0415
+    from federation.identity import Role  # noqa: PLC0415
+    from storage.database import Database  # noqa: PLC0415
+
+    try:
+        roles = [Role(one) for one in role]
+    except ValueError:
+        raise Failure(f"--role {' '.join(role)}: expected {', '.join(Role)}", code=USAGE) from None
+    with _explained():
+        centre = _settled(home, None, passphrase_file)
+        passphrase = new_passphrase(new_passphrase_file, ask=ask_passphrase)
+        database = Database.open(centre.database_url)
+        try:
+            files = centre.issue_admin(
+                database, name, roles, out, now=utc_now(), by="coordinator admin", passphrase=passphrase
+            )
+        finally:
+            database.close()
+    if as_json:
+        document = {"name": name, "home": str(out), "certificate_expires": files.not_after.isoformat()}
+        typer.echo(json.dumps({**document, "roles": sorted({"viewer", *role})}))
+        return
+    typer.echo(f"Administrator {name} is in {out}, until {files.not_after:%Y-%m-%d}.")
+    typer.echo(f"Its commands: fedpareto admin --home {out} ...")
+
+
+def _settled(home: Path, bind: str | None, passphrase_file: Path | None) -> "Home":
+    from dataclasses import replace  # noqa: PLC0415
+
+    from coordinator.home import SETTINGS_FILE, Home, Settings  # noqa: PLC0415
+
+    passphrase = None
+    if (home / SETTINGS_FILE).is_file():
+        passphrase = passphrase_for(home / "ca.key", passphrase_file)
+    found = Home.load(home, passphrase)
+    if bind is None:
+        return found
+    values: dict[str, Any] = {**found.settings.model_dump(), "bind": bind}
+    host, colon, port = bind.rpartition(":")
+    if colon and port.isdecimal() and (":" not in host or host.startswith("[")):
+        values |= {"bind": host.strip("[]"), "federation_port": int(port)}
+    return replace(found, settings=Settings.check(values, "--bind"))
+
+
+def _announce(coordinator: "Coordinator", port_file: Path | None) -> None:
+    from federation.keys import replace_private  # noqa: PLC0415
+
+    if port_file is not None:
+        ports = {"federation": coordinator.federation_port, "enrolment": coordinator.enrolment_port}
+        replace_private(port_file, json.dumps(ports).encode() + b"\n")
+
+
+def _own_names() -> list[str]:
+    import re  # noqa: PLC0415
+    import socket  # noqa: PLC0415
+
+    name = socket.gethostname()
+    own = [name] if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", name) else []
+    return list(dict.fromkeys(["localhost", "127.0.0.1", *own]))
+
+
+@contextmanager
+def _explained(*, usage: bool = False) -> Iterator[None]:
+    """Turns what can go wrong here into a paragraph for a person."""
+    from sqlalchemy.exc import DBAPIError  # noqa: PLC0415
+
+    from coordinator.home import HomeError  # noqa: PLC0415
+    from coordinator.server import LockLost, PortTaken  # noqa: PLC0415
+    from federation.keys import IdentityError  # noqa: PLC0415
+    from storage.database import DatabaseBusy, DatabaseTooNew  # noqa: PLC0415
+
+    try:
+        yield
+    except (HomeError, IdentityError) as error:
+        raise Failure(str(error), code=USAGE if usage else 1) from None
+    except (DatabaseBusy, DatabaseTooNew, LockLost, PortTaken) as error:
+        raise Failure(str(error)) from None
+    except DBAPIError as error:
+        raise Failure(f"the database does not answer as it should: {error.orig}") from None
+    except OSError as error:
+        raise Failure(f"{error.filename or 'the machine'}: {error.strerror or error}") from None
