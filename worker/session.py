@@ -144,7 +144,7 @@ class Session:
         return self._stub is not None
 
     def decline(self, assignment_id: str, reason: str, message: str) -> None:
-        """Says no to an assignment. Without a stream nobody hears it: the assignment comes again, and so will the no."""
+        """Says no to an assignment. Without a stream nobody hears it: it will come again, and so will the no."""
         self._say(AttendRequest(decline=Decline(assignment_id=assignment_id, reason=reason, message=message[:1000])))
 
     def beat(self, assignment_id: str, progress: float) -> None:

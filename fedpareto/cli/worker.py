@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.passphrases import new_passphrase, passphrase_for
 
 if TYPE_CHECKING:
     from federation.identity import MemberFiles
@@ -48,9 +49,7 @@ def join(
         decoded = Join.decode(join_string)
     except IdentityError as error:
         raise Failure(str(error), code=USAGE) from error
-    passphrase = _read_passphrase(passphrase_file)
-    if passphrase is None and ask_passphrase:
-        passphrase = str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True)).encode()
+    passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
     try:
         enrolled = enrol(Home(home), decoded, software=software(), passphrase=passphrase)
     except EnrolmentError as error:
@@ -108,7 +107,7 @@ def run(
     try:
         place.require_joined()
         with place.lock():
-            member = _load_member(home, _read_passphrase(passphrase_file))
+            member = _load_member(home, passphrase_file)
             _work(place, member, task, source, device, threads, rehearsal, as_json)
     except HomeError as error:
         raise Failure(str(error)) from error
@@ -152,25 +151,10 @@ def _work(
     logging.getLogger("fedpareto.worker").info("stopped")
 
 
-def _read_passphrase(path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        passphrase = path.read_bytes().split(b"\n", 1)[0].rstrip(b"\r")
-    except OSError as error:
-        raise Failure(f"cannot read the passphrase file {path}: {error.strerror}", code=USAGE) from error
-    if not passphrase:
-        raise Failure(f"the first line of the passphrase file {path} is empty", code=USAGE)
-    return passphrase
-
-
-def _load_member(home: Path, passphrase: bytes | None) -> "MemberFiles":
+def _load_member(home: Path, passphrase_file: Path | None) -> "MemberFiles":
     from federation.identity import IdentityError, MemberFiles  # noqa: PLC0415
-    from federation.keys import is_encrypted  # noqa: PLC0415
 
     try:
-        if passphrase is None and is_encrypted(home / "tls.key") and sys.stdin.isatty():
-            passphrase = str(typer.prompt(f"Passphrase of {home}", hide_input=True, err=True)).encode()
-        return MemberFiles.load(home, passphrase)
+        return MemberFiles.load(home, passphrase_for(home / "tls.key", passphrase_file))
     except IdentityError as error:
         raise Failure(str(error)) from error

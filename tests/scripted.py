@@ -1,0 +1,336 @@
+"""A coordinator that a test scripts: real TLS, real signatures, and any misbehaviour towards a worker."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ec import generate_private_key as generate_tls_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc import error_details_pb2, status_pb2
+from harness import wait_for
+
+from federation.certificates import csr_public_key, fingerprint, issue_certificate, make_ca, pem
+from federation.channels import ERROR_DOMAIN, STATUS_KEY
+from federation.digests import digest
+from federation.envelope import envelope_digest, seal, unseal
+from federation.identity import Join, MemberFiles, client_uri, coordinator_uri, proves_possession
+from federation.keys import private_key_pem
+from federation.refusals import Refusal
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, Row, SignedEnvelope, UpdateManifest
+from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
+from federation.v1.enrollment_pb2_grpc import EnrollmentServicer, add_EnrollmentServicer_to_server
+from federation.v1.federation_pb2 import (
+    AttendResponse,
+    Cancel,
+    Decline,
+    FetchBlobResponse,
+    Heartbeat,
+    Hello,
+    SubmitResponse,
+    Welcome,
+)
+from federation.v1.federation_pb2_grpc import FederationServicer, add_FederationServicer_to_server
+from federation.vectors import Layout
+
+FEDERATION = "test-federation"
+CLIENT = "hospital-a"
+
+
+class HungUp(Exception):
+    """Ends a call as a broken connection would."""
+
+
+@dataclass
+class Submission:
+    """What a worker handed in."""
+
+    envelope: SignedEnvelope
+    manifest: UpdateManifest
+    payload: bytes
+
+
+@dataclass(eq=False)
+class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
+    """Answers as the test says; honest where the test says nothing."""
+
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    open: list[SignedEnvelope] = field(default_factory=list)  # sent on every attendance, as the real one does
+    hellos: list[Hello] = field(default_factory=list)
+    heartbeats: list[Heartbeat] = field(default_factory=list)
+    declines: list[Decline] = field(default_factory=list)
+    fetches: list[int] = field(default_factory=list)
+    submissions: list[Submission] = field(default_factory=list)
+    federation_id: str = FEDERATION
+    # A list of refusals to give before the honest answer.
+    attend_refusals: list[Refusal] = field(default_factory=list)
+    submit_refusals: list[Refusal | HungUp] = field(default_factory=list)
+    serve_blob: Callable[[bytes, int], Iterator[bytes]] | None = None
+    receipt: Callable[[Submission, ReceiptManifest], SignedEnvelope] | None = None
+    hold_submissions: threading.Event | None = None
+    enrol_refusal: Refusal | None = None
+    change_enrolment: Callable[[EnrollResponse], None] | None = None
+
+    def __post_init__(self) -> None:
+        now = datetime.now(UTC)
+        self.signing_key = Ed25519PrivateKey.generate()
+        self._ca_key = generate_tls_key(SECP256R1())
+        self.ca = make_ca(self._ca_key, FEDERATION, now)
+        self._outboxes: list[queue.SimpleQueue[AttendResponse | Refusal]] = []
+        self._server: grpc.Server | None = None
+        self.federation_port = self.enrolment_port = 0
+
+    # the process
+
+    def start(self) -> None:
+        key = generate_tls_key(SECP256R1())
+        certificate = self._certificate(key, [coordinator_uri(FEDERATION)], hosts=["127.0.0.1"])
+        chain = ((private_key_pem(key), certificate),)
+        mutual = grpc.ssl_server_credentials(chain, pem(self.ca), require_client_auth=True)
+        server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
+        add_FederationServicer_to_server(self, server)
+        add_EnrollmentServicer_to_server(self, server)
+        self.federation_port = server.add_secure_port(f"127.0.0.1:{self.federation_port}", mutual)
+        self.enrolment_port = server.add_secure_port(
+            f"127.0.0.1:{self.enrolment_port}", grpc.ssl_server_credentials(chain)
+        )
+        server.start()
+        self._server = server
+
+    def stop(self) -> None:
+        for outbox in self._outboxes:
+            outbox.put(Refusal("stopping", "the coordinator stops"))
+        if self._server is not None:
+            self._server.stop(None).wait()
+
+    def member(self, *, lifetime: timedelta = timedelta(days=1)) -> MemberFiles:
+        """A membership, as enrolment makes it."""
+        key = generate_tls_key(SECP256R1())
+        return MemberFiles(
+            federation_id=FEDERATION,
+            client_id=CLIENT,
+            address=f"127.0.0.1:{self.federation_port}",
+            ca=pem(self.ca),
+            certificate=self._certificate(key, [client_uri(FEDERATION, CLIENT)], lifetime=lifetime),
+            tls_key=key,
+            signing_key=Ed25519PrivateKey.generate(),
+            coordinator_key=self.signing_key.public_key(),
+        )
+
+    def join(self) -> Join:
+        return Join(f"127.0.0.1:{self.enrolment_port}", fingerprint(self.ca), bytes(range(32)), CLIENT)
+
+    def _certificate(
+        self,
+        key: EllipticCurvePrivateKey,
+        uris: list[str],
+        *,
+        hosts: list[str] | None = None,
+        lifetime: timedelta = timedelta(days=1),
+    ) -> bytes:
+        return pem(
+            issue_certificate(
+                ca=self.ca,
+                ca_key=self._ca_key,
+                public_key=key.public_key(),
+                federation_id=FEDERATION,
+                common_name="test",
+                uris=uris,
+                now=datetime.now(UTC),
+                lifetime=lifetime,
+                hosts=hosts or [],
+            )
+        )
+
+    # work
+
+    def assignment(self, layout: Layout, model: bytes, number: int = 0, **changes: Any) -> AssignmentManifest:
+        """An assignment to train digits for one step, with the given fields changed."""
+        self.blobs[digest(model)] = model
+        manifest = AssignmentManifest(
+            federation_id=FEDERATION,
+            run_id="run-1",
+            round=number,
+            assignment_id=f"assignment-{number}",
+            client_id=CLIENT,
+            base_model=digest(model),
+            base_model_bytes=len(model),
+            spec=digest(b"spec"),
+            task="digits",
+            rows=[Row(objective="loss", dtype="F32", length=layout.size)],
+            max_payload_bytes=len(model) + 1000,
+            seed=7,
+        )
+        manifest.train.steps, manifest.train.batch_size, manifest.train.learning_rate = 1, 10, 0.1
+        manifest.deadline.FromDatetime(datetime.now(UTC) + timedelta(hours=1))
+        for name, value in changes.items():
+            setattr(manifest, name, value)
+        return manifest
+
+    def assign(self, manifest: AssignmentManifest, key: Ed25519PrivateKey | None = None) -> SignedEnvelope:
+        envelope = seal(manifest, key or self.signing_key)
+        self.give(envelope)
+        return envelope
+
+    def give(self, envelope: SignedEnvelope) -> None:
+        self.open.append(envelope)
+        self._say(AttendResponse(assignment=envelope))
+
+    def cancel(self, assignment_id: str) -> None:
+        self.open.clear()
+        self._say(AttendResponse(cancel=Cancel(assignment_id=assignment_id, reason="run-stopped")))
+
+    def end_stream(self, refusal: Refusal) -> None:
+        wait_for(lambda: bool(self._outboxes), "an attendance")
+        self._outboxes[-1].put(refusal)
+
+    def _say(self, response: AttendResponse) -> None:
+        for outbox in self._outboxes:
+            outbox.put(response)
+
+    # the services
+
+    def Enroll(self, request: EnrollRequest, context: grpc.ServicerContext) -> EnrollResponse:  # noqa: N802
+        if self.enrol_refusal is not None:
+            _abort(context, self.enrol_refusal)
+        key = Ed25519PublicKey.from_public_bytes(request.signing_key)
+        assert request.secret == self.join().secret
+        assert proves_possession(key, request.proof, request.secret, request.csr)
+        response = EnrollResponse(
+            federation_id=FEDERATION,
+            client_id=CLIENT,
+            certificate=pem(
+                issue_certificate(
+                    ca=self.ca,
+                    ca_key=self._ca_key,
+                    public_key=csr_public_key(request.csr),
+                    federation_id=FEDERATION,
+                    common_name=CLIENT,
+                    uris=[client_uri(FEDERATION, CLIENT)],
+                    now=datetime.now(UTC),
+                    lifetime=timedelta(days=1),
+                )
+            ),
+            ca_certificate=pem(self.ca),
+            coordinator_key=self.signing_key.public_key().public_bytes_raw(),
+            address=f"127.0.0.1:{self.federation_port}",
+        )
+        if self.change_enrolment is not None:
+            self.change_enrolment(response)
+        return response
+
+    def Attend(self, request_iterator: Any, context: grpc.ServicerContext) -> Iterator[AttendResponse]:  # noqa: N802
+        self.hellos.append(next(request_iterator).hello)
+        if self.attend_refusals:
+            _abort(context, self.attend_refusals.pop(0))
+        outbox: queue.SimpleQueue[AttendResponse | Refusal] = queue.SimpleQueue()
+        for envelope in self.open:
+            outbox.put(AttendResponse(assignment=envelope))
+        self._outboxes.append(outbox)
+        context.add_callback(lambda: outbox.put(Refusal("stopping", "the stream is gone")))
+        threading.Thread(target=self._listen, args=(request_iterator,), daemon=True).start()
+        welcome = Welcome(federation_id=self.federation_id, heartbeat_seconds=0.2)
+        welcome.now.FromDatetime(datetime.now(UTC))
+        yield AttendResponse(welcome=welcome)
+        while isinstance(message := outbox.get(), AttendResponse):
+            yield message
+        self._outboxes.remove(outbox)
+        _abort(context, message)
+
+    def _listen(self, requests: Any) -> None:
+        try:
+            for request in requests:
+                if request.WhichOneof("message") == "heartbeat":
+                    self.heartbeats.append(request.heartbeat)
+                else:
+                    self.declines.append(request.decline)
+        except Exception:
+            return  # the stream is gone
+
+    def FetchBlob(self, request: Any, context: grpc.ServicerContext) -> Iterator[FetchBlobResponse]:  # noqa: N802
+        self.fetches.append(request.offset)
+        blob = self.blobs[request.digest]
+        pieces = self.serve_blob(blob, request.offset) if self.serve_blob else iter([blob[request.offset :]])
+        try:
+            for piece in pieces:
+                yield FetchBlobResponse(chunk=piece)
+        except HungUp:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "hung up")
+
+    def Submit(self, request_iterator: Any, context: grpc.ServicerContext) -> SubmitResponse:  # noqa: N802
+        envelope = next(request_iterator).update
+        payload = b"".join(request.chunk for request in request_iterator)
+        submission = Submission(envelope, UpdateManifest.FromString(envelope.manifest), payload)
+        self.submissions.append(submission)
+        if self.hold_submissions is not None:
+            self.hold_submissions.wait(60)
+        if self.submit_refusals:
+            refusal = self.submit_refusals.pop(0)
+            if isinstance(refusal, HungUp):
+                context.abort(grpc.StatusCode.UNAVAILABLE, "hung up")
+            _abort(context, refusal)
+        receipt = self.honest_receipt(submission)
+        sealed = self.receipt(submission, receipt) if self.receipt else seal(receipt, self.signing_key)
+        self.open = [
+            other
+            for other in self.open
+            if AssignmentManifest.FromString(other.manifest).assignment_id != submission.manifest.assignment_id
+        ]
+        return SubmitResponse(receipt=sealed)
+
+    def honest_receipt(self, submission: Submission) -> ReceiptManifest:
+        manifest = submission.manifest
+        return ReceiptManifest(
+            federation_id=manifest.federation_id,
+            run_id=manifest.run_id,
+            round=manifest.round,
+            phase=manifest.phase,
+            assignment_id=manifest.assignment_id,
+            client_id=manifest.client_id,
+            base_model=manifest.base_model,
+            payload=manifest.payload,
+            envelope=envelope_digest(submission.envelope),
+            accepted=True,
+        )
+
+
+def _abort(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
+    info, details = AnyMessage(), []
+    info.Pack(error_details_pb2.ErrorInfo(reason=refusal.reason, domain=ERROR_DOMAIN))
+    details.append(info)
+    if refusal.receipt is not None:
+        attached = AnyMessage()
+        attached.Pack(refusal.receipt)
+        details.append(attached)
+    code = grpc.StatusCode[refusal.status.name]
+    status = status_pb2.Status(code=code.value[0], message=refusal.message, details=details)
+    context.set_trailing_metadata(((STATUS_KEY, status.SerializeToString()),))
+    context.abort(code, refusal.message)
+    raise AssertionError("abort returned")
+
+
+@contextmanager
+def scripted() -> Iterator[ScriptedCoordinator]:
+    coordinator = ScriptedCoordinator()
+    coordinator.start()
+    try:
+        yield coordinator
+    finally:
+        coordinator.stop()
+
+
+def opened(submission: Submission, member: MemberFiles) -> UpdateManifest:
+    """The manifest, verified with the member's key."""
+    return unseal(submission.envelope, UpdateManifest, lambda _: member.signing_key.public_key())
+
+
+def files_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir()) if directory.exists() else []

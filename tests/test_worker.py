@@ -1,0 +1,845 @@
+"""The worker against a coordinator that misbehaves on purpose, and against its own death."""
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from harness import Process, wait_for
+from scripted import CLIENT, HungUp, ScriptedCoordinator, Submission, files_in, opened, scripted
+
+from federation.digests import digest
+from federation.envelope import CONTEXTS, seal
+from federation.identity import IdentityError, MemberFiles
+from federation.refusals import Refusal
+from federation.tasks import DataSource, Part, initial_model, task
+from federation.training import TrainWork
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, Row, SignedEnvelope, UpdateManifest
+from federation.vectors import Layout, Tensor, parse_header, read_vector, to_bytes, update_layout, write_vectors
+from worker.attack import Attack, AttackError
+from worker.backoff import Backoff
+from worker.cache import ModelCache, ModelMismatch
+from worker.enrol import EnrolmentError, enrol
+from worker.events import Events
+from worker.home import Home, HomeError
+from worker.runner import Offer
+from worker.service import Worker, prepare_offers
+from worker.session import SessionError
+from worker.spool import Spool, SpoolError
+
+SOURCE = DataSource(part=Part(0, 8))
+
+
+@pytest.fixture(scope="module")
+def offers() -> dict[str, Offer]:
+    return prepare_offers(["digits"], SOURCE, device="cpu", threads=1)[0]
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple[Layout, bytes]:
+    layout, vector = initial_model(task("digits"), 3)
+    return layout, to_bytes(layout, vector)
+
+
+@pytest.fixture
+def coordinator() -> Iterator[ScriptedCoordinator]:
+    with scripted() as made:
+        yield made
+
+
+class Running:
+    """A worker in a thread."""
+
+    def __init__(self, home: Home, member: MemberFiles, offers: dict[str, Offer], attack: Attack | None = None) -> None:
+        home.directory.mkdir(exist_ok=True)
+        self.out = io.StringIO()
+        self.home = home
+        self.failure: Exception | None = None
+        self.worker = Worker(
+            home=home,
+            member=member,
+            offers=offers,
+            device="cpu",
+            events=Events(self.out),
+            uniform=random.Random(0).uniform,
+            attack=attack,
+        )
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.worker.run()
+        except Exception as error:
+            self.failure = error
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.out.getvalue().splitlines(keepends=True) if line.endswith("\n")]
+        return [line for line in lines if line["event"] == name]
+
+    def wait_for(self, name: str, count: int = 1) -> list[dict[str, Any]]:
+        def there() -> list[dict[str, Any]] | None:
+            found = self.events(name)
+            return found if len(found) >= count else None
+
+        try:
+            return wait_for(there, f"event {name}", 60)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.out.getvalue()}") from None
+
+    def spooled(self) -> list[str]:
+        return files_in(self.home.spool)
+
+    def stop(self) -> None:
+        self.worker.stop()
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(coordinator: ScriptedCoordinator, offers: dict[str, Offer], tmp_path: Path) -> Iterator[Start]:
+    """Starts workers, all with one membership and one home."""
+    member = coordinator.member()
+    started: list[Running] = []
+
+    def run(**options: Any) -> Running:
+        made = Running(Home(tmp_path / "home"), options.pop("member", member), offers, **options)
+        made.member = member  # type: ignore[attr-defined]
+        started.append(made)
+        return made
+
+    yield run
+    for running in started:
+        running.stop()
+
+
+# Doing what is asked
+
+
+def test_an_assignment_is_trained_and_its_reply_is_bound_to_it_and_acknowledged(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Offer]
+) -> None:
+    layout, data = model
+    asked = coordinator.assignment(layout, data, 5)
+    running = start()
+    running.wait_for("attending")
+    coordinator.assign(asked)
+    running.wait_for("receipt")
+
+    [submission] = coordinator.submissions
+    reply = opened(submission, running.member)  # type: ignore[attr-defined]
+    for name in (
+        "federation_id",
+        "run_id",
+        "round",
+        "phase",
+        "assignment_id",
+        "client_id",
+        "base_model",
+        "spec",
+        "task",
+    ):
+        assert getattr(reply, name) == getattr(asked, name), name
+    assert list(reply.rows) == list(asked.rows)
+    assert (reply.payload, reply.payload_bytes) == (digest(submission.payload), len(submission.payload))
+    expected = offers["digits"].trainer.train(
+        np.frombuffer(data[len(layout.header()) :], dtype=np.float32),
+        TrainWork(steps=1, batch_size=10, learning_rate=0.1),
+        seed=7,
+        round=5,
+        client_id=CLIENT,
+    )
+    assert submission.payload == to_bytes(update_layout([("loss", layout.size)]), expected.rows["loss"])
+    assert dict(reply.losses) == dict(expected.losses)
+    assert dict(reply.metrics) == dict(expected.metrics)
+    assert reply.samples == expected.samples
+    wait_for(lambda: not running.spooled(), "the spool to empty")
+    [line] = running.home.receipts.read_text().splitlines()
+    assert json.loads(line)["accepted"] is True
+    hello = coordinator.hellos[0]
+    assert [(offer.task, offer.samples) for offer in hello.tasks] == [("digits", expected.samples)]
+
+
+def test_an_evaluation_sends_measurements_of_the_splits_that_were_asked_and_no_payload(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    asked = coordinator.assignment(*model)
+    asked.evaluate.splits.extend(["validation", "test"])
+    del asked.rows[:]
+    asked.max_payload_bytes = 0
+    coordinator.assign(asked)
+    running = start()
+    running.wait_for("receipt")
+    [submission] = coordinator.submissions
+    assert submission.payload == b""
+    assert submission.manifest.payload == ""
+    assert {name.partition("/")[0] for name in submission.manifest.metrics} == {"validation", "test"}
+
+
+def test_heartbeats_name_the_assignment_in_work(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    asked = coordinator.assignment(*model)
+    asked.train.steps = 50_000_000
+    coordinator.assign(asked)
+    start()
+    wait_for(
+        lambda: any(beat.assignment_id == "assignment-0" and beat.progress > 0 for beat in coordinator.heartbeats), ""
+    )
+
+
+def test_an_assignment_that_is_sent_twice_is_done_once(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    running = start()
+    running.wait_for("attending")
+    envelope = coordinator.assign(coordinator.assignment(*model))
+    coordinator.give(envelope)
+    running.wait_for("receipt")
+    coordinator.give(envelope)
+    coordinator.assign(coordinator.assignment(*model, 1))  # done after the one before, if that were done again
+    running.wait_for("receipt", 2)
+    assert [submission.manifest.round for submission in coordinator.submissions] == [0, 1]
+    assert len(running.events("training")) == 2
+
+
+def test_a_model_that_is_known_is_not_fetched_again(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    running = start()
+    for number in range(3):
+        coordinator.assign(coordinator.assignment(*model, number))
+    running.wait_for("receipt", 3)
+    assert coordinator.fetches == [0]
+
+
+def test_a_cancelled_assignment_is_dropped_in_the_middle_of_its_training(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    endless = coordinator.assignment(*model)
+    endless.train.steps = 50_000_000
+    coordinator.assign(endless)
+    running = start()
+    running.wait_for("training")
+    coordinator.cancel("assignment-0")
+    running.wait_for("cancelled")
+    coordinator.assign(coordinator.assignment(*model, 1))
+    running.wait_for("receipt")
+    assert [submission.manifest.round for submission in coordinator.submissions] == [1]
+
+
+def test_training_that_diverges_is_declined(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    asked = coordinator.assignment(*model)
+    asked.train.learning_rate, asked.train.steps = 1e30, 100
+    coordinator.assign(asked)
+    start()
+    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
+    assert [(said.assignment_id, said.reason) for said in coordinator.declines] == [
+        ("assignment-0", "training-diverged")
+    ]
+    assert coordinator.submissions == []
+
+
+def test_a_rehearsed_attack_scales_the_update_and_biases_the_reported_loss_alone(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Offer]
+) -> None:
+    layout, data = model
+    coordinator.assign(coordinator.assignment(layout, data))
+    running = start(attack=Attack(100, 1000))
+    running.wait_for("receipt")
+    assert running.events("attack")
+    honest = offers["digits"].trainer.train(
+        np.frombuffer(data[len(layout.header()) :], dtype=np.float32),
+        TrainWork(steps=1, batch_size=10, learning_rate=0.1),
+        seed=7,
+        round=0,
+        client_id=CLIENT,
+    )
+    [submission] = coordinator.submissions
+    _, offset = parse_header(submission.payload)
+    sent = np.frombuffer(submission.payload[offset:], dtype=np.float32)
+    np.testing.assert_array_equal(sent, honest.rows["loss"] * np.float32(100))
+    assert submission.manifest.losses["loss"] == honest.losses["loss"] + 1000
+    assert submission.manifest.metrics["train/loss"] == honest.metrics["train/loss"]
+
+
+# Refusing
+
+
+def _changed(**changes: Any) -> Callable[[AssignmentManifest], None]:
+    def change(manifest: AssignmentManifest) -> None:
+        for name, value in changes.items():
+            setattr(manifest, name, value)
+
+    return change
+
+
+def _past(manifest: AssignmentManifest) -> None:
+    manifest.deadline.FromDatetime(datetime.now(UTC) - timedelta(seconds=1))
+
+
+def _other_rows(manifest: AssignmentManifest) -> None:
+    manifest.rows.append(Row(objective="another", dtype="F32", length=3))
+
+
+def _other_splits(manifest: AssignmentManifest) -> None:
+    manifest.evaluate.splits.extend(["test", "/etc/passwd"])
+    del manifest.rows[:]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_changed(federation_id="another"), "mismatch:federation_id"),
+        (_changed(client_id="hospital-b"), "mismatch:client_id"),
+        (_past, "deadline"),
+        (_changed(task="os:system"), "task-not-allowed"),
+        (_changed(base_model="../../etc/passwd"), "base-model"),
+        (_changed(base_model_bytes=10**12), "layout"),
+        (_other_rows, "rows"),
+        (_changed(max_payload_bytes=10), "limit:payload"),
+        (_other_splits, "work"),
+        (lambda manifest: manifest.ClearField("train"), "work"),
+    ],
+)
+def test_an_assignment_that_the_coordinator_signed_is_declined_when_it_is_not_for_us_to_do(
+    coordinator: ScriptedCoordinator,
+    start: Start,
+    model: tuple[Layout, bytes],
+    change: Callable[[AssignmentManifest], None],
+    reason: str,
+) -> None:
+    asked = coordinator.assignment(*model)
+    change(asked)
+    coordinator.assign(asked)
+    running = start()
+    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
+    assert [(said.assignment_id, said.reason) for said in coordinator.declines] == [("assignment-0", reason)]
+    assert coordinator.fetches == []
+    assert coordinator.submissions == []
+    assert not running.events("training")
+
+
+def _tampered(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
+    envelope = seal(manifest, coordinator.signing_key)
+    manifest.train.learning_rate = 10.0
+    return SignedEnvelope(manifest=manifest.SerializeToString(), key_id=envelope.key_id, signature=envelope.signature)
+
+
+def _other_key(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
+    return seal(manifest, Ed25519PrivateKey.generate())
+
+
+def _claimed_key(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
+    honest = seal(manifest, coordinator.signing_key)
+    forged = seal(manifest, Ed25519PrivateKey.generate())
+    return SignedEnvelope(manifest=forged.manifest, key_id=honest.key_id, signature=forged.signature)
+
+
+def _unsigned(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
+    return SignedEnvelope(manifest=manifest.SerializeToString())
+
+
+def _another_context(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
+    # The bytes of an assignment under a signature that the coordinator's key made for a receipt.
+    honest = seal(manifest, coordinator.signing_key)
+    signature = coordinator.signing_key.sign(CONTEXTS[ReceiptManifest] + b"\0" + honest.manifest)
+    return SignedEnvelope(manifest=honest.manifest, key_id=honest.key_id, signature=signature)
+
+
+@pytest.mark.parametrize("forge", [_tampered, _other_key, _claimed_key, _unsigned, _another_context])
+def test_an_assignment_that_the_coordinator_did_not_sign_is_refused(
+    coordinator: ScriptedCoordinator,
+    start: Start,
+    model: tuple[Layout, bytes],
+    forge: Callable[[ScriptedCoordinator, AssignmentManifest], SignedEnvelope],
+) -> None:
+    coordinator.give(forge(coordinator, coordinator.assignment(*model)))
+    running = start()
+    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
+    assert [said.reason for said in coordinator.declines] == ["signature"]
+    assert coordinator.fetches == []
+    assert not running.events("training")
+
+
+def test_a_model_other_than_the_promised_one_is_refused_and_leaves_no_trace(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    layout, data = model
+    other = data[:-1] + bytes([data[-1] ^ 1])
+    coordinator.serve_blob = lambda blob, offset: iter([other[offset:]])
+    coordinator.assign(coordinator.assignment(layout, data))
+    running = start()
+    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
+    assert [said.reason for said in coordinator.declines] == ["base-model"]
+    assert files_in(running.home.cache) == []
+    assert not running.events("training")
+
+
+def test_a_model_of_another_layout_is_refused_even_when_its_size_is_right(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    layout, _ = model
+    names = [tensor.name for tensor in layout.tensors]
+    renamed = Layout(
+        tuple(Tensor(name[::-1], tensor.shape) for name, tensor in zip(names, layout.tensors, strict=True))
+    )
+    data = to_bytes(renamed, np.zeros(layout.size, dtype=np.float32))
+    coordinator.assign(coordinator.assignment(layout, data))
+    start()
+    wait_for(lambda: bool(coordinator.declines), "a decline", 60)
+    assert [said.reason for said in coordinator.declines] == ["layout"]
+
+
+@pytest.mark.parametrize("lie", ["key", "signature", "envelope", "payload", "assignment_id", "run_id", "round"])
+def test_a_receipt_that_proves_nothing_leaves_the_work_in_the_spool(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], lie: str
+) -> None:
+    def receipt(submission: Submission, honest: ReceiptManifest) -> SignedEnvelope:
+        if len(coordinator.submissions) > 1:
+            return seal(honest, coordinator.signing_key)
+        if lie == "key":
+            return seal(honest, Ed25519PrivateKey.generate())
+        if lie == "signature":
+            sealed = seal(honest, coordinator.signing_key)
+            return SignedEnvelope(manifest=sealed.manifest, key_id=sealed.key_id, signature=bytes(64))
+        setattr(honest, lie, 77 if lie == "round" else digest(b"another"))
+        return seal(honest, coordinator.signing_key)
+
+    coordinator.receipt = receipt
+    coordinator.assign(coordinator.assignment(*model))
+    running = start()
+    running.wait_for("receipt-invalid")
+    running.wait_for("receipt")
+    first, second = coordinator.submissions
+    assert first == second
+    assert len(running.home.receipts.read_text().splitlines()) == 1
+
+
+# Surviving
+
+
+def test_a_broken_download_goes_on_where_it_broke(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    def serve(blob: bytes, offset: int) -> Iterator[bytes]:
+        yield blob[offset : offset + 4000]
+        if len(coordinator.fetches) < 3:
+            raise HungUp
+        yield blob[offset + 4000 :]
+
+    coordinator.serve_blob = serve
+    coordinator.assign(coordinator.assignment(*model))
+    running = start()
+    running.wait_for("receipt")
+    assert coordinator.fetches == [0, 4000, 8000]
+
+
+def test_the_same_signed_reply_is_sent_until_it_is_acknowledged(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    coordinator.submit_refusals = [HungUp(), Refusal("stopping", "later"), HungUp()]
+    coordinator.assign(coordinator.assignment(*model))
+    running = start()
+    running.wait_for("receipt")
+    assert len(coordinator.submissions) == 4
+    assert all(submission == coordinator.submissions[0] for submission in coordinator.submissions)
+    assert len(running.events("training")) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "declined"),
+    [
+        ("assignment-closed", []),
+        ("assignment-fulfilled", []),
+        ("deadline", []),
+        ("assignment-unknown", []),
+        ("mismatch:round", ["mismatch:round"]),
+        ("limit:payload", ["limit:payload"]),
+    ],
+)
+def test_a_reply_that_is_refused_for_good_is_dropped(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], reason: str, declined: list[str]
+) -> None:
+    coordinator.submit_refusals = [Refusal(reason, "no")]
+    coordinator.assign(coordinator.assignment(*model))
+    running = start()
+    assert running.wait_for("dropped")[0]["reason"] == reason
+    coordinator.assign(coordinator.assignment(*model, 1))
+    running.wait_for("receipt")
+    wait_for(lambda: not running.spooled(), "the spool to empty")
+    assert [submission.manifest.round for submission in coordinator.submissions] == [0, 1]
+    assert [said.reason for said in coordinator.declines] == declined
+
+
+def test_a_signed_receipt_that_comes_with_a_refusal_ends_the_matter(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    class Refusing(list[Any]):
+        def pop(self, index: Any = 0) -> Refusal:
+            super().pop(index)
+            receipt = coordinator.honest_receipt(coordinator.submissions[-1])
+            receipt.accepted, receipt.reason = False, "non-finite"
+            return Refusal("non-finite", "NaN", receipt=seal(receipt, coordinator.signing_key))
+
+    coordinator.submit_refusals = Refusing([None])
+    coordinator.assign(coordinator.assignment(*model))
+    running = start()
+    [event] = running.wait_for("receipt")
+    assert (event["accepted"], event["reason"]) == (False, "non-finite")
+    wait_for(lambda: not running.spooled(), "the spool to empty")
+    assert json.loads(running.home.receipts.read_text())["reason"] == "non-finite"
+
+
+def test_a_worker_comes_back_by_itself_and_hands_in_what_it_finished_meanwhile(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    coordinator.hold_submissions = threading.Event()
+    coordinator.assign(coordinator.assignment(*model))
+    running = start()
+    running.wait_for("submitting")
+    wait_for(lambda: bool(coordinator.submissions), "the upload")
+    coordinator.stop()
+    running.wait_for("disconnected")
+    coordinator.hold_submissions.set()
+    coordinator.start()
+    running.wait_for("attending", 2)
+    running.wait_for("receipt")
+    assert len(running.events("training")) == 1
+    assert all(submission == coordinator.submissions[0] for submission in coordinator.submissions)
+
+
+@pytest.mark.parametrize("reason", ["certificate-revoked", "certificate-expired", "certificate-unknown", "role"])
+def test_a_refusal_that_no_retry_can_change_ends_the_worker(
+    coordinator: ScriptedCoordinator, start: Start, reason: str
+) -> None:
+    coordinator.attend_refusals = [Refusal("stopping", "not yet"), Refusal(reason, "no")]
+    running = start()
+    running.thread.join(60)
+    assert isinstance(running.failure, SessionError)
+    assert reason in str(running.failure)
+    assert len(coordinator.hellos) == 2
+
+
+def test_a_worker_whose_place_is_taken_ends(coordinator: ScriptedCoordinator, start: Start) -> None:
+    running = start()
+    running.wait_for("attending")
+    coordinator.end_stream(Refusal("superseded", "another stream took over"))
+    running.thread.join(60)
+    assert isinstance(running.failure, SessionError)
+    assert "another worker with this client's identity" in str(running.failure)
+
+
+def test_an_expired_certificate_ends_the_worker_before_it_knocks(
+    coordinator: ScriptedCoordinator, start: Start
+) -> None:
+    running = start(member=coordinator.member(lifetime=timedelta(seconds=-1)))
+    running.thread.join(60)
+    assert isinstance(running.failure, SessionError)
+    assert "expired" in str(running.failure)
+    assert coordinator.hellos == []
+
+
+def test_the_coordinator_of_another_federation_is_left_alone(coordinator: ScriptedCoordinator, start: Start) -> None:
+    coordinator.federation_id = "another"
+    running = start()
+    running.thread.join(60)
+    assert isinstance(running.failure, SessionError)
+    assert "'another'" in str(running.failure)
+
+
+# Processes
+
+
+def _arguments(home: Path) -> list[str]:
+    return [
+        "-m",
+        "fedpareto",
+        "worker",
+        "run",
+        "--home",
+        str(home),
+        "--task",
+        "digits",
+        "--part",
+        "1/8",
+        "--threads",
+        "1",
+    ]
+
+
+@contextmanager
+def _process(home: Path, *more: str) -> Iterator[Process]:
+    process = Process([*_arguments(home), *more], home.with_name("worker.log"))
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def member_home(coordinator: ScriptedCoordinator, tmp_path: Path) -> Path:
+    home = tmp_path / "member"
+    coordinator.member().save(home)
+    return home
+
+
+def test_work_that_waits_for_its_receipt_survives_sigkill_and_is_not_done_again(
+    coordinator: ScriptedCoordinator, member_home: Path, model: tuple[Layout, bytes]
+) -> None:
+    coordinator.hold_submissions = threading.Event()
+    coordinator.assign(coordinator.assignment(*model))
+    with _process(member_home) as process:
+        wait_for(lambda: bool(coordinator.submissions), "the upload")
+        process.kill()
+    coordinator.hold_submissions.set()
+    coordinator.open = coordinator.open or [seal(coordinator.assignment(*model), coordinator.signing_key)]
+    with _process(member_home) as process:
+        process.wait_for_text("receipt accepted")
+        assert process.text.count(": training\n") == 1
+        assert all(submission == coordinator.submissions[0] for submission in coordinator.submissions)
+        assert process.stop() == 0
+
+
+def test_training_that_sigkill_cut_short_is_done_again_to_the_same_bytes(
+    coordinator: ScriptedCoordinator, member_home: Path, model: tuple[Layout, bytes], offers: dict[str, Offer]
+) -> None:
+    layout, data = model
+    asked = coordinator.assignment(layout, data)
+    asked.train.steps = 3000
+    coordinator.assign(asked)
+    with _process(member_home) as process:
+        process.wait_for_text(": training\n")
+        process.kill()
+    assert files_in(member_home / "spool") == []
+    with _process(member_home) as process:
+        process.wait_for_text("receipt accepted")
+    expected = offers["digits"].trainer.train(
+        np.frombuffer(data[len(layout.header()) :], dtype=np.float32),
+        TrainWork(steps=3000, batch_size=10, learning_rate=0.1),
+        seed=7,
+        round=0,
+        client_id=CLIENT,
+    )
+    [submission] = coordinator.submissions
+    assert submission.payload == to_bytes(update_layout([("loss", layout.size)]), expected.rows["loss"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_ends_the_worker_cleanly_in_the_middle_of_its_training(
+    coordinator: ScriptedCoordinator, member_home: Path, model: tuple[Layout, bytes], number: int
+) -> None:
+    endless = coordinator.assignment(*model)
+    endless.train.steps = 50_000_000
+    coordinator.assign(endless)
+    with _process(member_home, "--json") as process:
+        process.wait_for_text('"event": "training"')
+        os.kill(process.popen.pid, number)
+        assert process.popen.wait(60) == 0, process.text
+        assert "Traceback" not in process.text
+
+
+def test_a_second_worker_on_one_home_refuses_to_start(coordinator: ScriptedCoordinator, member_home: Path) -> None:
+    with _process(member_home) as process:
+        process.wait_for_text("attending")
+        second = subprocess.run(
+            [sys.executable, *_arguments(member_home)], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert second.returncode == 1
+        assert f"another worker (process {process.popen.pid})" in second.stderr
+        assert "Traceback" not in second.stderr
+
+
+def test_a_home_without_a_membership_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(HomeError, match="worker join"):
+        Home(tmp_path).require_joined()
+
+
+# Joining
+
+
+def test_joining_makes_a_private_directory_that_a_worker_can_run_from(
+    coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    home = Home(tmp_path / "deep" / "member")
+    enrolled = enrol(home, coordinator.join(), software="test", passphrase=b"secret")
+    assert files_in(home.directory.parent) == ["member"]
+    for name in ("tls.key", "signing.key"):
+        path = home.directory / name
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert b"ENCRYPTED" in path.read_bytes()
+    loaded = MemberFiles.load(home.directory, b"secret")
+    assert loaded.certificate == enrolled.member.certificate
+    assert loaded.client_id == CLIENT
+    with pytest.raises(IdentityError, match="passphrase"):
+        MemberFiles.load(home.directory, b"wrong")
+    with pytest.raises(EnrolmentError, match="holds a membership already"):
+        enrol(home, coordinator.join(), software="test")
+
+
+@pytest.mark.parametrize("reason", ["token-invalid", "token-expired", "token-used"])
+def test_a_refused_token_is_explained_and_leaves_nothing_behind(
+    coordinator: ScriptedCoordinator, tmp_path: Path, reason: str
+) -> None:
+    coordinator.enrol_refusal = Refusal(reason, "no")
+    with pytest.raises(EnrolmentError, match=f"{reason}: .*new one"):
+        enrol(Home(tmp_path / "member"), coordinator.join(), software="test")
+    assert files_in(tmp_path) == []
+
+
+def test_a_coordinator_with_another_ca_never_sees_the_secret(coordinator: ScriptedCoordinator, tmp_path: Path) -> None:
+    with scripted() as impostor:
+        join = coordinator.join()
+        diverted = type(join)(impostor.join().address, join.ca_fingerprint, join.secret, join.client_id)
+        impostor.enrol_refusal = Refusal("token-invalid", "seen")
+        with pytest.raises(EnrolmentError, match="fingerprint"):
+            enrol(Home(tmp_path / "member"), diverted, software="test")
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("client_id", "hospital-b"), ("federation_id", "another"), ("coordinator_key", b"short")]
+)
+def test_an_enrolment_that_is_not_what_was_promised_is_refused(
+    coordinator: ScriptedCoordinator, tmp_path: Path, field: str, value: Any
+) -> None:
+    coordinator.change_enrolment = lambda response: setattr(response, field, value)
+    with pytest.raises(EnrolmentError, match="not what the join string"):
+        enrol(Home(tmp_path / "member"), coordinator.join(), software="test")
+    assert files_in(tmp_path) == []
+
+
+def test_joining_does_not_touch_a_directory_that_holds_something_else(
+    coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    (tmp_path / "diary.txt").write_text("mine")
+    with pytest.raises(EnrolmentError, match="not empty"):
+        enrol(Home(tmp_path), coordinator.join(), software="test")
+    assert files_in(tmp_path) == ["diary.txt"]
+
+
+def test_nobody_at_the_address_is_said_so(coordinator: ScriptedCoordinator, tmp_path: Path) -> None:
+    coordinator.stop()
+    with pytest.raises(EnrolmentError, match="no coordinator answers at 127"):
+        enrol(Home(tmp_path / "member"), coordinator.join(), software="test")
+    assert files_in(tmp_path) == []
+
+
+# Parts
+
+
+def _reply(name: str, payload: str = "", size: int = 0) -> SignedEnvelope:
+    manifest = UpdateManifest(assignment_id=name, payload=payload, payload_bytes=size)
+    return seal(manifest, Ed25519PrivateKey.from_private_bytes(bytes(32)))
+
+
+def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) -> None:
+    directory, receipts = tmp_path / "spool", tmp_path / "receipts.jsonl"
+    spool = Spool(directory, receipts)
+    layout = update_layout([("loss", 5)])
+    vector = np.arange(5, dtype=np.float32)
+    payload = spool.write_payload("../a", lambda path: write_vectors(path, layout, vector))
+    envelope = _reply("../a", payload.digest, payload.size)
+    spool.add(envelope, payload)
+    spool.add(_reply("b"), None)
+    # A process that dies at the worst moments leaves these.
+    spool.write_payload("c", lambda path: write_vectors(path, layout, vector))
+    (directory / "orphan.payload").write_bytes(b"no envelope")
+
+    again = Spool(directory, receipts)
+    assert [entry.assignment_id for entry in again.entries()] == ["../a", "b"]
+    first = again.entries()[0]
+    assert first.envelope == envelope
+    assert first.payload is not None
+    assert digest(first.payload.read_bytes()) == payload.digest
+    np.testing.assert_array_equal(read_vector(first.payload)[1], vector)
+    assert len(files_in(directory)) == 3
+    again.remove("../a")
+    again.remove("b")
+    assert again.settled("b")
+    assert files_in(directory) == []
+
+
+def test_a_damaged_spool_is_named(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", tmp_path / "receipts.jsonl")
+    payload = spool.write_payload("a", lambda path: path.write_bytes(b"12345678") and None)
+    spool.add(_reply("a", payload.digest, payload.size), payload)
+    [entry] = spool.entries()
+    assert entry.payload is not None
+    entry.payload.write_bytes(b"1234")
+    with pytest.raises(SpoolError, match="move the file away"):
+        Spool(tmp_path / "spool", tmp_path / "receipts.jsonl")
+
+
+def test_delays_grow_to_a_ceiling_with_full_jitter_and_start_again_after_success() -> None:
+    ceilings = Backoff(lambda low, high: high)
+    assert [ceilings.delay() for _ in range(10)] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]
+    ceilings.reset()
+    assert ceilings.delay() == 0.2
+    jittered = Backoff(random.Random(1).uniform)
+    drawn = [jittered.delay() for _ in range(2000)]
+    assert all(0 <= delay <= 30 for delay in drawn)
+    assert min(drawn[10:]) < 1
+    assert max(drawn) > 29
+
+
+def test_the_cache_keeps_the_last_models_and_checks_what_an_earlier_process_left(tmp_path: Path) -> None:
+    models = [bytes([number]) * 100 for number in range(5)]
+    cache = ModelCache(tmp_path, keep=2)
+    for data in models:
+        assert cache.get(digest(data), 100, lambda offset, data=data: iter([data[offset:]])).read_bytes() == data
+    assert len(files_in(tmp_path)) == 2
+    path = cache.get(digest(models[4]), 100, lambda offset: iter([]))
+    path.write_bytes(b"rotten" * 20)
+    fresh = ModelCache(tmp_path, keep=2)
+    assert fresh.get(digest(models[4]), 100, lambda offset: iter([models[4][offset:]])).read_bytes() == models[4]
+
+
+def test_the_cache_starts_over_when_the_rest_does_not_fit_and_bounds_what_it_takes(tmp_path: Path) -> None:
+    data = bytes(range(100))
+    cache = ModelCache(tmp_path)
+    algorithm, _, value = digest(data).partition(":")
+    (tmp_path / f"{algorithm}-{value}.part").write_bytes(b"something else")
+    offsets: list[int] = []
+
+    def fetch(offset: int) -> Iterator[bytes]:
+        offsets.append(offset)
+        yield data[offset:]
+
+    assert cache.get(digest(data), 100, fetch).read_bytes() == data
+    assert offsets == [14, 0]
+
+    def endless(offset: int) -> Iterator[bytes]:
+        while True:
+            yield bytes(1000)
+
+    with pytest.raises(ModelMismatch, match="more than the 100 bytes"):
+        cache.get(digest(b"another"), 100, endless)
+
+
+@pytest.mark.parametrize("text", ["", "scale", "scale=", "scale=x", "scale=nan", "speed=3", "scale=1,scale=2"])
+def test_an_attack_that_says_nothing_is_refused(text: str) -> None:
+    with pytest.raises(AttackError, match="scale=100,bias=1000"):
+        Attack.parse(text)
+
+
+def test_an_attack_is_read_as_people_write_it() -> None:
+    assert Attack.parse("scale=100, bias=1000") == Attack(100.0, 1000.0)
+    assert Attack.parse("bias=-1e6") == Attack(1.0, -1e6)
