@@ -1,7 +1,7 @@
 """The container's health check: exit code 0 when the process in the given directory does its work.
 
-A coordinator is asked over its enrolment port, with its certificate verified. A worker listens nowhere; it is well while a
-living process holds its directory. That it cannot reach the coordinator is not its illness.
+A coordinator is asked over its enrolment port, with its certificate verified. A worker listens nowhere; it is well
+while a living process holds its directory. That it cannot reach the coordinator is not its illness.
 """
 
 import fcntl

@@ -15,28 +15,29 @@ def problem(line: str, *, complete: bool = True) -> str | None:
         line: a shell command that begins with "fedpareto".
         complete: False for a mention in running text, which may leave out arguments.
     """
-    words = shlex.split(line, comments=True)
+    asked = words = shlex.split(line, comments=True)
     if words[-1] == "...":
         words, complete = words[:-1], False
     command: Any = typer.main.get_command(app)
-    context = command.make_context("fedpareto", [], resilient_parsing=True)
-    path, words = words[:1], words[1:]
-    while words and (commands := getattr(command, "commands", None)):
-        if words[0].startswith("-"):
+    name, words = words[0], words[1:]
+    context, path = None, name
+    while True:
+        context = command.make_context(name, [], parent=context, resilient_parsing=True)
+        try:
+            values, words, _ = command.make_parser(context).parse_args(list(words))
+        except Exception as error:  # click's classes and Typer's differ between releases
+            return f"{path}: {error}"
+        commands = getattr(command, "commands", None)
+        if commands is None or not words:
             break
-        if words[0] not in commands:
-            return f"{' '.join(path)} has no command {words[0]!r}"
-        command = commands[words[0]]
-        context = command.make_context(words[0], [], parent=context, resilient_parsing=True)
-        path, words = [*path, words[0]], words[1:]
-    try:
-        values, rest, _ = command.make_parser(context).parse_args(list(words))
-    except Exception as error:  # click's classes and Typer's differ between releases
-        return f"{' '.join(path)}: {error}"
-    if rest:
-        return f"{' '.join(path)} takes no {rest}"
-    if complete and not {"--help", "--version"} & set(words):
+        name = words[0]
+        if name not in commands:
+            return f"{path} has no command {name!r}"
+        command, words, path = commands[name], words[1:], f"{path} {name}"
+    if words:
+        return f"{path} takes no {words}"
+    if complete and not {"--help", "--version"} & set(asked):
         missing = [p.name for p in command.params if p.required and p.name and values.get(p.name) in (None, ())]
         if missing or getattr(command, "commands", None):
-            return f"{' '.join(path)} lacks {missing or 'a command'}"
+            return f"{path} lacks {missing or 'a command'}"
     return None

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from coordinator.aggregation.registry import algorithm
+from coordinator.home import Settings
 from federation.refusals import REASONS
 from federation.runs import RunSpec
 
@@ -42,11 +43,17 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, object
             yield f"{prefix}{name}", list(default) if isinstance(default, tuple) else default
 
 
+def keys_in(page: str) -> list[tuple[str, object]]:
+    rows = re.findall(r"^\| `([a-z_.]+)` \| (required|`[^`]+`) \| .+ \|$", PROSE[ROOT / page], re.MULTILINE)
+    return [(key, PydanticUndefined if text == "required" else json.loads(text.strip("`"))) for key, text in rows]
+
+
 def test_the_page_of_the_run_specification_lists_every_key_with_its_default() -> None:
-    rows = re.findall(r"^\| `([a-z_.]+)` \| (.+?) \| .+ \|$", PROSE[ROOT / "docs/run-spec.md"], re.MULTILINE)
-    told = {key: PydanticUndefined if text == "required" else json.loads(text.strip("`")) for key, text in rows}
-    assert len(told) == len(rows)
-    assert told == dict(keys(RunSpec))
+    assert keys_in("docs/run-spec.md") == list(keys(RunSpec))
+
+
+def test_the_page_of_operations_lists_every_setting_with_its_default() -> None:
+    assert keys_in("docs/operations.md") == list(keys(Settings))
 
 
 @every_document
