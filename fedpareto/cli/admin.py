@@ -290,9 +290,10 @@ def _follow(stub: "AdminStub", run: str, as_json: bool) -> None:
     from federation.v1.admin_pb2 import ListRoundsRequest
     from federation.v1.common_pb2 import RunState
     from fedpareto.cli import watch as watching
+    from fedpareto.cli.render import console
 
     try:
-        found = watching.follow(stub, run, lambda update: None) if as_json else watching.show(stub, run)
+        found = watching.follow(stub, run, lambda update: None) if as_json else watching.show(stub, run, console())
     except KeyboardInterrupt:
         typer.echo(f"\nThe run goes on. Follow it again: fedpareto admin watch {run}", err=True)
         raise typer.Exit(INTERRUPTED) from None

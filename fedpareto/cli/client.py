@@ -12,6 +12,7 @@ from federation.channels import refusal_from_rpc_error
 from federation.identity import AdminFiles, IdentityError
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.passphrases import passphrase_for
 from fedpareto.cli.serving import short_lived_coordinator
 
 _ANSWER_SECONDS = 2.0
@@ -70,12 +71,9 @@ def explain(error: grpc.RpcError, files: AdminFiles) -> Failure:
 
 def _load(home: Path, passphrase_file: Path | None) -> AdminFiles:
     try:
-        passphrase = passphrase_file.read_bytes().splitlines()[0] if passphrase_file else None
-        return AdminFiles.load(home, passphrase)
+        return AdminFiles.load(home, passphrase_for(home / "tls.key", passphrase_file))
     except IdentityError as error:
         raise Failure(str(error), code=USAGE) from None
-    except (OSError, IndexError) as error:
-        raise Failure(f"cannot read a passphrase from {passphrase_file}: {error}", code=USAGE) from None
 
 
 def _answers(address: str) -> bool:

@@ -86,15 +86,9 @@ class Processes:
         with _uninterrupted():
             self._stop([child])
 
-    def check(self) -> None:
-        """Makes sure that all of them are running.
-
-        Raises:
-            Failure: one has ended; its last words.
-        """
-        for child in self._children:
-            if child.process.poll() is not None:
-                raise child.failure()
+    def forget(self, *children: Child) -> None:
+        """Takes processes that have ended off the list."""
+        self._children = [child for child in self._children if child not in children]
 
     def _stop(self, children: Iterable[Child]) -> None:
         leaving = list(children)
@@ -107,7 +101,7 @@ class Processes:
         for child in leaving:
             _signal(child, signal.SIGKILL)  # also whatever it may have left in its group
             child.process.wait()
-        self._children = [child for child in self._children if child not in leaving]
+        self.forget(*leaving)
 
 
 def wait_for_all(children: Iterable[Child], seconds: float) -> None:
@@ -126,8 +120,22 @@ def wait_for_all(children: Iterable[Child], seconds: float) -> None:
             raise child.failure()
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float, children: Iterable[Child] = ()) -> None:
+def wait_until(
+    condition: Callable[[], bool],
+    what: str,
+    seconds: float,
+    children: Iterable[Child] = (),
+    *,
+    pause: float = _POLL_SECONDS,
+) -> None:
     """Waits until `condition` holds.
+
+    Args:
+        condition: looked at every `pause` seconds.
+        what: is being waited for, for the message.
+        seconds: the longest wait.
+        children: must be running meanwhile.
+        pause: between two looks, in seconds.
 
     Raises:
         Failure: it does not hold in time, or one of `children` has ended meanwhile.
@@ -139,7 +147,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float, childre
                 raise child.failure()
         if time.monotonic() > deadline:
             raise Failure(f"{what} is taking more than {seconds:.0f} seconds; giving up")
-        time.sleep(_POLL_SECONDS)
+        time.sleep(pause)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

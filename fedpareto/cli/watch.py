@@ -1,7 +1,6 @@
 """Following a run: its rounds as they end, and where the present one is."""
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
@@ -66,13 +65,12 @@ def _stream(stub: AdminStub, run_id: str) -> Iterator[WatchRunResponse]:
         call.cancel()
 
 
-def show(stub: AdminStub, run_id: str) -> Run:
+def show(stub: AdminStub, run_id: str, console: Console) -> Run:
     """Follows a run on the terminal: a line for each round that ends, a line at the bottom for the present.
 
     Returns:
         The run as it is when it has ended.
     """
-    console = render.console()
     console.print(Text(HEADER, style="bold"))
     if not console.is_terminal:
         return follow(stub, run_id, lambda update: _print_ended(console, update))
@@ -88,4 +86,3 @@ def show(stub: AdminStub, run_id: str) -> Run:
 def _print_ended(console: Console, update: WatchRunResponse) -> None:
     if update.HasField("ended"):
         console.print(row(update.ended))
-        sys.stdout.flush()

@@ -1,0 +1,143 @@
+"""A whole federation on one machine: real processes, real certificates, every member with its own data."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from federation.v1.admin_pb2 import CreateTokenRequest, ListClientsRequest
+from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.processes import Child, Processes, wait_for_all, wait_until
+from fedpareto.cli.serving import start_coordinator
+
+MARKER = "demo.json"
+_START_SECONDS = 180.0  # of eight workers that import torch on a slow disk
+
+
+@contextmanager
+def fresh_directory(directory: Path) -> Iterator[None]:
+    """Makes the demo's directory, in place of one that an earlier demo left; holds it while the block runs.
+
+    Raises:
+        Failure: it holds something else, or is in use.
+    """
+    marker = directory / MARKER
+    if directory.exists() and not directory.is_dir():
+        raise Failure(f"{directory} is not a directory", code=USAGE)
+    if directory.exists() and any(directory.iterdir()) and not marker.is_file():
+        raise Failure(
+            f"{directory} holds files that are not of a demo; nothing was touched: name another directory with --dir",
+            code=USAGE,
+        )
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        _hold(stack, marker, f"another demo is running in {directory}: wait for it, or name another one with --dir")
+        database_lock = directory / "coordinator" / "coordinator.db.lock"
+        if database_lock.exists():
+            with ExitStack() as brief:
+                _hold(brief, database_lock, f"a coordinator is serving {directory / 'coordinator'}: stop it first")
+        for path in directory.iterdir():
+            if path.name != MARKER:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        marker.write_text(json.dumps({"made_by": "fedpareto demo"}) + "\n")
+        yield
+
+
+def _hold(stack: ExitStack, path: Path, otherwise: str) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    stack.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Failure(otherwise) from None
+
+
+class Rehearsal:
+    """A federation of this machine's processes.
+
+    Args:
+        directory: where everything goes.
+        processes: starts them, and stops them in the end.
+        members: how many.
+        seed: of the partition of the data.
+    """
+
+    def __init__(self, directory: Path, processes: Processes, *, members: int, seed: int) -> None:
+        self.directory = directory
+        self.home = directory / "coordinator"
+        self.names = tuple(f"member-{number + 1}" for number in range(members))
+        self._processes = processes
+        self._seed = seed
+        self._logs = directory / "logs"
+        self._workers: dict[str, Child] = {}
+
+    @property
+    def attacker(self) -> str:
+        """The member that may turn malicious."""
+        return self.names[-1]
+
+    def found(self) -> None:
+        """Makes the federation, and the members' data: each holds its own part of the digits and nothing else."""
+        self._logs.mkdir()
+        options = ["--home", str(self.home), "--name", "demo", "--database", "sqlite:///coordinator.db"]
+        init = self._processes.start("coordinator init", ["coordinator", "init", *options], self._logs / "init.log")
+        from federation.tasks.digits import write_parts  # noqa: PLC0415 - while the other process works
+
+        write_parts([self._member(name) / "data" for name in self.names], scheme="shards:2", seed=self._seed)
+        wait_for_all([init], _START_SECONDS)
+        self._processes.forget(init)
+
+    def serve(self) -> None:
+        """Starts the coordinator, and waits until it serves."""
+        start_coordinator(self._processes, self.home, self._logs / "coordinator.log")
+
+    def enrol(self, stub: AdminStub) -> None:
+        """Makes a one-time token for each member, who joins with it: its own keys, its own certificate."""
+        joining = []
+        for name in self.names:
+            join = stub.CreateToken(CreateTokenRequest(client_id=name)).join
+            arguments = ["worker", "join", join, "--home", str(self._member(name) / "home")]
+            joining.append(self._processes.start(f"{name} (joining)", arguments, self._logs / f"{name}.log"))
+        wait_for_all(joining, _START_SECONDS)
+        self._processes.forget(*joining)
+
+    def work(self, name: str, attack: str = "") -> None:
+        """Starts a member's worker."""
+        member = self._member(name)
+        arguments = ["worker", "run", "--home", str(member / "home"), "--data", str(member / "data")]
+        arguments += ["--task", "digits", "--device", "cpu", "--threads", "1"]
+        if attack:
+            arguments += ["--attack", attack]
+        self._workers[name] = self._processes.start(f"the worker of {name}", arguments, self._logs / f"{name}.log")
+
+    def rest(self, name: str) -> None:
+        """Stops a member's worker."""
+        self._processes.stop(self._workers.pop(name))
+
+    def attending(self, stub: AdminStub) -> int:
+        """How many members attend."""
+        return sum(client.attending for client in stub.ListClients(ListClientsRequest()).clients)
+
+    def assemble(self, stub: AdminStub) -> None:
+        """Waits until every member attends."""
+        wait_until(
+            lambda: self.attending(stub) == len(self.names),
+            "the members' attendance",
+            _START_SECONDS,
+            self._workers.values(),
+            pause=0.2,
+        )
+
+    def keep_spec(self, name: str, text: str) -> Path:
+        """Keeps the specification of a run beside the record, to be read and submitted again; returns where."""
+        path = self.directory / "specs" / f"{name}.toml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def _member(self, name: str) -> Path:
+        return self.directory / "members" / name
