@@ -762,6 +762,7 @@ def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) ->
     # A process that dies at the worst moments leaves these.
     spool.write_payload("c", lambda path: write_vectors(path, layout, vector))
     (directory / "orphan.payload").write_bytes(b"no envelope")
+    (directory / "lonely.envelope").write_bytes(_reply("d", digest(b"no payload"), 10).SerializeToString())
 
     again = Spool(directory, receipts)
     assert [entry.assignment_id for entry in again.entries()] == ["../a", "b"]

@@ -28,7 +28,7 @@ FINAL_REASONS = {
     "role": "this certificate may not work for the federation: use the directory that `worker join` made",
     "superseded": "another worker with this client's identity attends now: run one, or join a second client",
     "hello": "the coordinator did not understand this worker: compare the versions of both",
-    "limit": "the coordinator does not take so much: offer fewer tasks",
+    "limit:tasks": "offer fewer tasks, or tasks with shorter names",
 }
 WELCOME_SECONDS = 30.0
 # A stream that lived so long was a success: the next failure is a first one, and is followed by a quick retry.
@@ -108,9 +108,8 @@ class Session:
             refusal, welcomed = self._attend(handler)
             if self._stopping:
                 return
-            stem = refusal.reason.partition(":")[0]
-            if stem in FINAL_REASONS:
-                raise SessionError(f"{refusal.reason}: {refusal.message}; {FINAL_REASONS[stem]}")
+            if refusal.reason in FINAL_REASONS:
+                raise SessionError(f"{refusal.reason}: {refusal.message}; {FINAL_REASONS[refusal.reason]}")
             if welcomed and time.monotonic() - began >= SETTLED_SECONDS:
                 self._backoff.reset()
             delay = self._backoff.delay()

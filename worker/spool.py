@@ -1,7 +1,8 @@
 """The spool: finished replies until a receipt acknowledges them.
 
-A reply is two files, the payload and the signed envelope, named after the assignment. The envelope is renamed into
-place last, so a reply is in the spool completely or not at all, whenever the process or the machine dies.
+A reply is two files, the payload and the signed envelope, named after the assignment. Both are on the disk before
+either gets its name, and one without the other does not count, so a reply is in the spool completely or not at all,
+whenever the process or the machine dies.
 """
 
 import base64
@@ -79,12 +80,15 @@ class Spool:
         self._entries: dict[str, Entry] = {}
         self._settled: OrderedDict[str, None] = OrderedDict()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in sorted(directory.iterdir(), key=lambda path: (path.stat().st_mtime_ns, path.name)):
-            if path.suffix == _ENVELOPE:
-                entry = _read(path)
+        for path in sorted(directory.glob(f"*{_ENVELOPE}"), key=lambda path: (path.stat().st_mtime_ns, path.name)):
+            entry = _read(path)
+            if entry.payload is None or entry.payload.exists():
                 self._entries[entry.assignment_id] = entry
-            elif path.suffix == _TEMPORARY or (path.suffix == _PAYLOAD and not path.with_suffix(_ENVELOPE).exists()):
-                path.unlink()  # half-made when the process died: the envelope never came
+        # The rest was half-made when the process died.
+        whole = {self._path(name, suffix) for name in self._entries for suffix in (_ENVELOPE, _PAYLOAD)}
+        for path in directory.iterdir():
+            if path.suffix in (_ENVELOPE, _PAYLOAD, _TEMPORARY) and path not in whole:
+                path.unlink()
 
     def write_payload(self, assignment_id: str, write: Callable[[Path], None]) -> Payload:
         """Makes a payload durable under a temporary name.
@@ -113,7 +117,6 @@ class Spool:
         manifest = UpdateManifest.FromString(envelope.manifest)
         if payload is not None:
             payload.path.rename(self._path(manifest.assignment_id, _PAYLOAD))
-            sync_directory(self._directory)
         temporary = self._path(manifest.assignment_id, _ENVELOPE + _TEMPORARY)
         with temporary.open("wb") as file:
             file.write(envelope.SerializeToString(deterministic=True))
@@ -179,7 +182,7 @@ def _read(path: Path) -> Entry:
         envelope = SignedEnvelope.FromString(path.read_bytes())
         manifest = UpdateManifest.FromString(envelope.manifest)
         payload = _payload_beside(path, manifest)
-        if payload is not None and payload.stat().st_size != manifest.payload_bytes:
+        if payload is not None and payload.exists() and payload.stat().st_size != manifest.payload_bytes:
             raise SpoolError(f"{payload} is not the {manifest.payload_bytes} bytes that its envelope promises")
     except (DecodeError, OSError, SpoolError) as error:
         raise SpoolError(

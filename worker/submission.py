@@ -135,7 +135,7 @@ class Submitter:
         )
         if FINAL_REASONS.get(stem, True):
             self._session.decline(entry.assignment_id, refusal.reason, refusal.message)
-        self._spool.remove(entry.assignment_id)
+        self._done(entry)
         return True
 
     def _acknowledged(self, entry: Entry, receipt: SignedEnvelope) -> bool:
@@ -166,8 +166,11 @@ class Submitter:
                 reason=manifest.reason,
                 **fields,
             )
-        self._spool.remove(entry.assignment_id)
+        self._done(entry)
         return True
+
+    def _done(self, entry: Entry) -> None:
+        self._spool.remove(entry.assignment_id)
 
 
 def verify_receipt(receipt: SignedEnvelope, entry: Entry, member: MemberFiles) -> ReceiptManifest:
