@@ -64,15 +64,23 @@ def test_run_specifications_in_documents_are_accepted(path: Path) -> None:
             algorithm(rule.name, rule.hyperparameters)
 
 
+# What stands before our command in a shell line: a prompt, a path, a service of compose.yaml (whose entry point it is).
+BEFORE = re.compile(
+    r"^(\$ )?((?:[\w./]*/)?fedpareto|docker compose exec coordinator fedpareto|docker compose run( -\S+)* [a-z]\S*) "
+)
+
+
+def command_lines(block: str) -> Iterator[str]:
+    for line in re.sub(r"\\\n\s*", " ", block).splitlines():
+        for part in re.split(r" [|>] | && ", line):
+            if BEFORE.match(part.strip()):
+                yield BEFORE.sub("fedpareto ", part.strip())
+
+
 @every_document
 def test_commands_in_documents_are_ones_that_the_command_line_takes(path: Path) -> None:
     text = PROSE[path]
-    problems = []
-    for block in blocks(text, "console", "sh", "bash"):
-        for line in re.sub(r"\\\n\s*", " ", block).splitlines():
-            match = re.search(r"(?:^|[ /])(fedpareto [a-z-].*)$", line)
-            if match and not line.startswith("docker"):
-                problems.append(problem(match[1]))
+    problems = [problem(line) for block in blocks(text, "console", "sh", "bash") for line in command_lines(block)]
     for mention in re.findall(r"(?<!`)`(fedpareto [^`]+)`(?!`)", FENCE.sub("", text)):
         problems.append(problem(" ".join(mention.split()), complete=False))
     assert not [found for found in problems if found]
