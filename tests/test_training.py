@@ -101,9 +101,9 @@ def test_subtracting_the_update_descends() -> None:
     digits = task("digits")
     trainer = _trainer(digits)
     _, base = initial_model(digits, 0)
-    result = _train(trainer, base)
+    result = _train(trainer, base, TrainWork(epochs=5, batch_size=10, learning_rate=0.1))
     after = trainer.evaluate(base - result.rows["loss"])
-    assert after["train/loss"] < result.losses["loss"] / 2
+    assert after["train/loss"] < result.losses["loss"] / 4
     assert after["test/accuracy"] > 0.8
 
 
@@ -206,6 +206,30 @@ def test_each_objective_gives_a_row_that_starts_at_the_base_model() -> None:
     assert result.metrics["train/loss/fit"] == result.losses["fit"]
 
 
+class Twins(Noisy):
+    """Two objectives that are the same, on a model with dropout."""
+
+    objectives = ("left", "right")
+
+    def losses(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        loss = functional.cross_entropy(output, y)
+        return {"left": loss, "right": loss}
+
+
+def test_the_rows_of_a_client_differ_by_the_objective_alone() -> None:
+    twins = Twins()
+    rows = _train(_trainer(twins), initial_model(twins, 0)[1]).rows
+    assert rows["left"].tobytes() == rows["right"].tobytes()
+
+
+def test_dropout_is_on_in_training_and_other_in_every_round() -> None:
+    made = Noisy()
+    trainer, base = _trainer(made), initial_model(made, 0)[1]
+    work = TrainWork(steps=1, batch_size=0, learning_rate=0.1)
+    rows = [_train(trainer, base, work, round=round_).rows["loss"].tobytes() for round_ in (0, 1)]
+    assert rows[0] != rows[1]
+
+
 # ---- what is measured
 
 
@@ -272,6 +296,24 @@ def test_work_done_twice_is_the_same_bytes_whatever_was_done_between(device: str
     assert first.rows["loss"].tobytes() == again.rows["loss"].tobytes() == fresh.rows["loss"].tobytes()
     assert first.losses == again.losses == fresh.losses
     assert first.metrics == again.metrics == fresh.metrics
+
+
+def test_a_model_that_draws_at_random_when_it_is_measured_draws_alike_every_time() -> None:
+    class Sampling(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.randn(len(x), 1)
+
+    class Sampled(Line):
+        def model(self) -> nn.Module:
+            return Sampling(3, 1)
+
+    trainer = _trainer(Sampled())
+    first, measured = _train(trainer, BASE), trainer.evaluate(BASE)
+    torch.rand(17)
+    again = _train(trainer, BASE)
+    assert first.losses == again.losses
+    assert first.rows["loss"].tobytes() == again.rows["loss"].tobytes()
+    assert measured == trainer.evaluate(BASE)
 
 
 _ELSEWHERE = """
