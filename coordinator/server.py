@@ -5,7 +5,7 @@ import logging
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -74,15 +74,17 @@ class Coordinator:
 
     Args:
         home: its directory.
+        clock: the time, aware.
     """
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, *, clock: Callable[[], datetime] = utc_now) -> None:
         self._home = home
+        self._clock = clock
         self._database = Database.open(home.database_url)
         self._executor = ThreadPoolExecutor(16, thread_name_prefix="service")
         # Of its own, so that whoever is to be turned away need not queue behind those who are served.
         self._access_executor = ThreadPoolExecutor(4, thread_name_prefix="access")
-        self._access = Access(self._database, self._access_executor, home.federation_id)
+        self._access = Access(self._database, self._access_executor, home.federation_id, clock=clock)
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
         self._engine: Engine | None = None
@@ -111,7 +113,7 @@ class Coordinator:
             signing_key=home.signing_key,
             federation_id=home.federation_id,
             device=settings.device,
-            clock=utc_now,
+            clock=self._clock,
         )
         self._server = server = grpc.aio.server(
             interceptors=[self._access], options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
@@ -126,7 +128,7 @@ class Coordinator:
                 coordinator_key=home.signing_key.public_key(),
                 address=address(settings.hosts[0], self.federation_port),
                 approval=settings.approval,
-                clock=utc_now,
+                clock=self._clock,
             ),
             server,
         )
@@ -135,12 +137,12 @@ class Coordinator:
                 database=database,
                 blobs=blobs,
                 hub=hub,
-                intake=Intake(database, home.signing_key, changed=engine.notify, clock=utc_now),
+                intake=Intake(database, home.signing_key, changed=engine.notify, clock=self._clock),
                 access=self._access,
                 executor=self._executor,
                 federation_id=home.federation_id,
                 heartbeat_seconds=settings.heartbeat_seconds,
-                clock=utc_now,
+                clock=self._clock,
             ),
             server,
         )
@@ -157,7 +159,7 @@ class Coordinator:
                 ).encode(),
                 token_lifetime=timedelta(seconds=settings.token_lifetime_seconds),
                 max_model_bytes=settings.max_model_bytes,
-                clock=utc_now,
+                clock=self._clock,
             ),
             server,
         )
@@ -210,7 +212,7 @@ class Coordinator:
     def _listen(self, server: grpc.aio.Server) -> None:
         require_tls13()
         home = self._home
-        pair = (private_key_pem(home.server_key), pem(home.current_server_certificate(utc_now())))
+        pair = (private_key_pem(home.server_key), pem(home.current_server_certificate(self._clock())))
         mutual = grpc.ssl_server_credentials([pair], root_certificates=pem(home.ca), require_client_auth=True)
         federation, enrolment = home.ports()
         self.federation_port = self._bind(server, federation, mutual)

@@ -122,10 +122,14 @@ def serve(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     )
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    with _explained():
-        from coordinator.server import serve as run  # noqa: PLC0415
+    from coordinator.server import LockLost, PortTaken  # noqa: PLC0415
+    from coordinator.server import serve as run  # noqa: PLC0415
 
-        run(_settled(home, bind, passphrase_file), ready=lambda coordinator: _announce(coordinator, port_file))
+    with _explained():
+        try:
+            run(_settled(home, bind, passphrase_file), ready=lambda coordinator: _announce(coordinator, port_file))
+        except (LockLost, PortTaken) as error:
+            raise Failure(str(error)) from None
 
 
 @app.command()
@@ -152,6 +156,11 @@ def admin(
         raise Failure(f"--role {' '.join(role)}: expected {', '.join(Role)}", code=USAGE) from None
     with _explained():
         centre = _settled(home, None, passphrase_file)
+        if centre.ports()[0] == 0:
+            raise Failure(
+                "the port for members is not known yet, because the coordinator has never served: start it once, or "
+                f"set federation_port in {home / 'coordinator.toml'}"
+            )
         passphrase = new_passphrase(new_passphrase_file, ask=ask_passphrase)
         database = Database.open(centre.database_url)
         try:
@@ -209,7 +218,6 @@ def _explained(*, usage: bool = False) -> Iterator[None]:
     from sqlalchemy.exc import DBAPIError  # noqa: PLC0415
 
     from coordinator.home import HomeError  # noqa: PLC0415
-    from coordinator.server import LockLost, PortTaken  # noqa: PLC0415
     from federation.keys import IdentityError  # noqa: PLC0415
     from storage.database import DatabaseBusy, DatabaseTooNew  # noqa: PLC0415
 
@@ -217,7 +225,7 @@ def _explained(*, usage: bool = False) -> Iterator[None]:
         yield
     except (HomeError, IdentityError) as error:
         raise Failure(str(error), code=USAGE if usage else 1) from None
-    except (DatabaseBusy, DatabaseTooNew, LockLost, PortTaken) as error:
+    except (DatabaseBusy, DatabaseTooNew) as error:
         raise Failure(str(error)) from None
     except DBAPIError as error:
         raise Failure(f"the database does not answer as it should: {error.orig}") from None

@@ -1,0 +1,201 @@
+"""A real coordinator for tests, in this process: real ports, real TLS, its event loop in a thread."""
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import select
+
+from coordinator.enrolment import register
+from coordinator.home import Home, Settings
+from coordinator.server import Coordinator
+from federation.certificates import issue_certificate, make_csr, pem
+from federation.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
+from federation.identity import Role, client_uri, new_tls_key, prove_possession, secret_hash
+from federation.keys import private_key_pem
+from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
+from federation.v1.enrollment_pb2_grpc import EnrollmentStub
+from storage.database import Database
+from storage.models import AuditEntry, Client, ClientState, EnrolmentToken
+
+T = TypeVar("T")
+SECONDS = 60.0  # how long anything may take before the test fails
+
+
+def wait_for(condition: Callable[[], T | None], what: str) -> T:
+    end = threading.Event()
+    for _ in range(int(SECONDS / 0.02)):
+        found = condition()
+        if found:
+            return found
+        end.wait(0.02)
+    raise AssertionError(f"waited {SECONDS} s for {what}")
+
+
+@contextmanager
+def refused(status: str, reason: str) -> Iterator[list[str]]:
+    """The call inside must be refused with exactly this status and reason; yields where its message goes."""
+    messages: list[str] = []
+    try:
+        yield messages
+    except grpc.RpcError as error:
+        found = refusal_from_rpc_error(error)
+        assert (found.status, found.reason) == (status, reason), found
+        messages.append(found.message)
+    else:
+        raise AssertionError(f"was not refused; expected {status} {reason}")
+
+
+class Clock:
+    """The time, which a test may move."""
+
+    def __init__(self) -> None:
+        self.ahead = timedelta()
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + self.ahead
+
+
+class Applicant:
+    """A client to be: its keys, and the request that it makes of a secret."""
+
+    def __init__(self) -> None:
+        self.tls_key = new_tls_key()
+        self.signing_key = Ed25519PrivateKey.generate()
+        self.csr = make_csr(self.tls_key)
+
+    def request(self, secret: bytes) -> EnrollRequest:
+        return EnrollRequest(
+            secret=secret,
+            csr=self.csr,
+            signing_key=self.signing_key.public_key().public_bytes_raw(),
+            proof=prove_possession(self.signing_key, secret, self.csr),
+            software="test",
+        )
+
+
+class Running:
+    """A coordinator that serves."""
+
+    def __init__(self, home: Home, clock: Clock) -> None:
+        self.home = home
+        self.clock = clock
+        self.database = Database.open(home.database_url)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.coordinator = self.run(self._make())
+        self.run(self.coordinator.start())
+
+    async def _make(self) -> Coordinator:
+        return Coordinator(self.home, clock=self.clock)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(SECONDS)
+
+    def stop(self) -> None:
+        self.run(self.coordinator.stop(grace=1.0))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(SECONDS)
+        self._loop.close()
+        self.database.close()
+
+    @property
+    def address(self) -> str:
+        return f"localhost:{self.coordinator.federation_port}"
+
+    @property
+    def enrolment_address(self) -> str:
+        return f"localhost:{self.coordinator.enrolment_port}"
+
+    def newcomer(self) -> grpc.Channel:
+        """A channel to the enrolment port."""
+        return server_verified_channel(self.enrolment_address, pem(self.home.ca))
+
+    def token(self, client_id: str, lifetime: timedelta = timedelta(hours=1)) -> bytes:
+        secret = secrets.token_bytes(32)
+        with self.database.begin() as session:
+            now = self.clock()
+            session.add(
+                EnrolmentToken(
+                    secret_hash=secret_hash(secret),
+                    client_id=client_id,
+                    created_by="test",
+                    created=now,
+                    expires=now + lifetime,
+                )
+            )
+        return secret
+
+    def enrol(self, client_id: str) -> tuple[Applicant, EnrollResponse]:
+        applicant = Applicant()
+        with self.newcomer() as channel:
+            return applicant, EnrollmentStub(channel).Enroll(applicant.request(self.token(client_id)), timeout=SECONDS)
+
+    def member(self, client_id: str) -> grpc.Channel:
+        """Enrols a client; its mutual-TLS channel."""
+        applicant, answer = self.enrol(client_id)
+        return mutual_channel(
+            self.address,
+            ca=pem(self.home.ca),
+            key=private_key_pem(applicant.tls_key),
+            certificate=answer.certificate,
+        )
+
+    def administrator(self, *roles: Role) -> grpc.Channel:
+        directory = self.home.directory / f"admin-{secrets.token_hex(4)}"
+        files = self.home.issue_admin(self.database, "eve", roles, directory, now=self.clock(), by="test")
+        return files.channel()
+
+    def certified(self, client_id: str, *, known: bool, lifetime: timedelta = timedelta(days=1)) -> grpc.Channel:
+        """A client with a certificate of the CA, made behind the coordinator's back; `known` puts it on record."""
+        key, now = new_tls_key(), datetime.now(UTC)
+        uris = [client_uri(self.home.federation_id, client_id)]
+        certificate = issue_certificate(
+            ca=self.home.ca,
+            ca_key=self.home.ca_key,
+            public_key=key.public_key(),
+            federation_id=self.home.federation_id,
+            common_name=client_id,
+            uris=uris,
+            now=now,
+            lifetime=lifetime,
+        )
+        if known:
+            with self.database.begin() as session:
+                raw = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
+                session.add(
+                    Client(
+                        client_id=client_id, state=ClientState.ACTIVE, signing_key=raw, key_id=raw.hex(), enrolled=now
+                    )
+                )
+                session.flush()
+                register(session, certificate, client_id=client_id)
+        return mutual_channel(
+            self.address, ca=pem(self.home.ca), key=private_key_pem(key), certificate=pem(certificate)
+        )
+
+    def refusals(self, action: str) -> list[AuditEntry]:
+        """What the record says about refusals of an rpc, oldest first."""
+        with self.database.read() as session:
+            entries = select(AuditEntry).where(AuditEntry.action == action, AuditEntry.outcome != "")
+            return list(session.scalars(entries.order_by(AuditEntry.entry_id)))
+
+
+@contextmanager
+def running(directory: Path, **settings: Any) -> Iterator[Running]:
+    """Makes a federation and serves it."""
+    clock = Clock()
+    values = Settings.check({"federation_id": "test", **settings}, "test")
+    served = Running(Home.init(directory, values, now=clock()), clock)
+    try:
+        yield served
+    finally:
+        served.stop()
