@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from command_lines import problem
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from coordinator.aggregation.registry import algorithm
 from coordinator.home import Settings
@@ -20,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 PROSE = {path: path.read_text() for path in DOCUMENTS}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+REQUIRED = object()
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -39,13 +39,13 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, object
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from keys(field.annotation, f"{prefix}{name}.")
         else:
-            default = field.get_default(call_default_factory=True, validated_data={})
-            yield f"{prefix}{name}", list(default) if isinstance(default, tuple) else default
+            default = list(field.default) if isinstance(field.default, tuple) else field.default
+            yield f"{prefix}{name}", REQUIRED if field.is_required() else default
 
 
 def keys_in(page: str) -> list[tuple[str, object]]:
     rows = re.findall(r"^\| `([a-z_.]+)` \| (required|`[^`]+`) \| .+ \|$", PROSE[ROOT / page], re.MULTILINE)
-    return [(key, PydanticUndefined if text == "required" else json.loads(text.strip("`"))) for key, text in rows]
+    return [(key, REQUIRED if text == "required" else json.loads(text.strip("`"))) for key, text in rows]
 
 
 def test_the_page_of_the_run_specification_lists_every_key_with_its_default() -> None:

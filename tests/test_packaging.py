@@ -1,5 +1,6 @@
 """What is shipped: the wheel, the constraints, the container files, the make targets."""
 
+import ast
 import json
 import re
 import shlex
@@ -8,15 +9,19 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
 from command_lines import problem
+from harness import federation
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from worker.home import Home
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -62,6 +67,35 @@ def test_every_direct_dependency_has_a_lower_bound() -> None:
 def test_the_coordinator_installs_without_torch() -> None:
     base = {canonicalize_name(Requirement(text).name) for text in PROJECT["project"]["dependencies"]}
     assert not base & {"torch", "torchvision", "scikit-learn"}
+
+
+def imported(folder: str) -> set[str]:
+    """The distributions that the modules of a folder import from, by their normalised names."""
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                # Several distributions fill the namespace of `google`: take the longest name.
+                found.add(".".join(node.module.split(".")[: 2 if node.module.startswith("google.") else 1]))
+    distributions = {
+        **{name: names[0] for name, names in packages_distributions().items() if name != "google"},
+        "google.protobuf": "protobuf",
+        "google.rpc": "googleapis-common-protos",
+    }
+    here = {path.stem for path in [*ROOT.iterdir(), *(ROOT / folder).iterdir()]}
+    return {canonicalize_name(distributions.get(name, name)) for name in found - sys.stdlib_module_names - here}
+
+
+def test_what_is_imported_is_declared() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    shipped = {canonicalize_name(Requirement(t).name) for t in PROJECT["project"]["dependencies"] + extras["torch"]}
+    for package in PACKAGES:
+        assert sorted(imported(package) - shipped) == [], package
+    everything = {canonicalize_name(requirement.name) for requirement in direct()}
+    for folder in ("tests", "benchmarks", "docs", "proto", "docker"):
+        assert sorted(imported(folder) - everything) == [], folder
 
 
 # --- the wheel
@@ -289,3 +323,27 @@ def test_continuous_integration_runs_what_make_test_runs() -> None:
     assert script.stat().st_mode & 0o111
     subprocess.run(["bash", "-n", str(script)], check=True)
     assert re.search(r"^make .*\btest\b", script.read_text(), re.MULTILINE)
+
+
+# --- the container's health check
+
+
+def well(home: Path) -> bool:
+    check = [sys.executable, str(ROOT / "docker/healthcheck.py"), str(home)]
+    return subprocess.run(check, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
+
+
+def test_a_coordinator_is_well_while_it_serves_and_no_longer(tmp_path: Path) -> None:
+    with federation(tmp_path, "--host", "coordinator.example") as made:
+        assert not well(made.home)
+        coordinator = made.serve()
+        assert well(made.home)
+        coordinator.kill()
+        assert not well(made.home)
+
+
+def test_a_worker_is_well_while_a_process_holds_its_directory(tmp_path: Path) -> None:
+    assert not well(tmp_path)
+    with Home(tmp_path).lock():
+        assert well(tmp_path)
+    assert not well(tmp_path)
