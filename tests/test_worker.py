@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from harness import Process, wait_for
+from harness import Process, federation, wait_for
 from scripted import CLIENT, HungUp, ScriptedCoordinator, Submission, files_in, opened, scripted
 
 from federation.digests import digest
@@ -844,3 +844,29 @@ def test_an_attack_that_says_nothing_is_refused(text: str) -> None:
 def test_an_attack_is_read_as_people_write_it() -> None:
     assert Attack.parse("scale=100, bias=1000") == Attack(100.0, 1000.0)
     assert Attack.parse("bias=-1e6") == Attack(1.0, -1e6)
+
+
+# With the coordinator as shipped
+
+
+def test_workers_join_a_real_federation_and_carry_a_run_to_its_end(tmp_path: Path) -> None:
+    with federation(tmp_path) as made:
+        made.serve()
+        word = made.token("a")
+        made.fedpareto("worker", "join", word, "--home", str(tmp_path / "a"))
+        made.fedpareto("worker", "join", word, "--home", str(tmp_path / "again"), code=1)
+        assert not (tmp_path / "again").exists()
+        made.join("b")
+        workers = [made.work(name, "--part", f"{number}/2") for number, name in enumerate("ab", 1)]
+        for worker in workers:
+            worker.wait_for_text("attending federation")
+        run = made.submit("two-rounds", 'task = "digits"\nrounds = 2\n[selection]\nminimum = 2\n')
+        made.wait_completed(run)
+        for worker, name in zip(workers, "ab", strict=True):
+            worker.wait_for_text("receipt accepted", 4)  # the last one is on its way when the run is over
+            assert worker.stop() == 0
+            assert worker.text.count(": training\n") == 2
+            receipts = [json.loads(line) for line in (tmp_path / name / "receipts.jsonl").read_text().splitlines()]
+            assert sum(bool(receipt["payload"]) for receipt in receipts) == 2
+            assert all(receipt["accepted"] for receipt in receipts)
+            assert files_in(tmp_path / name / "spool") == []

@@ -252,7 +252,8 @@ class Runner:
                 delay = self._backoff.delay()
                 self._events.warn(
                     "download-broken",
-                    f"assignment {name}: the download of the base model broke off, going on in {delay:.1f} s",
+                    f"assignment {name}: the download of the base model broke off, going on in {delay:.1f} s "
+                    f"({why.message or why.status if why is not None else error})",
                     assignment_id=name,
                 )
                 with self._changed:
