@@ -1,0 +1,144 @@
+"""Aggregation: from the updates of a round to one direction, through their Gram matrix.
+
+>>> import numpy as np
+>>> result = aggregate("fedmgda+", np.array([[3.0, 0.0], [0.0, 0.5]]))
+>>> result.weights.tolist(), result.direction.tolist()
+([0.5, 0.5], [0.5, 0.5])
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from coordinator.aggregation.gram import Row, combine, gram
+from coordinator.aggregation.registry import HyperparameterError, algorithm
+from coordinator.aggregation.rules import Rows
+from federation.vectors import RowFile
+
+__all__ = ["Aggregate", "HyperparameterError", "aggregate"]
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """The outcome of one aggregation.
+
+    Attributes:
+        coefficients: c, shape (m,); the direction is c U. 0 for a row that was dropped.
+        weights: lambda, shape (m,), sum 1; 0 for a row that was dropped.
+        direction: shape (d,), float64; the step is against it: w - rate * direction.
+        state: for the next call of an algorithm that keeps one.
+        diagnostics: measurements by name; `dropped` counts the rows that were left out.
+        dropped: which rows those are.
+    """
+
+    coefficients: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    direction: NDArray[np.float64]
+    state: dict[str, Any]
+    diagnostics: dict[str, float]
+    dropped: tuple[int, ...]
+
+
+def aggregate(
+    name: str,
+    updates: ArrayLike | Sequence[Row],
+    *,
+    losses: ArrayLike | None = None,
+    samples: ArrayLike | None = None,
+    prior: ArrayLike | None = None,
+    state: Mapping[str, Any] | None = None,
+    **hyperparameters: Any,
+) -> Aggregate:
+    """Combines updates into one direction.
+
+    A row with a value that is not finite (or too large to be squared), or with a loss that is not finite where the
+    algorithm reads losses, is dropped, and the prior of the others renormalised. Without any row left the direction
+    is zero.
+
+    Args:
+        name: the algorithm, such as "fedmgda+".
+        updates: U, shape (m, d), or a sequence of rows of d elements each; rows in files are streamed.
+        losses: of the base model at each row's client, shape (m,).
+        samples: training samples of each row's client, shape (m,).
+        prior: lambda0, shape (m,), in any proportion. Without it: in proportion to the samples, or else uniform.
+        state: what the last call returned as `state`.
+        hyperparameters: the algorithm's own.
+
+    Raises:
+        HyperparameterError: see `registry.algorithm`.
+        ValueError: shapes that do not fit, or a prior that is negative, not finite or all zero.
+    """
+    rule = algorithm(name, hyperparameters)
+    rows = _rows(updates)
+    m = len(rows)
+    if m == 0:
+        raise ValueError("updates has no rows: there is nothing to aggregate")
+    counts = np.ones(m) if samples is None else _per_row("samples", samples, m)
+    lambda0 = counts if prior is None else _per_row("prior", prior, m)
+    reported = None if losses is None else _per_row("losses", losses, m)
+    if rule.reads_losses and reported is None:
+        raise ValueError(f"{name} needs losses, one per row")
+    for label, values in (("samples", counts), ("prior", lambda0)):
+        if not (np.isfinite(values) & (values >= 0)).all() or values.sum() <= 0:
+            raise ValueError(f"{label} must be finite, not negative, and not all zero; got {values.tolist()}"[:300])
+    with np.errstate(over="ignore", invalid="ignore"):
+        K = gram(rows)
+        kept = np.isfinite(np.diag(K))
+    if rule.reads_losses and reported is not None:
+        kept &= np.isfinite(reported)
+    elif reported is not None and not np.isfinite(reported[kept]).all():
+        reported = None
+    dropped = tuple(np.flatnonzero(~kept).tolist())
+    coefficients, weights = np.zeros(m), np.zeros(m)
+    after, diagnostics = dict(state or {}), {"direction_norm": 0.0, "stationary": 1.0}
+    if kept.any():
+        rest = lambda0[kept]
+        answer = rule.combine(
+            Rows(
+                gram=K[np.ix_(kept, kept)],
+                prior=rest / rest.sum() if rest.sum() > 0 else np.full(len(rest), 1.0 / len(rest)),
+                samples=counts[kept],
+                losses=None if reported is None else reported[kept],
+                state=after,
+            )
+        )
+        coefficients[kept], weights[kept] = answer.coefficients, answer.weights
+        after, diagnostics = answer.state, answer.diagnostics
+    return Aggregate(
+        coefficients=coefficients,
+        weights=weights,
+        direction=np.concatenate(list(combine(coefficients, rows))),
+        state=after,
+        diagnostics=diagnostics | {"dropped": float(len(dropped))},
+        dropped=dropped,
+    )
+
+
+def _rows(updates: ArrayLike | Sequence[Row]) -> list[Row]:
+    if isinstance(updates, Sequence) and any(isinstance(row, RowFile) for row in updates):
+        return [row if isinstance(row, RowFile) else _row(row) for row in updates]
+    if isinstance(updates, Sequence):
+        return [_row(row) for row in updates]
+    matrix = np.asarray(updates)
+    if matrix.ndim != 2:
+        raise ValueError(f"updates has shape {matrix.shape}; (m, d) is needed, one row per client")
+    return [_row(row) for row in matrix]
+
+
+def _row(values: Any) -> Row:
+    row = np.asarray(values)
+    if row.ndim != 1 or row.dtype.kind not in "fiu":
+        raise ValueError(f"an update must be a vector of numbers; got {row.dtype} of shape {row.shape}")
+    if not len(row):
+        raise ValueError("an update must have at least one element")
+    return row if row.dtype == np.float32 else row.astype(np.float64, copy=False)
+
+
+def _per_row(name: str, values: ArrayLike, m: int) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    if array.shape != (m,):
+        raise ValueError(f"{name} has shape {array.shape}; one for each of the {m} rows is needed: {(m,)}")
+    return array

@@ -10,13 +10,15 @@ panel order whoever computed them, and a sub-block is short enough (`_BLOCK`) th
 threads: it splits long dot products only, and matrix products by their outputs.
 """
 
+import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -64,8 +66,8 @@ def gram(rows: Sequence[Row], *, device: str = "cpu", workers: int | None = None
     arithmetic = _Cuda() if device == "cuda" else _Cpu(device)
     with _Source(rows) as source:
 
-        def partial(panel: slice) -> Matrix:
-            return arithmetic.gram(source.read(panel))
+        def partial(panel: slice, space: _Space) -> Matrix:
+            return arithmetic.gram(source.read(panel, space), space)
 
         for part in _in_order(partial, source.panels(), workers):
             K += part
@@ -100,10 +102,10 @@ def combine(
     arithmetic = _Cuda() if device == "cuda" else _Cpu(device)
     with _Source(rows) as every, _Source([rows[i] for i in used]) as source:
 
-        def part(panel: slice) -> Matrix:
+        def part(panel: slice, space: _Space) -> Matrix:
             if not used:
                 return np.zeros(panel.stop - panel.start)
-            return arithmetic.combine(c[used], source.read(panel))
+            return arithmetic.combine(c[used], source.read(panel, space), space)
 
         yield from _in_order(part, source.panels() if used else every.panels(), workers)
 
@@ -135,6 +137,7 @@ def apply_step(
         OSError: as in `gram`.
     """
     squares = 0.0
+    space = _Space()
     with _Source([base, *rows]) as lengths, _Source([base]) as source:
         position = 0
         blocks = combine(coefficients, rows, device=device, workers=workers) if rows else _zeros(lengths.length)
@@ -142,7 +145,7 @@ def apply_step(
             panel = slice(position, position + len(direction))
             squares += sum(float(np.dot(part, part)) for part in _split(direction))
             with np.errstate(over="ignore", invalid="ignore"):
-                model = (source.read(panel)[0] - rate * direction).astype("<f4")
+                model = (source.read(panel, space)[0] - rate * direction).astype("<f4")
             if not np.isfinite(model).all():
                 raise FloatingPointError(
                     f"the step leaves the range of float32 between elements {panel.start} and {panel.stop}: "
@@ -190,9 +193,9 @@ class _Source(AbstractContextManager["_Source"]):
         columns = min(most, max(least, _PANEL_ELEMENTS // max(1, len(self._rows))))
         return [slice(start, min(start + columns, self.length)) for start in range(0, self.length, columns)]
 
-    def read(self, panel: slice) -> NDArray[Any]:
-        """The columns `panel` of all rows, shape (m, columns)."""
-        values = np.empty((len(self._rows), panel.stop - panel.start), dtype=self._dtype)
+    def read(self, panel: slice, space: "_Space") -> NDArray[Any]:
+        """The columns `panel` of all rows, shape (m, columns); in `space`, valid until the next call with it."""
+        values = space.array("panel", (len(self._rows), panel.stop - panel.start), self._dtype)
         for row, out in zip(self._rows, values, strict=True):
             if isinstance(row, np.ndarray):
                 out[:] = row[panel]
@@ -213,21 +216,39 @@ class _Source(AbstractContextManager["_Source"]):
             _pread(descriptor, row, start, out)
 
 
+class _Space:
+    """Buffers of one thread, kept from panel to panel: fresh pages cost more than what is computed in them."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, NDArray[np.uint8]] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """An array with arbitrary content; the next one of the same name takes its memory."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if name not in self._buffers or len(self._buffers[name]) < size:
+            self._buffers[name] = np.empty(size, dtype=np.uint8)
+        array: NDArray[Any] = self._buffers[name][:size].view(dtype).reshape(shape)
+        return array
+
+
 class _Cpu:
     def __init__(self, device: str) -> None:
         if device != "cpu":
             raise ValueError(f"device {device!r}: gram and combine run on 'cpu' or 'cuda'")
 
-    def gram(self, panel: NDArray[Any]) -> Matrix:
+    def gram(self, panel: NDArray[Any], space: _Space) -> Matrix:
         m = len(panel)
         K = np.zeros((m, m))
         part = np.empty((m, m))
-        for block in _widened(panel):
-            K += np.matmul(block, block.T, out=part)
+        for _, block in _widened(panel, space):
+            K += np.dot(block, block.T, out=part)  # a syrk; np.matmul would keep the interpreter lock for small m
         return K
 
-    def combine(self, c: Matrix, panel: NDArray[Any]) -> Matrix:
-        return np.concatenate([c @ block for block in _widened(panel)])
+    def combine(self, c: Matrix, panel: NDArray[Any], space: _Space) -> Matrix:
+        direction = np.empty(panel.shape[1])
+        for columns, block in _widened(panel, space):
+            np.dot(c, block, out=direction[columns])
+        return direction
 
 
 class _Cuda:
@@ -238,28 +259,26 @@ class _Cuda:
 
         self._torch = torch
 
-    def gram(self, panel: NDArray[Any]) -> Matrix:
+    def gram(self, panel: NDArray[Any], space: _Space) -> Matrix:
         block = self._torch.from_numpy(panel).to("cuda").double()
         K: Matrix = (block @ block.T).cpu().numpy()
         return K
 
-    def combine(self, c: Matrix, panel: NDArray[Any]) -> Matrix:
+    def combine(self, c: Matrix, panel: NDArray[Any], space: _Space) -> Matrix:
         block = self._torch.from_numpy(panel).to("cuda").double()
         direction: Matrix = (self._torch.from_numpy(c).to("cuda") @ block).cpu().numpy()
         return direction
 
 
-def _widened(panel: NDArray[Any]) -> Iterator[Matrix]:
-    """Sub-blocks of a panel in float64, in one buffer: each is valid until the next."""
+def _widened(panel: NDArray[Any], space: _Space) -> Iterator[tuple[slice, Matrix]]:
+    """Sub-blocks of a panel and their columns, in float64; each is valid until the next."""
     m, columns = panel.shape
     width = min(_BLOCK, max(256, _BLOCK_ELEMENTS // m))
-    buffer = np.empty((m, min(width, columns)))
     for start in range(0, columns, width):
         piece = panel[:, start : start + width]
-        # A short last piece gets rows of its own, contiguous: BLAS would otherwise copy.
-        block = buffer if piece.shape == buffer.shape else np.empty(piece.shape)
+        block = space.array("block", piece.shape, np.float64)
         np.copyto(block, piece)
-        yield block
+        yield slice(start, start + piece.shape[1]), block
 
 
 def _split(direction: Matrix) -> Iterator[Matrix]:
@@ -283,18 +302,29 @@ def _pread(descriptor: int, row: RowFile, start: int, out: NDArray[np.float32]) 
         offset += count
 
 
-def _in_order(work: Callable[[slice], T], panels: Iterable[slice], workers: int | None) -> Iterator[T]:
+def _in_order(work: Callable[[slice, _Space], T], panels: Sequence[slice], workers: int | None) -> Iterator[T]:
     """Does the work on several threads; yields the results in order, a few panels ahead at most."""
-    panels = list(panels)
     count = workers or min(_WORKERS, len(os.sched_getaffinity(0)))
     if count == 1 or len(panels) < 2:
-        yield from map(work, panels)
+        space = _Space()
+        yield from (work(panel, space) for panel in panels)
         return
+    spaces: SimpleQueue[_Space] = SimpleQueue()
+    for _ in range(count):
+        spaces.put(_Space())
+
+    def in_a_space(panel: slice) -> T:
+        space = spaces.get_nowait()
+        try:
+            return work(panel, space)
+        finally:
+            spaces.put(space)
+
     pool = ThreadPoolExecutor(count, thread_name_prefix="aggregation")
     try:
         ahead: deque[Future[T]] = deque()
         for panel in panels:
-            ahead.append(pool.submit(work, panel))
+            ahead.append(pool.submit(in_a_space, panel))
             if len(ahead) > count:
                 yield ahead.popleft().result()
         while ahead:

@@ -1,0 +1,18 @@
+"""FedAvg (McMahan et al., 2017), and FedProx's server, which is the same."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from coordinator.aggregation.base import Algorithm, describe
+from coordinator.aggregation.rules import Combination, Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Algorithm):
+    """The plain average of the updates: c = lambda0."""
+
+    name: ClassVar[str] = "fedavg"
+
+    def combine(self, rows: Rows) -> Combination:
+        """See the class."""
+        return Combination(rows.prior, rows.prior, {}, describe(rows.gram, rows.prior, rows.prior))

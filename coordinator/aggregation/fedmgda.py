@@ -1,0 +1,52 @@
+"""FedMGDA: the common descent direction of least norm (Hu et al., 2022, Algorithm 1 without its additions)."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from coordinator.aggregation.base import Algorithm, describe
+from coordinator.aggregation.qp import Solution, box, min_norm
+from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
+
+DROP_ZERO_HELP = "leave zero updates out, as already satisfied; otherwise one zero update stops FedMGDA"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMGDA(Algorithm):
+    """The shortest vector d in the convex hull of the updates: <d, u_i> >= ||d||^2 for every client.
+
+    It is zero exactly where no direction is good for everybody: at a Pareto stationary point, where no step is taken.
+    """
+
+    name: ClassVar[str] = "fedmgda"
+
+    drop_zero: bool = field(default=False, metadata={"help": DROP_ZERO_HELP})
+
+    def combine(self, rows: Rows) -> Combination:
+        """See the class."""
+        solution = solve(rows.gram, rows.prior, epsilon=1.0, drop_zero=self.drop_zero)
+        return combination(rows.gram, solution, np.ones(len(rows.prior)))
+
+
+def solve(K: Matrix, prior: Vector, *, epsilon: float, drop_zero: bool) -> Solution:
+    """The min-norm weights within `epsilon` of the prior; zero rows take part, or get weight 0 with `drop_zero`."""
+    kept = np.diag(K) > 0 if drop_zero else np.ones(len(prior), dtype=bool)
+    if kept.all() or prior[kept].sum() == 0:
+        lower, upper = box(prior, epsilon)
+        return min_norm(K, prior=prior, lower=lower, upper=upper)
+    solution = solve(K[np.ix_(kept, kept)], prior[kept] / prior[kept].sum(), epsilon=epsilon, drop_zero=False)
+    weights = np.zeros(len(prior))
+    weights[kept] = solution.weights
+    return Solution(weights, solution.residual, solution.iterations, solution.stationary)
+
+
+def combination(K: Matrix, solution: Solution, scale: Vector) -> Combination:
+    """The answer for weights of rows scaled by `scale`; at a stationary point all coefficients are 0: no step."""
+    coefficients = np.zeros(len(K)) if solution.stationary else solution.weights * scale
+    diagnostics = describe(K, coefficients, solution.weights) | {
+        "residual": solution.residual,
+        "stationary": float(solution.stationary),
+        "iterations": float(solution.iterations),
+    }
+    return Combination(coefficients, solution.weights, {}, diagnostics)

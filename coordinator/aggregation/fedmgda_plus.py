@@ -1,0 +1,35 @@
+"""FedMGDA+ (Hu et al., 2022, Algorithm 1): normalised updates, and weights in a box around those of FedAvg."""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from coordinator.aggregation.base import Algorithm, HyperparameterError, inverse_norms, unit_gram
+from coordinator.aggregation.fedmgda import DROP_ZERO_HELP, combination, solve
+from coordinator.aggregation.rules import Combination, Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMGDAPlus(Algorithm):
+    """The shortest weighted mean of the g_i = u_i / ||u_i|| with |lambda_i - lambda0_i| <= epsilon (eq. 25).
+
+    c_i = lambda_i / ||u_i||. Scaling an update changes nothing, so none can be made to count for more. With epsilon = 1
+    the direction is a descent direction for everybody; a smaller epsilon moves towards FedAvg-n (epsilon = 0), bounds
+    every client's weight by lambda0_i + epsilon, and may cost that guarantee: see `descent_min`.
+    """
+
+    name: ClassVar[str] = "fedmgda+"
+
+    epsilon: float = field(
+        default=1.0, metadata={"help": "half width of the box around lambda0, in [0, 1]; 0 is FedAvg-n, 1 no box"}
+    )
+    drop_zero: bool = field(default=False, metadata={"help": DROP_ZERO_HELP})
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.epsilon) and 0 <= self.epsilon <= 1):
+            raise HyperparameterError(f"epsilon must lie in [0, 1]; got {self.epsilon!r}")
+
+    def combine(self, rows: Rows) -> Combination:
+        """See the class."""
+        solution = solve(unit_gram(rows.gram), rows.prior, epsilon=self.epsilon, drop_zero=self.drop_zero)
+        return combination(rows.gram, solution, inverse_norms(rows.gram))

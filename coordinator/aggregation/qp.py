@@ -1,0 +1,272 @@
+"""The quadratic program of the MGDA family (FedMGDA+, eq. 25): the shortest vector in a box of the simplex.
+
+    minimise 1/2 lambda^T K lambda   over   sum lambda = 1,  lower <= lambda <= upper
+
+PIQP's interior point guesses which bounds bind; a primal active set of ours starts there, ends on a face exactly, and
+does not depend on the guess being good. What is returned carries its optimality residual, computed from K itself.
+
+Scaling: with s_i = sqrt(K_ii), x_i = lambda_i s_i / s_ref turns K into the matrix of cosines. s_ref is the least
+sum lambda_i s_i that the box allows, so that the solution is of order 1 and norms may spread over many decades.
+
+Ties: where several lambda give the same shortest vector (duplicated updates, more rows than dimensions), the one
+nearest to the prior is wanted. A proximal term delta/2 ||x - x_prior||^2 picks it; delta is a few roundings of K, so
+it moves nothing else, and it makes a singular K definite.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import piqp  # type: ignore[import-untyped]  # it has no stubs
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+Matrix = NDArray[np.float64]
+
+RESIDUAL_TOLERANCE = 1e-9
+# Of ||d||^2, relative to (sum lambda_i ||u_i||)^2: how far the rows cancel each other. Relative to the largest K_ii,
+# one huge update outside the support would make every point look stationary.
+STATIONARY_TOLERANCE = 1e-14
+
+_EPS = float(np.finfo(np.float64).eps)
+_SUM_TOLERANCE = 1e-12
+_SMALLEST_NORM = 1e-5  # of s_ref; what is shorter is scaled as if it had this norm
+_FAR = 1e3
+
+
+class InfeasibleBoxError(ValueError):
+    """No lambda of the simplex lies within the bounds."""
+
+
+class UnsolvedError(ArithmeticError):
+    """The residual that is promised could not be reached."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A certified solution.
+
+    Attributes:
+        weights: lambda, shape (m,).
+        residual: the largest amount by which a pair of rows violates the optimality conditions, relative to the
+            largest K_ii: shifting weight from i to j would gain K_i lambda - K_j lambda. At most 1e-9.
+        iterations: of the active set.
+        stationary: ||d||^2 = lambda^T K lambda is numerically zero: no direction to go.
+    """
+
+    weights: Vector
+    residual: float
+    iterations: int
+    stationary: bool
+
+
+def min_norm(
+    K: Matrix, *, prior: Vector | None = None, lower: Vector | None = None, upper: Vector | None = None
+) -> Solution:
+    """Solves the program.
+
+    Args:
+        K: Gram matrix, shape (m, m), symmetric and positive semi-definite but for rounding.
+        prior: lambda0, preferred among equally good solutions; None is 1/m.
+        lower: bounds, shape (m,); None is 0.
+        upper: bounds, shape (m,); None is 1.
+
+    Raises:
+        InfeasibleBoxError: the bounds cross, or leave no lambda with sum 1.
+        UnsolvedError: K is so far from positive semi-definite that the residual stays above 1e-9.
+        ValueError: shapes that do not fit, or values that are not finite.
+    """
+    m = len(K)
+    lower = np.zeros(m) if lower is None else lower
+    upper = np.ones(m) if upper is None else upper
+    prior = np.full(m, 1.0 / m) if prior is None else prior
+    _validate(K, prior, lower, upper)
+    scale = float(np.diag(K).max())
+    start = _into(prior, lower, upper)
+    if kkt_residual(K, start, lower, upper) <= 4 * _EPS:  # among them: K = 0, one row, lower = upper
+        return _solution(K, start, lower, upper, 0)
+    face = _ActiveSet(K / scale, start, lower, upper)
+    weights, iterations = face.solve()
+    solution = _solution(K, weights, lower, upper, iterations)
+    if solution.residual > RESIDUAL_TOLERANCE:
+        raise UnsolvedError(
+            f"the quadratic program over {m} rows stopped at a residual of {solution.residual:.1e} after "
+            f"{iterations} iterations; {RESIDUAL_TOLERANCE:.0e} is promised. Is K a Gram matrix? "
+            f"Its least eigenvalue is {np.linalg.eigvalsh(K / scale)[0]:.1e} of its largest diagonal element."
+        )
+    return solution
+
+
+def kkt_residual(K: Matrix, weights: Vector, lower: Vector, upper: Vector) -> float:
+    """How far `weights` is from optimal, relative to the largest K_ii (see `Solution.residual`); inf if infeasible."""
+    if abs(weights.sum() - 1) > _SUM_TOLERANCE or (weights < lower).any() or (weights > upper).any():
+        return float("inf")
+    gradient = K @ weights
+    can_shrink, can_grow = weights > lower, weights < upper
+    if not can_shrink.any() or not can_grow.any():
+        return 0.0
+    violation = gradient[can_shrink].max() - gradient[can_grow].min()
+    scale = float(np.diag(K).max())
+    return max(0.0, float(violation) / scale) if scale > 0 else 0.0
+
+
+def box(prior: Vector, epsilon: float) -> tuple[Vector, Vector]:
+    """The box of FedMGDA+ around lambda0: |lambda_i - lambda0_i| <= epsilon, within [0, 1]."""
+    return np.maximum(0.0, prior - epsilon), np.minimum(1.0, prior + epsilon)
+
+
+def _validate(K: Matrix, prior: Vector, lower: Vector, upper: Vector) -> None:
+    m = len(K)
+    if m == 0 or K.shape != (m, m):
+        raise ValueError(f"K must be square with at least one row; it has shape {K.shape}")
+    for name, values in (("prior", prior), ("lower", lower), ("upper", upper)):
+        if values.shape != (m,) or not np.isfinite(values).all():
+            raise ValueError(f"{name} must be {m} finite numbers; it has shape {values.shape}")
+    if not np.isfinite(K).all():
+        raise ValueError("K must be finite")
+    if (np.diag(K) < 0).any():
+        raise ValueError("K has a negative diagonal element: it is no Gram matrix")
+    if (lower > upper).any():
+        i = int(np.argmax(lower - upper))
+        raise InfeasibleBoxError(f"bounds of row {i} cross: {lower[i]:g} > {upper[i]:g}")
+    if lower.sum() > 1 + _SUM_TOLERANCE or upper.sum() < 1 - _SUM_TOLERANCE:
+        raise InfeasibleBoxError(
+            f"no weights of sum 1 lie within the box: its lower bounds sum to {lower.sum():g}, "
+            f"its upper bounds to {upper.sum():g}"
+        )
+
+
+def _solution(K: Matrix, weights: Vector, lower: Vector, upper: Vector, iterations: int) -> Solution:
+    norms: Vector = np.sqrt(np.diag(K))
+    return Solution(
+        weights=weights,
+        residual=kkt_residual(K, weights, lower, upper),
+        iterations=iterations,
+        stationary=bool(weights @ K @ weights <= STATIONARY_TOLERANCE * (weights @ norms) ** 2)
+        or _least_mean(norms, lower, upper) == 0,  # all the weight may lie on zero rows
+    )
+
+
+def _least_mean(norms: Vector, lower: Vector, upper: Vector) -> float:
+    """The least sum lambda_i s_i in the box: the linear programme, solved greedily."""
+    mean, left = float(lower @ norms), 1.0 - float(lower.sum())
+    for i in np.argsort(norms):
+        share = min(left, float(upper[i] - lower[i]))
+        mean, left = mean + share * float(norms[i]), left - share
+    return mean
+
+
+def _into(weights: Vector, lower: Vector, upper: Vector, total: float = 1.0) -> Vector:
+    """Clips into the box, then spreads what is missing to a sum of `total` over the room that is left."""
+    inside: Vector = np.clip(weights, lower, upper)
+    missing = total - inside.sum()
+    room: Vector = upper - inside if missing > 0 else inside - lower
+    if abs(missing) > 2 * _EPS and room.sum() > 0:
+        inside = np.clip(inside + room * (missing / room.sum()), lower, upper)
+    return inside
+
+
+class _ActiveSet:
+    """Primal active set in the scaled variables x; strictly convex thanks to the proximal term."""
+
+    def __init__(self, K: Matrix, start: Vector, lower: Vector, upper: Vector) -> None:
+        m = len(K)
+        norms = np.sqrt(np.diag(K))
+        reference = _least_mean(norms, lower, upper) or float(norms[norms > 0].min())
+        norms = np.maximum(norms, _SMALLEST_NORM * reference)
+        delta = 8 * _EPS * m
+        self.a = reference / norms  # lambda = a x, so the sum constraint is a^T x = 1
+        self.C = K / norms / norms[:, None] + delta * np.eye(m)
+        self.lower, self.upper = lower / self.a, upper / self.a
+        self.start = start
+        # A prior that lies decades from the solution must not pull at it.
+        self.q = -delta * np.minimum(start / self.a, _FAR)
+        self.box = lower, upper
+
+    def solve(self) -> tuple[Vector, int]:
+        """Weights with every bound that binds met exactly, and the number of iterations."""
+        x, at_lower, at_upper = self._guess()
+        limit = 100 + 20 * len(x)
+        released = -1
+        noise = np.zeros(len(x), dtype=bool)  # released once, pushed back at once: its violation is rounding
+        iteration = 0
+        while iteration < limit:
+            iteration += 1
+            free = ~(at_lower | at_upper)
+            target, nu = self._minimum_on_face(x, free)
+            step, low, high = self._longest_step(x, target, free)
+            if step < 1:
+                if step > 0:
+                    noise[:] = False
+                elif released >= 0 and (low | high)[released]:
+                    noise[released] = True
+                x = x + step * (target - x)
+                x[low], x[high] = self.lower[low], self.upper[high]
+                at_lower[low] = at_upper[high] = True
+                continue
+            x = target
+            slope = self.C @ x + self.q
+            slope = slope - (self._price(slope, at_lower, at_upper) if nu is None else nu) * self.a
+            violation = np.where(at_lower, -slope, np.where(at_upper, slope, 0.0))
+            violation[noise | (self.lower == self.upper)] = 0.0
+            released = int(np.argmax(violation))
+            if violation[released] <= 8 * _EPS * np.abs(x).sum():
+                break
+            at_lower[released] = at_upper[released] = False
+        lower, upper = self.box
+        weights = np.where(at_lower, lower, np.where(at_upper, upper, x * self.a))
+        free = ~(at_lower | at_upper)
+        weights[free] = _into(weights[free], lower[free], upper[free], 1.0 - weights[~free].sum())
+        return weights, iteration
+
+    def _guess(self) -> tuple[Vector, NDArray[np.bool_], NDArray[np.bool_]]:
+        solver = piqp.DenseSolver()
+        solver.settings.eps_abs = solver.settings.eps_rel = 1e-10
+        solver.settings.max_iter = 100
+        solver.setup(self.C, self.q, self.a[None, :], np.ones(1), None, None, None, self.lower, self.upper)
+        solver.solve()
+        found = solver.result
+        x = found.x * self.a
+        if not np.isfinite(x).all():
+            x = self.start
+            at_lower = at_upper = np.zeros(len(x), dtype=bool)
+        else:
+            at_lower = (found.x - self.lower) < found.z_bl
+            at_upper = (self.upper - found.x) < found.z_bu
+        # Make the guess feasible: those that it holds at a bound stay there if the others can take up the rest.
+        lower, upper = self.box
+        x = np.where(at_lower, lower, np.where(at_upper, upper, np.clip(x, lower, upper)))
+        free = ~(at_lower | at_upper)
+        x[free] = _into(x[free], lower[free], upper[free], 1.0 - x[~free].sum())
+        x = _into(x, lower, upper)
+        return x / self.a, x <= lower, (x >= upper) & (x > lower)
+
+    def _minimum_on_face(self, x: Vector, free: NDArray[np.bool_]) -> tuple[Vector, float | None]:
+        """The minimiser with all bound variables held, and the price of the sum constraint."""
+        if not free.any():
+            return x, None
+        held = ~free
+        a = self.a[free]
+        rest = self.C[np.ix_(free, held)] @ x[held] + self.q[free]
+        y = np.linalg.solve(self.C[np.ix_(free, free)], np.column_stack([-rest, a]))
+        nu = (1.0 - self.a[held] @ x[held] - a @ y[:, 0]) / (a @ y[:, 1])
+        target = x.copy()
+        target[free] = y[:, 0] + nu * y[:, 1]
+        return target, float(nu)
+
+    def _longest_step(
+        self, x: Vector, target: Vector, free: NDArray[np.bool_]
+    ) -> tuple[float, NDArray[np.bool_], NDArray[np.bool_]]:
+        """How far towards the target the box allows to go, and which bounds end it."""
+        move = target - x
+        with np.errstate(divide="ignore", invalid="ignore"):
+            down = np.where(free & (target < self.lower), (self.lower - x) / move, np.inf)
+            up = np.where(free & (target > self.upper), (self.upper - x) / move, np.inf)
+        step = max(0.0, min(1.0, float(down.min()), float(up.min())))
+        return step, (down <= step) & (step < 1), (up <= step) & (step < 1)
+
+    def _price(self, slope: Vector, at_lower: NDArray[np.bool_], at_upper: NDArray[np.bool_]) -> float:
+        """With nothing free: the price at which the cheapest variable that can grow is not worth growing."""
+        can_grow = at_lower & (self.lower < self.upper)
+        can_shrink = at_upper & (self.lower < self.upper)
+        ratio = slope / self.a
+        return float(ratio[can_grow].min() if can_grow.any() else ratio[can_shrink].max())
