@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_FLAGS := --quiet --no-input --disable-pip-version-check
+PIP_FLAGS := --quiet --quiet --no-input --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help

@@ -84,7 +84,7 @@ def imported(folder: str) -> set[str]:
         "google.protobuf": "protobuf",
         "google.rpc": "googleapis-common-protos",
     }
-    here = {path.stem for path in [*ROOT.iterdir(), *(ROOT / folder).iterdir()]}
+    here = {path.stem for place in (ROOT, ROOT / "tests", ROOT / folder) for path in place.iterdir()}
     return {canonicalize_name(distributions.get(name, name)) for name in found - sys.stdlib_module_names - here}
 
 
