@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import signal
+import socket
+import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
@@ -20,7 +22,7 @@ from coordinator.services.admin import AdminService
 from coordinator.services.enrollment import EnrollmentService
 from coordinator.services.federation import FederationService
 from federation.certificates import fingerprint, pem
-from federation.channels import Option, require_tls13
+from federation.channels import Option
 from federation.identity import Join
 from federation.keys import private_key_pem
 from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
@@ -59,6 +61,21 @@ _SERVICES = (
     federation_pb2.DESCRIPTOR.services_by_name["Federation"].full_name,
     admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name,
 )
+
+
+def _serves_tls12(bind: str, port: int) -> bool:
+    """Whether a handshake in TLS 1.2 succeeds on a port that asks for no certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(bind, bind)  # noqa: S104 - read, not bound
+    try:
+        with socket.create_connection((here, port), timeout=10) as plain, context.wrap_socket(plain):
+            return True
+    except OSError:  # an SSLError is one too
+        return False
 
 
 class PortTaken(RuntimeError):
@@ -167,6 +184,10 @@ class Coordinator:
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         engine.start()
         await server.start()
+        if await asyncio.to_thread(_serves_tls12, settings.bind, self.enrolment_port):
+            raise RuntimeError(
+                "gRPC was imported before federation.tls.require_tls13 was called: it would serve TLS 1.2"
+            )
         for service in ("", *_SERVICES):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         home.note_ports(self.federation_port, self.enrolment_port)
@@ -210,7 +231,6 @@ class Coordinator:
         )
 
     def _listen(self, server: grpc.aio.Server) -> None:
-        require_tls13()
         home = self._home
         pair = (private_key_pem(home.server_key), pem(home.current_server_certificate(self._clock())))
         mutual = grpc.ssl_server_credentials([pair], root_certificates=pem(home.ca), require_client_auth=True)

@@ -1,6 +1,5 @@
 """Channels to the coordinator, and what its answers mean when they are refusals."""
 
-import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeAlias
@@ -23,16 +22,6 @@ _CHANNEL_OPTIONS: tuple[Option, ...] = (
 )
 
 
-def require_tls13() -> None:
-    """Makes gRPC in this process refuse anything older than TLS 1.3; call it before the first credentials are made.
-
-    gRPC's Python API cannot set a minimum version, but its core reads the cipher suites for TLS 1.2 and older from the
-    environment. We leave it only those for RSA certificates, of which a federation has none, so that only TLS 1.3,
-    whose suites are set apart, can agree on anything. A test offers TLS 1.2 and is refused.
-    """
-    os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES256-GCM-SHA384:ECDHE-RSA-AES128-GCM-SHA256"
-
-
 def server_verified_channel(address: str, ca: bytes, options: Sequence[Option] = ()) -> grpc.Channel:
     """A TLS channel that verifies the server against the federation's CA and shows no certificate (enrolment).
 
@@ -41,7 +30,6 @@ def server_verified_channel(address: str, ca: bytes, options: Sequence[Option] =
         ca: the CA certificate, PEM.
         options: gRPC channel options, which go before our own.
     """
-    require_tls13()
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca), options=(*_CHANNEL_OPTIONS, *options))
 
 
@@ -57,7 +45,6 @@ def mutual_channel(
         certificate: the member's certificate, PEM.
         options: gRPC channel options, which go before our own.
     """
-    require_tls13()
     credentials = grpc.ssl_channel_credentials(ca, key, certificate)
     return grpc.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, *options))
 

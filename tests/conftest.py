@@ -8,8 +8,11 @@ from typing import Protocol
 import psycopg
 import pytest
 
+from federation.tls import require_tls13
 from storage.blobs import BlobStore
 from storage.database import Database
+
+require_tls13()  # before a test imports gRPC
 
 
 class Postgres(Protocol):

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from federation.tls import require_tls13
 from fedpareto.cli import admin, coordinator, worker
 from fedpareto.cli.aggregate import aggregate_command
 from fedpareto.cli.demo import demo_command
@@ -71,6 +72,7 @@ def _options(
 
 def main() -> None:
     """The console script."""
+    require_tls13()
     try:
         app()
     except Failure as failure:
