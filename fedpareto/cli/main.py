@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 the work failed, 2 bad usage, 130 interrupted.
 """
 
+import os
 import sys
 from typing import Annotated
 
@@ -25,17 +26,14 @@ See it at work, on this machine, in two minutes:
 
 A federation of your own, in the order in which it is made:
 
-    fedpareto coordinator init --home coordinator      keys, certificates, database
+    fedpareto coordinator init --home centre
+    fedpareto coordinator serve --home centre
+    fedpareto admin --home centre/admin token hospital-a
+    fedpareto worker join JOIN --home hospital-a
+    fedpareto worker run --home hospital-a --task digits
+    fedpareto admin --home centre/admin submit run.toml --watch
 
-    fedpareto coordinator serve --home coordinator     the daemon
-
-    fedpareto admin --home coordinator/admin token hospital-a      a join string for a member
-
-    fedpareto worker join JOIN --home member           at the member's machine
-
-    fedpareto worker run --home member --task digits
-
-    fedpareto admin --home coordinator/admin submit run.toml --watch
+Exit codes: 0 done, 1 the work failed, 2 bad usage.
 """
 
 app = typer.Typer(
@@ -73,6 +71,7 @@ def _options(
 def main() -> None:
     """The console script."""
     require_tls13()
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its core tells standard error of every failed handshake
     try:
         app()
     except Failure as failure:
