@@ -1,5 +1,7 @@
 import gzip
+import json
 import re
+import signal
 import socket
 import ssl
 import struct
@@ -22,7 +24,7 @@ from coordinator.access import MAX_CONCURRENT_CALLS, RULES
 from coordinator.server import MAX_MESSAGE_BYTES
 from federation.certificates import make_ca, pem
 from federation.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
-from federation.identity import Role, client_uri, new_tls_key
+from federation.identity import AdminFiles, Role, client_uri, new_tls_key
 from federation.keys import private_key_pem
 from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
 from federation.v1.admin_pb2_grpc import AdminStub
@@ -446,3 +448,56 @@ def test_a_second_coordinator_on_the_same_database_is_refused_and_the_first_serv
     assert served.home.ports_file.exists()
     with served.newcomer() as channel, refused("UNAUTHENTICATED", "token-invalid"):
         EnrollmentStub(channel).Enroll(Applicant().request(b"x"), timeout=SECONDS)
+
+
+def test_the_command_makes_serves_and_stops_a_federation_with_encrypted_keys(tmp_path: Path) -> None:
+    secret, wrong, home = tmp_path / "passphrase", tmp_path / "wrong", tmp_path / "home"
+    secret.write_text("correct horse\n")
+    wrong.write_text("battery staple\n")
+    command = [sys.executable, "-m", "fedpareto", "coordinator"]
+
+    def done(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *arguments, "--home", str(home)],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+        )
+
+    made = done("init", "--name", "wards", "--passphrase-file", str(secret), "--json")
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["federation_id"] == "wards"
+    again = done("init", "--name", "wards")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "holds a federation already (wards): nothing was changed" in again.stderr
+    assert done("init", "--name", "Not A Name").returncode == 2
+    for arguments in ([], ["--passphrase-file", str(wrong)]):
+        locked = done("serve", *arguments)
+        assert locked.returncode == 1
+        assert "passphrase" in locked.stderr
+        assert "Traceback" not in locked.stderr
+
+    with (tmp_path / "log").open("wb") as log:
+        daemon = subprocess.Popen(
+            [*command, "serve", "--home", str(home), "--passphrase-file", str(secret)], cwd=ROOT, stderr=log
+        )
+    try:
+        wait_for(lambda: (home / "ports.json").exists() or daemon.poll() is not None, "the daemon to serve")
+        assert daemon.poll() is None, (tmp_path / "log").read_text()
+        issued = done(
+            "admin", "eve", "--role", "operator", "--out", str(tmp_path / "eve"), "--passphrase-file", str(secret)
+        )
+        assert issued.returncode == 0, issued.stderr
+        with AdminFiles.load(tmp_path / "eve").channel() as channel:
+            AdminStub(channel).ListRuns(admin_pb2.ListRunsRequest(), timeout=SECONDS)
+            with refused("PERMISSION_DENIED", "role"):
+                AdminStub(channel).CreateToken(admin_pb2.CreateTokenRequest(client_id="a"), timeout=SECONDS)
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(SECONDS) == 0
+    finally:
+        daemon.kill()
+        daemon.wait()
+    assert not (home / "ports.json").exists()
