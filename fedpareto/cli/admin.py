@@ -164,7 +164,9 @@ def submit(
     ] = None,
     paused: Annotated[bool, typer.Option("--paused", help="Wait for `resume` before the first round.")] = False,
     watch_it: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="List every key of a run specification.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print every key of a run specification, as TOML with comments.")
+    ] = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -213,10 +215,13 @@ def _submit(stub: "AdminStub", text: bytes, initial: Any, paused: bool) -> Any:
 def _explain(as_json: bool) -> None:
     from dataclasses import asdict
 
-    from fedpareto.cli import render, upload
+    from fedpareto.cli import explain
 
-    keys = [*upload.keys(), *upload.hyperparameters()]
-    _print(as_json, [asdict(key) for key in keys], lambda: render.keys(keys))
+    keys = explain.every_key()
+    if as_json:
+        _print(True, [asdict(key) for key in keys], _text(""))
+    else:
+        typer.echo(explain.template(keys), nl=False)
 
 
 @app.command()

@@ -32,16 +32,16 @@ seed = {seed}
 {algorithm}
 
 [train]
-epochs = 2
+epochs = 1
 batch_size = 10
-learning_rate = 0.1
+learning_rate = 0.2
 
 [selection]
 minimum = {members}  # a round waits until so many attend
 """
 # FedMGDA+ makes each update as long as every other one, so that its step needs a rate of its own.
 _ALGORITHMS = {
-    "fedmgda": 'name = "fedmgda+"\nepsilon = 0.5\n\n[server]\nlearning_rate = 1.5',
+    "fedmgda": 'name = "fedmgda+"\nepsilon = 0.1\n\n[server]\nlearning_rate = 1.5',
     "fedavg": 'name = "fedavg"',
 }
 
@@ -50,7 +50,7 @@ def demo_command(
     directory: Annotated[
         Path, typer.Option("--dir", help="Where everything goes; what an earlier demo left there gives way.")
     ] = DEFAULT_DIRECTORY,
-    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Rounds of each run.")] = 25,
+    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Rounds of each run.")] = 30,
     workers: Annotated[int, typer.Option(min=2, max=64, help="Members, one of them malicious at first.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Of the partition, the initial model and the training.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document; progress on stderr.")] = False,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from datetime import UTC
+from typing import Literal
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console, Group, RenderableType
@@ -11,10 +12,25 @@ from rich.text import Text
 
 from federation.v1.admin_pb2 import Client, GetRoundResponse, PhaseProgress, RoundSummary, Run, Update
 from fedpareto.cli.document import name_of
-from fedpareto.cli.upload import Key
 
 WIDTH = 100  # columns
 DIGITS = 12  # of a digest
+NAME_WIDTH = 24  # columns; a longer name ends in an ellipsis
+
+# What a round's page shows of its numbers; --json has them all.
+_MEASURED = {
+    "accuracy": tuple(f"accuracy/{name}" for name in ("mean", "std", "worst5", "best5", "worst", "best")),
+    "loss": ("loss/train", "loss/validation", "loss/test", "improved"),
+    "direction": (
+        "direction_norm",
+        "descent_min",
+        "descent_share",
+        "conflicts",
+        "entropy",
+        "kkt_residual",
+        "step/rate",
+    ),
+}
 
 _GOOD = {"COMPLETED", "ACTIVE", "FULFILLED", "RUNNING", "STEPPED"}
 _BAD = {"FAILED", "REVOKED", "REJECTED", "SKIPPED", "EXPIRED"}
@@ -76,11 +92,18 @@ def metric(summary: RoundSummary, name: str) -> float:
     return summary.metrics.get(name, math.nan)
 
 
-def _table(*columns: str, title: str = "") -> Table:
-    """A table; a column whose name begins with `>` is aligned to the right."""
-    table = Table(title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+def _table(*columns: str, gap: int = 2) -> Table:
+    """A table; a column whose name begins with `>` is aligned to the right; the first one keeps to a line."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, gap, 0, 0))
+    for index, column in enumerate(columns):
+        justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
+        table.add_column(
+            column.lstrip(">"),
+            justify=justify,
+            overflow="ellipsis" if index == 0 else "fold",
+            no_wrap=index == 0,
+            max_width=NAME_WIDTH if index == 0 else None,
+        )
     return table
 
 
@@ -103,18 +126,17 @@ def clients(items: Iterable[Client]) -> RenderableType:
 
 def runs(items: Iterable[Run]) -> RenderableType:
     """The runs."""
-    table = _table("run", "name", "state", "algorithm", "task", ">rounds", ">mean", ">worst 5 %", "created")
+    table = _table("run", "name", "state", "algorithm", ">rounds", ">mean", ">worst 5 %", "created")
     for run in items:
         table.add_row(
             run.run_id[:DIGITS],
             run.name,
             state(name_of(run, "state")),
             run.algorithm,
-            run.task,
             f"{run.rounds_done}/{run.rounds_total}",
             percent(metric(run.latest, "accuracy/mean")),
             percent(metric(run.latest, "accuracy/worst5")),
-            when(run, "created"),
+            when(run, "created")[:16],
         )
     return table if table.row_count else Text("no runs yet: submit one with `fedpareto admin submit SPEC.toml`")
 
@@ -144,7 +166,7 @@ def rounds(items: Sequence[RoundSummary]) -> RenderableType:
     """The rounds of a run."""
     table = _table(
         ">round", "state", ">asked", ">in", ">refused", ">missing", ">mean", ">worst 5 %", ">improved",
-        ">|step|", ">up", ">time",
+        ">||d||", ">up", ">time",
     )  # fmt: skip
     notes = []
     for summary in items:
@@ -158,7 +180,7 @@ def rounds(items: Sequence[RoundSummary]) -> RenderableType:
             percent(metric(summary, "accuracy/mean")),
             percent(metric(summary, "accuracy/worst5")),
             percent(metric(summary, "improved")),
-            number(metric(summary, "step/norm")),
+            number(metric(summary, "direction_norm")),
             size(summary.bytes_up),
             f"{summary.seconds:.2f} s",
         )
@@ -186,10 +208,12 @@ def round_(item: GetRoundResponse) -> RenderableType:
             f"phase {phase.phase}",
             f"{name_of(phase, 'kind')}: {phase.replied} of {phase.asked} replied, deadline {when(phase, 'deadline')}",
         )
-    for group in (("accuracy", "loss"), ("improved", "step", "weights", "conflicts")):
-        found = [f"{k} {number(v)}" for k, v in sorted(summary.metrics.items()) if k.partition("/")[0] in group]
+    for label, names in _MEASURED.items():
+        found = [
+            f"{name.rpartition('/')[2]} {number(summary.metrics[name])}" for name in names if name in summary.metrics
+        ]
         if found:
-            head.add_row("measured" if "loss" in group else "", ", ".join(found))
+            head.add_row(label, ", ".join(found))
     parts: list[RenderableType] = [head, Text(), participations(item)]
     if item.gram_clients:
         parts += [Text("\ncosines between the accepted updates", style="bold"), heat_map(item)]
@@ -201,15 +225,17 @@ def _replies(summary: RoundSummary) -> str:
 
 
 def participations(item: GetRoundResponse) -> RenderableType:
-    """Every client's part in a round."""
+    """Every client's part in a round; below, why what did not count did not."""
     table = _table(
-        "client", "update", ">samples", ">loss", ">norm", ">lambda", ">cosine", "signed by", ">bytes", ">time", "test",
+        "client", "update", ">samples", ">loss", ">norm", ">lambda", ">cosine", "signed by", ">bytes", ">time", ">test",
+        gap=1,
     )  # fmt: skip
+    notes = []
     for part in item.participations:
-        verdict = state(name_of(part, "state"))
+        name = name_of(part, "state")
         table.add_row(
             part.client_id,
-            verdict.append(f"\n{part.reason}", style="default") if part.reason else verdict,
+            Text("accepted" if name == "FULFILLED" else name.lower(), style=state(name).style),
             str(part.samples) if part.samples else "–",
             number(part.loss_before),
             number(part.update_norm),
@@ -217,17 +243,19 @@ def participations(item: GetRoundResponse) -> RenderableType:
             number(part.cosine),
             f"{part.key_id[:8]} ✓" if part.key_id else "–",
             size(part.payload_bytes),
-            f"{part.seconds:.2f} s",
+            f"{part.seconds:.2f} s" if math.isfinite(part.seconds) else "–",
             percent(part.evaluation.get("test/accuracy", math.nan)),
         )
-    return table
+        if part.reason:
+            notes.append(Text(f"{part.client_id}: {part.reason}"))
+    return Group(table, *notes)
 
 
 def heat_map(item: GetRoundResponse) -> RenderableType:
     """The cosines between updates: red pulls together, blue apart; as many numbers as fit."""
     m = len(item.gram_clients)
     label = max(len(name) for name in item.gram_clients)
-    label = min(label, 24)
+    label = min(label, NAME_WIDTH)
     cell = next((width for width in (6, 4, 2) if label + 5 + width * m <= WIDTH), 0)
     if cell == 0:
         return Text(f"{m} x {m} cosines do not fit a terminal; see them with --json")
@@ -275,11 +303,3 @@ def updates(items: Iterable[Update]) -> RenderableType:
             update.envelope.key_id.hex()[:8],
         )
     return table if table.row_count else Text("no updates")
-
-
-def keys(items: Iterable[Key]) -> RenderableType:
-    """The keys of a run specification."""
-    table = _table("key", "type", "default", "meaning")
-    for key in items:
-        table.add_row(key.path, key.type, "(must be given)" if key.default is None else key.default, key.meaning)
-    return table

@@ -1,10 +1,8 @@
 """Submitting a run: its specification, checked here first, and its initial model, in chunks."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from federation.digests import DEFAULT_ALGORITHM, hasher
 from federation.refusals import Refusal
@@ -145,80 +143,3 @@ def submit(
             progress(len(piece))
 
     return stub.SubmitRun(requests())
-
-
-# --- what a specification may say
-
-
-@dataclass(frozen=True)
-class Key:
-    """One key of a run specification.
-
-    Attributes:
-        path: with its section in front.
-        type: as a person would say it.
-        default: as TOML would spell it; None when the key must be given.
-        meaning: in words; may be empty.
-    """
-
-    path: str
-    type: str
-    default: str | None
-    meaning: str
-
-
-def keys(model: type[Any] = RunSpec, prefix: str = "") -> Iterator[Key]:
-    """Every key of a run specification, section by section, from the model that validates it."""
-    from pydantic import BaseModel
-
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from keys(kind, f"{prefix}{name}.")
-        else:
-            default = None if field.is_required() else _toml(field.default)
-            bounds = ", ".join(filter(None, (_bound(item) for item in field.metadata)))
-            yield Key(
-                f"{prefix}{name}", _type(kind) + (f", {bounds}" if bounds else ""), default, field.description or ""
-            )
-
-
-def hyperparameters() -> Iterator[Key]:
-    """Every hyper-parameter of every algorithm."""
-    from coordinator.aggregation.registry import algorithms
-
-    for name, rule in sorted(algorithms().items()):
-        for field in dataclasses.fields(rule):
-            default = None if field.default is dataclasses.MISSING else _toml(field.default)
-            meaning = f"{name}: {field.metadata.get('help') or field.metadata.get('description') or ''}".rstrip(": ")
-            yield Key(f"algorithm.{field.name}", _type(field.type), default, meaning)
-
-
-_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-
-
-def _bound(constraint: Any) -> str:
-    for name, sign in _BOUNDS.items():
-        if hasattr(constraint, name):
-            return f"{sign} {getattr(constraint, name)}"
-    return ""
-
-
-def _type(kind: Any) -> str:
-    from typing import Literal, get_args, get_origin
-
-    if get_origin(kind) is Literal:
-        return " | ".join(f'"{value}"' for value in get_args(kind))
-    if get_origin(kind) is tuple:
-        return f"list of {_type(get_args(kind)[0])}"
-    names = {"int": "integer", "str": "text", "bool": "true or false", "float": "number"}
-    name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
-    return names.get(name, name)
-
-
-def _toml(value: Any) -> str:
-    import json
-
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value) if isinstance(value, str | bool) else repr(value)

@@ -1,0 +1,106 @@
+"""What a run specification may say: every key, from the models that validate it, as a TOML document with comments."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from coordinator.aggregation.registry import algorithms
+from federation.runs import RunSpec
+
+# For the keys without a default: something that a reader can begin with.
+_EXAMPLES = {"name": '"my-run"', "task": '"digits"', "rounds": "30"}
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+_NAMES = {"int": "integer", "str": "text", "bool": "true or false", "float": "number"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a run specification.
+
+    Attributes:
+        path: with its section in front.
+        type: as a person would say it, with its bounds.
+        default: as TOML spells it; None when the key must be given.
+        meaning: in words.
+        algorithm: the algorithm whose hyper-parameter it is; empty for the others.
+    """
+
+    path: str
+    type: str
+    default: str | None
+    meaning: str
+    algorithm: str = ""
+
+
+def every_key() -> list[Key]:
+    """Every key, section by section, and every hyper-parameter of every algorithm."""
+    found = []
+    for key in _keys(RunSpec, ""):
+        found.append(key)
+        if key.path == "algorithm.prior":
+            found += _hyperparameters()
+    return found
+
+
+def template(items: Iterable[Key]) -> str:
+    """The keys as a complete specification with every default."""
+    lines = ["# A run specification: every key, with its default."]
+    section = ""
+    for key in items:
+        owner, _, name = key.path.rpartition(".")
+        if owner != section:
+            section = owner
+            lines += ["", f"[{section}]"]
+        must = "must be given" if key.default is None else ""
+        what = "; ".join(filter(None, (key.type, must)))
+        lines.append("")
+        lines.append(f"# {key.algorithm + ': ' if key.algorithm else ''}{key.meaning or name} ({what})")
+        value = _EXAMPLES.get(name, '""') if key.default is None else key.default
+        lines.append(f"{'# ' if key.algorithm else ''}{name} = {value}")
+    return "\n".join(lines) + "\n"
+
+
+def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _keys(kind, f"{prefix}{name}.")
+        else:
+            default = None if field.is_required() else _toml(field.default)
+            words = ", ".join([_type(kind), *filter(None, map(_bound, field.metadata))])
+            yield Key(f"{prefix}{name}", words, default, field.description or "")
+
+
+def _hyperparameters() -> Iterator[Key]:
+    for name, rule in algorithms().items():
+        for field in dataclasses.fields(rule):
+            default = None if field.default is dataclasses.MISSING else _toml(field.default)
+            yield Key(
+                f"algorithm.{field.name}", _type(field.type), default, field.metadata.get("help", ""), algorithm=name
+            )
+
+
+def _bound(constraint: Any) -> str:
+    for name, words in _BOUNDS.items():
+        if hasattr(constraint, name):
+            return f"{words} {getattr(constraint, name)}"
+    return ""
+
+
+def _type(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(f'"{value}"' for value in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"list of {_type(get_args(kind)[0])}"
+    name = getattr(kind, "__name__", str(kind))
+    return _NAMES.get(name, name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return json.dumps(value) if isinstance(value, str | bool) else repr(value)

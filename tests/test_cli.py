@@ -1,0 +1,288 @@
+import json
+import math
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from rich.console import Console
+from typer.testing import CliRunner
+
+from federation.runs import RunSpec
+from federation.v1.admin_pb2 import ExportModelResponse, GetRoundResponse, Participation, RoundSummary, Run
+from federation.v1.common_pb2 import AssignmentState, RoundState, RunState, StepManifest
+from fedpareto.cli import document, download, explain, render
+from fedpareto.cli.failure import Failure
+from fedpareto.cli.main import app
+
+SPEC = 'name = "a"\ntask = "digits"\nrounds = 2\n'
+
+
+def fedpareto(*arguments: str, cwd: Path | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-m", "fedpareto", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "100", **environment},
+    )
+
+
+def command_paths(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = [path]
+    for name, inner in getattr(command, "commands", {}).items():
+        found += command_paths(inner, (*path, name))
+    return found
+
+
+@pytest.mark.parametrize("path", command_paths(typer.main.get_command(app)), ids=" ".join)
+def test_every_command_explains_itself(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*path, "--help"])
+    assert result.exit_code == 0
+    assert "Usage:" in result.stdout
+    command: Any = typer.main.get_command(app)
+    for name in path:
+        command = command.commands[name]
+    assert command.help
+    assert all(
+        getattr(parameter, "help", "help") for parameter in command.params if not parameter.name.endswith("completion")
+    )
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from fedpareto.cli.main import app\n"
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+        "assert CliRunner().invoke(app, ['admin', 'submit', '--help']).exit_code == 0\n"
+        "heavy = {'torch', 'grpc', 'sqlalchemy', 'numpy', 'alembic', 'sklearn', 'cryptography', 'google.protobuf'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    from importlib.metadata import version
+
+    done = fedpareto("--version")
+    assert (done.returncode, done.stdout) == (0, f"fedpareto {version('fedpareto')}\n")
+
+
+def test_without_arguments_it_shows_where_to_begin() -> None:
+    done = fedpareto()
+    assert "fedpareto demo" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nonsense",), ("admin", "rounds"), ("admin", "round", "a", "b"), ("demo", "--rounds", "0")]
+)
+def test_bad_usage_ends_with_exit_code_2(arguments: tuple[str, ...]) -> None:
+    done = fedpareto(*arguments)
+    assert done.returncode == 2
+    assert done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name = ", "not a TOML document"),
+        ('task = "digits"\nrounds = 2', "name: missing"),
+        (SPEC + "[train]\nepochs = -1", "train.epochs: Input should be greater than or equal to 0; got -1"),
+        (SPEC + "[train]\nepoch = 1", "train.epoch: no such key"),
+        (SPEC + "[train]\nepochs = 1\nsteps = 5", "train: give either epochs or steps"),
+        (SPEC + '[selection]\nmethod = "some"', "selection.method"),
+        (SPEC + '[algorithm]\nname = "fedmagic"', "algorithm: name: no algorithm 'fedmagic'"),
+        (SPEC + '[algorithm]\nname = "fedmgda+"\nepsilon = 7', "epsilon must lie in [0, 1]"),
+        (SPEC + '[algorithm]\nname = "fedavg"\nepsilon = 0.1', "epsilon: fedavg has no such hyper-parameter"),
+    ],
+)
+def test_a_wrong_specification_is_refused_with_its_key(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    result = CliRunner().invoke(app, ["admin", "submit", str(path)])
+    assert isinstance(result.exception, Failure)
+    assert result.exception.code == 2
+    assert str(path) in result.exception.message
+    assert message in result.exception.message
+
+
+def test_a_wrong_specification_ends_the_command_with_exit_code_2_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(SPEC + "[train]\nepochs = -1")
+    done = fedpareto("admin", "submit", "run.toml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "fedpareto: run.toml: train.epochs: Input should be greater than or equal to 0; got -1\n"
+    assert done.stdout == ""
+
+
+def test_what_submit_explains_is_a_specification_with_every_key() -> None:
+    done = fedpareto("admin", "submit", "--explain")
+    assert done.returncode == 0
+    spec = RunSpec.parse(done.stdout)
+    expected = RunSpec(name="my-run", task="digits", rounds=30)
+    # The document states both measures of local work; unstated, steps replace epochs.
+    assert spec == expected
+    keys = {key.path for key in explain.every_key() if not key.algorithm}
+    written = tomllib.loads(done.stdout)
+    assert keys == {
+        f"{section}.{key}" if isinstance(value, dict) else section
+        for section, value in written.items()
+        for key in (value if isinstance(value, dict) else [""])
+    }
+    assert "# epsilon = 1.0" in done.stdout
+
+
+def test_the_keys_are_also_there_as_json() -> None:
+    keys = json.loads(fedpareto("admin", "submit", "--explain", "--json").stdout)
+    epsilon = next(key for key in keys if key["path"] == "algorithm.epsilon")
+    assert (epsilon["algorithm"], epsilon["default"], epsilon["type"]) == ("fedmgda+", "1.0", "number")
+    assert next(key for key in keys if key["path"] == "name")["default"] is None
+
+
+def test_a_home_that_is_none_is_named_with_what_to_do(tmp_path: Path) -> None:
+    done = fedpareto("admin", "runs", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "fedpareto-demo/coordinator/admin is not an administrator's directory" in done.stderr
+    named = fedpareto("admin", "runs", cwd=tmp_path, FEDPARETO_ADMIN="elsewhere")
+    assert "elsewhere is not an administrator's directory" in named.stderr
+    given = fedpareto("admin", "--home", "before", "runs", cwd=tmp_path, FEDPARETO_ADMIN="elsewhere")
+    assert "before is not" in given.stderr
+    assert "after is not" in fedpareto("admin", "--home", "before", "runs", "--home", "after", cwd=tmp_path).stderr
+
+
+def test_a_coordinator_that_does_not_answer_is_one_clear_sentence(tmp_path: Path) -> None:
+    import shutil
+
+    assert fedpareto("coordinator", "init", "--home", str(tmp_path / "centre")).returncode == 0
+    shutil.copytree(tmp_path / "centre" / "admin", tmp_path / "laptop")  # not beside the coordinator's own files
+    member = tmp_path / "laptop" / "member.toml"
+    member.write_text(re.sub(r'address = ".*"', 'address = "127.0.0.1:1"', member.read_text()))
+    done = fedpareto("admin", "--home", str(tmp_path / "laptop"), "runs")
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "fedpareto: cannot reach the coordinator at 127.0.0.1:1: no coordinator answers there"
+    )
+    assert "Traceback" not in done.stderr
+
+
+# --- documents
+
+
+def test_a_document_has_enums_by_name_times_in_iso_8601_and_null_for_nan() -> None:
+    response = GetRoundResponse()
+    response.run.state = RunState.RUN_STATE_RUNNING
+    response.run.created.FromJsonString("2026-03-01T12:00:00.25Z")
+    response.summary.metrics.update({"b": math.inf, "a": 0.5})
+    response.participations.append(
+        Participation(client_id="x", weight=math.nan, state=AssignmentState.ASSIGNMENT_STATE_REJECTED)
+    )
+    response.step.manifest = StepManifest(run_id="r", coefficients=[1.0]).SerializeToString()
+    response.step.key_id = b"\x01\xff"
+    found = json.loads(document.dumps(response))
+    assert found["run"]["state"] == "RUNNING"
+    assert found["run"]["created"] == "2026-03-01T12:00:00.250000Z"
+    assert found["run"]["started"] is None
+    assert found["summary"]["metrics"] == {"a": 0.5, "b": None}
+    assert found["participations"][0]["weight"] is None
+    assert found["participations"][0]["state"] == "REJECTED"
+    assert found["step"]["key_id"] == "01ff"
+    assert found["step"]["decoded"]["run_id"] == "r"
+    assert found["summary"]["round"] == 0
+
+
+def text_of(picture: Any) -> str:
+    console = Console(width=100, file=None, record=True, force_terminal=False)
+    with console.capture() as capture:
+        console.print(picture)
+    return capture.get()
+
+
+def a_round(m: int) -> GetRoundResponse:
+    names = [f"hospital-number-{i}" for i in range(m)]
+    cosines = [1.0 if i == j else -0.5 for i in range(m) for j in range(m)]
+    response = GetRoundResponse(gram_clients=names, cosines=cosines)
+    response.summary.CopyFrom(RoundSummary(round=3, state=RoundState.ROUND_STATE_COMPLETED, asked=m, accepted=m))
+    response.summary.metrics.update({"accuracy/mean": 0.912, "direction_norm": 1e-7})
+    for name in names:
+        response.participations.append(
+            Participation(
+                client_id=name,
+                state=AssignmentState.ASSIGNMENT_STATE_FULFILLED,
+                samples=180,
+                loss_before=1002.25,
+                update_norm=178.8,
+                weight=1 / m,
+                cosine=0.378,
+                key_id="ab" * 32,
+                payload_bytes=19_300,
+                seconds=0.18,
+            )
+        )
+    return response
+
+
+@pytest.mark.parametrize("m", [1, 2, 8, 13, 14, 20, 30, 40, 300])
+def test_a_round_fits_a_hundred_columns_however_many_clients(m: int) -> None:
+    text = text_of(render.round_(a_round(m)))
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
+    assert text.count("hospital-number-0") >= 1
+    if m <= 8:
+        assert "1.00" in text
+        assert ("-0.50" in text) == (m > 1)
+
+
+def test_the_heat_map_is_red_for_together_and_blue_for_apart() -> None:
+    console = Console(width=100, force_terminal=True, color_system="truecolor")
+    with console.capture() as capture:
+        console.print(render.heat_map(a_round(2)))
+    red, blue = "48;2;255;51;51", "48;2;153;153;255"
+    assert red in capture.get()
+    assert blue in capture.get()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.125, "0.125"), (0.0, "0.000"), (178.796, "178.796"), (1e-7, "1.00e-07"), (math.nan, "–")]
+)
+def test_numbers_are_short_and_never_hidden(value: float, text: str) -> None:
+    assert render.number(value) == text
+
+
+def test_a_run_that_was_never_evaluated_is_shown_without_numbers() -> None:
+    text = text_of(render.runs([Run(run_id="0123456789ab", name="n", state=RunState.RUN_STATE_PENDING)]))
+    assert "0123456789ab" in text
+    assert "–" in text
+
+
+# --- downloads
+
+
+def pieces(*chunks: bytes, digest: str, size: int) -> list[ExportModelResponse]:
+    return [ExportModelResponse(digest=digest, size=size, chunk=chunk) for chunk in chunks]
+
+
+def test_a_download_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    from federation.digests import digest
+
+    whole = digest(b"abcdef")
+    target = tmp_path / "model.safetensors"
+    assert download.save(pieces(b"abc", b"def", digest=whole, size=6), target) == (whole, 6)
+    assert target.read_bytes() == b"abcdef"
+    for wrong in (
+        pieces(b"abc", b"deX", digest=whole, size=6),
+        pieces(b"abc", digest=whole, size=6),
+        pieces(b"abcdef", digest=whole, size=7),
+        [],
+    ):
+        with pytest.raises(Failure):
+            download.save(wrong, target)
+    assert target.read_bytes() == b"abcdef"
+    assert list(tmp_path.iterdir()) == [target]
