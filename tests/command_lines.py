@@ -23,6 +23,7 @@ def problem(line: str, *, complete: bool = True) -> str | None:
     context, path = None, name
     while True:
         context = command.make_context(name, [], parent=context, resilient_parsing=True)
+        context.resilient_parsing = False  # from here on a wrong word is an error
         try:
             values, words, _ = command.make_parser(context).parse_args(list(words))
         except Exception as error:  # click's classes and Typer's differ between releases
