@@ -125,13 +125,9 @@ class Intake:
         Raises:
             Refusal: the content is wrong, or somebody else's reply or the deadline came first.
         """
-        if check is not None and check.problem is not None:
-            self._refuse_for_good(admission, check.problem)
-        if check is not None and check.zero_rows:
-            rows = ", ".join(check.zero_rows)
-            self._refuse_for_good(
-                admission, Refusal("zero", f"every element is zero: {rows}; such an update has no direction")
-            )
+        problem = payload_problem(check) if check is not None else None
+        if problem is not None:
+            self._refuse_for_good(admission, problem)
         return self._record(admission, None)
 
     def decline(self, client_id: str, assignment_id: str, reason: str, message: str) -> None:
@@ -215,6 +211,16 @@ class Intake:
             raise Refusal("deadline", f"assignment {name} ended at {assignment.phase.deadline.isoformat()}")
         if assignment.state is not AssignmentState.OPEN:
             raise Refusal("assignment-closed", f"assignment {name} is {assignment.state}: {assignment.reason}")
+
+
+def payload_problem(check: PayloadCheck) -> Refusal | None:
+    """What is wrong with the content of a payload that arrived whole; None when nothing is."""
+    if check.problem is not None:
+        return check.problem
+    if check.zero_rows:
+        rows = ", ".join(check.zero_rows)
+        return Refusal("zero", f"every element is zero: {rows}; such an update has no direction")
+    return None
 
 
 def _find(session: Session, assignment_id: str, client_id: str, *, lock: bool = False) -> Assignment:

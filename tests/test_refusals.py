@@ -51,6 +51,9 @@ class Scene:
         """A fresh run whose training assignment alice (and bob) gets."""
         for stream in self.streams:
             stream.close()
+        for state, run in self.fed.query("select state, run_id from runs"):
+            if state not in ("COMPLETED", "FAILED", "STOPPED"):
+                self.fed.admin("stop", run, code=None)  # what the test before left; it may end by itself
         self.streams = [self.alice.attend(digits=10)]
         if attend_bob:
             self.streams.append(self.bob.attend(digits=10))
@@ -232,7 +235,7 @@ def test_the_same_update_again_gets_the_same_receipt_and_counts_once(scene: Scen
     assert first.accepted
     assert act.alice.submit(envelope, payload) == first
     assert act.alice.submit(envelope) == first  # without the payload: the receipt is what is asked for
-    counted = scene.fed.query("select count(*) from updates where payload = :payload", payload=digest(payload))
+    counted = scene.fed.query("select count(*) from updates where assignment_id = :name", name=act.order.assignment_id)
     assert counted[0][0] == 1
     assert act.alice.answer(scene.streams[0].assignment()).accepted
     scene.fed.wait_completed(act.run)
@@ -317,9 +320,9 @@ def test_an_oversized_chunk_is_refused(scene: Scene) -> None:
     act = scene.begin()
     payload = act.alice.payload(act.order)
     with refused("RESOURCE_EXHAUSTED", "limit:chunk"):
-        act.alice.submit(sent(act, payload), payload[: (1 << 20) + 1])
+        act.alice.submit(sent(act, payload), payload, chunk_bytes=(1 << 20) + 1)
     with pytest.raises(grpc.RpcError) as error:  # beyond what gRPC itself takes in one message
-        act.alice.submit(sent(act, payload), bytes(8 << 20))
+        act.alice.submit(sent(act, payload), bytes(8 << 20), chunk_bytes=8 << 20)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     act.finish()
 
@@ -339,7 +342,7 @@ def bad_payloads(order: AssignmentManifest) -> dict[str, tuple[bytes, str]]:
         "another name": (to_bytes(wrong_name, good), "layout"),
         "wrong length": (to_bytes(short, good[:-1]), "layout"),
         "wrong dtype": (to_bytes(layout, good).replace(b'"F32"', b'"I32"', 1), "dtype"),
-        "not safetensors": (b"\x80\x04" + bytes(1000), "limit:header"),
+        "not safetensors": (b"\x80\x04\x95 a pickle, say" + bytes(1000), "limit:header"),
         "absurd header": (struct.pack("<Q", 2**62) + bytes(1000), "limit:header"),
         "empty header": (struct.pack("<Q", 0) + bytes(1000), "layout"),
     }
@@ -372,7 +375,7 @@ def test_bad_content_is_refused_for_good_recorded_and_leaves_the_honest_clients_
     record = scene.fed.admin("round", act.run, "0")
     parts = {part["client_id"]: part for part in record["participations"]}
     assert parts["alice"]["state"] == "REJECTED"
-    assert parts["alice"]["reason"] == reason
+    assert parts["alice"]["reason"].startswith(reason)
     assert parts["bob"]["weight"] == 1.0
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from coordinator.access import Access
 from coordinator.hub import Attendance, Hub
-from coordinator.intake import Admission, Intake
+from coordinator.intake import Admission, Intake, payload_problem
 from federation.digests import parse
 from federation.refusals import Refusal
 from federation.v1 import federation_pb2_grpc
@@ -248,7 +248,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             found = check.finish()
             if found != admitted.manifest.payload:
                 raise Refusal("payload-digest", f"the payload is {found}, declared was {admitted.manifest.payload}")
-            if check.problem is None:
+            if payload_problem(check) is None:
                 await self._in_thread(writer.commit, found)
         finally:
             await self._in_thread(writer.discard)
