@@ -100,7 +100,8 @@ def combine(
         raise ValueError(f"coefficients of shape {c.shape} for {len(rows)} rows")
     used = np.flatnonzero(c).tolist()
     arithmetic = _Cuda() if device == "cuda" else _Cpu(device)
-    with _Source(rows) as every, _Source([rows[i] for i in used]) as source:
+    every = _Source(rows)  # never opened: for its length
+    with _Source([rows[i] for i in used]) as source:
 
         def part(panel: slice, space: _Space) -> Matrix:
             if not used:
@@ -138,9 +139,10 @@ def apply_step(
     """
     squares = 0.0
     space = _Space()
-    with _Source([base, *rows]) as lengths, _Source([base]) as source:
+    length = _Source([base, *rows]).length  # never opened: for its length
+    with _Source([base]) as source:
         position = 0
-        blocks = combine(coefficients, rows, device=device, workers=workers) if rows else _zeros(lengths.length)
+        blocks = combine(coefficients, rows, device=device, workers=workers) if rows else _zeros(length)
         for direction in blocks:
             panel = slice(position, position + len(direction))
             squares += sum(float(np.dot(part, part)) for part in _split(direction))

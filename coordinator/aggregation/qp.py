@@ -78,7 +78,7 @@ def min_norm(
     m = len(K)
     lower = np.zeros(m) if lower is None else lower
     upper = np.ones(m) if upper is None else upper
-    prior = np.full(m, 1.0 / m) if prior is None else prior
+    prior = np.full(m, 1.0 / max(1, m)) if prior is None else prior
     _validate(K, prior, lower, upper)
     scale = float(np.diag(K).max())
     start = _into(prior, lower, upper)
@@ -250,7 +250,13 @@ class _ActiveSet:
         y = np.linalg.solve(self.C[np.ix_(free, free)], np.column_stack([-rest, a]))
         nu = (1.0 - self.a[held] @ x[held] - a @ y[:, 0]) / (a @ y[:, 1])
         target = x.copy()
-        target[free] = y[:, 0] + nu * y[:, 1]
+        if len(a) > 1:  # a single free variable is held by the sum
+            target[free] = y[:, 0] + nu * y[:, 1]
+            # The two parts may cancel; what the sum lost by it is put back where it costs least.
+            target[free] += y[:, 1] * ((1.0 - self.a @ target) / (a @ y[:, 1]))
+        # Past a bound by a rounding is at the bound: it must not block the way.
+        for bound in (self.lower, self.upper):
+            target = np.where(free & (np.abs(target - bound) <= 4 * _EPS * np.abs(bound)), bound, target)
         return target, float(nu)
 
     def _longest_step(

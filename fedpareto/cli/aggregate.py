@@ -88,9 +88,10 @@ def _load(file: Path) -> "dict[str, NDArray[Any]]":
     import numpy as np
 
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise Failure(f"{file} is a single array; an .npz file with `updates` is needed: np.savez", code=USAGE)
+        archive = np.load(file, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise Failure(f"{file} is a single array; an .npz file with `updates` is needed: np.savez", code=USAGE)
+        with archive:
             arrays = {key: archive[key] for key in archive.files}
     except FileNotFoundError:
         raise Failure(f"{file} does not exist", code=USAGE) from None
