@@ -2,9 +2,10 @@
 
 from datetime import datetime
 
-from sqlalchemy import select, update
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
+from coordinator.views import must_be_client
 from federation.identity import IdentityError, check_name, secret_hash
 from federation.refusals import Refusal
 from storage import audit
@@ -67,7 +68,5 @@ def revoke(session: Session, client_id: str, reason: str, *, by: str, now: datet
 
 
 def _get(session: Session, client_id: str) -> Client:
-    client = session.scalar(select(Client).where(Client.client_id == client_id).with_for_update())
-    if client is None:
-        raise Refusal("client-unknown", f"there is no client {client_id[:63]!r}; `fedpareto admin clients` lists them")
-    return client
+    must_be_client(session, client_id)
+    return session.get_one(Client, client_id, with_for_update=True, populate_existing=True)

@@ -5,6 +5,7 @@ Plain functions of a session, which only read. A number that is not known is NaN
 
 import io
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,6 +19,7 @@ from sqlalchemy.orm import Session
 from coordinator.hub import Attendance
 from coordinator.states import RUN_ENDED
 from federation.envelope import unseal
+from federation.identity import NAME_PATTERN
 from federation.refusals import Refusal
 from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as messages
@@ -35,6 +37,7 @@ from storage import models
 from storage.blobs import BlobStore
 
 ENDED_ROUNDS = (models.RoundState.COMPLETED, models.RoundState.SKIPPED)
+_RUN_WORD = re.compile(r"[a-z0-9.-]{1,63}")
 _MAX_GRAM_BYTES = 64 << 20  # 2800 rows
 
 
@@ -49,19 +52,18 @@ def find_run(session: Session, text: str) -> models.Run:
     Raises:
         Refusal: `run-unknown`, `run-ambiguous`.
     """
+    unknown = Refusal("run-unknown", f"there is no run {text[:63]!r}; `fedpareto admin runs` lists them")
+    if not _RUN_WORD.fullmatch(text):  # not for a database, then
+        raise unknown
     run = session.get(models.Run, text)
     if run is not None:
         return run
     run = session.scalar(select(models.Run).where(models.Run.name == text).order_by(models.Run.created.desc()).limit(1))
     if run is not None:
         return run
-    found = (
-        session.scalars(select(models.Run).where(models.Run.run_id.startswith(text, autoescape=True)).limit(5)).all()
-        if text
-        else []
-    )
+    found = session.scalars(select(models.Run).where(models.Run.run_id.startswith(text)).limit(5)).all()
     if not found:
-        raise Refusal("run-unknown", f"there is no run {text[:63]!r}; `fedpareto admin runs` lists them")
+        raise unknown
     if len(found) > 1:
         ids = ", ".join(run.run_id for run in found)
         raise Refusal("run-ambiguous", f"{text!r} begins the ids of several runs: {ids}; give more of it")
@@ -109,6 +111,16 @@ def model_after(session: Session, run: models.Run, number: int | None) -> str:
 # --- clients
 
 
+def must_be_client(session: Session, client_id: str) -> None:
+    """Makes sure that there is a client of that name.
+
+    Raises:
+        Refusal: `client-unknown`.
+    """
+    if NAME_PATTERN.fullmatch(client_id) is None or session.get(models.Client, client_id) is None:
+        raise Refusal("client-unknown", f"there is no client {client_id[:63]!r}; `fedpareto admin clients` lists them")
+
+
 def clients(
     session: Session, attending: Mapping[str, Attendance], client_id: str | None = None
 ) -> list[messages.Client]:
@@ -119,23 +131,19 @@ def clients(
     """
     query = select(models.Client).order_by(models.Client.client_id)
     if client_id is not None:
+        must_be_client(session, client_id)
         query = query.where(models.Client.client_id == client_id)
     expiry = dict(
         session.execute(
             select(models.Certificate.client_id, func.max(models.Certificate.not_after))
             .where(models.Certificate.client_id.is_not(None), models.Certificate.revoked.is_(None))
             .group_by(models.Certificate.client_id)
-        )
-        .tuples()
-        .all()
+        ).all()
     )
-    found = [
+    return [
         _client(client, attending.get(client.client_id), expiry.get(client.client_id))
         for client in session.scalars(query)
     ]
-    if client_id is not None and not found:
-        raise Refusal("client-unknown", f"there is no client {client_id[:63]!r}; `fedpareto admin clients` lists them")
-    return found
 
 
 def _client(client: models.Client, attendance: Attendance | None, expires: datetime | None) -> messages.Client:
@@ -287,7 +295,7 @@ def _tallies(session: Session, round_ids: list[int]) -> dict[int, _Tally]:
         .where(of_rounds, models.Phase.kind == models.PhaseKind.TRAIN)
         .group_by(models.Phase.round_id, models.Assignment.state)
     )
-    for round_id, state, count in session.execute(states).tuples():
+    for round_id, state, count in session.execute(states):
         tallies[round_id].states[state] = count
     up = (
         select(
@@ -300,7 +308,7 @@ def _tallies(session: Session, round_ids: list[int]) -> dict[int, _Tally]:
         .where(of_rounds)
         .group_by(models.Phase.round_id)
     )
-    for round_id, count in session.execute(up).tuples():
+    for round_id, count in session.execute(up):
         tallies[round_id].bytes_up = int(count)
     down = (
         select(models.Phase.round_id, func.sum(models.Model.size))
@@ -310,7 +318,7 @@ def _tallies(session: Session, round_ids: list[int]) -> dict[int, _Tally]:
         .where(of_rounds)
         .group_by(models.Phase.round_id)
     )
-    for round_id, count in session.execute(down).tuples():
+    for round_id, count in session.execute(down):
         tallies[round_id].bytes_down = int(count)
     return tallies
 
@@ -411,7 +419,7 @@ def _participation(
 
 def _keys(session: Session) -> dict[str, Ed25519PublicKey]:
     """Every client's signing key by its id."""
-    rows = session.execute(select(models.Client.key_id, models.Client.signing_key)).tuples()
+    rows = session.execute(select(models.Client.key_id, models.Client.signing_key))
     return {key_id: Ed25519PublicKey.from_public_bytes(key) for key_id, key in rows}
 
 
@@ -435,9 +443,7 @@ def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, respons
             .join(models.Assignment)
             .join(models.Phase)
             .where(models.Phase.round_id == item.round_id)
-        )
-        .tuples()
-        .all()
+        ).all()
     )
     per_client = len(gram) // max(len(step.updates), 1)
     response.gram_clients.extend(owners.get(name, "?") for name in step.updates for _ in range(per_client))
@@ -453,7 +459,11 @@ def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, respons
 def updates(
     session: Session, run_id: str, number: int | None = None, client_id: str | None = None
 ) -> Iterable[messages.Update]:
-    """The updates of a run as they were received, in order of arrival, refused ones included."""
+    """The updates of a run as they were received, in order of arrival, refused ones included.
+
+    Raises:
+        Refusal: `client-unknown`.
+    """
     query = (
         select(models.Update, models.Round.number, models.Phase.number)
         .join(models.Assignment, models.Assignment.assignment_id == models.Update.assignment_id)
@@ -465,8 +475,9 @@ def updates(
     if number is not None:
         query = query.where(models.Round.number == number)
     if client_id:
+        must_be_client(session, client_id)
         query = query.where(models.Update.client_id == client_id)
-    for update, round_number, phase_number in session.execute(query).tuples():
+    for update, round_number, phase_number in session.execute(query):
         yield messages.Update(
             round=round_number,
             phase=phase_number,

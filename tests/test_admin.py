@@ -1,0 +1,446 @@
+"""The operators' side against a real coordinator: commands as processes, members played by hand."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from harness import Attending, Federation, Member, federation, refused, wait_for
+
+from coordinator import views
+from coordinator.submission import ModelIntake
+from federation.digests import digest
+from federation.refusals import Refusal
+from federation.v1.admin_pb2 import (
+    ApproveClientRequest,
+    CreateTokenRequest,
+    GetRoundRequest,
+    GetRunRequest,
+    ListRunsRequest,
+    PauseRunRequest,
+    RevokeClientRequest,
+    RunHeader,
+    SubmitRunRequest,
+    WatchRunRequest,
+)
+from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.common_pb2 import RunState
+from federation.vectors import Layout, Tensor, to_bytes
+from storage import models
+from storage.blobs import BlobStore
+from storage.database import Database
+
+LAYOUT = Layout((Tensor("a", (3, 4)), Tensor("b", (5,))))
+SPEC = 'task = "digits"\nrounds = 2\n[algorithm]\nname = "fedmgda+"\n[selection]\nminimum = 3\n'
+
+
+@pytest.fixture(scope="module")
+def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """One coordinator for all tests of this file; each test has runs and clients of its own."""
+    with federation(tmp_path_factory.mktemp("admin"), "--approval") as made:
+        made.serve()
+        yield made
+
+
+@pytest.fixture
+def stub(centre: Federation) -> Iterator[AdminStub]:
+    with centre.administrator() as channel:
+        yield AdminStub(channel)
+
+
+def enroll(centre: Federation, stub: AdminStub, client_id: str) -> Member:
+    member = centre.enroll(client_id)
+    stub.ApproveClient(ApproveClientRequest(client_id=client_id))
+    return member
+
+
+def model_file(path: Path) -> Path:
+    vector = np.random.default_rng(0).standard_normal(LAYOUT.size).astype(np.float32)
+    path.write_bytes(to_bytes(LAYOUT, vector))
+    return path
+
+
+def submit(centre: Federation, name: str, spec: str = SPEC, *options: str) -> str:
+    model = model_file(centre.directory / "model.safetensors")
+    return centre.submit(name, spec, "--model", str(model), *options)
+
+
+def command(centre: Federation, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "fedpareto", "admin", "--home", str(centre.home / "admin"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=centre.directory,
+    )
+
+
+def play(streams: dict[Member, Attending], assignments: int) -> None:
+    """Lets every member answer so many assignments honestly."""
+    for _ in range(assignments):
+        for member, stream in streams.items():
+            member.answer(stream.assignment(), seed=hash(member.files.client_id) % 1000)
+
+
+def conduct(centre: Federation, stub: AdminStub, name: str, clients: tuple[str, ...]) -> str:
+    """A whole run of two rounds, with members played by hand; returns its id."""
+    members = {client: enroll(centre, stub, client) for client in clients}
+    streams = {member: member.attend(digits=10) for member in members.values()}
+    run_id = submit(centre, name)
+    play(streams, 4)  # train and evaluate, twice
+    centre.wait_completed(run_id)
+    for member, stream in streams.items():
+        stream.close()
+        member.channel.close()
+    return run_id
+
+
+@pytest.fixture(scope="module")
+def finished(centre: Federation) -> tuple[str, tuple[str, ...]]:
+    clients = ("alpha", "beta", "gamma")
+    with centre.administrator() as channel:
+        return conduct(centre, AdminStub(channel), "finished", clients), clients
+
+
+# --- what the commands show
+
+
+def test_a_round_shows_every_clients_part_and_the_cosines(
+    centre: Federation, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    run_id, clients = finished
+    last = centre.admin("round", run_id, "-1")
+    assert last["summary"]["round"] == 1
+    assert last["summary"]["state"] == "COMPLETED"
+    assert [part["client_id"] for part in last["participations"]] == list(clients)
+    for part in last["participations"]:
+        assert part["state"] == "FULFILLED"
+        assert part["samples"] == 10
+        assert part["loss_before"] == 2.0
+        assert part["update_norm"] > 0
+        assert len(part["key_id"]) == 64
+        assert part["payload_bytes"] > 4 * LAYOUT.size
+        assert part["evaluation"]["test/accuracy"] == 0.5
+    assert sum(part["weight"] for part in last["participations"]) == pytest.approx(1)
+    assert last["gram_clients"] == list(clients)
+    cosines = np.array(last["cosines"])
+    assert cosines.shape == (3, 3)
+    assert np.allclose(np.diag(cosines), 1)
+    assert np.allclose(cosines, cosines.T)
+    assert [phase["kind"] for phase in last["phases"]] == ["TRAIN", "EVALUATE"]
+    assert last["step"]["decoded"]["result_model"] == last["summary"]["result_model"]
+    assert last["summary"]["bytes_up"] > 3 * 4 * LAYOUT.size
+    assert centre.admin("round", "finished", "0")["summary"]["round"] == 0
+
+
+def test_the_tables_for_people_fit_and_name_what_they_show(
+    centre: Federation, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    run_id, _ = finished
+    for arguments, expected in {
+        ("rounds", run_id): "COMPLETED",
+        ("round", run_id, "-1"): "cosines between the accepted updates",
+        ("runs",): "finished",
+        ("run", "finished"): "minimum = 3",
+        ("updates", run_id, "--round", "0"): "alpha",
+        ("clients",): "beta",
+    }.items():
+        done = command(centre, *arguments)
+        assert done.returncode == 0, done.stderr
+        assert expected in done.stdout
+        assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= 100
+
+
+def test_updates_carry_the_signed_envelope_for_a_third_party(
+    centre: Federation, stub: AdminStub, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    run_id, clients = finished
+    updates = centre.admin("updates", run_id, "--client", "alpha")["updates"]
+    assert {update["client_id"] for update in updates} == {"alpha"}
+    assert len(updates) == 4
+    assert updates[0]["envelope"]["decoded"]["run_id"] == run_id
+    assert updates[0]["received"].endswith("Z")
+    assert len(centre.admin("updates", run_id, "--round", "1")["updates"]) == 2 * len(clients)
+
+
+def test_an_unknown_run_or_round_is_refused_by_name(
+    centre: Federation, stub: AdminStub, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    run_id, _ = finished
+    with refused("NOT_FOUND", "run-unknown"):
+        stub.GetRun(GetRunRequest(run="nothing"))
+    with refused("NOT_FOUND", "run-unknown"):
+        stub.GetRun(GetRunRequest(run=""))
+    for number in (2, -3):
+        with refused("NOT_FOUND", "round-unknown"):
+            stub.GetRound(GetRoundRequest(run=run_id, round=number))
+    done = command(centre, "round", run_id, "7")
+    assert done.returncode == 1
+    assert "has no round 7: it has rounds 0 to 1 [round-unknown]" in done.stderr
+
+
+def test_a_run_goes_by_the_beginning_of_its_id(stub: AdminStub, finished: tuple[str, tuple[str, ...]]) -> None:
+    run_id, _ = finished
+    assert stub.GetRun(GetRunRequest(run=run_id[:6])).run.run_id == run_id
+
+
+# --- models
+
+
+def test_a_model_is_exported_with_its_digest_checked_and_no_file_overwritten(
+    centre: Federation, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    run_id, _ = finished
+    out = centre.directory / "out.safetensors"
+    found = centre.admin("export", run_id, "--out", str(out))
+    assert digest(out.read_bytes()) == found["digest"] == centre.admin("run", run_id)["run"]["model"]
+    again = command(centre, "export", run_id, "--out", str(out))
+    assert (again.returncode, "--force" in again.stderr) == (2, True)
+    first = centre.admin("export", run_id, "--round", "0", "--out", str(out), "--force")
+    assert first["digest"] == centre.admin("round", run_id, "0")["summary"]["result_model"]
+    assert digest(out.read_bytes()) == first["digest"] != found["digest"]
+    nowhere = command(centre, "export", run_id, "--out", str(centre.directory / "no" / "such"))
+    assert nowhere.returncode == 1
+    assert "cannot write" in nowhere.stderr
+
+
+def requests(spec: str, data: bytes, *, model: str = "", size: int | None = None) -> Iterator[SubmitRunRequest]:
+    header = RunHeader(
+        spec=spec.encode(), model=model or digest(data), model_bytes=len(data) if size is None else size, paused=True
+    )
+    yield SubmitRunRequest(header=header)
+    for start in range(0, len(data), 7):
+        yield SubmitRunRequest(chunk=data[start : start + 7])
+
+
+def good_model() -> bytes:
+    return to_bytes(LAYOUT, np.ones(LAYOUT.size, dtype=np.float32))
+
+
+def test_what_a_submission_promises_must_arrive(stub: AdminStub) -> None:
+    spec, data = 'name = "promises"\n' + SPEC, good_model()
+    other = digest(b"other")
+    with refused("INVALID_ARGUMENT", "payload-digest"):
+        stub.SubmitRun(requests(spec, data, model=other))
+    with refused("INVALID_ARGUMENT", "payload-length"):
+        stub.SubmitRun(requests(spec, data, size=len(data) - 1))
+    with refused("INVALID_ARGUMENT", "payload-length"):
+        stub.SubmitRun(requests(spec, data, size=len(data) + 1))
+    with refused("RESOURCE_EXHAUSTED", "limit:model"):
+        stub.SubmitRun(requests(spec, data, size=1 << 60))
+    with refused("INVALID_ARGUMENT", "argument"):
+        stub.SubmitRun(requests(spec, data, model="blake3:../../etc/passwd"))
+    with refused("INVALID_ARGUMENT", "argument"):
+        stub.SubmitRun(iter([SubmitRunRequest(chunk=data)]))
+    with refused("INVALID_ARGUMENT", "argument"):
+        stub.SubmitRun(iter([]))
+    with refused("INVALID_ARGUMENT", "spec"):
+        stub.SubmitRun(requests("rounds = 1", data))
+    with refused("INVALID_ARGUMENT", "spec"):
+        stub.SubmitRun(requests(spec.replace("fedmgda+", "fedmagic"), data))
+    with refused("INVALID_ARGUMENT", "layout"):
+        stub.SubmitRun(requests(spec, b"\x10\0\0\0\0\0\0\0not a header at all"))
+    with refused("INVALID_ARGUMENT", "layout"):
+        stub.SubmitRun(requests(spec, b"abc"))
+    with refused("RESOURCE_EXHAUSTED", "limit:header"):
+        stub.SubmitRun(requests(spec, b"\xff" * 16))
+    assert "promises" not in {run.name for run in stub.ListRuns(ListRunsRequest()).runs}
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8, 9, 1000])
+def test_a_model_is_taken_in_pieces_of_any_size_and_refused_when_not_finite(blobs: BlobStore, chunk: int) -> None:
+    data = good_model()
+    with ModelIntake(blobs, digest(data), len(data), limit=10_000) as intake:
+        for start in range(0, len(data), chunk):
+            intake.feed(data[start : start + chunk])
+        assert intake.finish() == (digest(data), LAYOUT)
+    assert blobs.read(digest(data)) == data
+    bad = to_bytes(LAYOUT, np.full(LAYOUT.size, np.nan, dtype=np.float32))
+    with ModelIntake(blobs, digest(bad), len(bad), limit=10_000) as intake:
+        intake.feed(bad)
+        with pytest.raises(Refusal, match="non-finite"):
+            intake.finish()
+    assert not blobs.exists(digest(bad))
+    assert list((blobs.root / "tmp").iterdir()) == []
+
+
+def test_a_file_that_is_no_model_is_refused_before_anything_is_sent(centre: Federation) -> None:
+    path = centre.directory / "bad.safetensors"
+    path.write_bytes(b"nonsense")
+    (centre.directory / "bad.toml").write_text('name = "bad"\n' + SPEC)
+    done = command(centre, "submit", "bad.toml", "--model", str(path))
+    assert done.returncode == 2
+    assert "cannot be the initial model" in done.stderr
+
+
+# --- runs
+
+
+def test_a_run_is_held_and_stopped_and_refuses_what_does_not_fit_its_state(centre: Federation, stub: AdminStub) -> None:
+    run_id = submit(centre, "held", SPEC.replace("minimum = 3", "minimum = 60"), "--paused")
+    assert centre.run_state(run_id)["state"] == "PAUSED"
+    assert centre.admin("resume", run_id)["run"]["state"] == "RUNNING"
+    with refused("ALREADY_EXISTS", "run-exists"):
+        stub.SubmitRun(requests('name = "held"\n' + SPEC, good_model()))
+    wait_for(lambda: "waiting for clients" in centre.run_state(run_id)["reason"], "the run to say what it waits for")
+    assert centre.admin("pause", "held")["run"]["state"] == "PAUSED"
+    with refused("FAILED_PRECONDITION", "run-state"):
+        stub.PauseRun(PauseRunRequest(run=run_id))
+    stopped = centre.admin("stop", run_id, "--reason", "enough")["run"]
+    assert (stopped["state"], stopped["reason"]) == ("STOPPED", "enough")
+    done = command(centre, "watch", run_id)
+    assert done.returncode == 1
+    assert "did not complete: STOPPED enough" in done.stderr
+
+
+def test_watching_begins_with_the_present_and_ends_with_the_run(centre: Federation, stub: AdminStub) -> None:
+    members = [enroll(centre, stub, name) for name in ("watched-a", "watched-b", "watched-c")]
+    streams = {member: member.attend(digits=10) for member in members}
+    run_id = submit(centre, "watched", SPEC, "--paused")
+    seen: list[Any] = []
+    call = stub.WatchRun(WatchRunRequest(run=run_id))
+    first = next(call)
+    assert first.run.state == RunState.RUN_STATE_PAUSED
+    assert not first.HasField("ended")
+    centre.admin("resume", run_id)
+    play(streams, 4)
+    seen = list(call)
+    assert [update.ended.round for update in seen if update.HasField("ended")] == [0, 1]
+    assert seen[-1].run.state == RunState.RUN_STATE_COMPLETED
+    assert any(update.phase.asked == 3 for update in seen)
+    document = json.loads(command(centre, "watch", run_id, "--json").stdout)
+    assert [item["round"] for item in document["rounds"]] == [0, 1]
+    for stream in streams.values():
+        stream.close()
+
+
+# --- members
+
+
+def test_a_member_is_made_approved_and_shut_out(centre: Federation, stub: AdminStub) -> None:
+    member = centre.enroll("visitor")
+    with refused("ALREADY_EXISTS", "client-exists"):
+        stub.CreateToken(CreateTokenRequest(client_id="visitor"))
+    for name in ("", "Upper", "../etc", "a" * 64):
+        with refused("INVALID_ARGUMENT", "argument"):
+            stub.CreateToken(CreateTokenRequest(client_id=name))
+    with refused("INVALID_ARGUMENT", "argument"):
+        stub.CreateToken(CreateTokenRequest(client_id="later", lifetime_seconds=40 * 86_400))
+    for name in ("nobody", "", "nobo\0dy"):
+        with refused("NOT_FOUND", "client-unknown"):
+            stub.ApproveClient(ApproveClientRequest(client_id=name))
+    stream = member.attend(digits=10)
+    states = {client["client_id"]: client for client in centre.admin("clients")["clients"]}
+    assert states["visitor"]["state"] == "PENDING"
+    assert centre.admin("approve", "visitor")["client"]["state"] == "ACTIVE"
+    with refused("FAILED_PRECONDITION", "client-state"):
+        stub.ApproveClient(ApproveClientRequest(client_id="visitor"))
+    centre.attending("visitor")
+    assert centre.admin("revoke", "visitor", "--reason", "left the consortium")["client"]["state"] == "REVOKED"
+    found = stream.next()
+    while not (found is None or isinstance(found, grpc.RpcError)):
+        found = stream.next()
+    with refused("UNAUTHENTICATED", "certificate-revoked"):
+        assert found is not None
+        raise found
+    with refused("FAILED_PRECONDITION", "client-state"):
+        stub.RevokeClient(RevokeClientRequest(client_id="visitor"))
+    actions = {row[0] for row in centre.query("select action from audit_log where subject = 'visitor'")}
+    assert {"token.created", "client.approved", "client.revoked"} <= actions
+
+
+def test_a_run_that_waits_for_clients_begins_when_one_is_approved(centre: Federation, stub: AdminStub) -> None:
+    member = centre.enroll("latecomer")
+    stream = member.attend(**{"digits-late": 10})
+    spec = SPEC.replace('"digits"', '"digits-late"').replace("minimum = 3", "minimum = 1")
+    run_id = submit(centre, "late", spec)
+    wait_for(lambda: "0 of 1" in centre.run_state(run_id)["reason"], "the run to wait")
+    stub.ApproveClient(ApproveClientRequest(client_id="latecomer"))
+    play({member: stream}, 4)
+    centre.wait_completed(run_id)
+    stream.close()
+
+
+def test_a_viewer_sees_and_cannot_touch(centre: Federation) -> None:
+    from federation.identity import AdminFiles
+
+    out = centre.directory / "viewer"
+    centre.fedpareto(
+        "coordinator", "admin", "watcher", "--role", "viewer", "--out", str(out), "--home", str(centre.home)
+    )
+    with AdminFiles.load(out).channel() as channel:
+        viewer = AdminStub(channel)
+        viewer.ListRuns(ListRunsRequest())
+        for call in (
+            lambda: viewer.CreateToken(CreateTokenRequest(client_id="mole")),
+            lambda: viewer.RevokeClient(RevokeClientRequest(client_id="alpha")),
+            lambda: viewer.PauseRun(PauseRunRequest(run="finished")),
+            lambda: viewer.SubmitRun(requests('name = "mine"\n' + SPEC, good_model())),
+        ):
+            with refused("PERMISSION_DENIED", "role"):
+                call()
+
+
+# --- the record, when nobody serves it
+
+
+def test_reading_commands_serve_a_coordinators_own_directory_themselves(tmp_path: Path) -> None:
+    with federation(tmp_path) as made:
+        process = made.serve()
+        run_id = submit(made, "idle", SPEC, "--paused")
+        process.stop()
+        done = command(made, "run", "idle", "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["run"]["run_id"] == run_id
+        assert "starting one for this command" in done.stderr
+        assert not (made.home / "ports.json").exists()  # and it is gone again
+        refusing = command(made, "pause", "idle")
+        assert refusing.returncode == 1
+        assert "cannot reach the coordinator" in refusing.stderr
+
+
+# --- views, on both databases
+
+
+def a_run(run_id: str, name: str, minute: int) -> models.Run:
+    return models.Run(
+        run_id=run_id,
+        name=name,
+        state=models.RunState.STOPPED,
+        spec=f'name = "{name}"\ntask = "digits"\nrounds = 3'.encode(),
+        spec_digest=digest(b""),
+        initial_model=digest(b"model"),
+        model=digest(b"model"),
+        submitted_by="test",
+        created=datetime(2026, 1, 1, 12, minute, tzinfo=UTC),
+    )
+
+
+def test_a_run_is_found_by_id_by_its_beginning_or_by_its_name(database: Database) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    with database.begin() as session:
+        session.add(models.Model(digest=digest(b"model"), size=1, parameters=1, created=now))
+        session.flush()
+        session.add_all([a_run("abc1", "x", 0), a_run("abc2", "x", 1), a_run("abd3", "abc", 2)])
+    with database.read() as session:
+        assert views.find_run(session, "abc1").run_id == "abc1"
+        assert views.find_run(session, "x").run_id == "abc2"  # the newest of that name
+        assert views.find_run(session, "abc").run_id == "abd3"  # a name before a beginning
+        assert views.find_run(session, "abd").run_id == "abd3"
+        with pytest.raises(Refusal, match=r"run-ambiguous.*abc1, abc2, abd3"):
+            views.find_run(session, "ab")
+        for nothing in ("", "%", "zzz", "abc1\0"):
+            with pytest.raises(Refusal, match="run-unknown"):
+                views.find_run(session, nothing)
+        assert [run.run_id for run in views.runs(session)] == ["abd3", "abc2", "abc1"]
+        assert views.rounds(session, "abc1") == []
+        assert views.progress(session, "abc1", 0).over
+        with pytest.raises(Refusal, match=r"round-unknown.*it has none yet"):
+            views.find_round(session, views.find_run(session, "abc1"), -1)
