@@ -5,7 +5,7 @@ from datetime import datetime
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from coordinator.views import must_be_client
+from coordinator.finding import must_be_client
 from federation.identity import IdentityError, check_name, secret_hash
 from federation.refusals import Refusal
 from storage import audit

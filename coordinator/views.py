@@ -5,7 +5,6 @@ Plain functions of a session, which only read. A number that is not known is NaN
 
 import io
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,10 +15,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from coordinator.finding import must_be_client
 from coordinator.hub import Attendance
 from coordinator.states import RUN_ENDED
 from federation.envelope import unseal
-from federation.identity import NAME_PATTERN
 from federation.refusals import Refusal
 from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as messages
@@ -37,88 +36,10 @@ from storage import models
 from storage.blobs import BlobStore
 
 ENDED_ROUNDS = (models.RoundState.COMPLETED, models.RoundState.SKIPPED)
-_RUN_WORD = re.compile(r"[a-z0-9.-]{1,63}")
 _MAX_GRAM_BYTES = 64 << 20  # 2800 rows
 
 
-# --- finding
-
-
-def find_run(session: Session, text: str) -> models.Run:
-    """The run that an operator means: by its id, by an unambiguous beginning of it, or by its name.
-
-    Several runs may have had the same name, one after the other; the name means the newest.
-
-    Raises:
-        Refusal: `run-unknown`, `run-ambiguous`.
-    """
-    unknown = Refusal("run-unknown", f"there is no run {text[:63]!r}; `fedpareto admin runs` lists them")
-    if not _RUN_WORD.fullmatch(text):  # not for a database, then
-        raise unknown
-    run = session.get(models.Run, text)
-    if run is not None:
-        return run
-    run = session.scalar(select(models.Run).where(models.Run.name == text).order_by(models.Run.created.desc()).limit(1))
-    if run is not None:
-        return run
-    found = session.scalars(select(models.Run).where(models.Run.run_id.startswith(text)).limit(5)).all()
-    if not found:
-        raise unknown
-    if len(found) > 1:
-        ids = ", ".join(run.run_id for run in found)
-        raise Refusal("run-ambiguous", f"{text!r} begins the ids of several runs: {ids}; give more of it")
-    return found[0]
-
-
-def find_round(session: Session, run: models.Run, number: int) -> models.Round:
-    """A round of a run; -1 is the last one.
-
-    Raises:
-        Refusal: `round-unknown`.
-    """
-    last = session.scalar(select(func.max(models.Round.number)).where(models.Round.run_id == run.run_id))
-    count = 0 if last is None else last + 1
-    wanted = number if number >= 0 else count + number
-    found = (
-        session.scalar(select(models.Round).where(models.Round.run_id == run.run_id, models.Round.number == wanted))
-        if 0 <= wanted < count
-        else None
-    )
-    if found is None:
-        has = f"it has rounds 0 to {count - 1}" if count else "it has none yet"
-        raise Refusal("round-unknown", f"run {run.run_id} has no round {number}: {has}")
-    return found
-
-
-def model_after(session: Session, run: models.Run, number: int | None) -> str:
-    """The digest of the run's current model, or of the one after a round.
-
-    Raises:
-        Refusal: `round-unknown`: no such round, or it has made no model yet.
-    """
-    if number is None:
-        return run.model
-    round_ = find_round(session, run, number)
-    if round_.state is models.RoundState.SKIPPED:
-        return round_.base_model
-    if round_.result_model is None:
-        raise Refusal(
-            "round-unknown", f"round {number} of run {run.run_id} has made no model yet: it is {round_.state}"
-        )
-    return round_.result_model
-
-
 # --- clients
-
-
-def must_be_client(session: Session, client_id: str) -> None:
-    """Makes sure that there is a client of that name.
-
-    Raises:
-        Refusal: `client-unknown`.
-    """
-    if NAME_PATTERN.fullmatch(client_id) is None or session.get(models.Client, client_id) is None:
-        raise Refusal("client-unknown", f"there is no client {client_id[:63]!r}; `fedpareto admin clients` lists them")
 
 
 def clients(

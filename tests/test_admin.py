@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from harness import Attending, Federation, Member, federation, refused, wait_for
 
-from coordinator import views
+from coordinator import finding, views
 from coordinator.submission import ModelIntake
 from federation.digests import digest
 from federation.refusals import Refusal
@@ -430,17 +430,17 @@ def test_a_run_is_found_by_id_by_its_beginning_or_by_its_name(database: Database
         session.flush()
         session.add_all([a_run("abc1", "x", 0), a_run("abc2", "x", 1), a_run("abd3", "abc", 2)])
     with database.read() as session:
-        assert views.find_run(session, "abc1").run_id == "abc1"
-        assert views.find_run(session, "x").run_id == "abc2"  # the newest of that name
-        assert views.find_run(session, "abc").run_id == "abd3"  # a name before a beginning
-        assert views.find_run(session, "abd").run_id == "abd3"
+        assert finding.find_run(session, "abc1").run_id == "abc1"
+        assert finding.find_run(session, "x").run_id == "abc2"  # the newest of that name
+        assert finding.find_run(session, "abc").run_id == "abd3"  # a name before a beginning
+        assert finding.find_run(session, "abd").run_id == "abd3"
         with pytest.raises(Refusal, match=r"run-ambiguous.*abc1, abc2, abd3"):
-            views.find_run(session, "ab")
+            finding.find_run(session, "ab")
         for nothing in ("", "%", "zzz", "abc1\0"):
             with pytest.raises(Refusal, match="run-unknown"):
-                views.find_run(session, nothing)
+                finding.find_run(session, nothing)
         assert [run.run_id for run in views.runs(session)] == ["abd3", "abc2", "abc1"]
         assert views.rounds(session, "abc1") == []
         assert views.progress(session, "abc1", 0).over
         with pytest.raises(Refusal, match=r"round-unknown.*it has none yet"):
-            views.find_round(session, views.find_run(session, "abc1"), -1)
+            finding.find_round(session, finding.find_run(session, "abc1"), -1)

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, ParamSpec, TypeAlias, TypeVar
 import grpc
 from sqlalchemy.orm import Session
 
-from coordinator import membership, views
+from coordinator import finding, membership, views
 from coordinator.access import Access
 from coordinator.engine import Engine, Submitted
 from coordinator.hub import Hub
@@ -161,7 +161,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 await self._in_thread(intake.feed, request.chunk)
             digest, layout = await self._in_thread(intake.finish)
         submitted = await self._in_thread(self._submit, header, digest, layout, by)
-        run = await self._read(lambda session: views.run(session, views.find_run(session, submitted.run_id)))
+        run = await self._read(lambda session: views.run(session, finding.find_run(session, submitted.run_id)))
         return messages.SubmitRunResponse(run=run, warnings=submitted.warnings)
 
     def _submit(self, header: messages.RunHeader, digest: str, layout: Layout, by: str) -> Submitted:
@@ -209,7 +209,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return messages.StopRunResponse(run=await self._run(run_id))
 
     async def _run(self, text: str, *, spec: bool = False) -> messages.Run:
-        return await self._read(lambda session: views.run(session, views.find_run(session, text), spec=spec))
+        return await self._read(lambda session: views.run(session, finding.find_run(session, text), spec=spec))
 
     async def WatchRun(  # noqa: N802
         self, request: messages.WatchRunRequest, context: Context
@@ -249,7 +249,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         await self._authorise(context, Role.VIEWER)
 
         def read(session: Session) -> messages.ListRoundsResponse:
-            run = views.find_run(session, request.run)
+            run = finding.find_run(session, request.run)
             return messages.ListRoundsResponse(run=views.run(session, run), rounds=views.rounds(session, run.run_id))
 
         return await self._read(read)
@@ -259,7 +259,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         await self._authorise(context, Role.VIEWER)
 
         def read(session: Session) -> messages.GetRoundResponse:
-            found = views.find_round(session, views.find_run(session, request.run), request.round)
+            found = finding.find_round(session, finding.find_run(session, request.run), request.round)
             return views.round_detail(session, self._blobs, found)
 
         return await self._read(read)
@@ -271,8 +271,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         await self._authorise(context, Role.VIEWER)
 
         def read(session: Session) -> messages.ListUpdatesResponse:
-            run = views.find_run(session, request.run)
-            number = views.find_round(session, run, request.round).number if request.HasField("round") else None
+            run = finding.find_run(session, request.run)
+            number = finding.find_round(session, run, request.round).number if request.HasField("round") else None
             found = views.updates(session, run.run_id, number, request.client_id)
             return messages.ListUpdatesResponse(updates=found)
 
@@ -285,8 +285,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         by = await self._authorise(context, Role.VIEWER)
 
         def find(session: Session) -> str:
-            run = views.find_run(session, request.run)
-            digest = views.model_after(session, run, request.round if request.HasField("round") else None)
+            run = finding.find_run(session, request.run)
+            digest = finding.model_after(session, run, request.round if request.HasField("round") else None)
             audit.record(
                 session, at=self._clock(), actor=by, action="model.exported", subject=run.run_id, detail=digest
             )

@@ -29,7 +29,7 @@ def find_home(given: Path) -> Path:
             return directory
     raise Failure(
         f"{given} is not an administrator's directory: there is no certificate.pem in it. Name one with --home or in "
-        "FEDPARETO_ADMIN; `fedpareto coordinator init --home DIR` makes DIR/admin",
+        "FEDPARETO_ADMIN. `fedpareto demo` and `fedpareto coordinator init --home DIR` make one (DIR/admin)",
         code=USAGE,
     )
 

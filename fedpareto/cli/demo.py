@@ -82,6 +82,9 @@ def demo_command(
         typer.echo(document)
     else:
         _report(console, rehearsal, outcomes)
+    # That plain averaging breaks under attack may be; that anything else does may not.
+    if any(item.state != "COMPLETED" for item in outcomes if not (item.attacked and item.algorithm == "fedavg")):
+        raise typer.Exit(1)
 
 
 def _perform(
@@ -170,10 +173,14 @@ def _record(rehearsal: "Rehearsal", outcomes: "Sequence[Outcome]", rounds: int, 
 
 
 def _report(console: "Console", rehearsal: "Rehearsal", outcomes: "Sequence[Outcome]") -> None:
+    from fedpareto.cli import render
     from fedpareto.cli.outcomes import table
 
     console.print()
     console.print(table(outcomes, rehearsal.attacker))
+    means = {(item.algorithm, item.attacked): render.percent(item.accuracy["mean"]) for item in outcomes}
+    for name in dict.fromkeys(item.algorithm for item in outcomes):
+        console.print(f"{name}: {means[name, True]} on average beside the attacker, {means[name, False]} without one")
     for item in outcomes:
         if item.state != "COMPLETED":
             console.print(f"{item.name}: {item.state} after {item.rounds_done} rounds: {item.reason}")

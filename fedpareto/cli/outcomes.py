@@ -105,7 +105,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def table(outcomes: Sequence[Outcome], watched: str) -> Table:
     """Runs side by side."""
-    found = Table(title="Accuracy of the members on their own test data", title_justify="left")
+    found = Table(title="Accuracy of the members on their own test data", title_justify="left", caption_justify="left")
     found.add_column("")
     for item in outcomes:
         found.add_column(f"{item.algorithm}\n{'attacked' if item.attacked else 'all honest'}", justify="right")

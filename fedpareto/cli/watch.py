@@ -34,9 +34,9 @@ def row(summary: RoundSummary) -> Text:
 def status(update: WatchRunResponse) -> Text:
     """Where a run is now, in one line."""
     run = update.run
-    line = Text(f"{run.name}  ", style="bold")
+    line = Text().append(f"{run.name}  ", style="bold")
     line.append_text(render.state(name_of(run, "state")))
-    line.append(f"  {run.rounds_done}/{run.rounds_total} rounds", style="default")
+    line.append(f"  {run.rounds_done}/{run.rounds_total} rounds")
     if update.HasField("phase"):
         kind = name_of(update.phase, "kind").lower()
         line.append(f"  round {update.phase.round}: {kind}, {update.phase.replied} of {update.phase.asked} replied")
