@@ -288,4 +288,4 @@ def test_rows_that_make_no_sense_cannot_be_made() -> None:
         ({"losses": np.array([1.0, np.nan])}, "losses must be finite"),
     ):
         with pytest.raises(ValueError, match=message):
-            Rows(**({"gram": K, "prior": one, "samples": one} | wrong))  # type: ignore[arg-type]
+            Rows(**({"gram": K, "prior": one, "samples": one} | wrong))

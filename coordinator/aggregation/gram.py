@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it has no stubs
 
 from federation.vectors import FLOAT_BYTES, RowFile
 
@@ -323,6 +324,8 @@ def _in_order(work: Callable[[slice, _Space], T], panels: Sequence[slice], worke
             spaces.put(space)
 
     pool = ThreadPoolExecutor(count, thread_name_prefix="aggregation")
+    # Threads of BLAS below threads of ours wait for each other, many times longer than the work takes.
+    single = threadpool_limits(1, user_api="blas")
     try:
         ahead: deque[Future[T]] = deque()
         for panel in panels:
@@ -333,3 +336,4 @@ def _in_order(work: Callable[[slice, _Space], T], panels: Sequence[slice], worke
             yield ahead.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+        single.restore_original_limits()

@@ -1,0 +1,105 @@
+"""The quadratic program: time and KKT residual of ours, beside Clarabel (through cvxpy) and quadprog.
+
+Five kinds of K, m = 10, 100, 500, simplex. The residual of each solver is computed the same way, by
+`coordinator.aggregation.qp.kkt_residual`, after what lies within 1e-9 of a bound is set to it and the sum is restored.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregation.qp import kkt_residual, min_norm
+
+Matrix = NDArray[np.float64]
+
+
+def kinds(m: int) -> dict[str, Matrix]:
+    """Updates (m, 2m) of each kind."""
+    rng = np.random.default_rng(m)
+    U = rng.standard_normal((m, 2 * m))
+    common = rng.standard_normal(2 * m)
+    return {
+        "random": U,
+        "nearly parallel": common + 1e-3 * U,
+        "duplicated": U[np.arange(m) // 2],
+        "conflicting": np.where(np.arange(m)[:, None] % 2 == 0, common, -common) + 0.1 * U,
+        "badly scaled": (common + U) * 10.0 ** rng.uniform(-4, 4, (m, 1)),
+    }
+
+
+def ours(K: Matrix) -> Matrix:
+    return min_norm(K).weights
+
+
+def clarabel(K: Matrix) -> Matrix:
+    import cvxpy as cp
+
+    m = len(K)
+    scale = np.diag(K).max()
+    weights = cp.Variable(m, nonneg=True)
+    objective = cp.quad_form(weights, cp.psd_wrap(K / scale))
+    cp.Problem(cp.Minimize(objective), [cp.sum(weights) == 1]).solve(solver=cp.CLARABEL)
+    return np.asarray(weights.value)
+
+
+def quadprog(K: Matrix) -> Matrix:
+    import quadprog as qp
+
+    m = len(K)
+    constraints = np.column_stack([np.ones(m), np.eye(m)])
+    bounds = np.concatenate([[1.0], np.zeros(m)])
+    return np.asarray(qp.solve_qp(K / np.diag(K).max(), np.zeros(m), constraints, bounds, 1)[0])
+
+
+def measure(solve: Callable[[Matrix], Matrix], K: Matrix, repeats: int) -> dict[str, Any]:
+    """Median time in ms, and residual; or why it failed."""
+    zeros, ones = np.zeros(len(K)), np.ones(len(K))
+    try:
+        solve(K)  # imports and first-time work
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            weights = solve(K)
+            times.append(1e3 * (time.perf_counter() - start))
+    except Exception as error:
+        return {"ms": None, "residual": None, "error": str(error)}
+    weights = np.where(weights < 1e-9, 0.0, weights)
+    return {"ms": statistics.median(times), "residual": kkt_residual(K, weights / weights.sum(), zeros, ones)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="m = 10 and 100 only")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args()
+    solvers = {"ours": ours, "clarabel": clarabel, "quadprog": quadprog}
+    results = []
+    for m in (10, 100) if options.quick else (10, 100, 500):
+        for kind, U in kinds(m).items():
+            K = U @ U.T
+            for name, solve in solvers.items():
+                measured = measure(solve, K, 3 if m == 500 else 11)
+                results.append({"m": m, "kind": kind, "solver": name} | measured)
+    if options.json:
+        json.dump(results, sys.stdout)
+        print()
+        return
+    print(f"{'m':>4}  {'K':<16}" + "".join(f"  {name:>10} ms  residual" for name in solvers))
+    for start in range(0, len(results), len(solvers)):
+        row = results[start : start + len(solvers)]
+        cells = "".join(
+            f"  {'failed':>13}  {'-':>8}" if r["ms"] is None else f"  {r['ms']:>13.2f}  {r['residual']:>8.0e}"
+            for r in row
+        )
+        print(f"{row[0]['m']:>4}  {row[0]['kind']:<16}{cells}")
+
+
+if __name__ == "__main__":
+    main()
