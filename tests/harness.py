@@ -142,11 +142,12 @@ class Federation:
     def token(self, client_id: str) -> str:
         return str(self.admin("token", client_id)["join"])
 
-    def submit(self, name: str, spec: str, *options: str) -> str:
-        """Submits a run; returns its id."""
+    def submit(self, name: str, spec: str, *options: str, crash: bool = False) -> str:
+        """Submits a run; returns its id. `crash`: the coordinator may die before it has answered."""
         path = self.directory / f"{name}.toml"
         path.write_text(f'name = "{name}"\n' + spec)
-        return str(self.admin("submit", str(path), *options)["run"]["run_id"])
+        self.admin("submit", str(path), *options, code=None if crash else 0)
+        return str(self.query("select run_id from runs where name = :name", name=name)[0][0])
 
     def run_state(self, run: str) -> Any:
         return self.admin("run", run)["run"]

@@ -14,6 +14,9 @@ from collections.abc import Iterator
 import pytest
 from harness import Federation, Process, federation, wait_for
 
+from federation.tasks import initial_model, task
+from federation.vectors import write_vectors
+
 CLIENTS = ("clinic-a", "clinic-b", "clinic-c")
 SPEC = """
 task = "digits"
@@ -40,6 +43,10 @@ class Scene:
         self.fed = fed
         self.workers: dict[str, Process] = {}
         self.count = 0
+        # Made once: making it costs the import of torch.
+        self.model = fed.directory / "initial.safetensors"
+        layout, vector = initial_model(task("digits"), seed=11)
+        write_vectors(self.model, layout, vector)
 
     def work(self, client: str, *, crash: str = "") -> Process:
         part = CLIENTS.index(client)
@@ -48,9 +55,9 @@ class Scene:
         self.workers[client] = process
         return process
 
-    def submit(self) -> str:
+    def submit(self, *, crash: bool = False) -> str:
         self.count += 1
-        return self.fed.submit(f"survival-{self.count}", SPEC)
+        return self.fed.submit(f"survival-{self.count}", SPEC, "--model", str(self.model), crash=crash)
 
     def check_counted_once(self, run: str) -> None:
         """Every client took part in every phase, and each assignment was fulfilled by exactly one update."""
@@ -109,7 +116,7 @@ def test_a_killed_coordinator_goes_on_where_it_was(scene: Scene, undisturbed: st
     assert scene.fed.coordinator is not None
     scene.fed.coordinator.kill()
     crashing = scene.fed.serve(crash=point)
-    run = scene.submit()
+    run = scene.submit(crash=True)
     crashing.wait_killed()
     scene.fed.serve()
     assert scene.fed.wait_completed(run) == undisturbed
@@ -145,7 +152,11 @@ class Proxy:
                 near, _ = self.listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self.target))
+            try:
+                far = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                near.close()
+                continue
             threading.Thread(target=self._pump, args=(near, far, True), daemon=True).start()
             threading.Thread(target=self._pump, args=(far, near, False), daemon=True).start()
 
@@ -185,6 +196,8 @@ def test_a_connection_cut_in_the_middle_of_an_upload_is_made_again(scene: Scene,
     finally:
         member.write_text(description)
         proxy.listener.close()
+        scene.workers[victim].kill()
+        scene.work(victim)
 
 
 def test_a_second_coordinator_on_the_same_database_refuses_to_start(scene: Scene) -> None:
