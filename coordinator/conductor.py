@@ -16,6 +16,7 @@ the same replies it makes the same bytes.
 import io
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -259,11 +260,12 @@ class Conductor:
     ) -> Replies:
         """One phase: opened unless it was, waited for unless it is closed; its replies from the database."""
         phase_id, told = self._open_phase(current, number, phase, clients, wanted, base_model)
-        for client_id in told:
-            self._announce(phase_id, client_id)
+        if told:
+            self._announce(phase_id, told)
         self._around.changed()
-        while not self._close_phase(phase_id):
-            self._checkpoint()
+        while (left := self._time_left(phase_id)) > 0:
+            self._around.wait(left)
+        self._close_phase(phase_id)
         return self._replies(phase_id)
 
     def _open_phase(
@@ -361,56 +363,58 @@ class Conductor:
             manifest.evaluate.CopyFrom(EvaluateWork(splits=phase.splits))
         return manifest
 
-    def _announce(self, phase_id: int, client_id: str) -> None:
+    def _announce(self, phase_id: int, clients: list[str]) -> None:
+        """Tells clients of their assignments at once, if they attend."""
         with self._database.read() as session:
-            envelope = session.scalar(
-                select(Assignment.envelope).where(Assignment.phase_id == phase_id, Assignment.client_id == client_id)
-            )
-        if envelope is not None:
+            envelopes = session.execute(
+                select(Assignment.client_id, Assignment.envelope).where(
+                    Assignment.phase_id == phase_id, Assignment.client_id.in_(clients)
+                )
+            ).all()
+        for client_id, envelope in envelopes:
             message = AttendResponse()
             message.assignment.ParseFromString(envelope)
             self._around.hub.say(client_id, message)
 
-    def _close_phase(self, phase_id: int) -> bool:
-        """Closes the phase if it is over; if it is not, waits for a change and returns False."""
+    def _time_left(self, phase_id: int) -> float:
+        """Seconds to wait for further replies: 0 when enough are in, nobody is left, or the deadline has passed.
+
+        Raises:
+            Held: the run is not RUNNING.
+        """
+        with self._database.read() as session:
+            if session.scalar(select(Run.state).where(Run.run_id == self._run_id)) is not RunState.RUNNING:
+                raise Held
+            phase = session.get_one(models.Phase, phase_id)
+            states = _states(session, phase_id)
+        if phase.state is PhaseState.CLOSED or AssignmentState.OPEN not in states:
+            return 0.0
+        if states[AssignmentState.FULFILLED] >= phase.wanted:
+            return 0.0
+        return max(0.0, (phase.deadline - self._around.clock()).total_seconds())
+
+    def _close_phase(self, phase_id: int) -> None:
+        """Closes the phase; whoever has not replied is recorded with the reason, and told."""
         cancelled: list[Assignment] = []
+        now = self._around.clock()
         with self._database.begin() as session:
             phase = session.get_one(models.Phase, phase_id, with_for_update=True)
             if phase.state is PhaseState.CLOSED:
-                return True
-            counts: dict[AssignmentState, int] = dict(
-                session.execute(
-                    select(Assignment.state, func.count())
-                    .where(Assignment.phase_id == phase_id)
-                    .group_by(Assignment.state)
-                )
-                .tuples()
-                .all()
-            )
-            now = self._around.clock()
-            left = (phase.deadline - now).total_seconds()
-            enough = counts.get(AssignmentState.FULFILLED, 0) >= phase.wanted
-            over = enough or left <= 0 or not counts.get(AssignmentState.OPEN)
-            if over:
-                still_open = session.scalars(
-                    select(Assignment)
-                    .where(Assignment.phase_id == phase_id, Assignment.state == AssignmentState.OPEN)
-                    .with_for_update()
-                )
-                for assignment in still_open:
-                    to, why = (
-                        (AssignmentState.CANCELLED, "not-needed") if enough else (AssignmentState.EXPIRED, "deadline")
-                    )
-                    end_assignment(assignment, to, now, why)
-                    cancelled.append(assignment)
-                close_phase(phase, now)
+                return
+            enough = _states(session, phase_id)[AssignmentState.FULFILLED] >= phase.wanted
+            to, why = (AssignmentState.CANCELLED, "not-needed") if enough else (AssignmentState.EXPIRED, "deadline")
+            for assignment in session.scalars(
+                select(Assignment)
+                .where(Assignment.phase_id == phase_id, Assignment.state == AssignmentState.OPEN)
+                .with_for_update()
+            ):
+                end_assignment(assignment, to, now, why)
+                cancelled.append(assignment)
+            close_phase(phase, now)
         for assignment in cancelled:
             log.info("assignment %s of %s: %s", assignment.assignment_id, assignment.client_id, assignment.reason)
             cancel = Cancel(assignment_id=assignment.assignment_id, reason=assignment.reason)
             self._around.hub.say(assignment.client_id, AttendResponse(cancel=cancel))
-        if not over:
-            self._around.wait(left)
-        return over
 
     def _replies(self, phase_id: int) -> Replies:
         """The accepted replies; the bytes of every update are checked against their digest before they are used."""
@@ -595,6 +599,11 @@ class Conductor:
         if state is not RunState.RUNNING:
             raise Held
         self._around.wait(0)
+
+
+def _states(session: Session, phase_id: int) -> Counter[AssignmentState]:
+    """How many assignments of a phase are in each state."""
+    return Counter(session.scalars(select(Assignment.state).where(Assignment.phase_id == phase_id)))
 
 
 def _canonical(value: Any) -> str:

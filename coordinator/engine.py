@@ -230,6 +230,9 @@ class Engine:
     def notify(self, run_id: str) -> None:
         """Tells the run's conductor and its watchers that something changed. Callable from any thread."""
         self._signal(run_id).set()
+        self._tell_watchers(run_id)
+
+    def _tell_watchers(self, run_id: str) -> None:
         with self._lock:
             watchers = list(self._watchers)
         for watcher in watchers:
@@ -318,7 +321,7 @@ class Engine:
             new_id=self._new_id,
             wait=wait,
             pool_complete=self._pool_complete,
-            changed=lambda: self.notify(run_id),
+            changed=lambda: self._tell_watchers(run_id),  # not its own signal: a conductor would wake itself
         )
 
     def _signal(self, run_id: str) -> threading.Event:

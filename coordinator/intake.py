@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import DecodeError
@@ -102,7 +103,7 @@ class Intake:
                 return receipt
             self._must_be_open(assignment)
             client = session.get_one(Client, client_id)
-            limit = RunSpec.parse(assignment.phase.round.run.spec).limits.samples
+            limit = _sample_limit(assignment.phase.round.run.spec)
         manifest = unseal(envelope, UpdateManifest, _key_of(client))
         _must_match(manifest, order)
         layout = update_layout([(row.objective, row.length) for row in order.rows]) if order.rows else None
@@ -211,6 +212,11 @@ class Intake:
             raise Refusal("deadline", f"assignment {name} ended at {assignment.phase.deadline.isoformat()}")
         if assignment.state is not AssignmentState.OPEN:
             raise Refusal("assignment-closed", f"assignment {name} is {assignment.state}: {assignment.reason}")
+
+
+@lru_cache(maxsize=64)
+def _sample_limit(spec: bytes) -> int:
+    return RunSpec.parse(spec).limits.samples
 
 
 def payload_problem(check: PayloadCheck) -> Refusal | None:
