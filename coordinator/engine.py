@@ -38,6 +38,7 @@ from storage.models import (
     Run,
     RunState,
 )
+from storage.retention import collect
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 RECONNECT_GRACE = timedelta(seconds=30)
 RECENTLY = timedelta(seconds=60)
 HOUSEKEEPING_SECONDS = 10.0
+COLLECTION_INTERVAL = timedelta(hours=1)
+COLLECTION_GRACE = timedelta(hours=24)  # longer than an upload, an aggregation or a phase's replies take to be recorded
 
 
 def utc_now() -> datetime:
@@ -75,6 +78,7 @@ class Engine:
         signing_key: the coordinator's.
         federation_id: the federation.
         device: where updates are aggregated, "cpu" or "cuda".
+        keep_rounds: how many of the last rounds of each run keep their models and updates; None keeps all.
         clock: the time, aware.
         new_id: makes ids of runs and assignments.
     """
@@ -88,6 +92,7 @@ class Engine:
         signing_key: Ed25519PrivateKey,
         federation_id: str,
         device: str = "cpu",
+        keep_rounds: int | None = None,
         clock: Callable[[], datetime] = utc_now,
         new_id: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
@@ -97,6 +102,7 @@ class Engine:
         self._signing_key = signing_key
         self._federation_id = federation_id
         self._device = device
+        self._keep_rounds = keep_rounds
         self._clock = clock
         self._new_id = new_id
         self._lock = threading.Lock()
@@ -350,8 +356,27 @@ class Engine:
         return self._clock() >= self._grace_ends or self._expected <= self._hub.attending().keys()
 
     def _keep_house(self) -> None:
+        next_collection = self._clock() + COLLECTION_INTERVAL
         while not self._stopping.wait(HOUSEKEEPING_SECONDS):
-            self._note_seen()
+            try:
+                self._note_seen()
+                if self._clock() >= next_collection:
+                    next_collection = self._clock() + COLLECTION_INTERVAL
+                    self._collect()
+            except Exception:
+                log.exception("housekeeping failed; it is tried again")
+
+    def _collect(self) -> None:
+        """Removes blobs that no retained round refers to."""
+        collected = collect(
+            self._database,
+            self._blobs,
+            now=self._clock(),
+            grace_seconds=COLLECTION_GRACE.total_seconds(),
+            keep_rounds=self._keep_rounds,
+        )
+        if collected.deleted:
+            log.info("removed %d blobs that nothing needs, %.1f MB", collected.deleted, collected.freed / 1e6)
 
     def _note_seen(self) -> None:
         seen = self._hub.take_seen()

@@ -83,6 +83,9 @@ class Settings(BaseModel):
     max_model_bytes: int = Field(
         8 << 30, ge=1 << 10, description="The largest model that is taken; an update is bounded by its run's model."
     )
+    keep_rounds: int = Field(
+        0, ge=0, description="How many of the last rounds of each run keep their models and updates; 0 keeps all."
+    )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where updates are aggregated.")
 
     @field_validator("federation_id")

@@ -130,6 +130,7 @@ class Coordinator:
             signing_key=home.signing_key,
             federation_id=home.federation_id,
             device=settings.device,
+            keep_rounds=settings.keep_rounds or None,
             clock=self._clock,
         )
         self._server = server = grpc.aio.server(
