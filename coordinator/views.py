@@ -33,7 +33,7 @@ from federation.v1.common_pb2 import (
     UpdateManifest,
 )
 from storage import models
-from storage.blobs import BlobStore
+from storage.blobs import BlobMissing, BlobStore
 
 ENDED_ROUNDS = (models.RoundState.COMPLETED, models.RoundState.SKIPPED)
 _MAX_GRAM_BYTES = 64 << 20  # 2800 rows
@@ -357,7 +357,11 @@ def _verified_key(update: models.Update, keys: Mapping[str, Ed25519PublicKey]) -
 def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, response: messages.GetRoundResponse) -> None:
     """The cosines of K, and whose rows they are: the signed step says so, in the order of the rows."""
     step = StepManifest.FromString(response.step.manifest)
-    gram = np.load(io.BytesIO(blobs.read(step.gram, _MAX_GRAM_BYTES)), allow_pickle=False)
+    try:
+        stored = blobs.read(step.gram, _MAX_GRAM_BYTES)
+    except BlobMissing:
+        return  # an old round, whose blobs are not kept any more
+    gram = np.load(io.BytesIO(stored), allow_pickle=False)
     owners = dict(
         session.execute(
             select(models.Update.envelope_digest, models.Update.client_id)
