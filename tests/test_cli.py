@@ -101,7 +101,7 @@ def test_bad_usage_ends_with_exit_code_2(arguments: tuple[str, ...]) -> None:
         (SPEC + "[train]\nepoch = 1", "train.epoch: no such key"),
         (SPEC + "[train]\nepochs = 1\nsteps = 5", "train: give either epochs or steps"),
         (SPEC + '[selection]\nmethod = "some"', "selection.method"),
-        (SPEC + '[algorithm]\nname = "fedmagic"', "algorithm: name: no algorithm 'fedmagic'"),
+        (SPEC + '[algorithm]\nname = "fedmagic"', "algorithm.name: no algorithm 'fedmagic'"),
         (SPEC + '[algorithm]\nname = "fedmgda+"\nepsilon = 7', "epsilon must lie in [0, 1]"),
         (SPEC + '[algorithm]\nname = "fedavg"\nepsilon = 0.1', "epsilon: fedavg has no such hyper-parameter"),
     ],

@@ -70,12 +70,6 @@ def _print(as_json: bool, document: Any, picture: "Callable[[], RenderableType]"
         console().print(picture())
 
 
-def _documents(messages: Any) -> list[dict[str, Any]]:
-    from fedpareto.cli.document import document
-
-    return [document(message) for message in messages]
-
-
 def _text(message: str) -> "Callable[[], RenderableType]":
     from rich.text import Text
 

@@ -27,7 +27,7 @@ _MEASURED = {
         "descent_share",
         "conflicts",
         "entropy",
-        "kkt_residual",
+        "residual",
         "step/rate",
     ),
 }
@@ -109,13 +109,13 @@ def _table(*columns: str, gap: int = 2) -> Table:
 
 def clients(items: Iterable[Client]) -> RenderableType:
     """The members."""
-    table = _table("client", "state", "attends", "last seen", "tasks (samples)", "device", "certificate until", "key")
+    table = _table("client", "state", "attends", "last seen", "tasks (samples)", "device", "expires", "key")
     for client in items:
         table.add_row(
             client.client_id,
             state(name_of(client, "state")),
             Text("yes", style="green") if client.attending else "no",
-            when(client, "last_seen"),
+            when(client, "last_seen")[:16],
             "\n".join(f"{task.task} ({task.samples})" for task in client.tasks) or "–",
             client.device or "–",
             when(client, "certificate_expires")[:10],
@@ -165,7 +165,7 @@ def run(item: Run) -> RenderableType:
 def rounds(items: Sequence[RoundSummary]) -> RenderableType:
     """The rounds of a run."""
     table = _table(
-        ">round", "state", ">asked", ">in", ">refused", ">missing", ">mean", ">worst 5 %", ">improved",
+        ">round", "state", ">accepted", ">rejected", ">missing", ">mean", ">worst 5 %", ">improved",
         ">||d||", ">up", ">time",
     )  # fmt: skip
     notes = []
@@ -173,8 +173,7 @@ def rounds(items: Sequence[RoundSummary]) -> RenderableType:
         table.add_row(
             str(summary.round),
             state(name_of(summary, "state")),
-            str(summary.asked),
-            str(summary.accepted),
+            f"{summary.accepted}/{summary.asked}",
             str(summary.rejected),
             str(summary.missing),
             percent(metric(summary, "accuracy/mean")),

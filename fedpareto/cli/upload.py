@@ -56,7 +56,7 @@ def check_spec(text: bytes, source: str) -> RunSpec:
     except SpecError as error:
         raise Failure(f"{source}: {error}", code=USAGE) from None
     except HyperparameterError as error:
-        raise Failure(f"{source}: algorithm: {error}", code=USAGE) from None
+        raise Failure(f"{source}: algorithm.{error}", code=USAGE) from None
     return spec
 
 

@@ -9,11 +9,9 @@ from rich.text import Text
 
 from federation.v1.admin_pb2 import RoundSummary, Run, WatchRunRequest, WatchRunResponse
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import RunState
 from fedpareto.cli import render
 from fedpareto.cli.document import name_of
 
-ENDED = frozenset({RunState.RUN_STATE_COMPLETED, RunState.RUN_STATE_FAILED, RunState.RUN_STATE_STOPPED})
 HEADER = f"{'round':>6}  {'mean':>8}  {'worst 5 %':>9}  {'improved':>8}  {'replies':>8}  {'time':>8}"
 
 
