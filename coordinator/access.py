@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, NoReturn, TypeAlias
 from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -34,6 +35,7 @@ from storage.models import Certificate, Client, ClientState
 log = logging.getLogger(__name__)
 
 MAX_CONCURRENT_CALLS = 64  # of one caller: a worker needs two or three
+REQUEST_SECONDS = 20.0  # from the opening of a call to its request
 MAX_MESSAGE_CHARACTERS = 1000
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -128,6 +130,14 @@ class _Call:
             self.task.cancel()
 
 
+class _Tally:
+    """Refusals of one caller, of one action, for one reason, that are not on record yet."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.times = 0
+
+
 class _Malformed:
     """Stands for a request that is no message of its type."""
 
@@ -155,6 +165,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         self._federation_id = federation_id
         self._clock = clock
         self._calls: dict[str, set[_Call]] = {}  # by actor; touched on the event loop only
+        self._unrecorded: WeakValueDictionary[tuple[str, str, str], _Tally] = WeakValueDictionary()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
@@ -215,23 +226,25 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
     def _guarded(self, handler: Any, action: str, rule: Rule | None) -> Any:
         behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
 
-        check = _checked_stream if handler.request_streaming else _checked
+        # Every rpc is served as one that takes a stream, which is the same on the wire. gRPC would read a single
+        # request before it calls us: whoever opened calls and sent nothing would hold them for ever, uncounted.
+        async def said(requests: AsyncIterator[Any]) -> Any:
+            return _checked_stream(requests) if handler.request_streaming else await _only(requests)
 
-        async def single(request: Any, context: Context) -> Any:
+        async def single(requests: AsyncIterator[Any], context: Context) -> Any:
             async with self._admitted(context, action, rule):
-                return await behaviour(check(request), context)
+                return await behaviour(await said(requests), context)
 
-        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+        async def stream(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
             async with self._admitted(context, action, rule, streams=True):
-                async for response in behaviour(check(request), context):
+                async for response in behaviour(await said(requests), context):
                     yield response
 
-        make, function = {
-            (False, False): (grpc.unary_unary_rpc_method_handler, single),
-            (True, False): (grpc.stream_unary_rpc_method_handler, single),
-            (False, True): (grpc.unary_stream_rpc_method_handler, stream),
-            (True, True): (grpc.stream_stream_rpc_method_handler, stream),
-        }[handler.request_streaming, handler.response_streaming]
+        make, function = (
+            (grpc.stream_stream_rpc_method_handler, stream)
+            if handler.response_streaming
+            else (grpc.stream_unary_rpc_method_handler, single)
+        )
         return make(function, _forgiving(handler.request_deserializer), handler.response_serializer)
 
     @asynccontextmanager
@@ -319,14 +332,27 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         await abort(context, refusal)
 
     async def _record(self, actor: str, action: str, outcome: str, detail: str) -> None:
-        def write() -> None:
-            with self._database.begin() as session:
-                audit.record(session, at=self._clock(), actor=actor, action=action, outcome=outcome, detail=detail)
+        """Writes a refusal down before its answer goes out.
 
-        try:
-            await self._in_background(write)
-        except Exception:  # the answer to the caller matters more than its record
-            log.exception("could not record that %s by %s was refused: %s", action, actor, outcome)
+        What one caller piles up while one is being written is written together: a flood waits for itself alone.
+        """
+
+        def write(times: int) -> None:
+            with self._database.begin() as session:
+                audit.record(
+                    session, at=self._clock(), actor=actor, action=action, outcome=outcome, detail=detail, times=times
+                )
+
+        tally = self._unrecorded.setdefault((actor, action, outcome), _Tally())
+        tally.times += 1
+        async with tally.turn:
+            times, tally.times = tally.times, 0
+            if times == 0:
+                return  # whoever had the turn before has written ours too
+            try:
+                await self._in_background(write, times)
+            except Exception:  # the answer to the caller matters more than its record
+                log.exception("could not record that %s by %s was refused: %s", action, actor, outcome)
 
     async def _in_background(self, function: Callable[..., None], *arguments: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(self._blocking, function, *arguments)
@@ -340,8 +366,6 @@ async def abort(context: Context, refusal: Refusal) -> NoReturn:
     if refusal.receipt is not None:
         details.append(refusal.receipt)
     status = status_pb2.Status(code=code.value[0], message=message, details=map(_packed, details))
-    if refusal.receipt is not None:
-        status.details.add().Pack(refusal.receipt)
     await context.abort(code, message, ((STATUS_KEY, status.SerializeToString()),))
     raise AssertionError("abort returned")
 
@@ -414,6 +438,14 @@ def _checked(request: Any) -> Any:
     if isinstance(request, _Malformed):
         raise Refusal("argument", "the request is not a message of the type that this rpc takes")
     return request
+
+
+async def _only(requests: AsyncIterator[Any]) -> Any:
+    """The request of an rpc that takes one."""
+    try:
+        return _checked(await asyncio.wait_for(anext(requests), REQUEST_SECONDS))
+    except (StopAsyncIteration, TimeoutError):
+        raise Refusal("argument", "this rpc takes one request, and none came") from None
 
 
 async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:

@@ -632,7 +632,7 @@ def _evaluations(round_id: int, model: str, replies: Replies, splits: tuple[str,
             split=split,
             loss=reply.metrics.get(f"{split}/loss"),
             accuracy=reply.metrics.get(f"{split}/accuracy"),
-            samples=int(reply.metrics.get(f"{split}/samples", 0)),
+            samples=int(min(max(reply.metrics.get(f"{split}/samples", 0.0), 0.0), 2.0**53)),  # a claim, of any size
         )
         for reply in replies
         for split in splits

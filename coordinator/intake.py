@@ -27,7 +27,7 @@ from federation.vectors import Layout, PayloadCheck, update_layout
 from storage.database import Database
 from storage.models import Assignment, AssignmentState, Client, Update
 
-MAX_MANIFEST_BYTES = 64 * 1024
+MAX_ENVELOPE_BYTES = 64 * 1024
 ASSIGNMENT_ID = re.compile(r"[0-9a-f]{32}")
 # What an update repeats of its assignment, field by field.
 BOUND_FIELDS = ("federation_id", "run_id", "round", "phase", "client_id", "base_model", "spec", "task")
@@ -86,8 +86,9 @@ class Intake:
         Raises:
             Refusal: with the reason of the first check that failed.
         """
-        if len(envelope.manifest) > MAX_MANIFEST_BYTES:
-            raise Refusal("limit:manifest", f"{len(envelope.manifest)} bytes; at most {MAX_MANIFEST_BYTES}")
+        # The whole envelope, since it is kept as it came: unknown fields, too long a signature and all.
+        if envelope.ByteSize() > MAX_ENVELOPE_BYTES:
+            raise Refusal("limit:manifest", f"{envelope.ByteSize()} bytes of envelope; at most {MAX_ENVELOPE_BYTES}")
         name = envelope_digest(envelope)
         claimed = _parse(envelope.manifest)
         with self._database.read() as session:
@@ -291,7 +292,7 @@ def _content_problem(manifest: UpdateManifest, order: AssignmentManifest, limit:
         return Refusal("limit:samples", f"{manifest.samples} training samples claimed; between 1 and {limit} are taken")
     for name, value in [*manifest.losses.items(), *manifest.metrics.items()]:
         if not math.isfinite(value):
-            return Refusal("non-finite", f"{name} is {value}")
+            return Refusal("non-finite", f"{name[:80]} is {value}")
     return None
 
 

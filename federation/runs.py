@@ -18,6 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 IDENTIFIER = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
 
+MAX_LINE = 1000
+MAX_PROBLEMS = 20
+MAX_COUNT = 2**31 - 1  # of epochs, steps, clients
+MAX_DEADLINE = 366 * 86_400.0
+
 Split = Literal["train", "validation", "test"]
 
 
@@ -60,14 +65,14 @@ class ServerSpec(_Section):
 class TrainSpec(_Section):
     """Local training at each selected client."""
 
-    epochs: int = Field(1, ge=0, description="passes over the training split; not together with `steps`")
-    steps: int = Field(0, ge=0, description="optimiser steps, in place of `epochs`")
-    batch_size: int = Field(10, ge=0, description="samples in a minibatch; 0 is the whole split")
+    epochs: int = Field(1, ge=0, le=MAX_COUNT, description="passes over the training split; not together with `steps`")
+    steps: int = Field(0, ge=0, le=MAX_COUNT, description="optimiser steps, in place of `epochs`")
+    batch_size: int = Field(10, ge=0, le=MAX_COUNT, description="samples in a minibatch; 0 is the whole split")
     learning_rate: float = Field(0.1, gt=0)
     proximal_mu: float = Field(0.0, ge=0, description="mu of the proximal term (FedProx, MGDA-Prox)")
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
-    deadline_seconds: float = Field(3600.0, gt=0, description="later replies are refused")
+    deadline_seconds: float = Field(3600.0, gt=0, le=MAX_DEADLINE, description="later replies are refused")
 
     @model_validator(mode="before")
     @classmethod
@@ -86,9 +91,9 @@ class TrainSpec(_Section):
 class EvaluateSpec(_Section):
     """Evaluation of the new model on every member's own splits."""
 
-    every: int = Field(1, ge=0, description="rounds between evaluations; 0 is only after the last round")
+    every: int = Field(1, ge=0, le=MAX_COUNT, description="rounds between evaluations; 0 is only after the last round")
     splits: tuple[Split, ...] = Field(("train", "validation", "test"), min_length=1)
-    deadline_seconds: float = Field(600.0, gt=0)
+    deadline_seconds: float = Field(600.0, gt=0, le=MAX_DEADLINE)
 
 
 class SelectionSpec(_Section):
@@ -96,12 +101,12 @@ class SelectionSpec(_Section):
 
     method: Literal["all", "fraction", "count"] = "all"
     fraction: float = Field(1.0, gt=0, le=1, description="for method = fraction: max(1, ceil(fraction * pool))")
-    count: int = Field(1, ge=1, description="for method = count")
+    count: int = Field(1, ge=1, le=MAX_COUNT, description="for method = count")
     by: Literal["uniform", "samples"] = Field("uniform", description="the chance of each client to be drawn")
     pool: Literal["attending", "enrolled"] = Field(
         "attending", description="clients that attend now, or every active client that offers the task"
     )
-    minimum: int = Field(1, ge=1, description="a round waits until the pool holds so many clients")
+    minimum: int = Field(1, ge=1, le=MAX_COUNT, description="a round waits until the pool holds so many clients")
     over_selection: float = Field(
         1.0, ge=1, le=10, description="ask so many times more clients than needed; the first ones count"
     )
@@ -113,8 +118,10 @@ class SelectionSpec(_Section):
 class LimitsSpec(_Section):
     """What the run bears."""
 
-    samples: int = Field(10_000_000, ge=1, description="a client that claims more training samples is refused")
-    skipped_rounds: int = Field(3, ge=1, description="so many skipped rounds in a row fail the run")
+    samples: int = Field(
+        10_000_000, ge=1, le=2**53, description="a client that claims more training samples is refused"
+    )
+    skipped_rounds: int = Field(3, ge=1, le=MAX_COUNT, description="so many skipped rounds in a row fail the run")
 
 
 class RunSpec(_Section):
@@ -139,20 +146,40 @@ class RunSpec(_Section):
             SpecError: not TOML (with the line), or keys that are unknown, missing or wrong (each with its path).
         """
         try:
-            document = tomllib.loads(text.decode() if isinstance(text, bytes) else text)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise SpecError(f"not a TOML document: {error}") from error
+            text = text.decode() if isinstance(text, bytes) else text
+            _must_have_short_lines(text)
+            document = tomllib.loads(text)
+            _must_have_small_integers(document)
+        except (ValueError, RecursionError) as error:  # TOMLDecodeError, UnicodeDecodeError, an endless number
+            raise SpecError(f"not a TOML document: {str(error)[:400]}") from error
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            raise SpecError("\n".join(_explain(problem) for problem in error.errors())) from error
+            problems = error.errors()
+            more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
+            raise SpecError("\n".join([_explain(problem) for problem in problems[:MAX_PROBLEMS]] + more)) from error
+
+
+def _must_have_short_lines(text: str) -> None:
+    # The time that tomllib needs grows with the square of the length of a dotted key.
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > MAX_LINE:
+            raise ValueError(f"line {number} has {len(line)} characters; at most {MAX_LINE}")
+
+
+def _must_have_small_integers(value: Any) -> None:
+    # TOML's are of 64 bits; Python's are not, and cannot even be shown beyond some thousand digits.
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("an integer of more than 64 bits")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _must_have_small_integers(item)
 
 
 def _explain(problem: Any) -> str:
     where = ".".join(str(part) for part in problem["loc"]) or "(the document)"
     if problem["type"] == "extra_forbidden":
-        return f"{where}: no such key; see `fedpareto admin submit --explain` for the keys that exist"
+        return f"{where[:200]}: no such key; see `fedpareto admin submit --explain` for the keys that exist"
     if problem["type"] == "missing":
         return f"{where}: missing; it has no default"
     message = problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}; got {problem['input']!r}"[:400]
+    return f"{where[:200]}: {message}; got {problem['input']!r}"[:400]

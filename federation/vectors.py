@@ -66,6 +66,8 @@ class Layout:
         for tensor in self.tensors:
             if not tensor.name or tensor.name == "__metadata__":
                 raise ValueError(f"{tensor.name!r} cannot name a tensor")
+            if any("\ud800" <= character <= "\udfff" for character in tensor.name):
+                raise ValueError(f"{tensor.name[:80]!r} cannot name a tensor: it is no Unicode text")
             if any(length < 1 for length in tensor.shape):
                 raise ValueError(f"tensor {tensor.name!r} of shape {list(tensor.shape)} has no elements")
 

@@ -19,11 +19,12 @@ def record(
     subject: str = "",
     outcome: str = "",
     detail: str = "",
+    times: int = 1,
 ) -> None:
     """Writes down something that happened, in the transaction of `session`.
 
     A refusal that repeats one by the same actor, of the same action, for the same reason, less than a minute after the
-    row of the first was begun, adds one to `times` of that row and leaves the rest of it, subject and detail included,
+    row of the first was begun, adds to `times` of that row and leaves the rest of it, subject and detail included,
     as the first had it: whoever hammers at the door fills one row a minute, not the disk. What went well is never
     merged. (Two transactions at once on PostgreSQL may each begin a row; both count.)
 
@@ -39,14 +40,17 @@ def record(
         subject: what it was about: a run, a client, an assignment.
         outcome: empty when it went well, else the reason of the refusal.
         detail: anything else worth knowing; no secret.
+        times: how often it happened, if the caller has counted.
     """
-    if outcome and _repeated(session, at, actor, action, outcome):
+    if outcome and _repeated(session, at, actor, action, outcome, times):
         return
-    session.add(AuditEntry(at=at, actor=actor, action=action, subject=subject, outcome=outcome, detail=detail))
+    session.add(
+        AuditEntry(at=at, actor=actor, action=action, subject=subject, outcome=outcome, detail=detail, times=times)
+    )
     session.flush()
 
 
-def _repeated(session: Session, at: datetime, actor: str, action: str, outcome: str) -> bool:
+def _repeated(session: Session, at: datetime, actor: str, action: str, outcome: str, times: int) -> bool:
     begun = session.scalar(
         select(AuditEntry.entry_id)
         .where(
@@ -61,5 +65,5 @@ def _repeated(session: Session, at: datetime, actor: str, action: str, outcome: 
     )
     if begun is None:
         return False
-    session.execute(update(AuditEntry).where(AuditEntry.entry_id == begun).values(times=AuditEntry.times + 1))
+    session.execute(update(AuditEntry).where(AuditEntry.entry_id == begun).values(times=AuditEntry.times + times))
     return True

@@ -160,7 +160,7 @@ class AssignmentState(StrEnum):
 
 DIGEST = String(71)  # "blake3:" and 64 hexadecimal characters
 NAME = String(63)
-REASON = String(80)
+REASON = Prose(80)
 
 
 class Base(DeclarativeBase):

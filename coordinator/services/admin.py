@@ -29,7 +29,7 @@ from storage.database import Database
 from storage.models import Model
 
 CHUNK_BYTES = 1 << 20
-MAX_SPEC_BYTES = 1 << 20
+MAX_SPEC_BYTES = 64 << 10
 NEXT_CHUNK_SECONDS = 60.0
 MAX_TOKEN_LIFETIME = timedelta(days=30)
 
@@ -150,7 +150,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         if first is None or first.WhichOneof("message") != "header":
             raise Refusal("argument", "a submission must begin with its header; the initial model follows in chunks")
         header = first.header
-        _check_spec(header.spec)  # before the model is carried here in vain
+        await self._in_thread(_check_spec, header.spec)  # before the model is carried here in vain
         intake = await self._in_thread(
             partial(ModelIntake, self._blobs, header.model, header.model_bytes, limit=self._max_model_bytes)
         )
