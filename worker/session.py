@@ -32,7 +32,7 @@ FINAL_REASONS = {
 }
 WELCOME_SECONDS = 30.0
 # A stream that lived so long was a success: the next failure is a first one, and is followed by a quick retry.
-SETTLED_SECONDS = 5.0
+SETTLED_SECONDS = 1.0
 WRONG_CLOCK_SECONDS = 60.0
 # A coordinator that neither goes on nor hangs up: a transfer is given up, and made again, after this time and its own.
 ANSWER_SECONDS = 120.0

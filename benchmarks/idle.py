@@ -1,0 +1,62 @@
+"""What idle workers cost the coordinator: CPU and memory with 100 of them attending, heartbeats included.
+
+    python benchmarks/idle.py [--workers 100] [--seconds 30] [--json]
+
+The streams are real (TLS 1.3, one certificate each); one process plays them all, so that only the coordinator is
+measured.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from harness import Attending, federation
+
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Heartbeat
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
+        coordinator = psutil.Process(fed.serve().popen.pid)
+        alone = coordinator.memory_info().rss
+        streams: list[Attending] = []
+        interval = 5.0
+        for i in range(arguments.workers):
+            streams.append(fed.enroll(f"worker-{i:03}").attend(digits=100))
+            welcome = streams[-1].next()
+            assert isinstance(welcome, AttendResponse)
+            interval = welcome.welcome.heartbeat_seconds
+        before, began = coordinator.cpu_times(), time.monotonic()
+        beats = 0
+        while (elapsed := time.monotonic() - began) < arguments.seconds:
+            for stream in streams:
+                stream.say(AttendRequest(heartbeat=Heartbeat()))
+            beats += 1
+            time.sleep(max(0.0, began + beats * interval - time.monotonic()))
+        after = coordinator.cpu_times()
+        cpu = (after.user + after.system - before.user - before.system) / elapsed
+        memory = (coordinator.memory_info().rss - alone) / arguments.workers
+        for stream in streams:
+            stream.close()
+    result = {"workers": arguments.workers, "heartbeat_seconds": interval, "cpu_share": cpu, "bytes_per_worker": memory}
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        print(f"{arguments.workers} idle workers, a heartbeat every {interval:g} s")
+        print(f"  {100 * cpu:.2f} % of one core, {memory / 1e3:.0f} kB of memory for each worker")
+
+
+if __name__ == "__main__":
+    main()
