@@ -2,8 +2,9 @@ import secrets
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import psycopg
 import pytest
@@ -11,6 +12,9 @@ import pytest
 from federation.tls import require_tls13
 from storage.blobs import BlobStore
 from storage.database import Database
+
+if TYPE_CHECKING:
+    from stage import Stage
 
 require_tls13()  # before a test imports gRPC
 
@@ -34,11 +38,11 @@ def postgres() -> Iterator[Postgres]:
     Path(directory).rmdir()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database of its own, on each back end."""
+@contextmanager
+def empty_database(request: pytest.FixtureRequest, directory: Path) -> Iterator[str]:
+    """The URL of an empty database on the back end that the fixture's parameter names."""
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'test.db'}"
+        yield f"sqlite:///{directory / 'test.db'}"
         return
     server: Postgres = request.getfixturevalue("postgres")
     name = f"test_{secrets.token_hex(8)}"
@@ -46,6 +50,13 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
         admin.execute(f"CREATE DATABASE {name}")
         yield server.get_uri(database=name)
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty database of its own, on each back end."""
+    with empty_database(request, tmp_path) as url:
+        yield url
 
 
 @pytest.fixture
@@ -60,3 +71,19 @@ def database(database_url: str) -> Iterator[Database]:
 @pytest.fixture
 def blobs(tmp_path: Path) -> BlobStore:
     return BlobStore(tmp_path / "blobs")
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def _module_stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Stage"]:
+    from stage import stage
+
+    directory = tmp_path_factory.mktemp("stage")
+    with empty_database(request, directory) as url, stage(directory / "coordinator", url) as made:
+        yield made
+
+
+@pytest.fixture
+def stage(_module_stage: "Stage") -> Iterator["Stage"]:
+    """A coordinator in this process and clients played by hand, on each back end; shared by a module's tests."""
+    yield _module_stage
+    _module_stage.clear()

@@ -1,0 +1,356 @@
+"""A stage for the engine: a real coordinator in this process, and clients that a test plays by hand."""
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import numpy as np
+from harness import Attending, Member
+from numpy.typing import NDArray
+from running import SECONDS, Clock, Running, wait_for
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.home import Home, Settings
+from federation.certificates import fingerprint
+from federation.digests import digest
+from federation.identity import Join, Role
+from federation.v1 import admin_pb2 as admin
+from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Cancel, Decline
+from federation.vectors import Layout, Tensor, to_bytes, update_layout
+from storage.blobs import BlobStore
+from storage.models import Assignment, Client, ClientState, Evaluation, Phase, Round, RoundState, Run, RunState, Update
+
+T = TypeVar("T")
+LAYOUT = Layout((Tensor("layer.weight", (8, 5)), Tensor("layer.bias", (5,))))
+MODEL = to_bytes(LAYOUT, np.linspace(-1, 1, LAYOUT.size, dtype=np.float32))
+LONG = timedelta(seconds=1000)  # the deadlines of `spec` are shorter, the clock is moved by this
+OVER = (RunState.COMPLETED, RunState.FAILED, RunState.STOPPED)
+
+
+def spec(name: str, task: str, rounds: int = 1, *, seed: int = 3, algorithm: str = "fedmgda+", more: str = "") -> bytes:
+    """A run whose clients train and evaluate within 900 seconds."""
+    return f"""
+name = "{name}"
+task = "{task}"
+rounds = {rounds}
+seed = {seed}
+algorithm.name = "{algorithm}"
+train.deadline_seconds = 900
+evaluate.splits = ["train", "test"]
+evaluate.deadline_seconds = 900
+{more}
+""".encode()
+
+
+def vector(client_id: str, order: AssignmentManifest) -> NDArray[np.float32]:
+    """The update that a client makes: of nothing but its name, the run's seed, and round and phase."""
+    key = digest(f"{client_id}/{order.seed}/{order.round}/{order.phase}".encode())
+    size = sum(row.length for row in order.rows)
+    return np.random.default_rng(int(key[7:39], 16)).standard_normal(size).astype(np.float32)
+
+
+class Player:
+    """A client of the federation."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.name = member.files.client_id
+        self.stream: Attending | None = None
+        self.tasks: dict[str, int] = {}
+        self.cancelled: list[Cancel] = []
+        self._seen: set[str] = set()
+
+    def attend(self, **tasks: int) -> None:
+        """Attends, with these tasks and samples; an older stream ends."""
+        if self.stream is not None:
+            self.stream.close()
+        self.tasks = tasks
+        self.cancelled.clear()
+        self.stream = self.member.attend(**tasks)
+        welcome = self.stream.next()
+        assert isinstance(welcome, AttendResponse), welcome
+
+    def leave(self) -> None:
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+
+    def orders(self) -> list[tuple[SignedEnvelope, AssignmentManifest]]:
+        """The assignments that have come since the last look, each once."""
+        found = []
+        while self.stream is not None:
+            try:
+                message = self.stream.inbox.get_nowait()
+            except queue.Empty:
+                break
+            if not isinstance(message, AttendResponse):
+                break
+            if message.WhichOneof("message") == "cancel":
+                self.cancelled.append(message.cancel)
+            elif message.WhichOneof("message") == "assignment":
+                order = self.member.open(message.assignment)
+                if order.assignment_id not in self._seen:
+                    self._seen.add(order.assignment_id)
+                    found.append((message.assignment, order))
+        return found
+
+    def order(self) -> AssignmentManifest:
+        """Waits for exactly one assignment."""
+        found = wait_for(self.orders, f"an assignment for {self.name}")
+        assert len(found) == 1, found
+        return found[0][1]
+
+    def reply(self, order: AssignmentManifest, update: NDArray[np.float32] | None = None, **changes: object) -> None:
+        """Answers, and sees that the answer counts. `changes` are of the manifest."""
+        assert self.submit(order, update, **changes).accepted
+
+    def submit(
+        self, order: AssignmentManifest, update: NDArray[np.float32] | None = None, **changes: object
+    ) -> ReceiptManifest:
+        payload = b""
+        if order.rows:
+            layout = update_layout([(row.objective, row.length) for row in order.rows])
+            payload = to_bytes(layout, vector(self.name, order) if update is None else update)
+        manifest = self.member.manifest(order, payload)
+        manifest.samples = max(self.tasks.get(order.task, 0), 1)
+        manifest.metrics.clear()
+        manifest.metrics.update(measurements(self.name, order))
+        for name, value in changes.items():
+            if name == "metrics":
+                manifest.metrics.update(value)  # type: ignore[arg-type]
+            else:
+                setattr(manifest, name, value)
+        return self.member.submit(self.member.seal(manifest), payload)
+
+    def decline(self, order: AssignmentManifest, reason: str, message: str = "") -> None:
+        assert self.stream is not None
+        decline = Decline(assignment_id=order.assignment_id, reason=reason, message=message)
+        self.stream.say(AttendRequest(decline=decline))
+
+
+def measurements(client_id: str, order: AssignmentManifest) -> dict[str, float]:
+    """What a client measures: of its name, round and phase alone."""
+    drawn = np.random.default_rng([order.round, order.phase, *client_id.encode()]).uniform(0.1, 0.9, 4).tolist()
+    names = ("train/loss", "train/accuracy", "test/loss", "test/accuracy")
+    return dict(zip(names, drawn, strict=True)) | {"train/samples": 8.0, "test/samples": 2.0}
+
+
+class Stage:
+    """A coordinator with clients; runs are told apart by their tasks, which clients offer for one test only."""
+
+    def __init__(self, served: Running) -> None:
+        self.served = served
+        self.clock: Clock = served.clock
+        self.players: dict[str, Player] = {}
+        self.count = 0
+        self._admin = self._administrator()
+        self._nobody = self.player("nobody")
+
+    # --- the coordinator
+
+    def restart(self, between: Callable[[], None] = lambda: None) -> None:
+        """Stops the coordinator, and starts it again after `between`; whoever attended comes back."""
+        self.stop()
+        between()
+        self.start()
+        for player in self.players.values():
+            if player.stream is not None:
+                player.attend(**player.tasks)
+
+    def stop(self) -> None:
+        self.served.stop()
+
+    def start(self) -> None:
+        self.served = Running(self.served.home, self.clock)
+        self._admin = self._administrator()
+
+    def pass_deadline(self) -> None:
+        """It is later than every deadline, and the engine looks at the clock."""
+        self.clock.ahead += LONG
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Wakes every conductor: somebody comes and goes."""
+        self._nobody.attend()
+        self._nobody.leave()
+
+    @contextmanager
+    def _now(self) -> Iterator[None]:
+        """The real time: a certificate from the future is valid for nobody."""
+        ahead, self.clock.ahead = self.clock.ahead, timedelta()
+        yield
+        self.clock.ahead = ahead
+
+    def _administrator(self) -> AdminStub:
+        with self._now():
+            return AdminStub(self.served.administrator(Role.OPERATOR, Role.SECURITY_OFFICER, Role.VIEWER))
+
+    # --- clients
+
+    def player(self, name: str) -> Player:
+        """The client of that name, enrolled at first use."""
+        if name not in self.players:
+            served = self.served
+            join = Join(served.enrolment_address, fingerprint(served.home.ca), served.token(name), name)
+            with self._now():
+                self.players[name] = Player(Member.enroll(join))
+        return self.players[name]
+
+    def cast(self, task: str, *names: str, samples: Sequence[int] = ()) -> list[Player]:
+        """Clients that attend with one task."""
+        players = [self.player(name) for name in names]
+        for player, size in zip(players, samples or [10] * len(players), strict=True):
+            player.attend(**{task: size})
+        return players
+
+    def task(self) -> str:
+        """A task that no other test names."""
+        self.count += 1
+        return f"task-{self.count}"
+
+    # --- operators
+
+    def submit(self, document: bytes, *, model: bytes = MODEL, paused: bool = False) -> str:
+        header = admin.RunHeader(spec=document, model=digest(model), model_bytes=len(model), paused=paused)
+        requests = [admin.SubmitRunRequest(header=header), admin.SubmitRunRequest(chunk=model)]
+        return str(self._admin.SubmitRun(iter(requests), timeout=SECONDS).run.run_id)
+
+    def pause(self, run: str) -> None:
+        self._admin.PauseRun(admin.PauseRunRequest(run=run), timeout=SECONDS)
+
+    def resume(self, run: str) -> None:
+        self._admin.ResumeRun(admin.ResumeRunRequest(run=run), timeout=SECONDS)
+
+    def stop_run(self, run: str, reason: str = "") -> None:
+        self._admin.StopRun(admin.StopRunRequest(run=run, reason=reason), timeout=SECONDS)
+
+    def approve(self, client: str) -> None:
+        self._admin.ApproveClient(admin.ApproveClientRequest(client_id=client), timeout=SECONDS)
+
+    def revoke(self, client: str) -> None:
+        self._admin.RevokeClient(admin.RevokeClientRequest(client_id=client), timeout=SECONDS)
+
+    # --- the record
+
+    def look(self, query: Callable[[Session], T]) -> T:
+        with self.served.database.read() as session:
+            return query(session)
+
+    def run(self, run: str) -> Run:
+        return self.look(lambda session: session.get_one(Run, run))
+
+    def rounds(self, run: str) -> list[Round]:
+        rows = select(Round).where(Round.run_id == run).order_by(Round.number)
+        return self.look(lambda session: list(session.scalars(rows)))
+
+    def phases(self, run: str, number: int = 0) -> list[Phase]:
+        rows = select(Phase).join(Round).where(Round.run_id == run, Round.number == number).order_by(Phase.number)
+        return self.look(lambda session: list(session.scalars(rows)))
+
+    def assignments(self, run: str, number: int = 0, phase: int = 0) -> dict[str, Assignment]:
+        rows = (
+            select(Assignment)
+            .join(Phase)
+            .join(Round)
+            .where(Round.run_id == run, Round.number == number, Phase.number == phase)
+        )
+        return self.look(lambda session: {row.client_id: row for row in session.scalars(rows)})
+
+    def outcomes(self, run: str, number: int = 0, phase: int = 0) -> dict[str, tuple[str, str]]:
+        """State and reason of each client's assignment."""
+        return {client: (str(a.state), a.reason) for client, a in self.assignments(run, number, phase).items()}
+
+    def updates(self, run: str, number: int = 0, phase: int = 0) -> dict[str, Update]:
+        """The accepted replies."""
+        rows = (
+            select(Update)
+            .join(Assignment)
+            .join(Phase)
+            .join(Round)
+            .where(Round.run_id == run, Round.number == number, Phase.number == phase, Update.accepted)
+        )
+        return self.look(lambda session: {row.client_id: row for row in session.scalars(rows)})
+
+    def evaluations(self, run: str, number: int = 0) -> dict[tuple[str, str], Evaluation]:
+        rows = select(Evaluation).join(Round).where(Round.run_id == run, Round.number == number)
+        return self.look(lambda session: {(row.client_id, row.split): row for row in session.scalars(rows)})
+
+    @property
+    def blobs(self) -> BlobStore:
+        return BlobStore(self.served.home.blobs_dir)
+
+    # --- waiting
+
+    def wait_state(self, run: str, state: RunState) -> Run:
+        def there() -> Run | None:
+            row = self.run(run)
+            assert row.state is state or row.state not in OVER, (row.state, row.reason)
+            return row if row.state is state else None
+
+        return wait_for(there, f"run {run} to be {state}")
+
+    def wait_round(self, run: str, number: int, *states: RoundState) -> Round:
+        """Waits until the round is in one of the states (it has ended, unless they are given)."""
+        wanted = states or (RoundState.COMPLETED, RoundState.SKIPPED)
+
+        def there() -> Round | None:
+            rounds = self.rounds(run)
+            return rounds[number] if len(rounds) > number and rounds[number].state in wanted else None
+
+        return wait_for(there, f"round {number} of {run}")
+
+    def wait_outcome(self, run: str, client: str, state: str, number: int = 0, phase: int = 0) -> None:
+        wait_for(
+            lambda: self.outcomes(run, number, phase).get(client, ("", ""))[0] == state,
+            f"{client} to be {state} in round {number}",
+        )
+
+    def play(self, run: str, *players: Player, until: Callable[[], object] | None = None) -> None:
+        """The players answer whatever they are asked until the run has completed, or until what is given."""
+
+        def over() -> object:
+            for player in players:
+                for _, order in player.orders():
+                    player.reply(order)
+            row = self.run(run)
+            if until is not None and until():
+                return True
+            assert row.state not in (RunState.FAILED, RunState.STOPPED), row.reason
+            return row.state is RunState.COMPLETED
+
+        wait_for(over, f"run {run} to be played")
+
+    def clear(self) -> None:
+        """Ends what a test has left."""
+        going = select(Run.run_id).where(Run.state.not_in(OVER))
+        for run in self.look(lambda session: list(session.scalars(going))):
+            try:
+                self.stop_run(run)
+            except grpc.RpcError:
+                assert self.run(run).state in OVER  # it has ended meanwhile
+        for player in self.players.values():
+            player.leave()
+        active = select(Client.client_id).where(Client.state == ClientState.REVOKED)
+        for client in self.look(lambda session: list(session.scalars(active))):
+            self.players.pop(client, None)
+        self.clock.ahead = timedelta()
+
+
+@contextmanager
+def stage(directory: Path, database: str, **settings: object) -> Iterator[Stage]:
+    """A federation on a database, served until the end."""
+    clock = Clock()
+    values = Settings.check({"federation_id": "test", "database": database, **settings}, "test")
+    made = Stage(Running(Home.init(directory, values, now=clock()), clock))
+    try:
+        yield made
+    finally:
+        made.clear()
+        made.stop()
