@@ -24,11 +24,10 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from numpy.typing import NDArray
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator import metrics, selection
+from coordinator import metrics, outcome, selection
 from coordinator.aggregation.gram import Row, apply_step
 from coordinator.aggregation.phases import Evaluate, Phase, Replies, Reply, RoundContext, RoundGenerator, Step, Train
 from coordinator.aggregation.registry import algorithm, server_rate
@@ -47,7 +46,6 @@ from storage.database import Database
 from storage.models import (
     Assignment,
     AssignmentState,
-    Evaluation,
     PhaseKind,
     PhaseState,
     Round,
@@ -210,15 +208,19 @@ class Conductor:
     def _conduct_round(self, current: Round) -> None:
         if current.state is RoundState.OPEN:
             try:
-                step = self._converse(current)
-                self._aggregate(current, step)
+                step, phases = self._converse(current)
+                self._aggregate(current, step, phases)
             except Skipped as skipped:
                 self._skip(current, str(skipped))
                 return
         self._evaluate_and_finish(current.round_id)
 
-    def _converse(self, current: Round) -> Step:
-        """Runs the algorithm's generator against the clients, or against the stored replies."""
+    def _converse(self, current: Round) -> tuple[Step, int]:
+        """Runs the algorithm's generator against the clients, or against the stored replies.
+
+        Returns:
+            The step, and how many phases it took.
+        """
         with self._database.read() as session:
             state = session.get_one(Run, self._run_id).state_data
         context = RoundContext(
@@ -242,8 +244,7 @@ class Conductor:
             try:
                 phase = conversation.send(replies)
             except StopIteration as end:
-                step: Step = end.value
-                return step
+                return end.value, number + 1
             number += 1
 
     def _skip(self, current: Round, why: str) -> None:
@@ -441,17 +442,15 @@ class Conductor:
 
     # --- the step
 
-    def _aggregate(self, current: Round, step: Step) -> None:
+    def _aggregate(self, current: Round, step: Step, phases: int) -> None:
         """Makes the new model, stores it, and records the signed step."""
-        gram = step.replies.gram
-        coefficients = step.combination.coefficients
         rate = server_rate(self._spec.server.learning_rate, self._spec.server.decay, current.number, self._spec.rounds)
         stationary = bool(step.combination.diagnostics.get("stationary", 0.0))
         result = current.base_model if stationary else self._make_model(current, step, rate)
         buffer = io.BytesIO()
-        np.save(buffer, gram, allow_pickle=False)
+        np.save(buffer, step.replies.gram, allow_pickle=False)
         gram_digest = self._around.blobs.put(buffer.getvalue())
-        self._record_step(current, step, rate, result, gram_digest, _cosines(gram, coefficients), stationary)
+        self._record_step(current, step, phases, rate, result, gram_digest, stationary)
 
     def _make_model(self, current: Round, step: Step, rate: float) -> str:
         base = self._around.blobs.path(current.base_model)
@@ -475,10 +474,10 @@ class Conductor:
         self,
         current: Round,
         step: Step,
+        phases: int,
         rate: float,
         result: str,
         gram_digest: str,
-        cosines: NDArray[np.float64],
         stationary: bool,
     ) -> None:
         combination = step.combination
@@ -498,22 +497,18 @@ class Conductor:
                     )
                 )
             }
-            norms = np.sqrt(np.diag(step.replies.gram))
-            envelopes = []
-            for row, reply in enumerate(step.replies):
-                update = by_client[reply.client_id]
-                envelopes.append(update.envelope_digest)
-                update.norm = float(norms[row])
-                update.weight = float(combination.weights[row])
-                update.coefficient = float(combination.coefficients[row])
-                update.cosine = float(cosines[row])
+            shares = outcome.shares(step)
+            for client_id, share in shares.items():
+                update = by_client[client_id]
+                update.norm, update.weight = share.norm, share.weight
+                update.coefficient, update.cosine = share.coefficient, share.cosine
             manifest = StepManifest(
                 federation_id=self._around.federation_id,
                 run_id=self._run_id,
                 round=current.number,
                 base_model=current.base_model,
                 result_model=result,
-                updates=envelopes,
+                updates=[by_client[client_id].envelope_digest for client_id in shares],
                 coefficients=combination.coefficients.tolist(),
                 rate=0.0 if stationary else rate,
                 gram=gram_digest,
@@ -529,6 +524,7 @@ class Conductor:
             round_ = session.get_one(Round, current.round_id)
             round_.result_model = result
             round_.gram = gram_digest
+            round_.evaluation_phase = phases
             round_.step = seal(manifest, self._around.signing_key).SerializeToString()
             round_.metrics = {"step/rate": rate, **_numbers(combination.diagnostics)}
             move_round(round_, RoundState.STEPPED, now, "stationary" if stationary else "")
@@ -542,20 +538,18 @@ class Conductor:
     def _evaluate_and_finish(self, round_id: int) -> None:
         with self._database.read() as session:
             current = session.get_one(Round, round_id)
-            pool = sorted(self._pool(session))
-            # The phases of the conversation began before the step; the evaluation takes the next number.
-            number = session.scalar(
-                select(func.count())
-                .select_from(models.Phase)
-                .where(models.Phase.round_id == round_id, models.Phase.started < current.stepped)
-            )
-        model = current.result_model
+        model, number = current.result_model, current.evaluation_phase
         if model is None or number is None:
             raise RuntimeError(f"round {current.number} of run {self._run_id} is STEPPED without a model")
         every = self._spec.evaluate.every
         last = current.number + 1 == self._spec.rounds
         replies: Replies | None = None
         if last or (every and (current.number + 1) % every == 0):
+            while not self._around.pool_complete():
+                self._checkpoint()
+                self._around.wait(1.0)
+            with self._database.read() as session:
+                pool = sorted(self._pool(session))
             phase = Evaluate(splits=self._spec.evaluate.splits)
             replies = self._ask(current, number, phase, pool, len(pool), model)
         self._finish_round(current, model, replies)
@@ -565,8 +559,8 @@ class Conductor:
         with self._database.begin() as session:
             round_ = session.get_one(Round, current.round_id, with_for_update=True)
             if replies is not None:
-                session.add_all(_evaluations(current.round_id, model, replies, self._spec.evaluate.splits))
-                scores = _scores(replies)
+                session.add_all(outcome.evaluations(current.round_id, model, replies, self._spec.evaluate.splits))
+                scores = outcome.scores(replies)
                 before = self._losses_before(session, current)
                 after = {
                     reply.client_id: reply.metrics["train/loss"] for reply in replies if "train/loss" in reply.metrics
@@ -613,43 +607,3 @@ def _canonical(value: Any) -> str:
 def _numbers(values: Mapping[str, float]) -> dict[str, float]:
     """What JSON can hold."""
     return {name: float(value) for name, value in values.items() if np.isfinite(value)}
-
-
-def _cosines(gram: NDArray[np.float64], coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The cosine of each row with the step c U, from K alone; 0 where either has no length. Shape (m,)."""
-    products = gram @ coefficients
-    lengths = np.sqrt(np.diag(gram)) * np.sqrt(max(float(coefficients @ products), 0.0))
-    cosines: NDArray[np.float64] = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
-    return cosines
-
-
-def _evaluations(round_id: int, model: str, replies: Replies, splits: tuple[str, ...]) -> list[Evaluation]:
-    return [
-        Evaluation(
-            round_id=round_id,
-            client_id=reply.client_id,
-            model=model,
-            split=split,
-            loss=reply.metrics.get(f"{split}/loss"),
-            accuracy=reply.metrics.get(f"{split}/accuracy"),
-            samples=int(min(max(reply.metrics.get(f"{split}/samples", 0.0), 0.0), 2.0**53)),  # a claim, of any size
-        )
-        for reply in replies
-        for split in splits
-    ]
-
-
-def _scores(replies: Replies) -> dict[str, float]:
-    """The clients' test accuracies (validation or train where a task holds no test split) and their mean losses."""
-    scores: dict[str, float] = {}
-    for split in ("test", "validation", "train"):
-        values = [reply.metrics[f"{split}/accuracy"] for reply in replies if f"{split}/accuracy" in reply.metrics]
-        if values:
-            scores |= metrics.accuracies(values)
-            break
-    for split in ("train", "validation", "test"):
-        losses = [reply.metrics[f"{split}/loss"] for reply in replies if f"{split}/loss" in reply.metrics]
-        if losses:
-            scores[f"loss/{split}"] = float(np.mean(losses))
-    scores["evaluated"] = float(len(replies))
-    return scores

@@ -6,6 +6,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from coordinator.finding import must_be_client
+from coordinator.states import move_client
 from federation.identity import IdentityError, check_name, secret_hash
 from federation.refusals import Refusal
 from storage import audit
@@ -43,9 +44,7 @@ def approve(session: Session, client_id: str, *, by: str, now: datetime) -> None
         Refusal: `client-unknown`, `client-state`.
     """
     client = _get(session, client_id)
-    if client.state is not ClientState.PENDING:
-        raise Refusal("client-state", f"{client_id} is {client.state}; only a PENDING client can be approved")
-    client.state = ClientState.ACTIVE
+    move_client(client, ClientState.ACTIVE)
     audit.record(session, at=now, actor=by, action="client.approved", subject=client_id)
 
 
@@ -56,9 +55,7 @@ def revoke(session: Session, client_id: str, reason: str, *, by: str, now: datet
         Refusal: `client-unknown`, `client-state`: it is revoked already.
     """
     client = _get(session, client_id)
-    if client.state is ClientState.REVOKED:
-        raise Refusal("client-state", f"{client_id} is REVOKED already, since {client.revoked}")
-    client.state = ClientState.REVOKED
+    move_client(client, ClientState.REVOKED)
     client.revoked = now
     client.revoked_reason = reason
     session.execute(

@@ -1,4 +1,4 @@
-"""The states of runs, rounds, phases and assignments, and the only ways from one to the next."""
+"""The states of clients, runs, rounds, phases and assignments, and the only ways from one to the next."""
 
 from datetime import datetime
 from typing import TypeVar
@@ -7,6 +7,8 @@ from federation.refusals import Refusal
 from storage.models import (
     Assignment,
     AssignmentState,
+    Client,
+    ClientState,
     Phase,
     PhaseState,
     Round,
@@ -15,6 +17,11 @@ from storage.models import (
     RunState,
 )
 
+CLIENT_TRANSITIONS: dict[ClientState, frozenset[ClientState]] = {
+    ClientState.PENDING: frozenset({ClientState.ACTIVE, ClientState.REVOKED}),
+    ClientState.ACTIVE: frozenset({ClientState.REVOKED}),
+    ClientState.REVOKED: frozenset(),
+}
 RUN_TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     RunState.PENDING: frozenset({RunState.RUNNING, RunState.PAUSED, RunState.STOPPED, RunState.FAILED}),
     RunState.RUNNING: frozenset({RunState.PAUSED, RunState.COMPLETED, RunState.FAILED, RunState.STOPPED}),
@@ -50,6 +57,18 @@ class IllegalTransition(Exception):
 def _check(transitions: dict[StateT, frozenset[StateT]], now: StateT, to: StateT, what: str) -> None:
     if to not in transitions[now]:
         raise IllegalTransition(f"{what} cannot go from {now} to {to}")
+
+
+def move_client(client: Client, to: ClientState) -> None:
+    """Moves a client.
+
+    Raises:
+        Refusal: `client-state`, naming the state and what can be done in it.
+    """
+    if to not in CLIENT_TRANSITIONS[client.state]:
+        ways = ", ".join(sorted(CLIENT_TRANSITIONS[client.state])) or "nothing: it is shut out for good"
+        raise Refusal("client-state", f"{client.client_id} is {client.state} and cannot become {to}; possible: {ways}")
+    client.state = to
 
 
 def move_run(run: Run, to: RunState, at: datetime, reason: str = "") -> None:

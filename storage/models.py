@@ -286,6 +286,7 @@ class Round(Base):
     step: Mapped[bytes | None]  # SignedEnvelope of a StepManifest
     selected: Mapped[list[str]] = mapped_column(default=list)  # clients asked to train, by name
     wanted: Mapped[int]  # replies that the round wants; more are asked when it over-selects
+    evaluation_phase: Mapped[int | None]  # the number of the phase that evaluates the result; it follows the others
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
     started: Mapped[datetime]
     stepped: Mapped[datetime | None]

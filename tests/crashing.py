@@ -66,6 +66,8 @@ def coordinator(point: str) -> None:
         "model-written": lambda: before(Conductor, "_record_step"),
         # the step is recorded, nobody has been told
         "stored": lambda: after(Conductor, "_record_step"),
+        # some have evaluated the new model
+        "one-evaluation-in": lambda: after(Intake, "accept", count=4),
         # the evaluation is in, the round is not over
         "evaluated": lambda: before(Conductor, "_finish_round"),
         # the round is over, the next one has not begun

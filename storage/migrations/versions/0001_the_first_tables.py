@@ -119,6 +119,7 @@ def upgrade() -> None:
         sa.Column("step", sa.LargeBinary(), nullable=True),
         sa.Column("selected", sa.JSON(), nullable=False),
         sa.Column("wanted", sa.Integer(), nullable=False),
+        sa.Column("evaluation_phase", sa.Integer(), nullable=True),
         sa.Column("metrics", sa.JSON(), nullable=False),
         sa.Column("started", sa.DateTime(timezone=True), nullable=False),
         sa.Column("stepped", sa.DateTime(timezone=True), nullable=True),
