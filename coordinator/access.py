@@ -326,7 +326,8 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             raise _expired(identity)
 
     async def _refuse(self, context: Context, actor: str, action: str, refusal: Refusal) -> NoReturn:
-        log.info("refused %s by %s: %s (%s)", action, actor, refusal.reason, refusal.message)
+        # In quotes: part of the message may be the caller's own words, line breaks and all.
+        log.info("refused %s by %s: %s (%r)", action, actor, refusal.reason, refusal.message[:MAX_MESSAGE_CHARACTERS])
         if refusal.reason != "stopping":
             await self._record(actor, action, refusal.reason, refusal.message)
         await abort(context, refusal)

@@ -140,7 +140,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             self._hub.heartbeat(attendance, self._clock(), beat.assignment_id[:32], progress)
         elif kind == "decline":
             decline = request.decline
-            log.warning("%s declines %s: %s", attendance.client_id, decline.assignment_id[:32], decline.reason[:80])
+            log.warning("%s declines %r: %r", attendance.client_id, decline.assignment_id[:32], decline.reason[:80])
             await self._in_thread(
                 self._intake.decline, attendance.client_id, decline.assignment_id, decline.reason, decline.message
             )

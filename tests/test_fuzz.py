@@ -1,0 +1,508 @@
+"""Ten thousand random and mutated messages against each service, and the coordinator is as well as before.
+
+The coordinator is a real process behind real TLS. Its callers hold real keys, so that what they send comes as far as it
+can: past the door, past the signature. Seeded: a failure comes back.
+"""
+
+import asyncio
+import math
+import random
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf.descriptor import FieldDescriptor as F
+from google.protobuf.message import Message
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+from harness import SECONDS, Federation, Member, federation, wait_for
+
+from coordinator.access import MAX_CONCURRENT_CALLS, RULES
+from federation.digests import digest
+from federation.envelope import seal
+from federation.identity import AdminFiles, Join, MemberFiles
+from federation.keys import private_key_pem
+from federation.v1 import admin_pb2 as admin
+from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
+from federation.v1.enrollment_pb2 import EnrollRequest
+from federation.v1.federation_pb2 import (
+    AttendRequest,
+    Decline,
+    FetchBlobRequest,
+    Heartbeat,
+    Hello,
+    SubmitRequest,
+    TaskOffer,
+)
+from federation.vectors import Layout, Tensor, to_bytes
+
+SEED = 20260601
+MESSAGES = 10_000  # to each service
+AT_ONCE = MAX_CONCURRENT_CALLS - 16  # of one caller: beyond the limit there is one reason only, and little to learn
+RUNS = 4  # so many assignments of mallory's are open at first
+GROWTH = 200 << 20  # what the coordinator's memory may grow by, in bytes; the bombs alone would inflate to more
+BOMB = 64 << 20
+
+LAYOUT = Layout((Tensor("weight", (5, 8)),))
+MODEL = to_bytes(LAYOUT, np.zeros(LAYOUT.size, np.float32))
+SPEC = """
+name = "{name}"
+task = "digits"
+rounds = 1
+[train]
+deadline_seconds = 900
+[evaluate]
+splits = ["test"]
+deadline_seconds = 900
+[selection]
+quorum = 0.0
+"""
+
+TEXTS = (
+    "", "\0", "a\0b", "\n\r\t", "../../../etc/passwd", "' or 1=1 --", "%s%n{0}{x}", "\u202eevil", "\U0001f600" * 300,
+    "x" * 70_000, "blake3:" + "0" * 64, "blake3:../" + "0" * 61, "nan", "-1", "9" * 5000, "digits", "\x1b[2J", "\ufeff",
+)  # fmt: skip
+INTEGERS = (0, 1, 63, 64, 2**31 - 1, 2**31, 2**32 - 1, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -1, -(2**31), -(2**63))
+NUMBERS = (0.0, -0.0, 1.0, -1.0, 5e-324, 1e308, -1e308, math.nan, math.inf, -math.inf, 2.0**64, 1e-300)
+JUNK = (
+    b"",
+    b"\x00",
+    b"\xff" * 10,  # no end of a varint
+    b"\x08" + b"\xff" * 9 + b"\x01",  # the largest
+    b"\x08" + b"\xff" * 10 + b"\x01",  # one byte too long
+    b"\x0a\xff\xff\xff\xff\x0f" + b"short",  # 4 GiB announced
+    b"\x0a\x02\xc3\x28",  # no UTF-8
+    b"\x0a\x01\x00",  # NUL
+    b"\x0b" * 500,  # groups that are opened and never closed
+    b"\x0c",  # a group that is closed and was never opened
+    b"\x0e\x0f",  # wire types that do not exist
+    b"\xfa\xff\xff\xff\x0f\x01x",  # the largest field number
+    b"\x00\x01",  # field number 0
+)
+# Nobody foresaw it; gave no answer in time; hung up.
+ALARMING = {"INTERNAL", "UNKNOWN", "DEADLINE_EXCEEDED", "UNAVAILABLE", "DATA_LOSS"}
+
+
+# --- mutation
+
+
+def nested(depth: int) -> bytes:
+    """A message in a message in a message."""
+    data = b""
+    for _ in range(depth):
+        length, size = len(data), b""
+        while length > 127:
+            size, length = size + bytes([length & 127 | 128]), length >> 7
+        data = b"\x0a" + size + bytes([length]) + data
+    return data
+
+
+def value(of: F, rng: random.Random) -> Any:
+    """Something that a field can hold and hardly anybody expects in it."""
+    if of.cpp_type in (F.CPPTYPE_DOUBLE, F.CPPTYPE_FLOAT):
+        return rng.choice(NUMBERS)
+    if of.type == F.TYPE_STRING:
+        return rng.choice(TEXTS)
+    if of.type == F.TYPE_BYTES:
+        return rng.choice(JUNK) if rng.random() < 0.5 else rng.randbytes(rng.randrange(100))
+    if of.cpp_type == F.CPPTYPE_BOOL:
+        return rng.random() < 0.5
+    bits = 32 if of.cpp_type in (F.CPPTYPE_INT32, F.CPPTYPE_UINT32, F.CPPTYPE_ENUM) else 64
+    signed = of.cpp_type in (F.CPPTYPE_INT32, F.CPPTYPE_INT64, F.CPPTYPE_ENUM)
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    return rng.choice([number for number in INTEGERS if low <= number <= high])
+
+
+def warp(message: Message, rng: random.Random) -> None:
+    """Changes one field of a message, somewhere in its depth, to something extreme."""
+    fields = message.DESCRIPTOR.fields
+    if not fields:
+        return
+    chosen = rng.choice(fields)
+    many = getattr(message, chosen.name) if chosen.is_repeated else None
+    if chosen.message_type is not None and chosen.message_type.GetOptions().map_entry:
+        number = chosen.message_type.fields_by_name["value"]
+        for _ in range(rng.choice((1, 1, 1, 300))):
+            many[rng.choice((*TEXTS, f"key {rng.random()}"))[:2000]] = value(number, rng)  # type: ignore[index]
+    elif chosen.message_type is not None:
+        if many is not None:
+            for _ in range(rng.choice((1, 1, 2, 500))):
+                warp(many.add(), rng)
+        elif rng.random() < 0.2:
+            message.ClearField(chosen.name)
+        else:
+            part = getattr(message, chosen.name)
+            part.SetInParent()
+            warp(part, rng)
+    elif many is not None:
+        many.extend(value(chosen, rng) for _ in range(rng.choice((0, 1, 100))))
+    else:
+        setattr(message, chosen.name, value(chosen, rng))
+
+
+def spoil(data: bytes, rng: random.Random) -> bytes:
+    """Changes the bytes of a message without regard to what they mean."""
+    kind = rng.randrange(8)
+    at = rng.randrange(len(data) + 1)
+    if kind == 0:
+        return rng.randbytes(rng.choice((0, 1, 2, 5, 50, 50, 500, 20_000)))
+    if kind == 1:
+        return data[:at]
+    if kind == 2:
+        return data + data
+    if kind == 3:
+        return data[:at] + rng.choice(JUNK) + data[at:]
+    if kind == 4:
+        return data + rng.choice(JUNK)
+    if kind == 5:
+        tag = rng.randrange(1, 16) << 3 | rng.randrange(8)
+        return data + bytes([tag]) + rng.choice((rng.randbytes(8), b"\xff" * 9 + b"\x01", struct.pack("<d", math.nan)))
+    if kind == 6:
+        return data + nested(rng.choice((5, 99, 101, 2000)))
+    spoiled = bytearray(data)
+    for _ in range(rng.choice((1, 1, 3, 20)) if data else 0):
+        spoiled[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(spoiled)
+
+
+def mutated(message: Message, rng: random.Random) -> bytes:
+    """A message as it should be, or warped, or spoiled, or both."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    kind = rng.random()
+    if 0.1 < kind < 0.7:
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            warp(copy, rng)
+    data = copy.SerializeToString()
+    return spoil(data, rng) if kind > 0.55 else data
+
+
+# --- senders
+
+
+Say = Callable[[random.Random], list[bytes]]  # the messages of one call
+
+
+@dataclass
+class Caller:
+    """Somebody who calls, with a channel of their own."""
+
+    channel: grpc.aio.Channel
+    calls: "dict[str, Say]"
+    turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+
+
+async def call(channel: grpc.aio.Channel, method: str, messages: Sequence[bytes], ending: str) -> str:
+    """Makes one call; returns the name of its status. `ending`: how the caller goes away."""
+
+    async def said() -> AsyncIterator[bytes]:
+        for message in messages:
+            yield message
+
+    made = channel.stream_stream(method)(
+        said(), timeout=SECONDS, compression=grpc.Compression.Gzip if ending == "gzip" else None
+    )
+    try:
+        if ending == "cancel":
+            await made.wait_for_connection()
+            made.cancel()
+        async for _ in made:
+            if ending == "deaf":
+                made.cancel()
+        return str((await made.code()).name)
+    except grpc.aio.AioRpcError as error:
+        status = str(error.code().name)
+        if error.details() == "Internal error from Core":
+            return "CANCELLED"  # our own library's word for a call that was over before all was written
+        return f"{status}: {error.details()}" if status in ALARMING else status
+    except asyncio.CancelledError:
+        if not made.cancelled():
+            raise
+        return "CANCELLED"
+
+
+async def assail(callers: list[Caller], rng: random.Random) -> tuple[Counter[tuple[str, str]], int]:
+    """Sends `MESSAGES` messages, spread over the callers and their calls. Returns how the calls ended."""
+    ended: Counter[tuple[str, str]] = Counter()
+    sent = 0
+
+    async def one(caller: Caller, method: str, messages: Sequence[bytes], ending: str) -> None:
+        try:
+            ended[method, await call(caller.channel, method, messages, ending)] += 1
+        finally:
+            caller.turn.release()
+
+    async with asyncio.TaskGroup() as group:
+        while sent < MESSAGES:
+            caller = rng.choice(callers)
+            # Conversations twice as often as single requests: there is more to get wrong in them.
+            method = rng.choice(
+                [name for name in caller.calls for _ in range(1 + name.endswith(("Submit", "SubmitRun")))]
+            )
+            messages = caller.calls[method](rng)
+            # What never ends by itself is left by its caller.
+            ending = "deaf" if method.endswith("/WatchRun") else rng.choice(("done",) * 12 + ("cancel", "deaf", "gzip"))
+            await caller.turn.acquire()
+            group.create_task(one(caller, method, messages, ending))
+            sent += len(messages)
+    return ended, sent
+
+
+def channel(files: MemberFiles | AdminFiles) -> grpc.aio.Channel:
+    credentials = grpc.ssl_channel_credentials(files.ca, private_key_pem(files.tls_key), files.certificate)
+    return grpc.aio.secure_channel(files.address, credentials)
+
+
+def stream_of(messages: Sequence[Message]) -> Say:
+    """A conversation: in order or not, whole or not, with mutations in it or without."""
+
+    def say(rng: random.Random) -> list[bytes]:
+        kind = rng.random()
+        if kind < 0.05:
+            return [b""] * rng.randrange(3)
+        chosen = list(messages)
+        if kind < 0.2:
+            rng.shuffle(chosen)
+        elif kind < 0.35:
+            chosen = chosen[: rng.randrange(1, len(chosen) + 1)]
+        elif kind < 0.45:
+            chosen = chosen * 2
+        victim = rng.randrange(len(chosen))
+        return [mutated(one, rng) if i == victim else one.SerializeToString() for i, one in enumerate(chosen)]
+
+    return say
+
+
+def single(*messages: Message) -> Say:
+    """A call with one request, like one of these; now and then with none or with two."""
+
+    def say(rng: random.Random) -> list[bytes]:
+        return [mutated(rng.choice(messages), rng) for _ in range(rng.choice((1,) * 18 + (0, 2)))]
+
+    return say
+
+
+# --- the scene
+
+
+@dataclass
+class Scene:
+    fed: Federation
+    pid: int
+    alice: Member
+    mallory: Member
+    orders: list[SignedEnvelope]  # what mallory was asked for
+
+    @property
+    def memory(self) -> int:
+        """Resident memory of the coordinator, in bytes."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) << 10
+
+
+def submission(name: str) -> list[Message]:
+    header = admin.RunHeader(spec=SPEC.format(name=name).encode(), model=digest(MODEL), model_bytes=len(MODEL))
+    pieces = [admin.SubmitRunRequest(chunk=MODEL[start : start + 100]) for start in range(0, len(MODEL), 100)]
+    return [admin.SubmitRunRequest(header=header), *pieces]
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with federation(tmp_path_factory.mktemp("fuzz")) as fed:
+        process = fed.serve()
+        alice, mallory = fed.enroll("alice"), fed.enroll("mallory")
+        stream = mallory.attend(digits=10)
+        stream.next()
+        with fed.administrator() as operator:
+            for number in range(RUNS):
+                AdminStub(operator).SubmitRun(iter(submission(f"victim-{number}")), timeout=SECONDS)
+        orders = [stream.assignment() for _ in range(RUNS)]
+        stream.close()
+        yield Scene(fed, process.popen.pid, alice, mallory, orders)
+
+
+def enrolment_calls(scene: Scene) -> dict[str, Say]:
+    secret = Join.decode(scene.fed.token("newcomer")).secret
+    request = EnrollRequest(secret=secret, csr=bytes(200), signing_key=bytes(32), proof=bytes(64), software="test")
+    stranger = EnrollRequest(secret=bytes(32), csr=b"\x30\x82\xff\xff", signing_key=bytes(32), proof=bytes(64))
+    return {"/federation.v1.Enrollment/Enroll": single(request, stranger)}
+
+
+def federation_calls(scene: Scene) -> dict[str, Say]:
+    mallory = scene.mallory
+    hello = AttendRequest(hello=Hello(software="t", tasks=[TaskOffer(task="other", samples=9)], device="cpu"))
+    name = AssignmentManifest.FromString(scene.orders[0].manifest).assignment_id
+    beat = AttendRequest(heartbeat=Heartbeat(assignment_id=name, progress=0.5))
+    decline = AttendRequest(decline=Decline(assignment_id="0" * 32, reason="no-data", message="none"))
+
+    def reply(rng: random.Random) -> list[bytes]:
+        """An update of mallory's, wrong somewhere: in what she signs, in how she signs it, in what she uploads."""
+        order = mallory.open(rng.choice(scene.orders))
+        payload = mallory.payload(order, rng.randrange(2**32))
+        manifest = mallory.manifest(order, payload)
+        if rng.random() < 0.3:
+            payload = spoil(payload, rng)
+            if rng.random() < 0.5:
+                manifest.payload, manifest.payload_bytes = digest(payload), len(payload)
+        if rng.random() < 0.5:
+            warp(manifest, rng)
+        envelope = seal(manifest, mallory.files.signing_key)
+        if rng.random() < 0.3:
+            warp(envelope, rng)
+        chunks = [SubmitRequest(chunk=payload[start : start + 97]) for start in range(0, len(payload), 97)]
+        return stream_of([SubmitRequest(update=envelope), *chunks])(rng)
+
+    blob = FetchBlobRequest(digest=digest(MODEL), offset=5)
+    return {
+        "/federation.v1.Federation/Attend": stream_of([hello, beat, decline, beat]),
+        "/federation.v1.Federation/FetchBlob": single(blob, FetchBlobRequest(digest="blake3:" + "0" * 64)),
+        "/federation.v1.Federation/Submit": reply,
+    }
+
+
+def admin_calls() -> dict[str, Say]:
+    run, nobody = "victim-0", "nobody"
+    requests: dict[str, Say] = {
+        "CreateToken": single(admin.CreateTokenRequest(client_id="somebody", lifetime_seconds=60)),
+        "ListClients": single(admin.ListClientsRequest()),
+        "ApproveClient": single(admin.ApproveClientRequest(client_id=nobody)),
+        "RevokeClient": single(admin.RevokeClientRequest(client_id=nobody, reason="none")),
+        "SubmitRun": stream_of(submission("another")),
+        "ListRuns": single(admin.ListRunsRequest()),
+        "GetRun": single(admin.GetRunRequest(run=run)),
+        "PauseRun": single(admin.PauseRunRequest(run=run)),
+        "ResumeRun": single(admin.ResumeRunRequest(run=run)),
+        "StopRun": single(admin.StopRunRequest(run="victim-1", reason="none")),
+        "WatchRun": single(admin.WatchRunRequest(run=run)),
+        "ListRounds": single(admin.ListRoundsRequest(run=run)),
+        "GetRound": single(admin.GetRoundRequest(run=run, round=0)),
+        "ListUpdates": single(admin.ListUpdatesRequest(run=run, round=0, client_id="mallory")),
+        "ExportModel": single(admin.ExportModelRequest(run=run, round=0)),
+    }
+    assert {f"/federation.v1.Admin/{name}" for name in requests} == {name for name in RULES if ".Admin/" in name}
+    return {f"/federation.v1.Admin/{name}": say for name, say in requests.items()}
+
+
+def is_well(scene: Scene) -> None:
+    """It serves; it has noticed nothing but refusals; nobody's work is lost."""
+    fed = scene.fed
+    for service in ("", "federation.v1.Enrollment", "federation.v1.Federation", "federation.v1.Admin"):
+        answer = HealthStub(scene.alice.channel).Check(HealthCheckRequest(service=service), timeout=SECONDS)
+        assert answer.status == HealthCheckResponse.SERVING
+    assert fed.coordinator is not None
+    log = fed.coordinator.text
+    for sign in ("Traceback", "ERROR", "never retrieved", "incident"):
+        assert sign not in log, log[log.index(sign) - 200 :][:3000]
+    assert fed.query("select actor, action, detail from audit_log where outcome = 'internal'") == []
+    states = fed.query("select name, reason from runs where state = 'FAILED' and reason not like '%rounds in a row%'")
+    assert states == []
+
+
+def works(scene: Scene, name: str) -> None:
+    """A run from its submission to its end, by honest hands, and an operator who looks at it."""
+    fed = scene.fed
+
+    def alone() -> bool:
+        return not any(client.get("attending") for client in fed.admin("clients")["clients"])
+
+    wait_for(alone, "mallory to be gone")
+    stream = scene.alice.attend(**{name: 10})
+    stream.next()
+    with fed.administrator() as operator:
+        stub = AdminStub(operator)
+        requests = submission(name)
+        header = requests[0].header  # type: ignore[attr-defined]
+        header.spec = header.spec.replace(b'"digits"', f'"{name}"'.encode())
+        run = stub.SubmitRun(iter(requests), timeout=SECONDS).run.run_id
+        for _ in ("train", "evaluate"):
+            assert scene.alice.answer(stream.assignment()).accepted
+        fed.wait_completed(run)
+        listed = stub.ListRuns(admin.ListRunsRequest(), timeout=SECONDS).runs
+        assert run in {one.run_id for one in listed}
+        parts = stub.GetRound(admin.GetRoundRequest(run=run, round=0), timeout=SECONDS).participations
+        assert [(part.client_id, part.weight) for part in parts] == [("alice", 1.0)]
+    stream.close()
+
+
+# --- the tests
+
+
+async def assail_everybody(scene: Scene) -> dict[str, tuple[Counter[tuple[str, str]], int]]:
+    files = AdminFiles.load(scene.fed.home / "admin")
+    alice = scene.alice.files
+    enrolment = Join.decode(scene.fed.token("somebody-else")).address
+    newcomer = grpc.aio.secure_channel(enrolment, grpc.ssl_channel_credentials(alice.ca))
+    operator, member = channel(files), channel(scene.mallory.files)
+    enrol, federate, administer = enrolment_calls(scene), federation_calls(scene), admin_calls()
+    # In front of the right door stand those who belong there; at times also those who do not.
+    groups = {
+        "Enrollment": [Caller(newcomer, enrol)] * 3 + [Caller(member, enrol)],
+        "Federation": [Caller(member, federate)] * 7 + [Caller(operator, federate), Caller(newcomer, federate)],
+        "Admin": [Caller(operator, administer)] * 7 + [Caller(member, administer), Caller(newcomer, administer)],
+    }
+    turns: dict[grpc.aio.Channel, asyncio.Semaphore] = {}
+    for caller in [caller for group in groups.values() for caller in group]:
+        caller.turn = turns.setdefault(caller.channel, caller.turn)  # the limit is the caller's, whatever they call
+    try:
+        ended = await asyncio.gather(
+            *(assail(callers, random.Random(f"{SEED}/{name}")) for name, callers in groups.items())
+        )
+    finally:
+        for one in turns:
+            await one.close()
+    return dict(zip(groups, ended, strict=True))
+
+
+def test_ten_thousand_messages_against_each_service_leave_it_healthy(scene: Scene) -> None:
+    before = scene.memory
+    ended = asyncio.run(assail_everybody(scene))
+    for service, (statuses, sent) in ended.items():
+        assert sent >= MESSAGES, service
+        alarming = {kind for kind in statuses if kind[1].partition(":")[0] in ALARMING}
+        assert not alarming, (service, alarming)
+    # They came as far as they should: there are all kinds of answers.
+    found = {status for _, status in sum((statuses for statuses, _ in ended.values()), Counter())}
+    assert found >= {"OK", "INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "ALREADY_EXISTS"}
+    assert found >= {"RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "OUT_OF_RANGE", "ABORTED"}
+    assert scene.memory - before < GROWTH
+    is_well(scene)
+    works(scene, "after-the-storm")
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["/federation.v1.Admin/Nothing", "/federation.v1.Federation/", "/federation.v2.Enrollment/Enroll", "/a/b/c", "//"],
+)
+def test_a_method_that_does_not_exist_is_unimplemented(scene: Scene, method: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        scene.mallory.channel.unary_unary(method)(b"x", timeout=SECONDS)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
+    is_well(scene)
+
+
+def test_a_message_that_inflates_beyond_the_limit_is_refused_at_every_service(scene: Scene) -> None:
+    before = scene.memory
+    with scene.fed.administrator() as operator:
+        for channel_, method in (
+            (operator, "/federation.v1.Admin/SubmitRun"),
+            (operator, "/federation.v1.Admin/GetRun"),
+            (scene.mallory.channel, "/federation.v1.Federation/Submit"),
+            (scene.mallory.channel, "/federation.v1.Federation/Attend"),
+            (scene.mallory.channel, "/federation.v1.Enrollment/Enroll"),
+        ):
+            call = channel_.stream_stream(method)(
+                iter([bytes(BOMB)]), timeout=SECONDS, compression=grpc.Compression.Gzip
+            )
+            with pytest.raises(grpc.RpcError) as caught:
+                list(call)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+    assert scene.memory - before < GROWTH
+    is_well(scene)
+    works(scene, "after-the-bombs")
