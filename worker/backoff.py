@@ -32,3 +32,7 @@ class Backoff:
     def reset(self) -> None:
         """An attempt succeeded: the next failure is a first one."""
         self._failures = 0
+
+    def ease(self) -> None:
+        """An attempt succeeded, if briefly: try again soon, but do not spin."""
+        self._failures = min(self._failures, 2)

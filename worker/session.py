@@ -112,6 +112,8 @@ class Session:
                 raise SessionError(f"{refusal.reason}: {refusal.message}; {FINAL_REASONS[refusal.reason]}")
             if welcomed and time.monotonic() - began >= SETTLED_SECONDS:
                 self._backoff.reset()
+            elif welcomed:
+                self._backoff.ease()
             delay = self._backoff.delay()
             self._events.warn(
                 "disconnected",
