@@ -160,9 +160,12 @@ class Stage:
         self.stop()
         between()
         self.start()
+        self.come_back()
+
+    def come_back(self) -> None:
+        """Everybody attends: with what they attended with, or, so that nobody waits for them, with nothing."""
         for player in self.players.values():
-            if player.stream is not None:
-                player.attend(**player.tasks)
+            player.attend(**(player.tasks if player.stream is not None else {}))
 
     def stop(self) -> None:
         self.served.stop()
@@ -177,9 +180,8 @@ class Stage:
         self.nudge()
 
     def nudge(self) -> None:
-        """Wakes every conductor: somebody comes and goes."""
+        """Wakes every conductor: somebody attends."""
         self._nobody.attend()
-        self._nobody.leave()
 
     @contextmanager
     def _now(self) -> Iterator[None]:
@@ -328,18 +330,16 @@ class Stage:
         wait_for(over, f"run {run} to be played")
 
     def clear(self) -> None:
-        """Ends what a test has left."""
+        """Ends what a test has left. Clients stay: after a restart the engine waits for whoever was there before."""
         going = select(Run.run_id).where(Run.state.not_in(OVER))
         for run in self.look(lambda session: list(session.scalars(going))):
             try:
                 self.stop_run(run)
             except grpc.RpcError:
                 assert self.run(run).state in OVER  # it has ended meanwhile
-        for player in self.players.values():
-            player.leave()
-        active = select(Client.client_id).where(Client.state == ClientState.REVOKED)
-        for client in self.look(lambda session: list(session.scalars(active))):
-            self.players.pop(client, None)
+        revoked = select(Client.client_id).where(Client.state == ClientState.REVOKED)
+        for client in set(self.look(lambda session: list(session.scalars(revoked)))) & self.players.keys():
+            self.players.pop(client).leave()
         self.clock.ahead = timedelta()
 
 
@@ -347,7 +347,9 @@ class Stage:
 def stage(directory: Path, database: str, **settings: object) -> Iterator[Stage]:
     """A federation on a database, served until the end."""
     clock = Clock()
-    values = Settings.check({"federation_id": "test", "database": database, **settings}, "test")
+    # Players give no sign of life: they are taken for dead after three heartbeats.
+    settings = {"federation_id": "test", "database": database, "heartbeat_seconds": 300.0, **settings}
+    values = Settings.check(settings, "test")
     made = Stage(Running(Home.init(directory, values, now=clock()), clock))
     try:
         yield made
