@@ -1,0 +1,205 @@
+"""What a round leaves behind: a third party recomputes it, byte by byte, from signed envelopes and payloads alone."""
+
+import io
+
+import numpy as np
+import pytest
+from stage import LAYOUT, MODEL, Player, Stage, measurements, spec, vector
+
+from coordinator.aggregation import aggregate
+from coordinator.aggregation.gram import apply_step, gram
+from coordinator.aggregation.registry import server_rate
+from federation.digests import digest
+from federation.envelope import envelope_digest, unseal
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest, UpdateManifest
+from federation.vectors import model_row, read_vector, to_bytes, update_layout, update_rows
+from storage.models import Round
+
+
+def play(
+    stage: Stage, text: str, *, samples: tuple[int, ...] = (10, 20, 30), rounds: int = 2
+) -> tuple[str, list[Player]]:
+    task = stage.task()
+    players = stage.cast(task, "ann", "ben", "cleo", samples=samples)
+    algorithm, _, more = text.partition("\n")
+    more += "\nselection.minimum = 3\nserver = { learning_rate = 0.7, decay = 0.5 }"
+    run = stage.submit(spec(f"record-{stage.count}", task, rounds, algorithm=algorithm, more=more))
+    stage.play(run, *players)
+    return run, players
+
+
+def step_of(stage: Stage, round_: Round) -> StepManifest:
+    assert round_.step is not None
+    key = stage.served.home.signing_key.public_key()
+    return unseal(SignedEnvelope.FromString(round_.step), StepManifest, lambda _: key)
+
+
+RULES = [
+    "fedavg",
+    'fedavg\nalgorithm.prior = "samples"',
+    "fedmgda",
+    "fedmgda+\nalgorithm.epsilon = 0.1",
+    'fedmgda+\nalgorithm.prior = "samples"',
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_third_party_recomputes_every_step_from_the_signed_record(stage: Stage, rule: str) -> None:
+    run, players = play(stage, rule)
+    keys = {player.name: player.member.files.signing_key.public_key() for player in players}
+    model = digest(MODEL)
+    for round_ in stage.rounds(run):
+        step = step_of(stage, round_)
+        assert (step.federation_id, step.run_id, step.round) == ("test", run, round_.number)
+        assert (step.base_model, step.result_model) == (model, round_.result_model)
+        assert step.algorithm == rule.partition("\n")[0]
+        # Who took part, in the order of the rows, each with its own signature over what it sent.
+        envelopes = {}
+        for update in stage.updates(run, round_.number).values():
+            envelope = SignedEnvelope.FromString(update.envelope)
+            assert envelope_digest(envelope) == update.envelope_digest
+            envelopes[update.envelope_digest] = envelope
+        manifests = []
+        for name in step.updates:
+            claimed = UpdateManifest.FromString(envelopes[name].manifest)
+            manifests.append(unseal(envelopes[name], UpdateManifest, lambda _, of=claimed.client_id: keys[of]))
+        assert [manifest.client_id for manifest in manifests] == ["ann", "ben", "cleo"]
+        assert all((m.run_id, m.round, m.base_model) == (run, round_.number, model) for m in manifests)
+        # The Gram matrix and the new model, from the payloads.
+        rows = []
+        for manifest in manifests:
+            stage.blobs.verify(manifest.payload)
+            rows.append(update_rows(stage.blobs.path(manifest.payload))["loss"])
+        samples = np.array([manifest.samples for manifest in manifests], dtype=np.float64)
+        prior = samples / samples.sum() if "samples" in rule else np.full(3, 1 / 3)
+        epsilon = {"epsilon": 0.1} if "epsilon" in rule else {}
+        again = aggregate(step.algorithm, rows, prior=prior, samples=samples, **epsilon)
+        assert again.coefficients.tolist() == list(step.coefficients)
+        assert step.rate == server_rate(0.7, 0.5, round_.number, 2)
+        matrix = np.array([read_vector(stage.blobs.path(m.payload))[1] for m in manifests], dtype=np.float64)
+        stored = io.BytesIO()
+        np.save(stored, gram(rows), allow_pickle=False)
+        assert digest(stored.getvalue()) == step.gram == round_.gram
+        K = np.load(io.BytesIO(stage.blobs.read(step.gram)))
+        assert (K.dtype, K.shape) == (np.float64, (3, 3))
+        np.testing.assert_allclose(K, matrix @ matrix.T, rtol=1e-12, atol=1e-12)
+        made = io.BytesIO()
+        made.write(LAYOUT.header())
+        apply_step(model_row(stage.blobs.path(model)), step.rate, np.array(step.coefficients), rows, made.write)
+        assert digest(made.getvalue()) == step.result_model
+        # And by arithmetic that shares no line with the coordinator's.
+        base = read_vector(stage.blobs.path(model))[1].astype(np.float64)
+        expected = (base - step.rate * (np.array(step.coefficients) @ matrix)).astype(np.float32)
+        np.testing.assert_allclose(read_vector(stage.blobs.path(step.result_model))[1], expected, rtol=1e-6, atol=1e-7)
+        model = step.result_model
+    assert stage.run(run).model == model
+    assert model != digest(MODEL)
+
+
+def test_the_steps_chain_the_states_of_the_algorithm(stage: Stage) -> None:
+    run, _ = play(stage, "fedmgda+")
+    first, second = (step_of(stage, round_) for round_ in stage.rounds(run))
+    assert first.state_before == digest(b"{}")
+    assert second.state_before == first.state_after
+
+
+def test_the_facts_of_a_round_are_those_of_the_submitted_vectors(stage: Stage) -> None:
+    run, _ = play(stage, "fedmgda+\nalgorithm.epsilon = 0.2", rounds=1)
+    round_ = stage.rounds(run)[0]
+    updates = stage.updates(run)
+    U = np.array([vector(name, _order(stage, run, name)) for name in ("ann", "ben", "cleo")], dtype=np.float64)
+    norms = np.linalg.norm(U, axis=1)
+    weights = np.array([updates[name].weight for name in ("ann", "ben", "cleo")], dtype=np.float64)
+    assert weights.sum() == pytest.approx(1)
+    assert np.abs(weights - 1 / 3).max() <= 0.2 + 1e-12
+    c = weights / norms
+    direction = c @ U
+    for i, name in enumerate(("ann", "ben", "cleo")):
+        update = updates[name]
+        assert update.norm == pytest.approx(norms[i])
+        assert update.coefficient == pytest.approx(c[i])
+        assert update.cosine == pytest.approx(U[i] @ direction / (norms[i] * np.linalg.norm(direction)))
+        assert (update.samples, update.losses, update.metrics["train/samples"]) == (10 * (i + 1), {"loss": 2.0}, 8.0)
+        assert update.payload == digest(to_bytes(update_layout([("loss", LAYOUT.size)]), U[i].astype(np.float32)))
+    assert round_.metrics["step/rate"] == 0.7
+    assert round_.metrics["direction_norm"] == pytest.approx(np.linalg.norm(direction))
+    # The weights are the box's shortest: no direction along the simplex that stays in the box makes it shorter.
+    unit = U / norms[:, None]
+    slope = unit @ (weights @ unit)
+    free = np.abs(weights - 1 / 3) < 0.2 - 1e-9
+    if free.any():
+        assert np.ptp(slope[free]) < 1e-7
+
+
+def test_the_scores_of_a_round_are_those_that_the_clients_measured(stage: Stage) -> None:
+    task = stage.task()
+    names = ("ann", "ben", "cleo", "dan")
+    players = stage.cast(task, *names)
+    run = stage.submit(spec("scores", task, more="selection = { minimum = 4, quorum = 0.5 }"))
+    before = {"ann": 1.0, "ben": 2.0, "cleo": 3.0}
+    after = {"ann": 1.0, "ben": 2.5, "cleo": 0.5, "dan": 0.1}  # as it was, worse, better; dan did not train
+    test = {"ann": 0.9, "ben": 0.8, "cleo": 0.1, "dan": 0.6}
+    for player in players:
+        order = player.order()
+        if player.name == "dan":
+            player.decline(order, "busy")
+        else:
+            player.reply(order, metrics={"train/loss": before[player.name]})
+    for player in players:
+        order = player.order()
+        player.reply(order, metrics={"train/loss": after[player.name], "test/accuracy": test[player.name]})
+    round_ = stage.wait_round(run, 0)
+    accuracies = np.array(list(test.values()))
+    expected = {
+        "accuracy/mean": accuracies.mean(),
+        "accuracy/std": accuracies.std(),
+        "accuracy/variance": accuracies.var(),
+        "accuracy/worst": 0.1,
+        "accuracy/best": 0.9,
+        "accuracy/worst5": 0.1,
+        "accuracy/best5": 0.9,
+        "accuracy/p5": np.percentile(accuracies, 5),
+        "accuracy/p95": np.percentile(accuracies, 95),
+        "improved": 2 / 3,
+        "evaluated": 4.0,
+        "loss/train": np.mean(list(after.values())),
+    }
+    assert {name: round_.metrics[name] for name in expected} == pytest.approx(expected)
+    evaluations = stage.evaluations(run)
+    assert set(evaluations) == {(name, split) for name in names for split in ("train", "test")}
+    for name in names:
+        measured = measurements(name, _order(stage, run, name, 1))
+        row = evaluations[name, "test"]
+        assert (row.accuracy, row.samples, row.model) == (test[name], 2, round_.result_model)
+        assert row.loss == measured["test/loss"]
+        assert (evaluations[name, "train"].loss, evaluations[name, "train"].samples) == (after[name], 8)
+
+
+def test_updates_without_a_common_descent_leave_the_model_as_it_is(stage: Stage) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    run = stage.submit(spec("stationary", task, algorithm="fedmgda", more="selection.minimum = 2"))
+    update = np.arange(1, LAYOUT.size + 1, dtype=np.float32)
+    ann.reply(ann.order(), update)
+    ben.reply(ben.order(), -update)
+    stage.play(run, ann, ben)
+    round_ = stage.rounds(run)[0]
+    step = step_of(stage, round_)
+    assert (round_.reason, round_.result_model, step.rate) == ("stationary", digest(MODEL), 0.0)
+    assert [update.weight for _, update in sorted(stage.updates(run).items())] == pytest.approx([0.5, 0.5])
+
+
+def test_a_step_that_overflows_is_not_made(stage: Stage) -> None:
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    huge = to_bytes(LAYOUT, np.full(LAYOUT.size, -3e38, np.float32))
+    run = stage.submit(spec("overflow", task, algorithm="fedavg"), model=huge)
+    ann.reply(ann.order(), np.full(LAYOUT.size, 3e38, np.float32))
+    skipped = stage.wait_round(run, 0)
+    assert skipped.reason.startswith("non-finite: ")
+    assert stage.run(run).model == digest(huge)
+
+
+def _order(stage: Stage, run: str, client: str, phase: int = 0) -> AssignmentManifest:
+    envelope = SignedEnvelope.FromString(stage.assignments(run, 0, phase)[client].envelope)
+    return AssignmentManifest.FromString(envelope.manifest)

@@ -1,0 +1,120 @@
+"""Every way from one state to another that is not in the tables is refused, and every way that is is taken."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from coordinator import states
+from federation.refusals import Refusal
+from storage.models import (
+    Assignment,
+    AssignmentState,
+    Client,
+    ClientState,
+    Phase,
+    PhaseState,
+    Round,
+    RoundState,
+    Run,
+    RunState,
+)
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+# Written out once more, by hand: a slip in the tables must show.
+RUNS = {
+    RunState.PENDING: {RunState.RUNNING, RunState.PAUSED, RunState.STOPPED, RunState.FAILED},
+    RunState.RUNNING: {RunState.PAUSED, RunState.COMPLETED, RunState.FAILED, RunState.STOPPED},
+    RunState.PAUSED: {RunState.RUNNING, RunState.STOPPED},
+}
+ROUNDS = {
+    RoundState.OPEN: {RoundState.STEPPED, RoundState.SKIPPED},
+    RoundState.STEPPED: {RoundState.COMPLETED},
+}
+CLIENTS = {
+    ClientState.PENDING: {ClientState.ACTIVE, ClientState.REVOKED},
+    ClientState.ACTIVE: {ClientState.REVOKED},
+}
+
+
+@pytest.mark.parametrize("to", RunState)
+@pytest.mark.parametrize("now", RunState)
+def test_a_run_goes_only_where_the_table_says(now: RunState, to: RunState) -> None:
+    run = Run(run_id="r", state=now, reason="before", started=None)
+    if to in RUNS.get(now, set()):
+        states.move_run(run, to, NOW, "why")
+        assert (run.state, run.reason) == (to, "why")
+        assert (run.started is not None) == (to is RunState.RUNNING)
+        assert (run.ended is not None) == (to in {RunState.COMPLETED, RunState.FAILED, RunState.STOPPED})
+    else:
+        with pytest.raises(Refusal, match=f"run r is {now} and cannot become {to}") as refusal:
+            states.move_run(run, to, NOW, "why")
+        assert refusal.value.reason == "run-state"
+        assert (run.state, run.reason, run.started, run.ended) == (now, "before", None, None)
+
+
+@pytest.mark.parametrize("to", RoundState)
+@pytest.mark.parametrize("now", RoundState)
+def test_a_round_goes_only_where_the_table_says(now: RoundState, to: RoundState) -> None:
+    round_ = Round(run_id="r", number=3, state=now, reason="before")
+    if to in ROUNDS.get(now, set()):
+        states.move_round(round_, to, NOW)
+        assert (round_.state, round_.reason) == (to, "before")  # a reason that was given stays
+        assert (round_.stepped is not None) == (to is RoundState.STEPPED)
+        assert (round_.ended is not None) == (to is not RoundState.STEPPED)
+    else:
+        with pytest.raises(states.IllegalTransition, match=f"round 3 of run r cannot go from {now} to {to}"):
+            states.move_round(round_, to, NOW)
+        assert round_.state is now
+
+
+@pytest.mark.parametrize("to", ClientState)
+@pytest.mark.parametrize("now", ClientState)
+def test_a_client_goes_only_where_the_table_says(now: ClientState, to: ClientState) -> None:
+    client = Client(client_id="c", state=now)
+    if to in CLIENTS.get(now, set()):
+        states.move_client(client, to)
+        assert client.state is to
+    else:
+        with pytest.raises(Refusal, match=f"c is {now} and cannot become {to}") as refusal:
+            states.move_client(client, to)
+        assert (refusal.value.reason, client.state) == ("client-state", now)
+
+
+@pytest.mark.parametrize("to", AssignmentState)
+@pytest.mark.parametrize("now", AssignmentState)
+def test_an_assignment_ends_once(now: AssignmentState, to: AssignmentState) -> None:
+    assignment = Assignment(assignment_id="a", state=now)
+    if now is AssignmentState.OPEN and to is not AssignmentState.OPEN:
+        states.end_assignment(assignment, to, NOW, "why", "in words")
+        assert (assignment.state, assignment.reason, assignment.message, assignment.ended) == (
+            to,
+            "why",
+            "in words",
+            NOW,
+        )
+    else:
+        with pytest.raises(states.IllegalTransition, match=f"assignment a cannot go from {now} to {to}"):
+            states.end_assignment(assignment, to, NOW)
+        assert assignment.state is now
+
+
+def test_a_phase_closes_once() -> None:
+    phase = Phase(phase_id=1, state=PhaseState.OPEN)
+    states.close_phase(phase, NOW)
+    assert (phase.state, phase.ended) == (PhaseState.CLOSED, NOW)
+    with pytest.raises(states.IllegalTransition, match="phase 1 cannot go from CLOSED to CLOSED"):
+        states.close_phase(phase, NOW)
+
+
+def test_every_state_is_in_its_table_and_nothing_leaves_an_end() -> None:
+    for table, kind in (
+        (states.CLIENT_TRANSITIONS, ClientState),
+        (states.RUN_TRANSITIONS, RunState),
+        (states.ROUND_TRANSITIONS, RoundState),
+        (states.PHASE_TRANSITIONS, PhaseState),
+        (states.ASSIGNMENT_TRANSITIONS, AssignmentState),
+    ):
+        assert set(table) == set(kind)
+        assert all(now not in ways for now, ways in table.items())
+    assert {state for state, ways in states.RUN_TRANSITIONS.items() if not ways} == states.RUN_ENDED
