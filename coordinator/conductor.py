@@ -519,8 +519,7 @@ class Conductor:
             )
             manifest.created.FromDatetime(now)
             size = self._around.blobs.size(result)
-            session.merge(models.Model(digest=result, size=size, parameters=self._parameters, created=now))
-            session.flush()
+            models.note_model(session, result, size=size, parameters=self._parameters, created=now)
             round_ = session.get_one(Round, current.round_id)
             round_.result_model = result
             round_.gram = gram_digest

@@ -76,6 +76,11 @@ class BlobWriter:
     ) -> None:
         self.discard()
 
+    def __del__(self) -> None:
+        # Made in a thread for a call that was given up meanwhile, it reaches nobody who could discard it.
+        if hasattr(self, "path"):
+            self.discard()
+
     def write(self, data: bytes | memoryview) -> None:
         """Appends a piece."""
         view = memoryview(data).cast("B")

@@ -23,7 +23,8 @@ from sqlalchemy import (
     String,
     UniqueConstraint,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 from sqlalchemy.types import TypeDecorator
 
 
@@ -245,6 +246,21 @@ class Model(Base):
     size: Mapped[int] = mapped_column(BigInteger)  # of the safetensors file, in bytes
     parameters: Mapped[int] = mapped_column(BigInteger)  # trainable parameters, float32
     created: Mapped[datetime]
+
+
+def note_model(session: Session, digest: str, *, size: int, parameters: int, created: datetime) -> None:
+    """Puts a model on record, unless it is; another transaction may do the same at the same time.
+
+    Args:
+        session: an open transaction.
+        digest: of the blob.
+        size: of the safetensors file, in bytes.
+        parameters: trainable parameters.
+        created: when.
+    """
+    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    row = insert(Model).values(digest=digest, size=size, parameters=parameters, created=created)
+    session.execute(row.on_conflict_do_nothing())
 
 
 class Run(Base):

@@ -26,7 +26,7 @@ from federation.vectors import Layout
 from storage import audit
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.models import Model
+from storage.models import note_model
 
 CHUNK_BYTES = 1 << 20
 MAX_SPEC_BYTES = 64 << 10
@@ -165,10 +165,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return messages.SubmitRunResponse(run=run, warnings=submitted.warnings)
 
     def _submit(self, header: messages.RunHeader, digest: str, layout: Layout, by: str) -> Submitted:
+        size = self._blobs.size(digest)
         with self._database.begin() as session:
-            if session.get(Model, digest) is None:
-                size = self._blobs.size(digest)
-                session.add(Model(digest=digest, size=size, parameters=layout.size, created=self._clock()))
+            note_model(session, digest, size=size, parameters=layout.size, created=self._clock())
         return self._engine.submit(header.spec, digest, by=by, paused=header.paused)
 
     async def ListRuns(  # noqa: N802
