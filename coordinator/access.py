@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal, NoReturn, TypeAlias
 from urllib.parse import unquote
 from weakref import WeakValueDictionary
@@ -24,6 +24,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
+from coordinator.clock import utc_now
 from federation.certificates import der, load_certificate
 from federation.channels import ERROR_DOMAIN, STATUS_KEY
 from federation.identity import IdentityError, PeerIdentity, Role, parse_peer
@@ -109,11 +110,6 @@ class Caller:
     def actor(self) -> str:
         """How the record names the caller."""
         return self.identity.uri
-
-
-def utc_now() -> datetime:
-    """The time, aware."""
-    return datetime.now(UTC)
 
 
 @dataclass(eq=False)

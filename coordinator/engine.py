@@ -9,19 +9,20 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.registry import HyperparameterError, algorithm
+from coordinator.clock import utc_now
 from coordinator.conductor import Conductor, Held, Surroundings
 from coordinator.hub import Hub
+from coordinator.specification import parse_run
 from coordinator.states import RUN_ENDED, close_phase, end_assignment, move_round, move_run
 from federation.digests import digest
 from federation.refusals import Refusal
-from federation.runs import RunSpec, SpecError
+from federation.runs import SpecError
 from federation.v1.federation_pb2 import AttendResponse, Cancel
 from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
@@ -48,11 +49,6 @@ RECENTLY = timedelta(seconds=60)
 HOUSEKEEPING_SECONDS = 10.0
 COLLECTION_INTERVAL = timedelta(hours=1)
 COLLECTION_GRACE = timedelta(hours=24)  # longer than an upload, an aggregation or a phase's replies take to be recorded
-
-
-def utc_now() -> datetime:
-    """The time, aware."""
-    return datetime.now(UTC)
 
 
 @dataclass(frozen=True)
@@ -110,6 +106,7 @@ class Engine:
         self._threads: dict[str, threading.Thread] = {}
         self._watchers: list[Callable[[str], None]] = []
         self._stopping = threading.Event()
+        self._conducting = True
         self._expected: frozenset[str] = frozenset()
         self._grace_ends = clock()
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeper", daemon=True)
@@ -117,8 +114,16 @@ class Engine:
 
     # --- life
 
-    def start(self) -> None:
-        """Goes on with every run that the database says is under way."""
+    def start(self, *, conduct: bool = True) -> None:
+        """Goes on with every run that the database says is under way.
+
+        Args:
+            conduct: without it no run ever advances: the record can be read, and that is all.
+        """
+        self._conducting = conduct
+        if not conduct:
+            log.info("held: no run advances")
+            return
         with self._database.read() as session:
             self._expected = self._recently_attending(session)
             going = session.scalars(
@@ -155,9 +160,8 @@ class Engine:
             Refusal: `spec`, `run-exists`.
         """
         try:
-            parsed = RunSpec.parse(spec)
-            rule = algorithm(parsed.algorithm.name, parsed.algorithm.hyperparameters)
-        except (SpecError, HyperparameterError) as error:
+            parsed, rule = parse_run(spec)
+        except SpecError as error:
             raise Refusal("spec", str(error)) from error
         run_id = self._new_id()[:12]
         now = self._clock()
@@ -275,6 +279,8 @@ class Engine:
 
     def _conduct(self, run_id: str) -> None:
         """Starts a conductor after the one before it, if any, has come to rest."""
+        if not self._conducting:
+            return  # the next start that conducts finds the run in the database
         with self._lock:
             before = self._threads.get(run_id)
             thread = threading.Thread(

@@ -36,6 +36,7 @@ from federation.keys import (
     replace_private,
     write_private_key,
 )
+from federation.problems import explain
 from storage import audit
 from storage.database import Database
 from storage.models import Certificate
@@ -139,8 +140,10 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            problems = "; ".join(_explain(problem) for problem in error.errors())
-            raise HomeError(f"{source}: {problems}") from None
+            known = f"there are {', '.join(cls.model_fields)}"
+            # The database's URL may hold a password.
+            problems = [explain(problem, known, secret={"database"}) for problem in error.errors()]
+            raise HomeError(f"{source}: {'; '.join(problems)}") from None
 
     def render(self) -> str:
         """The TOML document, with what each key means."""
@@ -149,18 +152,6 @@ class Settings(BaseModel):
             value = getattr(self, name)
             lines += ["", f"# {field.description}", f"{name} = {json.dumps(value)}"]
         return "\n".join(lines) + "\n"
-
-
-def _explain(problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"{key}: no such key; there are {', '.join(Settings.model_fields)}"
-    if problem["type"] == "missing":
-        return f"{key}: missing; it has no default"
-    message = f"{key}: {problem['msg'].removeprefix('Value error, ')}"
-    if key == "database":
-        return message  # it may hold a password
-    return f"{message}; got {problem['input']!r}"[:400]
 
 
 def _is_address(host: str) -> bool:

@@ -103,11 +103,6 @@ class Hub:
         if attendance is not None:
             attendance.say(refusal)
 
-    def end_all(self, refusal: Refusal) -> None:
-        """Ends every stream: the coordinator is stopping."""
-        for attendance in self.attending().values():
-            attendance.say(refusal)
-
     def _changed(self) -> None:
         for listener in self._listeners:
             listener()

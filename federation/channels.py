@@ -9,6 +9,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 ERROR_DOMAIN = "fedpareto"
 STATUS_KEY = "grpc-status-details-bin"
+CHUNK_BYTES = 1 << 20  # the most that one message of a stream carries of a file
 MAX_ADMIN_MESSAGE_BYTES = 256 << 20  # the cosines of a round of 1000 clients are 8 MB
 Option: TypeAlias = tuple[str, int | str]
 

@@ -16,8 +16,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from federation.problems import explain
+
 IDENTIFIER = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
 
+_KEYS = "see `fedpareto admin submit --explain` for the keys that exist"
 MAX_LINE = 1000
 MAX_PROBLEMS = 20
 MAX_COUNT = 2**31 - 1  # of epochs, steps, clients
@@ -157,7 +160,9 @@ class RunSpec(_Section):
         except ValidationError as error:
             problems = error.errors()
             more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
-            raise SpecError("\n".join([_explain(problem) for problem in problems[:MAX_PROBLEMS]] + more)) from error
+            raise SpecError(
+                "\n".join([explain(problem, _KEYS) for problem in problems[:MAX_PROBLEMS]] + more)
+            ) from error
 
 
 def _must_have_short_lines(text: str) -> None:
@@ -173,13 +178,3 @@ def _must_have_small_integers(value: Any) -> None:
         raise ValueError("an integer of more than 64 bits")
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _must_have_small_integers(item)
-
-
-def _explain(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"]) or "(the document)"
-    if problem["type"] == "extra_forbidden":
-        return f"{where[:200]}: no such key; see `fedpareto admin submit --explain` for the keys that exist"
-    if problem["type"] == "missing":
-        return f"{where}: missing; it has no default"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{where[:200]}: {message}; got {problem['input']!r}"[:400]

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,10 +12,15 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from harness import Attending, Federation, Member, federation, refused, wait_for
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from harness import Attending, Federation, Member, Process, federation, refused, wait_for
+from sqlalchemy import select
 
 from coordinator import finding, views
-from coordinator.submission import ModelIntake
+from coordinator.engine import Engine
+from coordinator.hub import Hub
+from coordinator.model_intake import ModelIntake
+from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
 from federation.refusals import Refusal
 from federation.v1.admin_pb2 import (
@@ -254,6 +260,25 @@ def test_what_a_submission_promises_must_arrive(stub: AdminStub) -> None:
     assert "promises" not in {run.name for run in stub.ListRuns(ListRunsRequest()).runs}
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("epsilon = 7", "algorithm.epsilon must lie in [0, 1]; got 7.0"),
+        ("delta = 1", "algorithm.delta: fedmgda+ has no such hyper-parameter"),
+        ('prior = "none"', "algorithm.prior: "),
+    ],
+)
+def test_a_wrong_hyperparameter_is_refused_by_its_key_before_the_model_is_sent(
+    stub: AdminStub, line: str, message: str
+) -> None:
+    spec = 'name = "wrong"\n' + SPEC.replace("[selection]", f"{line}\n[selection]")
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.SubmitRun(requests(spec, b""))
+    refusal = refusal_from_rpc_error(caught.value)
+    assert (refusal.status, refusal.reason) == ("INVALID_ARGUMENT", "spec")
+    assert refusal.message.startswith(message)
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 8, 9, 1000])
 def test_a_model_is_taken_in_pieces_of_any_size_and_refused_when_not_finite(blobs: BlobStore, chunk: int) -> None:
     data = good_model()
@@ -321,7 +346,49 @@ def test_watching_begins_with_the_present_and_ends_with_the_run(centre: Federati
         stream.close()
 
 
+def rounds_in(text: str) -> list[int]:
+    """The rounds that have a line in what `watch` prints."""
+    return [int(line.split()[0]) for line in text.splitlines() if line.split()[0].isdecimal()]
+
+
+def test_watching_shows_the_rounds_so_far_and_then_each_one_once(centre: Federation, stub: AdminStub) -> None:
+    members = [enroll(centre, stub, name) for name in ("joined-a", "joined-b", "joined-c")]
+    streams = {member: member.attend(digits=10) for member in members}
+    run_id = submit(centre, "joined")
+    play(streams, 2)
+    wait_for(lambda: centre.run_state(run_id)["rounds_done"] == 1, "the first round to end")
+    log = centre.directory / "watch.log"
+    arguments = ["-m", "fedpareto", "admin", "--home", str(centre.home / "admin"), "watch", run_id]
+    watching = Process(arguments, log)
+    wait_for(lambda: log.exists() and rounds_in(log.read_text()) == [0], "the round so far")
+    play(streams, 2)
+    assert watching.popen.wait(120) == 0
+    assert rounds_in(log.read_text()) == [0, 1]
+    assert "joined  COMPLETED  2/2 rounds" in log.read_text()
+    for stream in streams.values():
+        stream.close()
+
+
+def test_watching_a_run_that_has_ended_shows_its_rounds_and_how_it_ended(
+    centre: Federation, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    run_id, _ = finished
+    done = command(centre, "watch", run_id)
+    assert done.returncode == 0, done.stderr
+    assert rounds_in(done.stdout) == [0, 1]
+    assert done.stdout.splitlines()[-1] == "finished  COMPLETED  2/2 rounds"
+    assert len(done.stdout.splitlines()) == 4
+
+
 # --- members
+
+
+def test_a_join_string_is_shown_once_and_nowhere_else(centre: Federation) -> None:
+    done = command(centre, "token", "discreet")
+    assert done.returncode == 0
+    assert done.stdout.startswith("fpjoin1_")
+    assert "fedpareto worker join JOIN --home discreet" in done.stderr
+    assert "fpjoin1_" not in done.stderr
 
 
 def test_a_member_is_made_approved_and_shut_out(centre: Federation, stub: AdminStub) -> None:
@@ -404,6 +471,80 @@ def test_reading_commands_serve_a_coordinators_own_directory_themselves(tmp_path
         refusing = command(made, "pause", "idle")
         assert refusing.returncode == 1
         assert "cannot reach the coordinator" in refusing.stderr
+
+
+def test_reading_commands_leave_a_run_that_is_under_way_as_it_is(tmp_path: Path) -> None:
+    with federation(tmp_path) as made:
+        process = made.serve()
+        stream = made.enroll("reader").attend(digits=10)
+        run_id = submit(made, "open", SPEC.replace("minimum = 3", "minimum = 1"))
+        stream.assignment()
+        process.stop()
+        database = Database.open(f"sqlite:///{made.home / 'coordinator.db'}")
+        with database.begin() as session:
+            phase = session.scalars(select(models.Phase)).one()
+            phase.deadline = datetime(2026, 1, 1, tzinfo=UTC)  # long past
+        tables = ("runs", "rounds", "phases", "assignments", "audit_log")
+        before = [made.query(f"select * from {table}") for table in tables]
+        for arguments in (("runs",), ("rounds", "open"), ("round", "open", "0")):
+            assert command(made, *arguments).returncode == 0
+        assert [made.query(f"select * from {table}") for table in tables] == before
+        database.close()
+        made.serve()  # and now it goes on: nobody replied in time
+        wait_for(lambda: made.query("select 1 from rounds where state = 'SKIPPED'"), "the round to end")
+        assert made.run_state(run_id)["state"] in ("RUNNING", "FAILED", "COMPLETED")
+
+
+def test_an_engine_that_does_not_conduct_notes_what_operators_say_and_asks_nobody(
+    database: Database, blobs: BlobStore
+) -> None:
+    data = good_model()
+    engine = Engine(
+        database=database,
+        blobs=blobs,
+        hub=Hub(),
+        signing_key=Ed25519PrivateKey.generate(),
+        federation_id="test",
+    )
+    with database.begin() as session:
+        now = datetime.now(UTC)
+        session.add(models.Model(digest=blobs.put(data), size=len(data), parameters=LAYOUT.size, created=now))
+    engine.start(conduct=False)
+    run_id = engine.submit(b'name = "held"\n' + SPEC.encode(), digest(data), by="test", paused=True).run_id
+    engine.resume(run_id, by="test")
+    assert not [thread.name for thread in threading.enumerate() if thread.name == f"run-{run_id}"]
+    engine.stop()
+    with database.read() as session:
+        assert session.get_one(models.Run, run_id).state is models.RunState.RUNNING
+        assert session.scalars(select(models.Round)).all() == []
+
+
+@pytest.mark.parametrize("options", [("--json",), ()])
+def test_serving_prints_one_document_with_the_ports_or_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
+    with federation(tmp_path, "--name", "printed") as made:
+        serving = subprocess.Popen(
+            [sys.executable, "-m", "fedpareto", "coordinator", "serve", "--home", str(made.home), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            ports = made.home / "ports.json"
+            wait_for(ports.exists, "the coordinator to serve")
+            noted = json.loads(ports.read_text())
+            if options:
+                assert serving.stdout is not None
+                assert json.loads(serving.stdout.readline()) == {
+                    "federation_id": "printed",
+                    "home": str(made.home),
+                    "pid": serving.pid,
+                    "ports": {"federation": noted["federation"], "enrolment": noted["enrolment"]},
+                }
+            serving.terminate()
+            assert serving.communicate(timeout=60)[0] == ""
+            assert serving.returncode == 0
+        finally:
+            serving.kill()
 
 
 # --- views, on both databases

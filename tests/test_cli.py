@@ -102,8 +102,8 @@ def test_bad_usage_ends_with_exit_code_2(arguments: tuple[str, ...]) -> None:
         (SPEC + "[train]\nepochs = 1\nsteps = 5", "train: give either epochs or steps"),
         (SPEC + '[selection]\nmethod = "some"', "selection.method"),
         (SPEC + '[algorithm]\nname = "fedmagic"', "algorithm.name: no algorithm 'fedmagic'"),
-        (SPEC + '[algorithm]\nname = "fedmgda+"\nepsilon = 7', "epsilon must lie in [0, 1]"),
-        (SPEC + '[algorithm]\nname = "fedavg"\nepsilon = 0.1', "epsilon: fedavg has no such hyper-parameter"),
+        (SPEC + '[algorithm]\nname = "fedmgda+"\nepsilon = 7', "algorithm.epsilon must lie in [0, 1]"),
+        (SPEC + '[algorithm]\nname = "fedavg"\nepsilon = 0.1', "algorithm.epsilon: fedavg has no such hyper-parameter"),
     ],
 )
 def test_a_wrong_specification_is_refused_with_its_key(tmp_path: Path, text: str, message: str) -> None:
@@ -247,6 +247,12 @@ def test_the_heat_map_is_red_for_together_and_blue_for_apart() -> None:
     red, blue = "48;2;255;51;51", "48;2;153;153;255"
     assert red in capture.get()
     assert blue in capture.get()
+
+
+def test_the_heat_map_says_below_it_what_its_colours_mean() -> None:
+    matrix, _, legend = text_of(render.heat_map(a_round(2))).rstrip().rpartition("\n\n")
+    assert "hospital-number-1" in matrix
+    assert " ".join(legend.split()) == "blue: against each other -1 0 1 red: together"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import grpc
 from google.rpc import status_pb2
 
-from federation.channels import STATUS_KEY, refusal_from_rpc_error
+from federation.channels import CHUNK_BYTES, STATUS_KEY, refusal_from_rpc_error
 from federation.envelope import envelope_digest, key_id, unseal
 from federation.identity import MemberFiles
 from federation.refusals import Refusal
@@ -17,8 +17,6 @@ from worker.backoff import Backoff
 from worker.events import Events
 from worker.session import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND, Session
 from worker.spool import Entry, Spool
-
-CHUNK_BYTES = 1 << 20
 
 # No retry of the same envelope can succeed. True where the coordinator still waits for this assignment: it is told
 # that nothing will come.

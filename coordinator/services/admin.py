@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from contextlib import closing
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, BinaryIO, ParamSpec, TypeAlias, TypeVar
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import grpc
 from sqlalchemy.orm import Session
@@ -16,10 +16,13 @@ from coordinator import finding, membership, views
 from coordinator.access import Access
 from coordinator.engine import Engine, Submitted
 from coordinator.hub import Hub
-from coordinator.submission import ModelIntake
+from coordinator.model_intake import ModelIntake
+from coordinator.services.calls import NEXT_CHUNK_SECONDS, Threads, next_message
+from coordinator.specification import parse_run
+from federation.channels import CHUNK_BYTES
 from federation.identity import SECRET_BYTES, Role
 from federation.refusals import Refusal
-from federation.runs import RunSpec, SpecError
+from federation.runs import SpecError
 from federation.v1 import admin_pb2 as messages
 from federation.v1 import admin_pb2_grpc
 from federation.vectors import Layout
@@ -28,12 +31,9 @@ from storage.blobs import BlobStore
 from storage.database import Database
 from storage.models import note_model
 
-CHUNK_BYTES = 1 << 20
 MAX_SPEC_BYTES = 64 << 10
-NEXT_CHUNK_SECONDS = 60.0
 MAX_TOKEN_LIFETIME = timedelta(days=30)
 
-P = ParamSpec("P")
 T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -73,7 +73,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._hub = hub
         self._engine = engine
         self._access = access
-        self._executor = executor
+        self._in_thread = Threads(executor).run
         self._join = join
         self._token_lifetime = token_lifetime
         self._max_model_bytes = max_model_bytes
@@ -146,7 +146,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> messages.SubmitRunResponse:
         """Takes a run: its specification, then its initial model."""
         by = await self._authorise(context, Role.OPERATOR)
-        first = await _next(request_iterator)
+        first = await next_message(request_iterator, NEXT_CHUNK_SECONDS)
         if first is None or first.WhichOneof("message") != "header":
             raise Refusal("argument", "a submission must begin with its header; the initial model follows in chunks")
         header = first.header
@@ -155,7 +155,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             partial(ModelIntake, self._blobs, header.model, header.model_bytes, limit=self._max_model_bytes)
         )
         with intake:
-            while (request := await _next(request_iterator)) is not None:
+            while (request := await next_message(request_iterator, NEXT_CHUNK_SECONDS)) is not None:
                 if request.WhichOneof("message") != "chunk" or len(request.chunk) > CHUNK_BYTES:
                     raise Refusal("argument", f"only chunks of at most {CHUNK_BYTES} bytes may follow the header")
                 await self._in_thread(intake.feed, request.chunk)
@@ -321,22 +321,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
         return await self._in_thread(write)
 
-    async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(function, *args, **kwargs))
-
 
 def _check_spec(spec: bytes) -> None:
     if len(spec) > MAX_SPEC_BYTES:
         raise Refusal("limit:spec", f"a specification of {len(spec)} bytes; at most {MAX_SPEC_BYTES}")
     try:
-        RunSpec.parse(spec)
+        parse_run(spec)
     except SpecError as error:
         raise Refusal("spec", str(error)) from None
-
-
-async def _next(requests: AsyncIterator[T]) -> T | None:
-    """The next message; None when the caller has finished its side or says nothing for a while."""
-    try:
-        return await asyncio.wait_for(anext(requests), NEXT_CHUNK_SECONDS)
-    except (StopAsyncIteration, TimeoutError):
-        return None

@@ -1,6 +1,5 @@
 """The newcomers' service: a token and a certificate request for a membership. Thin: the rules are in the enrolment."""
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from datetime import datetime
@@ -12,6 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from coordinator.access import host_of
 from coordinator.enrolment import Application, Authority, Enrolled, enrol
+from coordinator.services.calls import Threads
 from federation.certificates import pem
 from federation.refusals import Refusal
 from federation.v1 import enrollment_pb2_grpc
@@ -47,7 +47,7 @@ class EnrollmentService(enrollment_pb2_grpc.EnrollmentServicer):
         clock: Callable[[], datetime],
     ) -> None:
         self._database = database
-        self._executor = executor
+        self._in_thread = Threads(executor).run
         self._authority = authority
         self._coordinator_key = coordinator_key
         self._address = address
@@ -63,9 +63,7 @@ class EnrollmentService(enrollment_pb2_grpc.EnrollmentServicer):
             proof=request.proof,
             software=request.software,
         )
-        enrolled = await asyncio.get_running_loop().run_in_executor(
-            self._executor, self._enrol, application, host_of(context.peer())
-        )
+        enrolled = await self._in_thread(self._enrol, application, host_of(context.peer()))
         return EnrollResponse(
             federation_id=self._authority.federation_id,
             client_id=enrolled.client_id,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from datetime import datetime
 from functools import partial
-from typing import BinaryIO, ParamSpec, TypeVar
+from typing import BinaryIO
 
 import grpc
 from sqlalchemy import select
@@ -14,6 +14,8 @@ from sqlalchemy import select
 from coordinator.access import Access
 from coordinator.hub import Attendance, Hub
 from coordinator.intake import Admission, Intake, payload_problem
+from coordinator.services.calls import FIRST_MESSAGE_SECONDS, NEXT_CHUNK_SECONDS, Threads, next_message
+from federation.channels import CHUNK_BYTES
 from federation.digests import parse
 from federation.refusals import Refusal
 from federation.v1 import federation_pb2_grpc
@@ -35,15 +37,9 @@ from storage.models import Assignment, AssignmentState, Client, ClientState
 
 log = logging.getLogger(__name__)
 
-CHUNK_BYTES = 1 << 20
 MISSED_HEARTBEATS = 3
-FIRST_MESSAGE_SECONDS = 20.0
-NEXT_CHUNK_SECONDS = 60.0
 MAX_TASKS = 100
 MAX_TASK_NAME = 120
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class FederationService(federation_pb2_grpc.FederationServicer):
@@ -79,7 +75,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         self._hub = hub
         self._intake = intake
         self._access = access
-        self._executor = executor
+        self._in_thread = Threads(executor).run
         self._federation_id = federation_id
         self._heartbeat_seconds = heartbeat_seconds
         self._clock = clock
@@ -94,7 +90,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         """Holds a worker's stream: greets it, hands it work, hears its heartbeats."""
         caller = await self._access.caller(context, kind="client")
         client_id = caller.name
-        first = await _next(request_iterator, FIRST_MESSAGE_SECONDS)
+        first = await next_message(request_iterator, FIRST_MESSAGE_SECONDS)
         if first is None or first.WhichOneof("message") != "hello":
             raise Refusal("hello", "the stream must begin with a Hello")
         attendance = Attendance(
@@ -125,7 +121,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         """Reads the worker's side of its stream until it ends or falls silent; then the stream ends."""
         end: Refusal | None = None
         try:
-            while (request := await _next(requests, self._heartbeat_seconds * MISSED_HEARTBEATS)) is not None:
+            while (request := await next_message(requests, self._heartbeat_seconds * MISSED_HEARTBEATS)) is not None:
                 await self._hear(request, attendance)
         except Refusal as refusal:
             end = refusal
@@ -212,7 +208,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
     ) -> SubmitResponse:
         """Takes a reply in: envelope, payload, receipt."""
         caller = await self._access.caller(context, kind="client")
-        first = await _next(request_iterator, FIRST_MESSAGE_SECONDS)
+        first = await next_message(request_iterator, FIRST_MESSAGE_SECONDS)
         if first is None or first.WhichOneof("message") != "update":
             raise Refusal("header", "a submission must begin with the signed update; the payload follows in chunks")
         admitted = await self._in_thread(self._intake.admit, caller.name, first.update)
@@ -222,7 +218,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         if admitted.layout is not None:
             check = PayloadCheck(admitted.layout, admitted.manifest.payload.partition(":")[0])
             await self._spool(request_iterator, admitted, check)
-        elif await _next(request_iterator, NEXT_CHUNK_SECONDS) is not None:
+        elif await next_message(request_iterator, NEXT_CHUNK_SECONDS) is not None:
             raise Refusal("payload-length", "0 bytes were declared, and more came")
         return SubmitResponse(receipt=await self._in_thread(self._intake.accept, admitted, check))
 
@@ -235,7 +231,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         declared = admitted.manifest.payload_bytes
         writer = await self._in_thread(partial(self._blobs.writer, hash=False))
         try:
-            while (request := await _next(requests, NEXT_CHUNK_SECONDS)) is not None:
+            while (request := await next_message(requests, NEXT_CHUNK_SECONDS)) is not None:
                 if request.WhichOneof("message") != "chunk":
                     raise Refusal("header", "only chunks may follow the signed update")
                 if len(request.chunk) > CHUNK_BYTES:
@@ -252,9 +248,6 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 await self._in_thread(writer.commit, found)
         finally:
             await self._in_thread(writer.discard)
-
-    async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(function, *args, **kwargs))
 
 
 def _take(chunk: bytes, writer: BlobWriter, check: PayloadCheck) -> None:
@@ -277,11 +270,3 @@ def _offers(hello: Hello) -> dict[str, int]:
         if len(offer.task) > MAX_TASK_NAME:
             raise Refusal("limit:tasks", f"a task name of {len(offer.task)} characters; at most {MAX_TASK_NAME}")
     return {offer.task: min(offer.samples, 2**53) for offer in hello.tasks}
-
-
-async def _next(requests: AsyncIterator[T], seconds: float) -> T | None:
-    """The next message; None when the caller has finished its side or says nothing for `seconds`."""
-    try:
-        return await asyncio.wait_for(anext(requests), seconds)
-    except (StopAsyncIteration, TimeoutError):
-        return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from federation.v1.admin_pb2_grpc import AdminStub
 
 DEFAULT_HOME = Path("fedpareto-demo/coordinator/admin")
-INTERRUPTED = 130
 
 app = typer.Typer(
     help="Operate a federation: its members, its runs, its rounds.\n\n"
@@ -102,7 +101,7 @@ def token(
     typer.echo(response.join)
     typer.echo(
         f"\nHand it to {client} in confidence, before {local(response.expires)}. On that machine:\n"
-        f"    fedpareto worker join {response.join[:16]}... --home {client}",
+        f"    fedpareto worker join JOIN --home {client}",
         err=True,
     )
 
@@ -279,7 +278,10 @@ def stop(
 
 @app.command()
 def watch(context: typer.Context, run: RunName, home: Home = None, as_json: Json = False) -> None:
-    """Follow a run until it ends; Ctrl-C stops watching, not the run. Exit code 1 when it did not complete."""
+    """Show the rounds of a run so far, and follow it until it ends; Ctrl-C stops watching, not the run.
+
+    Exit code 1 when it did not complete.
+    """
     with _connect(context, home) as stub:
         _follow(stub, run, as_json)
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ def init(
     as_json: JsonOption = False,
 ) -> None:
     """Make a federation: certificate authority, keys, database, and an administrator with every role."""
-    from coordinator.access import utc_now  # noqa: PLC0415
+    from coordinator.clock import utc_now  # noqa: PLC0415
     from coordinator.home import Home, Settings  # noqa: PLC0415
     from federation.certificates import fingerprint  # noqa: PLC0415
 
@@ -114,6 +115,8 @@ def serve(
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error; to standard error.")] = "info",
     passphrase_file: PassphraseOption = None,
+    hold: Annotated[bool, typer.Option("--hold", hidden=True, help="Serve the record; no run advances.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ports and process id as JSON once it serves.")] = False,
 ) -> None:
     """Run the daemon until it is stopped (SIGTERM or Ctrl-C)."""
     if log_level not in ("debug", "info", "warning", "error"):
@@ -127,7 +130,8 @@ def serve(
 
     with _explained():
         try:
-            run(_settled(home, bind, passphrase_file), ready=lambda coordinator: _announce(coordinator, port_file))
+            centre = _settled(home, bind, passphrase_file)
+            run(centre, ready=lambda made: _announce(centre, made, port_file, as_json), conduct=not hold)
         except (LockLost, PortTaken) as error:
             raise Failure(str(error)) from None
 
@@ -146,7 +150,7 @@ def admin(
     as_json: JsonOption = False,
 ) -> None:
     """Issue a further administrator, on the coordinator's own host."""
-    from coordinator.access import utc_now  # noqa: PLC0415
+    from coordinator.clock import utc_now  # noqa: PLC0415
     from federation.identity import Role  # noqa: PLC0415
     from storage.database import Database  # noqa: PLC0415
 
@@ -195,12 +199,15 @@ def _settled(home: Path, bind: str | None, passphrase_file: Path | None) -> "Hom
     return replace(found, settings=Settings.check(values, "--bind"))
 
 
-def _announce(coordinator: "Coordinator", port_file: Path | None) -> None:
+def _announce(home: "Home", coordinator: "Coordinator", port_file: Path | None, as_json: bool) -> None:
     from federation.keys import replace_private  # noqa: PLC0415
 
+    ports = {"federation": coordinator.federation_port, "enrolment": coordinator.enrolment_port}
     if port_file is not None:
-        ports = {"federation": coordinator.federation_port, "enrolment": coordinator.enrolment_port}
         replace_private(port_file, json.dumps(ports).encode() + b"\n")
+    if as_json:
+        document = {"federation_id": home.federation_id, "home": str(home.directory), "pid": os.getpid()}
+        typer.echo(json.dumps({**document, "ports": ports}))
 
 
 def _own_names() -> list[str]:

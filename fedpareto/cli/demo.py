@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpareto.cli.failure import Failure
+from fedpareto.cli.failure import INTERRUPTED, Failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 ATTACK = "scale=100,bias=1000"
 DEFAULT_DIRECTORY = Path("fedpareto-demo")
-INTERRUPTED = 130
 
 _SPEC = """\
 name = "{name}"

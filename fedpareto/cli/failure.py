@@ -1,6 +1,7 @@
 """What a command raises when it cannot do what it was asked: a paragraph for a person, and an exit code."""
 
 USAGE = 2
+INTERRUPTED = 130
 
 
 class Failure(Exception):

@@ -13,7 +13,7 @@ from federation.tls import require_tls13
 from fedpareto.cli import admin, coordinator, worker
 from fedpareto.cli.aggregate import aggregate_command
 from fedpareto.cli.demo import demo_command
-from fedpareto.cli.failure import Failure
+from fedpareto.cli.failure import INTERRUPTED, Failure
 
 _HELP = """Federated learning that sacrifices none of its members.
 
@@ -78,4 +78,4 @@ def main() -> None:
         typer.echo(f"fedpareto: {failure.message}", err=True)
         sys.exit(failure.code)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)

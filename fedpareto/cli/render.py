@@ -251,7 +251,7 @@ def participations(item: GetRoundResponse) -> RenderableType:
 
 
 def heat_map(item: GetRoundResponse) -> RenderableType:
-    """The cosines between updates: red pulls together, blue apart; as many numbers as fit."""
+    """The cosines between updates, as many numbers as fit, and what the colours say."""
     m = len(item.gram_clients)
     label = max(len(name) for name in item.gram_clients)
     label = min(label, NAME_WIDTH)
@@ -265,7 +265,14 @@ def heat_map(item: GetRoundResponse) -> RenderableType:
             value = item.cosines[i * m + j]
             line.append(_number_in(value, cell), style=_heat(value))
         lines.append(line)
-    return Group(*lines)
+    return Group(*lines, Text(), _legend())
+
+
+def _legend() -> Text:
+    line = Text("blue: against each other  ")
+    for value in (-1.0, 0.0, 1.0):
+        line.append(f"{value:^6g}", style=_heat(value))
+    return line.append("  red: together")
 
 
 def _number_in(value: float, cell: int) -> str:

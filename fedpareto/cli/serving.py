@@ -25,12 +25,12 @@ def start_coordinator(processes: Processes, home: Path, log: Path, options: Sequ
 
 @contextmanager
 def short_lived_coordinator(home: Path, passphrase_file: Path | None = None) -> Iterator[None]:
-    """Serves the coordinator's directory while the block runs.
+    """Serves the coordinator's directory while the block runs, to be read: no run advances meanwhile.
 
     Raises:
         Failure: it cannot be served.
     """
-    options = ["--passphrase-file", str(passphrase_file)] if passphrase_file else []
+    options = ["--hold", *(["--passphrase-file", str(passphrase_file)] if passphrase_file else [])]
     with tempfile.TemporaryDirectory(prefix="fedpareto-") as directory, Processes() as processes:
         start_coordinator(processes, home, Path(directory) / "coordinator.log", options)
         yield

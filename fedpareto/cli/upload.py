@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from federation.channels import CHUNK_BYTES
 from federation.digests import DEFAULT_ALGORITHM, hasher
 from federation.refusals import Refusal
 from federation.runs import RunSpec, SpecError
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.failure import USAGE, Failure
-
-CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,12 @@ def check_spec(text: bytes, source: str) -> RunSpec:
     Raises:
         Failure: it cannot be used; the message names the source and the key.
     """
-    from coordinator.aggregation.registry import HyperparameterError, algorithm
+    from coordinator.specification import parse_run
 
     try:
-        spec = RunSpec.parse(text)
-        algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
+        spec, _ = parse_run(text)
     except SpecError as error:
         raise Failure(f"{source}: {error}", code=USAGE) from None
-    except HyperparameterError as error:
-        raise Failure(f"{source}: algorithm.{error}", code=USAGE) from None
     return spec
 
 

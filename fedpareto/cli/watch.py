@@ -1,18 +1,21 @@
 """Following a run: its rounds as they end, and where the present one is."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from federation.v1.admin_pb2 import RoundSummary, Run, WatchRunRequest, WatchRunResponse
+from federation.v1.admin_pb2 import ListRoundsRequest, RoundSummary, Run, WatchRunRequest, WatchRunResponse
 from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.common_pb2 import RoundState
 from fedpareto.cli import render
 from fedpareto.cli.document import name_of
 
 HEADER = f"{'round':>6}  {'mean':>8}  {'worst 5 %':>9}  {'improved':>8}  {'replies':>8}  {'time':>8}"
+
+_ENDED = (RoundState.ROUND_STATE_COMPLETED, RoundState.ROUND_STATE_SKIPPED)
 
 
 def row(summary: RoundSummary) -> Text:
@@ -64,23 +67,34 @@ def _stream(stub: AdminStub, run_id: str) -> Iterator[WatchRunResponse]:
 
 
 def show(stub: AdminStub, run_id: str, console: Console) -> Run:
-    """Follows a run on the terminal: a line for each round that ends, a line at the bottom for the present.
+    """Shows a run on the terminal: a line for each round that has ended or ends, one at the bottom for the present.
 
     Returns:
         The run as it is when it has ended.
     """
     console.print(Text(HEADER, style="bold"))
-    if not console.is_terminal:
-        return follow(stub, run_id, lambda update: _print_ended(console, update))
+    shown: int | None = None
+
+    def print_ended(rounds: Iterable[RoundSummary]) -> None:
+        nonlocal shown
+        shown = -1 if shown is None else shown
+        for summary in rounds:
+            if summary.round > shown:
+                console.print(row(summary))
+                shown = summary.round
+
+    def each(update: WatchRunResponse) -> None:
+        if shown is None:  # asked for once the stream has begun, so that no round falls between the two
+            print_ended(_ended_rounds(stub, run_id))
+        print_ended([update.ended] if update.HasField("ended") else [])
+        live.update(status(update))
+
     with Live(console=console, transient=True, refresh_per_second=8) as live:
-
-        def each(update: WatchRunResponse) -> None:
-            _print_ended(live.console, update)
-            live.update(status(update))
-
-        return follow(stub, run_id, each)
+        run = follow(stub, run_id, each)
+    console.print(status(WatchRunResponse(run=run)))
+    return run
 
 
-def _print_ended(console: Console, update: WatchRunResponse) -> None:
-    if update.HasField("ended"):
-        console.print(row(update.ended))
+def _ended_rounds(stub: AdminStub, run_id: str) -> list[RoundSummary]:
+    rounds = stub.ListRounds(ListRoundsRequest(run=run_id)).rounds
+    return [summary for summary in rounds if summary.state in _ENDED]

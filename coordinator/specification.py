@@ -1,0 +1,17 @@
+"""A run specification with the algorithm that it names: what a run needs to be taken."""
+
+from coordinator.aggregation.registry import Algorithm, HyperparameterError, algorithm
+from federation.runs import RunSpec, SpecError
+
+
+def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
+    """Reads a TOML document, the algorithm's hyper-parameters included.
+
+    Raises:
+        SpecError: it cannot be used; the message names each key that is wrong.
+    """
+    spec = RunSpec.parse(text)
+    try:
+        return spec, algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
+    except HyperparameterError as error:
+        raise SpecError(f"algorithm.{error}") from error

@@ -1,0 +1,24 @@
+"""What is wrong with a document that a model did not accept, in words, with the key."""
+
+from collections.abc import Collection
+from typing import Any
+
+MAX_KEY = 200
+MAX_CHARACTERS = 400
+
+
+def explain(problem: Any, known: str, *, secret: Collection[str] = ()) -> str:
+    """One problem of a `pydantic.ValidationError` as a line.
+
+    Args:
+        problem: one of its `errors()`.
+        known: where the keys are that exist; follows "no such key".
+        secret: keys whose value must not be repeated.
+    """
+    key = ".".join(str(part) for part in problem["loc"])[:MAX_KEY] or "(the document)"
+    if problem["type"] == "extra_forbidden":
+        return f"{key}: no such key; {known}"
+    if problem["type"] == "missing":
+        return f"{key}: missing; it has no default"
+    message = f"{key}: {problem['msg'].removeprefix('Value error, ')}"
+    return (message if key in secret else f"{message}; got {problem['input']!r}")[:MAX_CHARACTERS]
