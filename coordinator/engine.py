@@ -188,16 +188,10 @@ class Engine:
                 )
             )
             audit.record(session, at=now, actor=by, action="run.submitted", subject=run_id, detail=parsed.name)
-        warnings = []
-        if rule.reads_losses:
-            warnings.append(
-                f"{rule.name} weighs clients by the losses that they report: a client that inflates its loss gains "
-                "influence (bias attack); fedmgda+ reads no losses"
-            )
         if not paused:
             self._conduct(run_id)
         self.notify(run_id)
-        return Submitted(run_id, tuple(warnings))
+        return Submitted(run_id, rule.cautions())
 
     def pause(self, run_id: str, *, by: str) -> None:
         """Holds a run; replies to open assignments still count, and deadlines go on.

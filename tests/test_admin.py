@@ -17,6 +17,7 @@ from harness import Attending, Federation, Member, Process, federation, refused,
 from sqlalchemy import select
 
 from coordinator import finding, views
+from coordinator.aggregation.fedavg import FedAvg
 from coordinator.engine import Engine
 from coordinator.hub import Hub
 from coordinator.model_intake import ModelIntake
@@ -378,6 +379,32 @@ def test_watching_a_run_that_has_ended_shows_its_rounds_and_how_it_ended(
     assert rounds_in(done.stdout) == [0, 1]
     assert done.stdout.splitlines()[-1] == "finished  COMPLETED  2/2 rounds"
     assert len(done.stdout.splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("rule", "warned"),
+    [
+        ('"fedmgda"', True),
+        ('"fedmgda+"', True),
+        ('"fedmgda+"\nepsilon = 1.0', True),
+        ('"fedmgda+"\nepsilon = 0.1', False),
+        ('"fedavg"', False),
+    ],
+)
+def test_a_run_that_one_client_could_bring_to_a_standstill_is_taken_with_a_warning(
+    stub: AdminStub, rule: str, warned: bool
+) -> None:
+    spec = f'name = "warned-{digest(rule.encode())[7:15]}"\n' + SPEC.replace('"fedmgda+"', rule)
+    warnings = stub.SubmitRun(requests(spec, good_model())).warnings
+    assert len(warnings) == warned
+    assert all("standstill" in warning and "epsilon" in warning for warning in warnings)
+
+
+def test_a_rule_that_reads_losses_says_who_could_abuse_it() -> None:
+    class Believing(FedAvg):
+        reads_losses = True
+
+    assert ["inflates its loss" in caution for caution in Believing().cautions()] == [True]
 
 
 # --- members

@@ -27,6 +27,15 @@ class Algorithm(ABC):
     name: ClassVar[str]
     reads_losses: ClassVar[bool] = False
 
+    def cautions(self) -> tuple[str, ...]:
+        """What an operator should know before clients take part: how one of them could abuse the rule."""
+        if not self.reads_losses:
+            return ()
+        return (
+            f"{self.name} weighs clients by the losses that they report: a client that inflates its loss gains "
+            "influence (bias attack); fedmgda+ reads no losses",
+        )
+
     @abstractmethod
     def combine(self, rows: Rows) -> Combination:
         """Turns K and the scalars of the rows into coefficients. Pure: the same rows give the same answer."""

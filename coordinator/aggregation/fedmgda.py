@@ -23,10 +23,22 @@ class FedMGDA(Algorithm):
 
     drop_zero: bool = field(default=False, metadata={"help": DROP_ZERO_HELP})
 
+    def cautions(self) -> tuple[str, ...]:
+        """See the base; and nothing bounds a weight here."""
+        return (*super().cautions(), standstill(self.name))
+
     def combine(self, rows: Rows) -> Combination:
         """See the class."""
         solution = solve(rows.gram, rows.prior, epsilon=1.0, drop_zero=self.drop_zero)
         return combination(rows.gram, solution, np.ones(len(rows.prior)))
+
+
+def standstill(name: str) -> str:
+    """What to know of a rule whose weights are not bounded: one client can put 0 into the convex hull."""
+    return (
+        f"{name} without a box around lambda0: one client that sends the negative mean of the others brings every step "
+        "to a standstill; fedmgda+ with an epsilon below 1, such as 0.1, bounds each client's weight"
+    )
 
 
 def solve(K: Matrix, prior: Vector, *, epsilon: float, drop_zero: bool) -> Solution:

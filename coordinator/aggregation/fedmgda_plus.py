@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from coordinator.aggregation.base import Algorithm, HyperparameterError, inverse_norms, unit_gram
-from coordinator.aggregation.fedmgda import DROP_ZERO_HELP, combination, solve
+from coordinator.aggregation.fedmgda import DROP_ZERO_HELP, combination, solve, standstill
 from coordinator.aggregation.rules import Combination, Rows
 
 
@@ -28,6 +28,10 @@ class FedMGDAPlus(Algorithm):
     def __post_init__(self) -> None:
         if not (math.isfinite(self.epsilon) and 0 <= self.epsilon <= 1):
             raise HyperparameterError(f"epsilon must lie in [0, 1]; got {self.epsilon!r}")
+
+    def cautions(self) -> tuple[str, ...]:
+        """See the base; a box that binds is the answer to a client that stands still."""
+        return super().cautions() if self.epsilon < 1 else (*super().cautions(), standstill(self.name))
 
     def combine(self, rows: Rows) -> Combination:
         """See the class."""
