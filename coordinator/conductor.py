@@ -30,7 +30,9 @@ from sqlalchemy.orm import Session
 from coordinator import metrics, outcome, selection
 from coordinator.aggregation.gram import Row, apply_step
 from coordinator.aggregation.phases import Evaluate, Phase, Replies, Reply, RoundContext, RoundGenerator, Step, Train
+from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import algorithm, server_rate
+from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.hub import Hub
 from coordinator.states import close_phase, end_assignment, move_round, move_run
 from federation.digests import digest
@@ -245,6 +247,9 @@ class Conductor:
                 phase = conversation.send(replies)
             except StopIteration as end:
                 return end.value, number + 1
+            except (TooFewUpdatesError, UnsolvedError) as error:
+                # Of these updates, by whoever sent them: the next round's may do better.
+                raise Skipped(f"aggregation: {error}") from error
             number += 1
 
     def _skip(self, current: Round, why: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from coordinator.aggregation import aggregate
+from coordinator.aggregation.registry import algorithms, common_hyperparameters
 
 U = np.random.default_rng(0).standard_normal((5, 40))
 
@@ -54,8 +55,10 @@ def test_people_get_a_table(file: Path) -> None:
 
 def test_the_list_names_every_hyperparameter() -> None:
     done = run("--list", "--json")
-    entries = {entry["name"]: entry for entry in json.loads(done.stdout)}
-    assert list(entries) == ["fedavg", "fedavg-n", "fedmgda", "fedmgda+"]
+    document = json.loads(done.stdout)
+    entries = {entry["name"]: entry for entry in document["algorithms"]}
+    assert list(entries) == list(algorithms())
+    assert [field["name"] for field in document["common"]] == [field.name for field in common_hyperparameters()]
     assert [field["name"] for field in entries["fedmgda+"]["hyperparameters"]] == ["epsilon", "drop_zero"]
     assert "epsilon" in run("--list").stdout
 

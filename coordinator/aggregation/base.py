@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Train
-from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
+from coordinator.aggregation.pre import Stages
+from coordinator.aggregation.qp import STATIONARY_TOLERANCE
+from coordinator.aggregation.rules import Combination, HyperparameterError, Matrix, Rows, TooFewUpdatesError, Vector
 
-
-class HyperparameterError(ValueError):
-    """An algorithm, or a hyper-parameter of one, that does not exist or cannot have this value."""
+__all__ = ["Algorithm", "HyperparameterError", "TooFewUpdatesError", "conclude", "describe"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,13 @@ class Algorithm(ABC):
     Attributes:
         name: what run specifications and the command line call it.
         reads_losses: whether the rule needs the losses that clients report.
+        stages: what is done to the rows before the rule sees them.
     """
 
     name: ClassVar[str]
     reads_losses: ClassVar[bool] = False
+
+    stages: Stages = dataclasses.field(default_factory=Stages)
 
     def cautions(self) -> tuple[str, ...]:
         """What an operator should know before clients take part: how one of them could abuse the rule."""
@@ -38,12 +41,50 @@ class Algorithm(ABC):
 
     @abstractmethod
     def combine(self, rows: Rows) -> Combination:
-        """Turns K and the scalars of the rows into coefficients. Pure: the same rows give the same answer."""
+        """Turns K and the scalars of the rows into coefficients. Pure: the same rows give the same answer.
+
+        Raises:
+            TooFewUpdatesError: the rule promises nothing for so few rows.
+        """
+
+    def decide(self, rows: Rows) -> Combination:
+        """`combine` behind the stages: its answer in terms of the rows as they came."""
+        if not self.stages.pre:
+            return self.combine(rows)
+        staged = self.stages.apply(rows)
+        answer = self.combine(staged.rows)
+        coefficients, weights = answer.coefficients @ staged.matrix, answer.weights @ staged.shares
+        diagnostics = answer.diagnostics | describe(rows.gram, coefficients, weights)
+        return Combination(coefficients, weights, answer.state, diagnostics)
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """One round: everybody trains, then `combine` decides. Algorithms with more phases override this."""
+        """One round: everybody trains, then `decide` does. Algorithms with more phases override this.
+
+        Without its loss, a reply is of no use to a rule that reads losses, and is left out.
+        """
         replies = yield Train()
-        return Step(replies, self.combine(replies.rows(context)))
+        if self.reads_losses:
+            replies = replies.with_losses()
+            if not replies:
+                raise TooFewUpdatesError(f"{self.name} needs losses, and no client reported one")
+        return Step(replies, self.decide(replies.rows(context)))
+
+
+def conclude(K: Matrix, coefficients: Vector, weights: Vector, **measured: float) -> Combination:
+    """The answer of a rule without state; where the rows cancel each other, all coefficients are 0: no step.
+
+    Args:
+        K: Gram matrix, shape (m, m).
+        coefficients: c, shape (m,).
+        weights: lambda, shape (m,).
+        measured: diagnostics of the rule's own.
+    """
+    length = float(np.abs(coefficients) @ np.sqrt(np.diag(K)))
+    stationary = bool(coefficients @ K @ coefficients <= STATIONARY_TOLERANCE * length**2)
+    if stationary:
+        coefficients = np.zeros(len(K))
+    diagnostics = describe(K, coefficients, weights) | measured | {"stationary": float(stationary)}
+    return Combination(coefficients, weights, {}, diagnostics)
 
 
 def describe(K: Matrix, coefficients: Vector, weights: Vector) -> dict[str, float]:
@@ -73,17 +114,3 @@ def describe(K: Matrix, coefficients: Vector, weights: Vector) -> dict[str, floa
         # A cosine of zero but for the rounding of K is no harm.
         "descent_share": float((cosines >= -1e-9).mean()) if len(cosines) else 1.0,
     }
-
-
-def unit_gram(K: Matrix) -> Matrix:
-    """The Gram matrix of the rows scaled to norm 1, shape (m, m); zero rows stay zero."""
-    inverse = inverse_norms(K)
-    unit: Matrix = K * inverse * inverse[:, None]
-    np.fill_diagonal(unit, inverse > 0)
-    return unit
-
-
-def inverse_norms(K: Matrix) -> Vector:
-    """1/||u_i||, shape (m,); 0 for a zero row, which contributes nothing."""
-    norms: Vector = np.sqrt(np.diag(K))
-    return np.divide(1.0, norms, out=np.zeros(len(K)), where=norms > 0)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coordinator.aggregation.base import Algorithm, describe, inverse_norms
+from coordinator.aggregation.base import Algorithm, describe
+from coordinator.aggregation.geometry import inverse_norms
 from coordinator.aggregation.rules import Combination, Rows
 
 

@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from coordinator.aggregation.base import Algorithm, HyperparameterError, inverse_norms, unit_gram
+from coordinator.aggregation.base import Algorithm, HyperparameterError
 from coordinator.aggregation.fedmgda import DROP_ZERO_HELP, combination, solve, standstill
+from coordinator.aggregation.geometry import inverse_norms, unit_gram
 from coordinator.aggregation.rules import Combination, Rows
 
 

@@ -11,6 +11,7 @@ The engine knows phases, not algorithms. After a crash it runs the generator aga
 a round must depend on nothing but its context and its replies.
 """
 
+import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -117,6 +118,11 @@ class Replies(Sequence[Reply]):
     def gram(self) -> NDArray[np.float64]:
         """K = U U^T, shape (m, m); computed once, in one pass over the updates."""
         return gram(self.updates, device=self._device)
+
+    def with_losses(self) -> "Replies":
+        """Those that report a loss."""
+        told = [reply for reply in self._replies if math.isfinite(reply.losses.get(DEFAULT_OBJECTIVES[0], math.nan))]
+        return self if len(told) == len(self) else Replies(told, device=self._device)
 
     def prior(self, kind: Literal["uniform", "samples"]) -> NDArray[np.float64]:
         """lambda0, shape (m,): 1/m, or in proportion to the samples."""

@@ -6,15 +6,47 @@ from types import MappingProxyType
 from typing import Any
 
 from coordinator.aggregation.base import Algorithm, HyperparameterError
+from coordinator.aggregation.centred_clipping import CentredClipping
+from coordinator.aggregation.dual_cone import DualCone
 from coordinator.aggregation.fedavg import FedAvg
 from coordinator.aggregation.fedavg_n import FedAvgN
 from coordinator.aggregation.fedmgda import FedMGDA
+from coordinator.aggregation.fedmgda_auto import FedMGDAAuto
 from coordinator.aggregation.fedmgda_plus import FedMGDAPlus
+from coordinator.aggregation.geometric_median import GeometricMedian
+from coordinator.aggregation.krum import Krum, MultiKrum
+from coordinator.aggregation.norm_clipping import NormClipping
+from coordinator.aggregation.pre import Stages
+from coordinator.aggregation.q_fedavg import QFedAvg
 
-__all__ = ["Algorithm", "HyperparameterError", "algorithm", "algorithms", "server_rate"]
+__all__ = [
+    "Algorithm",
+    "HyperparameterError",
+    "algorithm",
+    "algorithms",
+    "common_hyperparameters",
+    "hyperparameters",
+    "server_rate",
+]
 
 _ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
-    {kind.name: kind for kind in (FedAvg, FedAvgN, FedMGDA, FedMGDAPlus)}
+    {
+        kind.name: kind
+        for kind in (
+            FedAvg,
+            FedAvgN,
+            FedMGDA,
+            FedMGDAPlus,
+            FedMGDAAuto,
+            DualCone,
+            QFedAvg,
+            Krum,
+            MultiKrum,
+            GeometricMedian,
+            CentredClipping,
+            NormClipping,
+        )
+    }
 )
 _DECAY_ROUNDS = 100
 
@@ -24,8 +56,10 @@ def algorithms() -> dict[str, type[Algorithm]]:
     return dict(_ALGORITHMS)
 
 
-def algorithm(name: str, hyperparameters: Mapping[str, Any] = MappingProxyType({})) -> Algorithm:
-    """An algorithm with its hyper-parameters.
+def algorithm(name: str, values: Mapping[str, Any] = MappingProxyType({})) -> Algorithm:
+    """An algorithm with its hyper-parameters, its own and those of the stages before it.
+
+    A key that both know, such as `byzantine`, is for both.
 
     Raises:
         HyperparameterError: no such algorithm, no such hyper-parameter, or a value that it cannot have; the message
@@ -34,14 +68,32 @@ def algorithm(name: str, hyperparameters: Mapping[str, Any] = MappingProxyType({
     kind = _ALGORITHMS.get(name)
     if kind is None:
         raise HyperparameterError(f"name: no algorithm {name!r}; there are {', '.join(_ALGORITHMS)}")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    values = {}
-    for key, value in hyperparameters.items():
-        if key not in fields:
-            known = ", ".join(fields) or "none"
-            raise HyperparameterError(f"{key}: {name} has no such hyper-parameter; it has {known}")
-        values[key] = _typed(key, value, fields[key].type)
-    return kind(**values)
+    own = {field.name: field for field in hyperparameters(kind)}
+    common = {field.name: field for field in common_hyperparameters()}
+    chosen: dict[str, Any] = {}
+    staging: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in own | common:
+            raise HyperparameterError(f"{key}: {name} has no such hyper-parameter; it has {', '.join(own | common)}")
+        if key in own:
+            chosen[key] = _typed(key, value, own[key].type)
+        if key in common:
+            staging[key] = _typed(key, value, common[key].type)
+    stages = Stages(**staging)
+    for key in staging.keys() - own.keys() - {"pre"}:
+        if common[key].metadata["stage"] not in stages.pre:
+            raise HyperparameterError(f'{key}: only for the stage "{common[key].metadata["stage"]}", which pre lacks')
+    return kind(**chosen, stages=stages)
+
+
+def hyperparameters(kind: type[Algorithm]) -> tuple[dataclasses.Field[Any], ...]:
+    """An algorithm's own hyper-parameters; each says in `metadata["help"]` what it does."""
+    return tuple(field for field in dataclasses.fields(kind) if field.name != "stages")
+
+
+def common_hyperparameters() -> tuple[dataclasses.Field[Any], ...]:
+    """Those that every algorithm takes: `pre`, and those of its stages."""
+    return dataclasses.fields(Stages)
 
 
 def server_rate(learning_rate: float, decay: float, t: int, T: int) -> float:
@@ -63,5 +115,13 @@ def _typed(key: str, value: Any, kind: Any) -> Any:
         return float(value)
     if type(value) is kind:
         return value
-    expected = {float: "a number", bool: "true or false", int: "an integer", str: "text"}[kind]
+    if kind == tuple[str, ...] and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    expected = {
+        float: "a number",
+        bool: "true or false",
+        int: "an integer",
+        str: "text",
+        tuple[str, ...]: "a list of texts",
+    }[kind]
     raise HyperparameterError(f"{key} must be {expected}; got {value!r}")

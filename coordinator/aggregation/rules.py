@@ -11,6 +11,14 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
 
+class HyperparameterError(ValueError):
+    """An algorithm, or a hyper-parameter of one, that does not exist or cannot have this value."""
+
+
+class TooFewUpdatesError(ValueError):
+    """Fewer updates arrived than a rule needs to keep its promise; the message says how many it needs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """What is known of the m rows of the update matrix U.

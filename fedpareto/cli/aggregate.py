@@ -137,22 +137,24 @@ def _parameters(texts: list[str]) -> dict[str, Any]:
 
 
 def _list(as_json: bool) -> None:
-    from coordinator.aggregation.registry import algorithms
+    from coordinator.aggregation.registry import algorithms, common_hyperparameters, hyperparameters
 
     table = _table("algorithm", "hyper-parameter", "default", "meaning")
     document = []
-    for name, kind in algorithms().items():
-        summary = (kind.__doc__ or "").partition("\n")[0]
-        fields = [
-            {"name": field.name, "default": field.default, "help": field.metadata["help"]}
-            for field in dataclasses.fields(kind)
-        ]
-        document.append({"name": name, "summary": summary, "hyperparameters": fields})
+
+    def add(name: str, summary: str, fields: "tuple[dataclasses.Field[Any], ...]") -> None:
         table.add_row(name, "", "", summary)
         for field in fields:
-            table.add_row("", field["name"], json.dumps(field["default"]), field["help"])
+            table.add_row("", field.name, json.dumps(field.default), field.metadata["help"])
+        described = [{"name": field.name, "default": field.default, "help": field.metadata["help"]} for field in fields]
+        document.append({"name": name, "summary": summary, "hyperparameters": described})
+
+    for name, kind in algorithms().items():
+        add(name, (kind.__doc__ or "").partition("\n")[0], hyperparameters(kind))
+    add("every algorithm", "What is done to the updates before the algorithm sees them.", common_hyperparameters())
     if as_json:
-        typer.echo(json.dumps(document))
+        common = document.pop()["hyperparameters"]
+        typer.echo(json.dumps({"algorithms": document, "common": common}))
     else:
         _console().print(table)
 

@@ -1,6 +1,5 @@
 """What a run specification may say: every key, from the models that validate it, as a TOML document with comments."""
 
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
-from coordinator.aggregation.registry import algorithms
+from coordinator.aggregation.registry import algorithms, common_hyperparameters, hyperparameters
 from federation.runs import RunSpec
 
 # For the keys without a default: something that a reader can begin with.
@@ -76,12 +75,16 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
 
 
 def _hyperparameters() -> Iterator[Key]:
-    for name, rule in algorithms().items():
-        for field in dataclasses.fields(rule):
-            default = None if field.default is dataclasses.MISSING else _toml(field.default)
-            yield Key(
-                f"algorithm.{field.name}", _type(field.type), default, field.metadata.get("help", ""), algorithm=name
-            )
+    fields = [(name, field) for name, rule in algorithms().items() for field in hyperparameters(rule)]
+    fields += [("every algorithm", field) for field in common_hyperparameters()]
+    for name, field in fields:
+        yield Key(
+            f"algorithm.{field.name}",
+            _type(field.type),
+            _toml(field.default),
+            field.metadata["help"],
+            algorithm=name,
+        )
 
 
 def _bound(constraint: Any) -> str:

@@ -1,0 +1,85 @@
+"""The average, freed of all conflicts at once; ours, in place of FedFV's chain of projections (Wang et al., 2021)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from coordinator.aggregation.base import Algorithm, conclude
+from coordinator.aggregation.fedmgda import standstill
+from coordinator.aggregation.geometry import coordinates, inverse_norms, unit_gram
+from coordinator.aggregation.qp import UnsolvedError
+from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
+
+_RESIDUAL_TOLERANCE = 1e-9
+_ROUNDING = 1e-13
+
+
+@dataclass(frozen=True, kw_only=True)
+class DualCone(Algorithm):
+    """The direction nearest to the average that no client opposes: min ||d - g0||^2 with <d, u_i> >= 0 for every i.
+
+    g0 = sum lambda0_i u_i. The dual is min ||g0 + sum mu_i u_i||^2 over mu >= 0, and c = lambda0 + mu: FedAvg without
+    conflicts, and with conflicts more of those whom it would hurt. Unlike a chain of projections it depends on no order
+    and on no reported loss, and leaves no conflict behind. It is zero only at a Pareto stationary point. Long updates
+    dominate g0; `pre = ["normalise"]` makes all equal. (As a projection: Lopez-Paz and Ranzato, 2017, eq. 11.)
+    """
+
+    name: ClassVar[str] = "dual-cone"
+
+    def cautions(self) -> tuple[str, ...]:
+        """See the base; and nothing bounds a weight here."""
+        return (*super().cautions(), standstill(self.name))
+
+    def combine(self, rows: Rows) -> Combination:
+        """See the class.
+
+        Raises:
+            UnsolvedError: the optimality conditions are violated by more than 1e-9 of the mean norm.
+        """
+        inverse, shares = inverse_norms(rows.gram), rows.prior * rows.norms
+        total = float(shares.sum())
+        if total == 0:
+            return conclude(rows.gram, rows.prior, rows.prior, residual=0.0)
+        unit, shares = unit_gram(rows.gram), shares / total
+        extra, iterations = nonnegative_least_squares(coordinates(unit), shares)
+        residual = _residual(unit, shares, extra)
+        if residual > _RESIDUAL_TOLERANCE:
+            raise UnsolvedError(f"dual-cone: the residual is {residual:.1e} after {iterations} iterations")
+        coefficients = rows.prior + extra * total * inverse
+        measured = {"residual": residual, "iterations": float(iterations), "corrected": float((extra > 0).sum())}
+        return conclude(rows.gram, coefficients, coefficients / coefficients.sum(), **measured)
+
+
+def nonnegative_least_squares(points: Matrix, start: Vector) -> tuple[Vector, int]:
+    """The x >= 0 of least ||(start + x) points||, and how many iterations it took (Lawson and Hanson, 1974, ch. 23)."""
+    m = len(points)
+    fixed = start @ points
+    x, passive, barred = np.zeros(m), np.zeros(m, dtype=bool), np.zeros(m, dtype=bool)
+    for iteration in range(1, 10 * m + 10):
+        slope = (fixed + x @ points) @ points.T
+        slope[passive | barred] = 0.0
+        worst = int(np.argmin(slope))
+        if slope[worst] >= -_ROUNDING:
+            return x, iteration
+        passive[worst] = True
+        while passive.any():
+            target = np.zeros(m)
+            target[passive] = np.linalg.lstsq(points[passive].T, -fixed, rcond=None)[0]
+            behind = passive & (target <= 0)
+            if not behind.any():
+                x, barred[:] = target, False
+                break
+            ratio = x[behind] / (x[behind] - target[behind])
+            x = x + float(ratio.min()) * (target - x)
+            passive &= ~(behind & (x <= _ROUNDING * np.abs(x).max()))
+            x[~passive] = 0.0
+        if not passive[worst]:
+            barred[worst] = True  # its slope is rounding
+    return x, iteration
+
+
+def _residual(unit: Matrix, start: Vector, extra: Vector) -> float:
+    """By how much a row is opposed, or one that was corrected is not met exactly, relative to sum lambda0_i ||u_i||."""
+    slope = unit @ (start + extra)
+    return max(0.0, float(-slope.min()), float(np.abs(slope[extra > 0]).max(initial=0.0)))

@@ -1,0 +1,209 @@
+"""Stages before a rule: in Gram space as on the updates, in any order, before any rule."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from matrices import Matrix, matrix, zoo
+from numpy.typing import NDArray
+
+from coordinator.aggregation import HyperparameterError, aggregate
+from coordinator.aggregation.phases import Replies, Reply, RoundContext
+from coordinator.aggregation.pre import Stages
+from coordinator.aggregation.registry import algorithm, algorithms
+from coordinator.aggregation.rules import Rows
+from federation.runs import RunSpec
+
+Vector = NDArray[np.float64]
+
+NAMES = tuple(algorithms())
+chains = st.lists(st.sampled_from(["normalise", "clip", "nnm", "bucket"]), unique=True)
+
+
+def norms(U: Matrix) -> Vector:
+    found: Vector = np.linalg.norm(U, axis=1)
+    return found
+
+
+def rows(U: Matrix, *, t: int = 0) -> Rows:
+    m = len(U)
+    return Rows(
+        gram=U @ U.T, prior=np.full(m, 1 / m), samples=np.ones(m), losses=np.arange(m, dtype=np.float64) + 1, round=t
+    )
+
+
+def on_the_updates(stage: str, U: Matrix) -> Matrix:
+    """The stages as their papers write them."""
+    match stage:
+        case "normalise":
+            return U / norms(U)[:, None]
+        case "clip":
+            return U * np.minimum(1, np.median(norms(U)) / norms(U))[:, None]
+        case "nnm":
+            near = [np.argsort(((U - u) ** 2).sum(axis=1), kind="stable")[: len(U) - 1] for u in U]
+            return np.array([U[chosen].mean(axis=0) for chosen in near])
+        case _:
+            order = np.random.default_rng([0, 0]).permutation(len(U))
+            return np.array([U[order[i : i + 2]].mean(axis=0) for i in range(0, len(U), 2)])
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(["random", "shifted", "conflicting", "badly scaled"]),
+    st.integers(5, 9),
+    st.integers(0, 999),
+    chains,
+)
+def test_stages_in_gram_space_are_those_on_the_updates(kind: str, m: int, seed: int, pre: list[str]) -> None:
+    U = matrix(kind, m, 6, seed)
+    staged = Stages(pre=tuple(pre)).apply(rows(U))
+    V = U
+    for stage in pre:
+        V = on_the_updates(stage, V)
+    size = float(norms(V).max())
+    np.testing.assert_allclose(staged.matrix @ U, V, atol=1e-6 * size)
+    np.testing.assert_allclose(staged.rows.gram, V @ V.T, atol=1e-6 * size**2)
+    np.testing.assert_allclose(staged.shares.sum(axis=1), 1)
+    assert staged.rows.prior.sum() == pytest.approx(1)
+
+
+@settings(deadline=None)
+@given(zoo, st.sampled_from(NAMES), chains)
+def test_any_rule_behind_any_stages_answers_in_terms_of_the_updates(U: Matrix, name: str, pre: list[str]) -> None:
+    assume(len(U) >= (9 if "krum" in name else 5))
+    result = aggregate(name, U, losses=np.arange(len(U)) + 1.0, pre=pre)
+    assert result.weights.sum() == pytest.approx(1, abs=1e-9)
+    assert (result.weights >= 0).all()
+    scale = float(np.abs(result.coefficients) @ norms(U))
+    np.testing.assert_allclose(result.direction, result.coefficients @ U, atol=1e-13 * scale)
+    assert result.diagnostics["direction_norm"] == pytest.approx(np.linalg.norm(result.direction), abs=1e-7 * scale)
+
+
+@settings(deadline=None)
+@given(zoo)
+def test_known_rules_are_stages_before_fedavg(U: Matrix) -> None:
+    size = max(1.0, float(norms(U).max()))
+    for rule, stage in (("fedavg-n", "normalise"), ("norm-clipping", "clip")):
+        one, other = aggregate(rule, U), aggregate("fedavg", U, pre=[stage])
+        np.testing.assert_allclose(other.direction, one.direction, atol=1e-9 * size)
+        np.testing.assert_allclose(other.weights, one.weights)
+
+
+@settings(deadline=None)
+@given(zoo, st.integers(0, 99))
+def test_buckets_leave_the_average_as_it_is(U: Matrix, seed: int) -> None:
+    prior = np.random.default_rng(seed).dirichlet(np.ones(len(U)))
+    found = aggregate("fedavg", U, prior=prior, pre=["bucket"], bucket_size=3, bucket_seed=seed)
+    np.testing.assert_allclose(found.coefficients, prior)
+
+
+@settings(deadline=None)
+@given(zoo)
+def test_mixing_with_nobody_left_out_is_the_mean_for_everybody(U: Matrix) -> None:
+    found = aggregate("fedmgda", U, pre=["nnm"], byzantine=0)
+    if not found.diagnostics["stationary"]:
+        np.testing.assert_allclose(found.direction, U.mean(axis=0), atol=1e-7 * norms(U).max())
+
+
+@settings(deadline=None)
+@given(st.integers(5, 9), st.integers(0, 999), st.randoms(use_true_random=False))
+def test_the_order_of_the_clients_does_not_matter_to_mixing(m: int, seed: int, random: "st.random.Random") -> None:  # type: ignore[name-defined]
+    U = matrix("random", m, 6, seed)
+    order = list(range(m))
+    random.shuffle(order)
+    one, other = (aggregate("fedmgda+", V, pre=["normalise", "nnm"], byzantine=2) for V in (U, U[order]))
+    np.testing.assert_allclose(other.direction, one.direction, atol=1e-6)
+
+
+def test_buckets_change_with_the_round_and_are_the_same_again() -> None:
+    U = matrix("random", 8, 4, 0)
+    stages = Stages(pre=("bucket",))
+    first, again, second = (stages.apply(rows(U, t=t)).matrix for t in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert (first != second).any()
+    assert (first != Stages(pre=("bucket",), bucket_seed=1).apply(rows(U)).matrix).any()
+
+
+def test_losses_are_mixed_with_the_updates_so_that_an_inflated_one_counts_less() -> None:
+    U = matrix("nearly parallel", 6, 4, 0)
+    told = np.array([1.0, 1, 1, 1, 1, 1e6])
+    alone = aggregate("q-fedavg", U, losses=told)
+    mixed = aggregate("q-fedavg", U, losses=told, pre=["nnm"], byzantine=2)
+    assert alone.weights[5] > 0.99
+    assert mixed.weights[5] < 0.3
+
+
+def test_a_sign_flip_stops_fedmgda_plus_and_mixing_in_front_of_it_undoes_that() -> None:
+    rng = np.random.default_rng(0)
+    common = rng.standard_normal(200)
+    U = common + 0.7 * rng.standard_normal((10, 200))
+    honest = U[:8].mean(axis=0)
+    U[8:] = -honest
+
+    def cosine(direction: Vector) -> float:
+        length = np.linalg.norm(direction) * np.linalg.norm(honest)
+        return float(direction @ honest / length) if length else 0.0
+
+    bare = aggregate("fedmgda+", U)
+    mixed = aggregate("fedmgda+", U, pre=["normalise", "nnm"], byzantine=2)
+    assert bare.diagnostics["stationary"] or np.linalg.norm(bare.direction) < 0.05
+    assert cosine(mixed.direction) > 0.95
+    assert np.linalg.norm(mixed.direction) > 0.5
+    assert mixed.weights[8:].sum() < 0.25
+
+
+def test_rows_that_cancel_in_a_mean_are_zero_not_rounding() -> None:
+    u = np.random.default_rng(0).standard_normal(1000) / 3
+    result = aggregate("fedmgda+", [u, -u], pre=["bucket"])
+    assert result.diagnostics["stationary"] == 1
+    assert not result.direction.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_round_goes_through_the_stages(name: str) -> None:
+    U = matrix("random", 9, 6, seed=0)
+    replies = Replies(
+        [
+            Reply(client_id=f"c{i}", samples=1, losses={"loss": 1.0 + i}, metrics={}, rows=(u.astype(np.float32),))
+            for i, u in enumerate(U)
+        ]
+    )
+    context = RoundContext(number=3, total=5)
+    rule = algorithm(name, {"pre": ["normalise", "nnm"], "byzantine": 2})
+    conversation = rule.round(context)
+    next(conversation)
+    with pytest.raises(StopIteration) as end:
+        conversation.send(replies)
+    decided = end.value.value.combination
+    np.testing.assert_array_equal(decided.coefficients, rule.decide(replies.rows(context)).coefficients)
+    assert not np.array_equal(decided.coefficients, rule.combine(replies.rows(context)).coefficients)
+
+
+def test_a_run_specification_names_the_stages() -> None:
+    text = 'name = "a"\ntask = "digits"\nrounds = 1\n[algorithm]\nname = "krum"\npre = ["clip", "nnm"]\nbyzantine = 3\n'
+    asked = RunSpec.parse(text).algorithm
+    rule = algorithm(asked.name, asked.hyperparameters)
+    assert (rule.stages.pre, rule.stages.byzantine, rule.byzantine) == (("clip", "nnm"), 3, 3)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "message"),
+    [
+        ({"pre": "nnm"}, "pre must be a list of texts; got 'nnm'"),
+        ({"pre": [1]}, "pre must be a list of texts"),
+        ({"pre": ["nn"]}, "pre: no stage 'nn'; there are normalise, clip, nnm, bucket"),
+        ({"pre": ["nnm", "nnm"]}, "each stage at most once"),
+        ({"byzantine": 2}, 'byzantine: only for the stage "nnm", which pre lacks'),
+        ({"pre": ["nnm"], "bucket_size": 2}, 'bucket_size: only for the stage "bucket"'),
+        ({"pre": ["nnm"], "byzantine": -1}, "byzantine must not be negative"),
+        ({"pre": ["clip"], "clip_norm": math.nan}, "clip_norm must be finite"),
+        ({"pre": ["bucket"], "bucket_size": 0}, "bucket_size must be at least 1"),
+        ({"pre": ["bucket"], "bucket_seed": -1}, "bucket_seed must not be negative"),
+    ],
+)
+def test_wrong_stages_are_named(hyperparameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(HyperparameterError, match=message):
+        algorithm("fedavg", hyperparameters)
