@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from sqlalchemy import func, select
 
-from coordinator.enrolment import Authority, register
+from coordinator.members.enrollment import Authority, register
 from federation.certificates import (
     ADMIN_LIFETIME,
     SERVER_LIFETIME,
@@ -66,7 +66,7 @@ class Settings(BaseModel):
     federation_port: int = Field(
         0, ge=0, le=65535, description="For members, mutual TLS; 0 is one that the kernel picks, and that is then kept."
     )
-    enrolment_port: int = Field(
+    enrollment_port: int = Field(
         0,
         ge=0,
         le=65535,
@@ -346,18 +346,18 @@ class Home:
         return files
 
     def ports(self) -> tuple[int, int]:
-        """The federation port and the enrolment port: as set, or as once picked, or 0."""
-        federation, enrolment = self.settings.federation_port, self.settings.enrolment_port
+        """The federation port and the enrollment port: as set, or as once picked, or 0."""
+        federation, enrollment = self.settings.federation_port, self.settings.enrollment_port
         try:
             kept = json.loads(self.kept_ports_file.read_text())
-            return federation or int(kept["federation"]), enrolment or int(kept["enrolment"])
+            return federation or int(kept["federation"]), enrollment or int(kept["enrollment"])
         except (OSError, ValueError, KeyError, TypeError):
-            return federation, enrolment
+            return federation, enrollment
 
-    def note_ports(self, federation: int, enrolment: int) -> None:
+    def note_ports(self, federation: int, enrollment: int) -> None:
         """Notes where this process serves, for whoever looks for it, the first administrator among them."""
-        ports = {"federation": federation, "enrolment": enrolment}
-        if 0 in (self.settings.federation_port, self.settings.enrolment_port):
+        ports = {"federation": federation, "enrollment": enrollment}
+        if 0 in (self.settings.federation_port, self.settings.enrollment_port):
             replace_private(self.kept_ports_file, json.dumps(ports).encode() + b"\n")
         if (self.admin_dir / "member.toml").is_file():
             move_address(self.admin_dir, address(self.settings.hosts[0], federation))

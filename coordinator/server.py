@@ -13,12 +13,12 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from coordinator.access import Access
 from coordinator.clock import utc_now
-from coordinator.engine import Engine
 from coordinator.home import Home, HomeError, address
-from coordinator.hub import Hub
-from coordinator.intake import Intake
+from coordinator.members.access import Access
+from coordinator.rounds.engine import Engine
+from coordinator.rounds.hub import Hub
+from coordinator.rounds.intake import Intake
 from coordinator.services.admin import AdminService
 from coordinator.services.enrollment import EnrollmentService
 from coordinator.services.federation import FederationService
@@ -113,7 +113,7 @@ class Coordinator:
         self._server: grpc.aio.Server | None = None
         self._engine: Engine | None = None
         self.federation_port = 0
-        self.enrolment_port = 0
+        self.enrollment_port = 0
 
     async def start(self) -> None:
         """Takes the database, goes on with the runs, and serves.
@@ -144,7 +144,7 @@ class Coordinator:
             interceptors=[self._access], options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
         )
         self._listen(server)
-        enrolment_address = address(settings.hosts[0], self.enrolment_port)
+        enrollment_address = address(settings.hosts[0], self.enrollment_port)
         add_EnrollmentServicer_to_server(
             EnrollmentService(
                 database=database,
@@ -180,7 +180,7 @@ class Coordinator:
                 access=self._access,
                 executor=self._executor,
                 join=lambda client_id, secret: Join(
-                    address=enrolment_address, ca_fingerprint=fingerprint(home.ca), secret=secret, client_id=client_id
+                    address=enrollment_address, ca_fingerprint=fingerprint(home.ca), secret=secret, client_id=client_id
                 ).encode(),
                 token_lifetime=timedelta(seconds=settings.token_lifetime_seconds),
                 max_model_bytes=settings.max_model_bytes,
@@ -192,18 +192,18 @@ class Coordinator:
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         engine.start(conduct=self._conduct)
         await server.start()
-        if await asyncio.to_thread(_serves_tls12, settings.bind, self.enrolment_port):
+        if await asyncio.to_thread(_serves_tls12, settings.bind, self.enrollment_port):
             raise RuntimeError(
                 "gRPC was imported before federation.tls.require_tls13 was called: it would serve TLS 1.2"
             )
         for service in ("", *_SERVICES):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
-        home.note_ports(self.federation_port, self.enrolment_port)
+        home.note_ports(self.federation_port, self.enrollment_port)
         log.info(
             "federation %s: members at %s, newcomers at %s, database %s",
             home.federation_id,
             address(settings.hosts[0], self.federation_port),
-            enrolment_address,
+            enrollment_address,
             database.url,
         )
 
@@ -242,9 +242,9 @@ class Coordinator:
         home = self._home
         pair = (private_key_pem(home.server_key), pem(home.current_server_certificate(self._clock())))
         mutual = grpc.ssl_server_credentials([pair], root_certificates=pem(home.ca), require_client_auth=True)
-        federation, enrolment = home.ports()
+        federation, enrollment = home.ports()
         self.federation_port = self._bind(server, federation, mutual)
-        self.enrolment_port = self._bind(server, enrolment, grpc.ssl_server_credentials([pair]))
+        self.enrollment_port = self._bind(server, enrollment, grpc.ssl_server_credentials([pair]))
 
     def _bind(self, server: grpc.aio.Server, port: int, credentials: grpc.ServerCredentials) -> int:
         where = address(self._home.settings.bind, port)

@@ -1,6 +1,6 @@
 """The container's health check: exit code 0 when the process in the given directory does its work.
 
-A coordinator is asked over its enrolment port, with its certificate verified. A worker listens nowhere; it is well
+A coordinator is asked over its enrollment port, with its certificate verified. A worker listens nowhere; it is well
 while a living process holds its directory. That it cannot reach the coordinator is not its illness.
 """
 
@@ -23,7 +23,7 @@ def coordinator_serves(home: Path) -> bool:
 
     host = tomllib.loads((home / "coordinator.toml").read_text())["hosts"][0]
     try:
-        port = json.loads((home / "ports.json").read_text())["enrolment"]
+        port = json.loads((home / "ports.json").read_text())["enrollment"]
         name = [("grpc.ssl_target_name_override", host)]
         with server_verified_channel(f"127.0.0.1:{port}", (home / "ca.pem").read_bytes(), name) as channel:
             answer = HealthStub(channel).Check(HealthCheckRequest(), timeout=ANSWER_SECONDS)

@@ -24,7 +24,7 @@ _CHANNEL_OPTIONS: tuple[Option, ...] = (
 
 
 def server_verified_channel(address: str, ca: bytes, options: Sequence[Option] = ()) -> grpc.Channel:
-    """A TLS channel that verifies the server against the federation's CA and shows no certificate (enrolment).
+    """A TLS channel that verifies the server against the federation's CA and shows no certificate (enrollment).
 
     Args:
         address: "host:port".

@@ -182,7 +182,7 @@ def parse_peer(certificate: bytes) -> PeerIdentity:
     )
 
 
-# Enrolment
+# Enrollment
 
 # The encodings of Ed25519 points of small order, sign bit cleared (p - 1, p and p + 1 among them). Under such a "key"
 # a signature can be valid for messages that nobody signed, so its holder could disown its own.
@@ -219,7 +219,7 @@ def secret_hash(secret: bytes) -> str:
 
 
 def prove_possession(key: Ed25519PrivateKey, secret: bytes, csr: bytes) -> bytes:
-    """Signs an enrolment with the key that it registers."""
+    """Signs an enrollment with the key that it registers."""
     return key.sign(ENROLLMENT_CONTEXT + secret + csr)
 
 
@@ -237,7 +237,7 @@ class Join:
     """What an administrator hands to a client to be, as one word.
 
     Attributes:
-        address: the enrolment port, "host:port".
+        address: the enrollment port, "host:port".
         ca_fingerprint: the SHA-256 of the CA certificate's DER, hexadecimal.
         secret: the one-time secret, 32 bytes.
         client_id: the name that the client will have.
@@ -286,7 +286,7 @@ class Join:
 
 
 def fetch_ca(address: str, expected: str, timeout: float) -> bytes:
-    """Fetches the federation's CA certificate from the enrolment port, knowing only its fingerprint.
+    """Fetches the federation's CA certificate from the enrollment port, knowing only its fingerprint.
 
     The first connection verifies nothing and sends nothing; it takes the CA certificate out of the server's own. The
     fingerprint decides whether that is the federation's; the connection that carries the secret is then verified

@@ -30,7 +30,7 @@ REASONS: dict[str, Status] = {
     "certificate-revoked": Status.UNAUTHENTICATED,
     "certificate-expired": Status.UNAUTHENTICATED,
     "role": Status.PERMISSION_DENIED,
-    # enrolment
+    # enrollment
     "token-invalid": Status.UNAUTHENTICATED,
     "token-expired": Status.UNAUTHENTICATED,
     "token-used": Status.UNAUTHENTICATED,

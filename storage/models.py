@@ -224,10 +224,10 @@ class Certificate(Base):
     revoked: Mapped[datetime | None]
 
 
-class EnrolmentToken(Base):
+class EnrollmentToken(Base):
     """A one-time token; only the hash of its secret is kept."""
 
-    __tablename__ = "enrolment_tokens"
+    __tablename__ = "enrollment_tokens"
 
     secret_hash: Mapped[str] = mapped_column(String(64), primary_key=True)  # SHA-256, hexadecimal
     client_id: Mapped[str] = mapped_column(NAME, index=True)  # the client that will be made

@@ -48,8 +48,8 @@ def after(owner: Any, name: str, *, count: int = 1) -> None:
 
 
 def coordinator(point: str) -> None:
-    from coordinator.conductor import Conductor
-    from coordinator.intake import Intake
+    from coordinator.rounds.conductor import Conductor
+    from coordinator.rounds.intake import Intake
 
     points: dict[str, Callable[[], None]] = {
         # the round is recorded, nobody has been asked

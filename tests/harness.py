@@ -175,7 +175,7 @@ class Federation:
             database.close()
 
     def join(self, client_id: str) -> Path:
-        """Enrols a worker process's home."""
+        """Enrolls a worker process's home."""
         home = self.directory / client_id
         self.fedpareto("worker", "join", self.token(client_id), "--home", str(home))
         return home
@@ -196,7 +196,7 @@ class Federation:
         wait_for(all_there, f"{clients} to attend")
 
     def enroll(self, client_id: str) -> "Member":
-        """Enrols a client that a test plays by hand."""
+        """Enrolls a client that a test plays by hand."""
         join = Join.decode(self.token(client_id))
         return Member.enroll(join)
 

@@ -13,8 +13,8 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
-from coordinator.enrolment import register
 from coordinator.home import Home, Settings
+from coordinator.members.enrollment import register
 from coordinator.server import Coordinator
 from federation.certificates import issue_certificate, make_csr, pem
 from federation.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
@@ -23,7 +23,7 @@ from federation.keys import private_key_pem
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from storage.database import Database
-from storage.models import AuditEntry, Client, ClientState, EnrolmentToken
+from storage.models import AuditEntry, Client, ClientState, EnrollmentToken
 
 T = TypeVar("T")
 SECONDS = 60.0  # how long anything may take before the test fails
@@ -112,19 +112,19 @@ class Running:
         return f"localhost:{self.coordinator.federation_port}"
 
     @property
-    def enrolment_address(self) -> str:
-        return f"localhost:{self.coordinator.enrolment_port}"
+    def enrollment_address(self) -> str:
+        return f"localhost:{self.coordinator.enrollment_port}"
 
     def newcomer(self) -> grpc.Channel:
-        """A channel to the enrolment port."""
-        return server_verified_channel(self.enrolment_address, pem(self.home.ca))
+        """A channel to the enrollment port."""
+        return server_verified_channel(self.enrollment_address, pem(self.home.ca))
 
     def token(self, client_id: str, lifetime: timedelta = timedelta(hours=1)) -> bytes:
         secret = secrets.token_bytes(32)
         with self.database.begin() as session:
             now = self.clock()
             session.add(
-                EnrolmentToken(
+                EnrollmentToken(
                     secret_hash=secret_hash(secret),
                     client_id=client_id,
                     created_by="test",
@@ -134,14 +134,14 @@ class Running:
             )
         return secret
 
-    def enrol(self, client_id: str) -> tuple[Applicant, EnrollResponse]:
+    def enroll(self, client_id: str) -> tuple[Applicant, EnrollResponse]:
         applicant = Applicant()
         with self.newcomer() as channel:
             return applicant, EnrollmentStub(channel).Enroll(applicant.request(self.token(client_id)), timeout=SECONDS)
 
     def member(self, client_id: str) -> grpc.Channel:
-        """Enrols a client; its mutual-TLS channel."""
-        applicant, answer = self.enrol(client_id)
+        """Enrolls a client; its mutual-TLS channel."""
+        applicant, answer = self.enroll(client_id)
         return mutual_channel(
             self.address,
             ca=pem(self.home.ca),

@@ -76,8 +76,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     serve_blob: Callable[[bytes, int], Iterator[bytes]] | None = None
     receipt: Callable[[Submission, ReceiptManifest], SignedEnvelope] | None = None
     hold_submissions: threading.Event | None = None
-    enrol_refusal: Refusal | None = None
-    change_enrolment: Callable[[EnrollResponse], None] | None = None
+    enrollment_refusal: Refusal | None = None
+    change_enrollment: Callable[[EnrollResponse], None] | None = None
 
     def __post_init__(self) -> None:
         now = datetime.now(UTC)
@@ -86,7 +86,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         self.ca = make_ca(self._ca_key, FEDERATION, now)
         self._outboxes: list[queue.SimpleQueue[AttendResponse | Refusal]] = []
         self._server: grpc.Server | None = None
-        self.federation_port = self.enrolment_port = 0
+        self.federation_port = self.enrollment_port = 0
 
     # the process
 
@@ -99,8 +99,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         add_FederationServicer_to_server(self, server)
         add_EnrollmentServicer_to_server(self, server)
         self.federation_port = server.add_secure_port(f"127.0.0.1:{self.federation_port}", mutual)
-        self.enrolment_port = server.add_secure_port(
-            f"127.0.0.1:{self.enrolment_port}", grpc.ssl_server_credentials(chain)
+        self.enrollment_port = server.add_secure_port(
+            f"127.0.0.1:{self.enrollment_port}", grpc.ssl_server_credentials(chain)
         )
         server.start()
         self._server = server
@@ -112,7 +112,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             self._server.stop(None).wait()
 
     def member(self, *, lifetime: timedelta = timedelta(days=1)) -> MemberFiles:
-        """A membership, as enrolment makes it."""
+        """A membership, as enrollment makes it."""
         key = generate_tls_key(SECP256R1())
         return MemberFiles(
             federation_id=FEDERATION,
@@ -126,7 +126,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         )
 
     def join(self) -> Join:
-        return Join(f"127.0.0.1:{self.enrolment_port}", fingerprint(self.ca), bytes(range(32)), CLIENT)
+        return Join(f"127.0.0.1:{self.enrollment_port}", fingerprint(self.ca), bytes(range(32)), CLIENT)
 
     def _certificate(
         self,
@@ -199,8 +199,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     # the services
 
     def Enroll(self, request: EnrollRequest, context: grpc.ServicerContext) -> EnrollResponse:  # noqa: N802
-        if self.enrol_refusal is not None:
-            _abort(context, self.enrol_refusal)
+        if self.enrollment_refusal is not None:
+            _abort(context, self.enrollment_refusal)
         key = Ed25519PublicKey.from_public_bytes(request.signing_key)
         assert request.secret == self.join().secret
         assert proves_possession(key, request.proof, request.secret, request.csr)
@@ -223,8 +223,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             coordinator_key=self.signing_key.public_key().public_bytes_raw(),
             address=f"127.0.0.1:{self.federation_port}",
         )
-        if self.change_enrolment is not None:
-            self.change_enrolment(response)
+        if self.change_enrollment is not None:
+            self.change_enrollment(response)
         return response
 
     def Attend(self, request_iterator: Any, context: grpc.ServicerContext) -> Iterator[AttendResponse]:  # noqa: N802

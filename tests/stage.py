@@ -1,5 +1,6 @@
 """A stage for the engine: a real coordinator in this process, and clients that a test plays by hand."""
 
+import math
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -65,6 +66,7 @@ class Player:
         self.stream: Attending | None = None
         self.tasks: dict[str, int] = {}
         self.cancelled: list[Cancel] = []
+        self.kept: list[tuple[SignedEnvelope, AssignmentManifest]] = []  # to be answered later
         self._seen: set[str] = set()
 
     def attend(self, **tasks: int) -> None:
@@ -84,7 +86,7 @@ class Player:
 
     def orders(self) -> list[tuple[SignedEnvelope, AssignmentManifest]]:
         """The assignments that have come since the last look, each once."""
-        found = []
+        found, self.kept = self.kept, []
         while self.stream is not None:
             try:
                 message = self.stream.inbox.get_nowait()
@@ -200,7 +202,7 @@ class Stage:
         """The client of that name, enrolled at first use."""
         if name not in self.players:
             served = self.served
-            join = Join(served.enrolment_address, fingerprint(served.home.ca), served.token(name), name)
+            join = Join(served.enrollment_address, fingerprint(served.home.ca), served.token(name), name)
             with self._now():
                 self.players[name] = Player(Member.enroll(join))
         return self.players[name]
@@ -209,6 +211,7 @@ class Stage:
         """Clients that attend with one task."""
         players = [self.player(name) for name in names]
         for player, size in zip(players, samples or [10] * len(players), strict=True):
+            player.kept.clear()
             player.attend(**{task: size})
         return players
 
@@ -314,13 +317,21 @@ class Stage:
             f"{client} to be {state} in round {number}",
         )
 
-    def play(self, run: str, *players: Player, until: Callable[[], object] | None = None) -> None:
-        """The players answer whatever they are asked until the run has completed, or until what is given."""
+    def play(
+        self, run: str, *players: Player, until: Callable[[], object] | None = None, phases: float = math.inf
+    ) -> None:
+        """The players answer what they are asked until the run has completed, or until what is given.
+
+        Orders of a phase from `phases` on are kept for later.
+        """
 
         def over() -> object:
             for player in players:
-                for _, order in player.orders():
-                    player.reply(order)
+                for envelope, order in player.orders():
+                    if order.phase < phases:
+                        player.reply(order)
+                    else:
+                        player.kept.append((envelope, order))
             row = self.run(run)
             if until is not None and until():
                 return True

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from running import SECONDS, Applicant, Running, refused, running, wait_for
 
-from coordinator.access import MAX_CONCURRENT_CALLS, RULES
+from coordinator.members.access import MAX_CONCURRENT_CALLS, RULES
 from coordinator.server import MAX_MESSAGE_BYTES
 from federation.certificates import make_ca, pem
 from federation.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
@@ -128,7 +128,7 @@ serve(Home.init(Path(sys.argv[1]), Settings.check({"federation_id": "test"}, "te
     assert not (tmp_path / "home" / "ports.json").exists()
 
 
-@pytest.mark.parametrize("port", ["federation_port", "enrolment_port"])
+@pytest.mark.parametrize("port", ["federation_port", "enrollment_port"])
 def test_tls_1_3_and_nothing_older(served: Running, port: str) -> None:
     number = getattr(served.coordinator, port)
     member = served.home.admin_dir
@@ -144,7 +144,7 @@ def test_without_a_certificate_the_federation_port_does_not_shake_hands(served: 
         assert "did not accept your certificate" in messages[0]
 
 
-def test_without_a_certificate_the_enrolment_port_serves_no_members(served: Running) -> None:
+def test_without_a_certificate_the_enrollment_port_serves_no_members(served: Running) -> None:
     with served.newcomer() as channel:
         with refused("UNAUTHENTICATED", "certificate-unknown"):
             next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
@@ -373,7 +373,7 @@ def test_what_nobody_foresaw_is_internal_and_tells_a_stranger_nothing(
     def fails(*arguments: object, **more: object) -> None:
         raise KeyError("the secret of the house")
 
-    monkeypatch.setattr("coordinator.services.enrollment.enrol", fails)
+    monkeypatch.setattr("coordinator.services.enrollment.enroll", fails)
     with served.newcomer() as channel, pytest.raises(grpc.RpcError) as caught:
         EnrollmentStub(channel).Enroll(Applicant().request(b"x"), timeout=SECONDS)
     assert caught.value.code() is grpc.StatusCode.INTERNAL  # type: ignore[attr-defined]
@@ -403,7 +403,7 @@ def test_refusals_of_one_caller_are_counted_not_heaped_up(served: Running) -> No
 
 
 def test_raw_bytes_at_the_door_leave_the_coordinator_serving(served: Running) -> None:
-    for port in (served.coordinator.federation_port, served.coordinator.enrolment_port):
+    for port in (served.coordinator.federation_port, served.coordinator.enrollment_port):
         for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + struct.pack(">H", 0xFFFF), bytes(64), b""):
             with socket.create_connection(listens(port), timeout=SECONDS) as plain:
                 plain.sendall(data)
@@ -424,11 +424,11 @@ def test_when_the_coordinator_stops_its_streams_are_told(tmp_path: Path) -> None
 
 def test_a_coordinator_keeps_the_ports_that_the_kernel_picked(tmp_path: Path) -> None:
     with running(tmp_path / "home") as served:
-        ports = (served.coordinator.federation_port, served.coordinator.enrolment_port)
+        ports = (served.coordinator.federation_port, served.coordinator.enrollment_port)
         again = Running.__new__(Running)
     again.__init__(served.home, served.clock)  # type: ignore[misc]
     try:
-        assert (again.coordinator.federation_port, again.coordinator.enrolment_port) == ports
+        assert (again.coordinator.federation_port, again.coordinator.enrollment_port) == ports
     finally:
         again.stop()
 

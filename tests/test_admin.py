@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Attending, Federation, Member, Process, federation, refused, wait_for
 from sqlalchemy import select
 
-from coordinator import finding, views
 from coordinator.aggregation.fedavg import FedAvg
-from coordinator.engine import Engine
-from coordinator.hub import Hub
-from coordinator.model_intake import ModelIntake
+from coordinator.rounds.engine import Engine
+from coordinator.rounds.hub import Hub
+from coordinator.services import finding, views
+from coordinator.services.model_intake import ModelIntake
 from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
 from federation.refusals import Refusal
@@ -565,7 +565,7 @@ def test_serving_prints_one_document_with_the_ports_or_nothing(tmp_path: Path, o
                     "federation_id": "printed",
                     "home": str(made.home),
                     "pid": serving.pid,
-                    "ports": {"federation": noted["federation"], "enrolment": noted["enrolment"]},
+                    "ports": {"federation": noted["federation"], "enrollment": noted["enrollment"]},
                 }
             serving.terminate()
             assert serving.communicate(timeout=60)[0] == ""

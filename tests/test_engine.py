@@ -8,7 +8,7 @@ import pytest
 from running import refused, wait_for
 from stage import MODEL, Stage, spec
 
-from coordinator import selection
+from coordinator.rounds import selection
 from federation.digests import digest
 from federation.runs import RunSpec
 from federation.v1.federation_pb2 import AttendRequest, Heartbeat

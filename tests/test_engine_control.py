@@ -9,7 +9,7 @@ from running import refused, wait_for
 from stage import Player, Stage, spec
 from stage import stage as make_stage
 
-from coordinator.engine import RECONNECT_GRACE
+from coordinator.rounds.engine import RECONNECT_GRACE
 from federation.channels import refusal_from_rpc_error
 from storage.models import RoundState, RunState
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from running import SECONDS, Applicant, Clock, Running, refused, running
 
-from coordinator.enrolment import Application, Authority, enrol
+from coordinator.members.enrollment import Application, Authority, enroll
 from federation.certificates import fingerprint, make_ca
 from federation.channels import refusal_from_rpc_error, server_verified_channel
 from federation.identity import fetch_ca, new_tls_key, parse_peer, prove_possession, secret_hash
@@ -20,12 +20,12 @@ from federation.refusals import Refusal
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from storage.database import Database
-from storage.models import AuditEntry, Certificate, Client, ClientState, EnrolmentToken
+from storage.models import AuditEntry, Certificate, Client, ClientState, EnrollmentToken
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("enrolment") / "home") as served:
+    with running(tmp_path_factory.mktemp("enrollment") / "home") as served:
         yield served
 
 
@@ -35,7 +35,7 @@ def stub(served: Running) -> Iterator[EnrollmentStub]:
         yield EnrollmentStub(channel)
 
 
-def enroll(stub: EnrollmentStub, request: EnrollRequest) -> EnrollResponse:
+def join(stub: EnrollmentStub, request: EnrollRequest) -> EnrollResponse:
     return stub.Enroll(request, timeout=SECONDS)
 
 
@@ -46,7 +46,7 @@ def client(served: Running, client_id: str) -> Client | None:
 
 def test_a_token_and_two_keys_make_a_member(served: Running, stub: EnrollmentStub) -> None:
     applicant = Applicant()
-    answer = enroll(stub, applicant.request(served.token("ward-1")))
+    answer = join(stub, applicant.request(served.token("ward-1")))
     assert (answer.federation_id, answer.client_id, answer.approval_pending) == ("test", "ward-1", False)
     assert answer.address == served.address
     assert answer.coordinator_key == served.home.signing_key.public_key().public_bytes_raw()
@@ -73,37 +73,37 @@ def test_the_subject_of_a_request_decides_nothing(served: Running, stub: Enrollm
     wanted = x509.SubjectAlternativeName([x509.UniformResourceIdentifier("fedpareto://test/admin/mallory")])
     builder = x509.CertificateSigningRequestBuilder().subject_name(name).add_extension(wanted, critical=False)
     applicant.csr = builder.sign(applicant.tls_key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
-    answer = enroll(stub, applicant.request(served.token("mallory")))
+    answer = join(stub, applicant.request(served.token("mallory")))
     assert parse_peer(answer.certificate).uri == "fedpareto://test/client/mallory"
 
 
 def test_a_token_works_once(served: Running, stub: EnrollmentStub) -> None:
     secret = served.token("once")
-    enroll(stub, Applicant().request(secret))
+    join(stub, Applicant().request(secret))
     with refused("UNAUTHENTICATED", "token-used") as messages:
-        enroll(stub, Applicant().request(secret))
+        join(stub, Applicant().request(secret))
     assert "once" in messages[0]
     assert served.refusals("Enroll")[-1].outcome == "token-used"
 
 
 def test_a_repeated_request_is_a_second_use(served: Running, stub: EnrollmentStub) -> None:
     request = Applicant().request(served.token("twice"))
-    enroll(stub, request)
+    join(stub, request)
     with refused("UNAUTHENTICATED", "token-used"):
-        enroll(stub, request)
+        join(stub, request)
 
 
 @pytest.mark.parametrize("secret", [b"", b"x" * 32, b"x" * 31, b"x" * 100_000])
 def test_a_wrong_token_is_refused(served: Running, stub: EnrollmentStub, secret: bytes) -> None:
     with refused("UNAUTHENTICATED", "token-invalid"):
-        enroll(stub, Applicant().request(secret))
+        join(stub, Applicant().request(secret))
     assert any(entry.outcome == "token-invalid" for entry in served.refusals("Enroll"))
 
 
 def test_an_expired_token_is_refused(served: Running, stub: EnrollmentStub) -> None:
     secret = served.token("late", lifetime=timedelta(seconds=-1))
     with refused("UNAUTHENTICATED", "token-expired"):
-        enroll(stub, Applicant().request(secret))
+        join(stub, Applicant().request(secret))
     assert any(entry.outcome == "token-expired" for entry in served.refusals("Enroll"))
     assert client(served, "late") is None
 
@@ -126,35 +126,35 @@ def test_a_bad_request_is_refused_and_leaves_the_token_as_it_was(served: Running
         bad = Applicant()
         bad.csr = csr
         with refused("INVALID_ARGUMENT", "csr"):
-            enroll(stub, bad.request(secret))
+            join(stub, bad.request(secret))
     for key in (b"", b"k" * 31, bytes(32)):
         with refused("INVALID_ARGUMENT", "signing-key"):
-            enroll(stub, EnrollRequest(secret=secret, csr=good.csr, signing_key=key, proof=request.proof))
+            join(stub, EnrollRequest(secret=secret, csr=good.csr, signing_key=key, proof=request.proof))
     for proof in (b"", b"p" * 64, prove_possession(good.signing_key, b"x" * 32, good.csr)):
         with refused("INVALID_ARGUMENT", "proof"):
-            enroll(stub, EnrollRequest(secret=secret, csr=good.csr, signing_key=request.signing_key, proof=proof))
+            join(stub, EnrollRequest(secret=secret, csr=good.csr, signing_key=request.signing_key, proof=proof))
     with refused("INVALID_ARGUMENT", "proof"):  # a proof for another request: the key holder did not ask for this one
-        enroll(
+        join(
             stub,
             EnrollRequest(secret=secret, csr=Applicant().csr, signing_key=request.signing_key, proof=request.proof),
         )
     assert client(served, "careful") is None
-    assert enroll(stub, request).client_id == "careful"
+    assert join(stub, request).client_id == "careful"
 
 
 def test_a_signing_key_belongs_to_one_member(served: Running, stub: EnrollmentStub) -> None:
     first, second = Applicant(), Applicant()
-    enroll(stub, first.request(served.token("owner")))
+    join(stub, first.request(served.token("owner")))
     second.signing_key = first.signing_key
     with refused("INVALID_ARGUMENT", "signing-key"):
-        enroll(stub, second.request(served.token("borrower")))
+        join(stub, second.request(served.token("borrower")))
 
 
 def test_a_name_is_given_once(served: Running, stub: EnrollmentStub) -> None:
     one, two = served.token("namesake"), served.token("namesake")
-    enroll(stub, Applicant().request(one))
+    join(stub, Applicant().request(one))
     with refused("ALREADY_EXISTS", "client-exists"):
-        enroll(stub, Applicant().request(two))
+        join(stub, Applicant().request(two))
 
 
 def test_of_many_at_once_with_one_token_one_wins(served: Running) -> None:
@@ -166,7 +166,7 @@ def test_of_many_at_once_with_one_token_one_wins(served: Running) -> None:
         with served.newcomer() as channel:
             start.wait(SECONDS)
             try:
-                return enroll(EnrollmentStub(channel), applicant.request(secret)).client_id
+                return join(EnrollmentStub(channel), applicant.request(secret)).client_id
             except grpc.RpcError as error:
                 return refusal_from_rpc_error(error).reason
 
@@ -183,7 +183,7 @@ def test_of_many_transactions_with_one_token_one_wins_on_each_back_end(database:
     secret = b"s" * 32
     with database.begin() as session:
         hours = timedelta(hours=1)
-        token = EnrolmentToken(client_id="race", created_by="test", created=clock(), expires=clock() + hours)
+        token = EnrollmentToken(client_id="race", created_by="test", created=clock(), expires=clock() + hours)
         token.secret_hash = secret_hash(secret)
         session.add(token)
     start = threading.Barrier(6)
@@ -194,7 +194,7 @@ def test_of_many_transactions_with_one_token_one_wins_on_each_back_end(database:
         start.wait(SECONDS)
         try:
             with database.begin() as session:
-                enrolled = enrol(session, application, authority=authority, approval=True, peer="test", now=clock())
+                enrolled = enroll(session, application, authority=authority, approval=True, peer="test", now=clock())
                 return enrolled.state.value
         except Refusal as refusal:
             return refusal.reason
@@ -205,17 +205,17 @@ def test_of_many_transactions_with_one_token_one_wins_on_each_back_end(database:
 
 def test_where_approval_is_asked_for_a_new_member_waits(tmp_path: Path) -> None:
     with running(tmp_path / "home", approval=True) as served:
-        _, answer = served.enrol("patient")
+        _, answer = served.enroll("patient")
         assert answer.approval_pending
         member = client(served, "patient")
         assert member is not None
         assert member.state is ClientState.PENDING
 
 
-def test_a_stranger_finds_the_ca_on_the_enrolment_port_by_its_fingerprint(served: Running) -> None:
-    ca = fetch_ca(served.enrolment_address, fingerprint(served.home.ca), timeout=SECONDS)
-    with server_verified_channel(served.enrolment_address, ca) as channel:
-        assert enroll(EnrollmentStub(channel), Applicant().request(served.token("stranger"))).client_id == "stranger"
+def test_a_stranger_finds_the_ca_on_the_enrollment_port_by_its_fingerprint(served: Running) -> None:
+    ca = fetch_ca(served.enrollment_address, fingerprint(served.home.ca), timeout=SECONDS)
+    with server_verified_channel(served.enrollment_address, ca) as channel:
+        assert join(EnrollmentStub(channel), Applicant().request(served.token("stranger"))).client_id == "stranger"
 
 
 def test_bytes_that_are_no_message_are_refused_as_such(served: Running) -> None:

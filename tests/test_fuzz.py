@@ -23,7 +23,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from harness import SECONDS, Federation, Member, federation, wait_for
 
-from coordinator.access import MAX_CONCURRENT_CALLS, RULES
+from coordinator.members.access import MAX_CONCURRENT_CALLS, RULES
 from federation.digests import digest
 from federation.envelope import seal
 from federation.identity import AdminFiles, Join, MemberFiles
@@ -328,7 +328,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield Scene(fed, process.popen.pid, alice, mallory, orders)
 
 
-def enrolment_calls(scene: Scene) -> dict[str, Say]:
+def enrollment_calls(scene: Scene) -> dict[str, Say]:
     secret = Join.decode(scene.fed.token("newcomer")).secret
     request = EnrollRequest(secret=secret, csr=bytes(200), signing_key=bytes(32), proof=bytes(64), software="test")
     stranger = EnrollRequest(secret=bytes(32), csr=b"\x30\x82\xff\xff", signing_key=bytes(32), proof=bytes(64))
@@ -437,13 +437,13 @@ def works(scene: Scene, name: str) -> None:
 async def assail_everybody(scene: Scene) -> dict[str, tuple[Counter[tuple[str, str]], int]]:
     files = AdminFiles.load(scene.fed.home / "admin")
     alice = scene.alice.files
-    enrolment = Join.decode(scene.fed.token("somebody-else")).address
-    newcomer = grpc.aio.secure_channel(enrolment, grpc.ssl_channel_credentials(alice.ca))
+    enrollment = Join.decode(scene.fed.token("somebody-else")).address
+    newcomer = grpc.aio.secure_channel(enrollment, grpc.ssl_channel_credentials(alice.ca))
     operator, member = channel(files), channel(scene.mallory.files)
-    enrol, federate, administer = enrolment_calls(scene), federation_calls(scene), admin_calls()
+    enroll, federate, administer = enrollment_calls(scene), federation_calls(scene), admin_calls()
     # In front of the right door stand those who belong there; at times also those who do not.
     groups = {
-        "Enrollment": [Caller(newcomer, enrol)] * 3 + [Caller(member, enrol)],
+        "Enrollment": [Caller(newcomer, enroll)] * 3 + [Caller(member, enroll)],
         "Federation": [Caller(member, federate)] * 7 + [Caller(operator, federate), Caller(newcomer, federate)],
         "Admin": [Caller(operator, administer)] * 7 + [Caller(member, administer), Caller(newcomer, administer)],
     }

@@ -13,8 +13,8 @@ import pytest
 from running import SECONDS, Running, refused, running, wait_for
 from stage import LAYOUT, Stage, spec
 
-from coordinator import access
-from coordinator.access import MAX_CONCURRENT_CALLS
+from coordinator.members import access
+from coordinator.members.access import MAX_CONCURRENT_CALLS
 from federation.channels import refusal_from_rpc_error
 from federation.identity import Role
 from federation.runs import MAX_PROBLEMS, RunSpec, SpecError

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator import metrics
+from coordinator.rounds import metrics
 
 REFERENCE = Path(__file__).resolve().parents[2] / "shared/vectors/metrics.json"
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import selection
+from coordinator.rounds import selection
 from federation.runs import SelectionSpec
 
 

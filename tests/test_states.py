@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from coordinator import states
+from coordinator.rounds import states
 from federation.refusals import Refusal
 from storage.models import (
     Assignment,

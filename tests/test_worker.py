@@ -31,7 +31,7 @@ from federation.vectors import Layout, Tensor, parse_header, read_vector, to_byt
 from worker.attack import Attack, AttackError
 from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
-from worker.enrol import EnrolmentError, enrol
+from worker.enroll import EnrollmentError, enroll
 from worker.events import Events
 from worker.home import Home, HomeError
 from worker.runner import Offer
@@ -679,7 +679,7 @@ def test_joining_makes_a_private_directory_that_a_worker_can_run_from(
     coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
     home = Home(tmp_path / "deep" / "member")
-    enrolled = enrol(home, coordinator.join(), software="test", passphrase=b"secret")
+    enrolled = enroll(home, coordinator.join(), software="test", passphrase=b"secret")
     assert files_in(home.directory.parent) == ["member"]
     for name in ("tls.key", "signing.key"):
         path = home.directory / name
@@ -690,17 +690,17 @@ def test_joining_makes_a_private_directory_that_a_worker_can_run_from(
     assert loaded.client_id == CLIENT
     with pytest.raises(IdentityError, match="passphrase"):
         MemberFiles.load(home.directory, b"wrong")
-    with pytest.raises(EnrolmentError, match="holds a membership already"):
-        enrol(home, coordinator.join(), software="test")
+    with pytest.raises(EnrollmentError, match="holds a membership already"):
+        enroll(home, coordinator.join(), software="test")
 
 
 @pytest.mark.parametrize("reason", ["token-invalid", "token-expired", "token-used"])
 def test_a_refused_token_is_explained_and_leaves_nothing_behind(
     coordinator: ScriptedCoordinator, tmp_path: Path, reason: str
 ) -> None:
-    coordinator.enrol_refusal = Refusal(reason, "no")
-    with pytest.raises(EnrolmentError, match=f"{reason}: .*new one"):
-        enrol(Home(tmp_path / "member"), coordinator.join(), software="test")
+    coordinator.enrollment_refusal = Refusal(reason, "no")
+    with pytest.raises(EnrollmentError, match=f"{reason}: .*new one"):
+        enroll(Home(tmp_path / "member"), coordinator.join(), software="test")
     assert files_in(tmp_path) == []
 
 
@@ -708,21 +708,21 @@ def test_a_coordinator_with_another_ca_never_sees_the_secret(coordinator: Script
     with scripted() as impostor:
         join = coordinator.join()
         diverted = type(join)(impostor.join().address, join.ca_fingerprint, join.secret, join.client_id)
-        impostor.enrol_refusal = Refusal("token-invalid", "seen")
-        with pytest.raises(EnrolmentError, match="fingerprint"):
-            enrol(Home(tmp_path / "member"), diverted, software="test")
+        impostor.enrollment_refusal = Refusal("token-invalid", "seen")
+        with pytest.raises(EnrollmentError, match="fingerprint"):
+            enroll(Home(tmp_path / "member"), diverted, software="test")
     assert files_in(tmp_path) == []
 
 
 @pytest.mark.parametrize(
     ("field", "value"), [("client_id", "hospital-b"), ("federation_id", "another"), ("coordinator_key", b"short")]
 )
-def test_an_enrolment_that_is_not_what_was_promised_is_refused(
+def test_an_enrollment_that_is_not_what_was_promised_is_refused(
     coordinator: ScriptedCoordinator, tmp_path: Path, field: str, value: Any
 ) -> None:
-    coordinator.change_enrolment = lambda response: setattr(response, field, value)
-    with pytest.raises(EnrolmentError, match="not what the join string"):
-        enrol(Home(tmp_path / "member"), coordinator.join(), software="test")
+    coordinator.change_enrollment = lambda response: setattr(response, field, value)
+    with pytest.raises(EnrollmentError, match="not what the join string"):
+        enroll(Home(tmp_path / "member"), coordinator.join(), software="test")
     assert files_in(tmp_path) == []
 
 
@@ -730,15 +730,15 @@ def test_joining_does_not_touch_a_directory_that_holds_something_else(
     coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
     (tmp_path / "diary.txt").write_text("mine")
-    with pytest.raises(EnrolmentError, match="not empty"):
-        enrol(Home(tmp_path), coordinator.join(), software="test")
+    with pytest.raises(EnrollmentError, match="not empty"):
+        enroll(Home(tmp_path), coordinator.join(), software="test")
     assert files_in(tmp_path) == ["diary.txt"]
 
 
 def test_nobody_at_the_address_is_said_so(coordinator: ScriptedCoordinator, tmp_path: Path) -> None:
     coordinator.stop()
-    with pytest.raises(EnrolmentError, match="no coordinator answers at 127"):
-        enrol(Home(tmp_path / "member"), coordinator.join(), software="test")
+    with pytest.raises(EnrollmentError, match="no coordinator answers at 127"):
+        enroll(Home(tmp_path / "member"), coordinator.join(), software="test")
     assert files_in(tmp_path) == []
 
 

@@ -48,7 +48,7 @@ class Allowed:
 def check_assignment(
     envelope: SignedEnvelope, *, member: MemberFiles, allowed: Mapping[str, Allowed], now: datetime
 ) -> AssignmentManifest:
-    """Verifies an assignment against the coordinator's key from enrolment, then every field that says what to do.
+    """Verifies an assignment against the coordinator's key from enrollment, then every field that says what to do.
 
     A coordinator that was taken over, or somebody between it and us, can make this worker do nothing but train a task
     that its owner named, from a model of that task's layout.

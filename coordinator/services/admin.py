@@ -1,4 +1,4 @@
-"""The operators' service. Thin: `coordinator.access` settles who may call, `coordinator.views` shows what there is."""
+"""The operators' service. Thin: `members.access` settles who may call, `services.views` shows what there is."""
 
 import asyncio
 import secrets
@@ -12,13 +12,14 @@ from typing import Any, BinaryIO, TypeAlias, TypeVar
 import grpc
 from sqlalchemy.orm import Session
 
-from coordinator import finding, membership, views
-from coordinator.access import Access
-from coordinator.engine import Engine, Submitted
-from coordinator.hub import Hub
-from coordinator.model_intake import ModelIntake
+from coordinator.members import membership
+from coordinator.members.access import Access
+from coordinator.rounds.engine import Engine, Submitted
+from coordinator.rounds.hub import Hub
+from coordinator.rounds.specification import parse_run
+from coordinator.services import finding, views
 from coordinator.services.calls import NEXT_CHUNK_SECONDS, Threads, next_message
-from coordinator.specification import parse_run
+from coordinator.services.model_intake import ModelIntake
 from federation.channels import CHUNK_BYTES
 from federation.identity import SECRET_BYTES, Role
 from federation.refusals import Refusal

@@ -1,4 +1,4 @@
-"""The newcomers' service: a token and a certificate request for a membership. Thin: the rules are in the enrolment."""
+"""The newcomers' service: a token and a certificate request for a membership. Thin: the rules are in the enrollment."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -9,8 +9,8 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy.exc import IntegrityError
 
-from coordinator.access import host_of
-from coordinator.enrolment import Application, Authority, Enrolled, enrol
+from coordinator.members.access import host_of
+from coordinator.members.enrollment import Application, Authority, Enrolled, enroll
 from coordinator.services.calls import Threads
 from federation.certificates import pem
 from federation.refusals import Refusal
@@ -63,7 +63,7 @@ class EnrollmentService(enrollment_pb2_grpc.EnrollmentServicer):
             proof=request.proof,
             software=request.software,
         )
-        enrolled = await self._in_thread(self._enrol, application, host_of(context.peer()))
+        enrolled = await self._in_thread(self._enroll, application, host_of(context.peer()))
         return EnrollResponse(
             federation_id=self._authority.federation_id,
             client_id=enrolled.client_id,
@@ -74,10 +74,10 @@ class EnrollmentService(enrollment_pb2_grpc.EnrollmentServicer):
             approval_pending=enrolled.state is ClientState.PENDING,
         )
 
-    def _enrol(self, application: Application, peer: str) -> Enrolled:
+    def _enroll(self, application: Application, peer: str) -> Enrolled:
         try:
             with self._database.begin() as session:
-                return enrol(
+                return enroll(
                     session,
                     application,
                     authority=self._authority,

@@ -11,9 +11,9 @@ from typing import BinaryIO
 import grpc
 from sqlalchemy import select
 
-from coordinator.access import Access
-from coordinator.hub import Attendance, Hub
-from coordinator.intake import Admission, Intake, payload_problem
+from coordinator.members.access import Access
+from coordinator.rounds.hub import Attendance, Hub
+from coordinator.rounds.intake import Admission, Intake, payload_problem
 from coordinator.services.calls import FIRST_MESSAGE_SECONDS, NEXT_CHUNK_SECONDS, Threads, next_message
 from federation.channels import CHUNK_BYTES
 from federation.digests import parse

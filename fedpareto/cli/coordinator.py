@@ -47,7 +47,7 @@ def init(
         str | None, typer.Option(help="Address to listen on. Default: 0.0.0.0 with --host, else 127.0.0.1.")
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help=f"For members, mutual TLS. {PORT_HELP}")] = 0,
-    enrolment_port: Annotated[int, typer.Option(min=0, max=65535, help=f"For newcomers. {PORT_HELP}")] = 0,
+    enrollment_port: Annotated[int, typer.Option(min=0, max=65535, help=f"For newcomers. {PORT_HELP}")] = 0,
     database: Annotated[
         str | None,
         typer.Option(
@@ -71,7 +71,7 @@ def init(
         "hosts": host or _own_names(),
         "bind": bind or ("0.0.0.0" if host else "127.0.0.1"),  # noqa: S104 - who names hosts wants to be reached
         "federation_port": port,
-        "enrolment_port": enrolment_port,
+        "enrollment_port": enrollment_port,
         "approval": approval,
     }
     if database is not None:
@@ -202,7 +202,7 @@ def _settled(home: Path, bind: str | None, passphrase_file: Path | None) -> "Hom
 def _announce(home: "Home", coordinator: "Coordinator", port_file: Path | None, as_json: bool) -> None:
     from federation.keys import replace_private  # noqa: PLC0415
 
-    ports = {"federation": coordinator.federation_port, "enrolment": coordinator.enrolment_port}
+    ports = {"federation": coordinator.federation_port, "enrollment": coordinator.enrollment_port}
     if port_file is not None:
         replace_private(port_file, json.dumps(ports).encode() + b"\n")
     if as_json:

@@ -101,7 +101,7 @@ def _perform(
     _tick(console, "the coordinator serves")
     with connect(rehearsal.home / "admin") as stub:
         with console.status(f"{count} members join, each with a one-time token and keys of its own"):
-            rehearsal.enrol(stub)
+            rehearsal.enroll(stub)
         _tick(console, f"{count} members have their certificates, and each its own part of the data")
         with console.status(f"{count} workers start"):
             for name in rehearsal.names:

@@ -95,7 +95,7 @@ class Rehearsal:
         """Starts the coordinator, and waits until it serves."""
         start_coordinator(self._processes, self.home, self._logs / "coordinator.log")
 
-    def enrol(self, stub: AdminStub) -> None:
+    def enroll(self, stub: AdminStub) -> None:
         """Makes a one-time token for each member, who joins with it: its own keys, its own certificate."""
         joining = []
         for name in self.names:

@@ -47,7 +47,7 @@ def check_spec(text: bytes, source: str) -> RunSpec:
     Raises:
         Failure: it cannot be used; the message names the source and the key.
     """
-    from coordinator.specification import parse_run
+    from coordinator.rounds.specification import parse_run
 
     try:
         spec, _ = parse_run(text)

@@ -39,7 +39,7 @@ def join(
 ) -> None:
     """Become a member: make keys, get a certificate."""
     from federation.identity import IdentityError, Join  # noqa: PLC0415
-    from worker.enrol import EnrolmentError, enrol  # noqa: PLC0415
+    from worker.enroll import EnrollmentError, enroll  # noqa: PLC0415
     from worker.home import Home  # noqa: PLC0415
     from worker.software import software  # noqa: PLC0415
 
@@ -51,8 +51,8 @@ def join(
         raise Failure(str(error), code=USAGE) from error
     passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
     try:
-        enrolled = enrol(Home(home), decoded, software=software(), passphrase=passphrase)
-    except EnrolmentError as error:
+        enrolled = enroll(Home(home), decoded, software=software(), passphrase=passphrase)
+    except EnrollmentError as error:
         raise Failure(str(error)) from error
     member = enrolled.member
     if as_json:

@@ -48,17 +48,17 @@ def upgrade() -> None:
         sa.UniqueConstraint("key_id", name=op.f("uq_clients_key_id")),
     )
     op.create_table(
-        "enrolment_tokens",
+        "enrollment_tokens",
         sa.Column("secret_hash", sa.String(length=64), nullable=False),
         sa.Column("client_id", sa.String(length=63), nullable=False),
         sa.Column("created_by", sa.String(length=200), nullable=False),
         sa.Column("created", sa.DateTime(timezone=True), nullable=False),
         sa.Column("expires", sa.DateTime(timezone=True), nullable=False),
         sa.Column("used", sa.DateTime(timezone=True), nullable=True),
-        sa.PrimaryKeyConstraint("secret_hash", name=op.f("pk_enrolment_tokens")),
+        sa.PrimaryKeyConstraint("secret_hash", name=op.f("pk_enrollment_tokens")),
     )
-    with op.batch_alter_table("enrolment_tokens", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_enrolment_tokens_client_id"), ["client_id"], unique=False)
+    with op.batch_alter_table("enrollment_tokens", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_enrollment_tokens_client_id"), ["client_id"], unique=False)
 
     op.create_table(
         "models",
@@ -243,10 +243,10 @@ def downgrade() -> None:
 
     op.drop_table("certificates")
     op.drop_table("models")
-    with op.batch_alter_table("enrolment_tokens", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_enrolment_tokens_client_id"))
+    with op.batch_alter_table("enrollment_tokens", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_enrollment_tokens_client_id"))
 
-    op.drop_table("enrolment_tokens")
+    op.drop_table("enrollment_tokens")
     op.drop_table("clients")
     with op.batch_alter_table("audit_log", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_audit_log_at"))

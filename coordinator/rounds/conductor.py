@@ -27,14 +27,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator import metrics, outcome, selection
 from coordinator.aggregation.gram import Row, apply_step
 from coordinator.aggregation.phases import Evaluate, Phase, Replies, Reply, RoundContext, RoundGenerator, Step, Train
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import algorithm, server_rate
 from coordinator.aggregation.rules import TooFewUpdatesError
-from coordinator.hub import Hub
-from coordinator.states import close_phase, end_assignment, move_round, move_run
+from coordinator.rounds import metrics, outcome, selection
+from coordinator.rounds.hub import Hub
+from coordinator.rounds.states import close_phase, end_assignment, move_round, move_run
 from federation.digests import digest
 from federation.envelope import seal
 from federation.runs import RunSpec

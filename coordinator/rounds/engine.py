@@ -16,10 +16,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.clock import utc_now
-from coordinator.conductor import Conductor, Held, Surroundings
-from coordinator.hub import Hub
-from coordinator.specification import parse_run
-from coordinator.states import RUN_ENDED, close_phase, end_assignment, move_round, move_run
+from coordinator.rounds.conductor import Conductor, Held, Surroundings
+from coordinator.rounds.hub import Hub
+from coordinator.rounds.specification import parse_run
+from coordinator.rounds.states import RUN_ENDED, close_phase, end_assignment, move_round, move_run
 from federation.digests import digest
 from federation.refusals import Refusal
 from federation.runs import SpecError

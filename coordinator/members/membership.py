@@ -5,12 +5,12 @@ from datetime import datetime
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from coordinator.finding import must_be_client
-from coordinator.states import move_client
+from coordinator.rounds.states import move_client
+from coordinator.services.finding import must_be_client
 from federation.identity import IdentityError, check_name, secret_hash
 from federation.refusals import Refusal
 from storage import audit
-from storage.models import Certificate, Client, ClientState, EnrolmentToken
+from storage.models import Certificate, Client, ClientState, EnrollmentToken
 
 
 def create_token(session: Session, client_id: str, secret: bytes, *, by: str, now: datetime, expires: datetime) -> None:
@@ -26,7 +26,7 @@ def create_token(session: Session, client_id: str, secret: bytes, *, by: str, no
     if session.get(Client, client_id) is not None:
         raise Refusal("client-exists", f"there is a client {client_id!r} already; a name is never given twice")
     session.add(
-        EnrolmentToken(
+        EnrollmentToken(
             secret_hash=secret_hash(secret),
             client_id=client_id,
             created_by=by,

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator import metrics
 from coordinator.aggregation.phases import Replies, Step
+from coordinator.rounds import metrics
 from storage.models import Evaluation
 
 

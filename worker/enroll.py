@@ -38,7 +38,7 @@ _ADVICE = {
 }
 
 
-class EnrolmentError(Exception):
+class EnrollmentError(Exception):
     """Joining failed and left nothing behind; the message says why and what to do."""
 
 
@@ -55,7 +55,7 @@ class Enrolled:
     approval_pending: bool
 
 
-def enrol(home: Home, join: Join, *, software: str, passphrase: bytes | None = None) -> Enrolled:
+def enroll(home: Home, join: Join, *, software: str, passphrase: bytes | None = None) -> Enrolled:
     """Becomes the client that a join string was made for. The directory appears complete or not at all.
 
     Args:
@@ -65,7 +65,7 @@ def enrol(home: Home, join: Join, *, software: str, passphrase: bytes | None = N
         passphrase: encrypts the private keys; None leaves them to the file mode.
 
     Raises:
-        EnrolmentError: the directory is taken, nobody or somebody else answers, or the token is refused.
+        EnrollmentError: the directory is taken, nobody or somebody else answers, or the token is refused.
     """
     with _new_directory(home) as staging:
         ca = _ca(join)
@@ -103,12 +103,12 @@ def _new_directory(home: Home) -> Iterator[Path]:
     """
     directory = home.directory.absolute()
     if home.joined:
-        raise EnrolmentError(
+        raise EnrollmentError(
             f"{home.directory} holds a membership already: choose another directory for another client, "
             "or move this one away first"
         )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise EnrolmentError(f"{home.directory} is not empty: choose a directory that does not exist yet")
+        raise EnrollmentError(f"{home.directory} is not empty: choose a directory that does not exist yet")
     staging = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}")
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ def _new_directory(home: Home) -> Iterator[Path]:
         yield staging
         staging.rename(directory)
     except OSError as error:
-        raise EnrolmentError(
+        raise EnrollmentError(
             f"cannot make {home.directory}: {error.strerror or error}; choose one inside a directory of yours"
         ) from error
     finally:
@@ -128,9 +128,9 @@ def _ca(join: Join) -> bytes:
     try:
         return fetch_ca(join.address, join.ca_fingerprint, CONNECT_SECONDS)
     except IdentityError as error:
-        raise EnrolmentError(str(error)) from error
+        raise EnrollmentError(str(error)) from error
     except (OSError, ValueError) as error:
-        raise EnrolmentError(
+        raise EnrollmentError(
             f"no coordinator answers at {join.address} ({error}): is it running, and does a firewall let you reach it?"
         ) from error
 
@@ -143,7 +143,7 @@ def _exchange(join: Join, ca: bytes, request: EnrollRequest) -> EnrollResponse:
             refusal = refusal_from_rpc_error(error)
             advice = _ADVICE.get(refusal.reason, refusal.message or refusal.status)
             reason = f"{refusal.reason}: " if refusal.reason else ""
-            raise EnrolmentError(f"{join.address} did not enrol {join.client_id}: {reason}{advice}") from error
+            raise EnrollmentError(f"{join.address} did not enroll {join.client_id}: {reason}{advice}") from error
 
 
 def _check(response: EnrollResponse, join: Join, ca: bytes) -> None:
@@ -151,7 +151,7 @@ def _check(response: EnrollResponse, join: Join, ca: bytes) -> None:
     try:
         identity = parse_peer(response.certificate)
     except IdentityError as error:
-        raise EnrolmentError(f"the coordinator issued a certificate that cannot be read: {error}") from error
+        raise EnrollmentError(f"the coordinator issued a certificate that cannot be read: {error}") from error
     fits = (
         response.client_id == identity.name == join.client_id
         and identity.kind == "client"
@@ -161,6 +161,6 @@ def _check(response: EnrollResponse, join: Join, ca: bytes) -> None:
         and ":" in response.address
     )
     if not fits:
-        raise EnrolmentError(
+        raise EnrollmentError(
             f"the coordinator enrolled {identity.uri}, which is not what the join string for {join.client_id} promised"
         )

@@ -15,9 +15,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.finding import must_be_client
-from coordinator.hub import Attendance
-from coordinator.states import RUN_ENDED
+from coordinator.rounds.hub import Attendance
+from coordinator.rounds.states import RUN_ENDED
+from coordinator.services.finding import must_be_client
 from federation.envelope import unseal
 from federation.refusals import Refusal
 from federation.runs import RunSpec

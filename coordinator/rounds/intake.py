@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.states import end_assignment
+from coordinator.rounds.states import end_assignment
 from federation.digests import parse
 from federation.envelope import envelope_digest, seal, unseal
 from federation.refusals import Refusal

@@ -1,4 +1,4 @@
-"""Enrolment: a one-time token and a proof of two keys become a member. Functions of a session."""
+"""Enrollment: a one-time token and a proof of two keys become a member. Functions of a session."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +21,7 @@ from federation.identity import (
 )
 from federation.refusals import Refusal
 from storage import audit
-from storage.models import Certificate, Client, ClientState, EnrolmentToken
+from storage.models import Certificate, Client, ClientState, EnrollmentToken
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Enrolled:
     state: ClientState
 
 
-def enrol(
+def enroll(
     session: Session, application: Application, *, authority: Authority, approval: bool, peer: str, now: datetime
 ) -> Enrolled:
     """Checks an application; consumes its token, makes the client and its certificate, all in one transaction.
@@ -156,10 +156,10 @@ def register(session: Session, certificate: x509.Certificate, *, client_id: str 
     )
 
 
-def _token(session: Session, secret: bytes, now: datetime) -> EnrolmentToken:
+def _token(session: Session, secret: bytes, now: datetime) -> EnrollmentToken:
     token = None
     if len(secret) == SECRET_BYTES:
-        token = session.get(EnrolmentToken, secret_hash(secret), with_for_update=True)
+        token = session.get(EnrollmentToken, secret_hash(secret), with_for_update=True)
     if token is None:
         raise Refusal("token-invalid", "no such token; copy the whole join string, or ask for a new one")
     if token.used is not None:
