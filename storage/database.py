@@ -6,13 +6,14 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 BUSY_SECONDS = 30.0  # how long a SQLite transaction waits for the one before it
@@ -25,6 +26,11 @@ class DatabaseBusy(RuntimeError):
 
 class DatabaseTooNew(RuntimeError):
     """The database was migrated by a newer version of this program."""
+
+
+# The database's trouble and not the caller's: a broken connection, a deadlock, a full disk. Nothing of the transaction
+# was done, and the same may succeed later.
+UNAVAILABLE = (DatabaseBusy, InterfaceError, OperationalError, PoolTimeoutError)
 
 
 class Database:
@@ -148,6 +154,9 @@ class Database:
     def close(self) -> None:
         """Gives the lock up and closes every connection; closing twice is fine."""
         if self._lock_connection is not None:
+            # Said, not left to the server to notice: the next coordinator may come at once.
+            with suppress(SQLAlchemyError):
+                self._lock_connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": LOCK_KEY})
             self._lock_connection.close()
             self._lock_connection = None
         self._engine.dispose()

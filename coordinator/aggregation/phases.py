@@ -65,6 +65,7 @@ class Reply:
         losses: losses of the base model on its training split, by objective, as it claims.
         metrics: further measurements, "<split>/<name>".
         rows: its update, one row (d,) per objective of the phase; empty for a phase without payload.
+        envelope: the digest of its signed envelope, by which the record of the step names the reply.
     """
 
     client_id: str
@@ -72,6 +73,7 @@ class Reply:
     losses: Mapping[str, float]
     metrics: Mapping[str, float]
     rows: tuple[Row, ...] = ()
+    envelope: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

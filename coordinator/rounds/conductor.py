@@ -150,9 +150,7 @@ class Conductor:
         recent = session.scalars(
             select(Round).where(Round.run_id == self._run_id).order_by(Round.number.desc()).limit(limit)
         ).all()
-        run = session.get_one(Run, self._run_id, with_for_update=True)
-        if run.state is not RunState.RUNNING:
-            raise Held
+        run = self._running(session)
         if len(recent) == limit and all(round_.state is RoundState.SKIPPED for round_ in recent):
             why = f"{limit} rounds in a row were skipped; the last one: {recent[0].reason}"
             move_run(run, RunState.FAILED, self._around.clock(), why)
@@ -167,12 +165,11 @@ class Conductor:
         """Waits for the pool, selects, and records the selection before anybody is asked."""
         rule = self._spec.selection
         while True:
+            complete = self._around.pool_complete()  # asked first: whoever makes it complete must be in the pool
             with self._database.begin() as session:
-                run = session.get_one(Run, self._run_id, with_for_update=True)
-                if run.state is not RunState.RUNNING:
-                    raise Held
+                run = self._running(session)
                 pool = self._pool(session)
-                if len(pool) >= rule.minimum and self._around.pool_complete():
+                if len(pool) >= rule.minimum and complete:
                     selected = selection.select(rule, pool, seed=self._spec.seed, round_number=number)
                     run.reason = ""
                     begun = Round(
@@ -233,16 +230,16 @@ class Conductor:
             device=self._around.device,
         )
         conversation: RoundGenerator = self._algorithm.round(context)
-        need = selection.quorum(self._spec.selection, current.wanted)
         number = 0
         phase = next(conversation)
         while True:
             clients = list(current.selected if phase.clients is None else phase.clients)
             wanted = current.wanted if phase.clients is None else len(clients)
             replies = self._ask(current, number, phase, clients, wanted, current.base_model)
+            self._checkpoint()
+            need = selection.quorum(self._spec.selection, wanted)
             if len(replies) < need:
                 raise Skipped(f"quorum: {len(replies)} of {len(clients)} clients replied, {need} are needed")
-            self._checkpoint()
             try:
                 phase = conversation.send(replies)
             except StopIteration as end:
@@ -254,7 +251,8 @@ class Conductor:
 
     def _skip(self, current: Round, why: str) -> None:
         with self._database.begin() as session:
-            round_ = session.get_one(Round, current.round_id, with_for_update=True)
+            self._running(session)
+            round_ = session.get_one(Round, current.round_id)
             move_round(round_, RoundState.SKIPPED, self._around.clock(), why)
         log.warning("run %s round %d: skipped: %s", self._run_id, current.number, why)
         self._around.changed()
@@ -288,9 +286,7 @@ class Conductor:
             )
             if found is not None:
                 return found.phase_id, []
-            run = session.get_one(Run, self._run_id, with_for_update=True)
-            if run.state is not RunState.RUNNING:
-                raise Held
+            self._running(session)
             deadline = now + timedelta(seconds=seconds)
             opened = models.Phase(
                 round_id=current.round_id,
@@ -302,11 +298,13 @@ class Conductor:
                 deadline=deadline,
             )
             size = session.get_one(models.Model, base_model).size
-            # A client that was revoked since the selection gets nothing.
+            # A client that was revoked since the selection gets nothing. Locked: one that is revoked from here on is
+            # so after this transaction, and the revocation finds the assignment and cancels it.
             active = session.scalars(
-                select(models.Client.client_id).where(
-                    models.Client.client_id.in_(clients), models.Client.state == models.ClientState.ACTIVE
-                )
+                select(models.Client.client_id)
+                .where(models.Client.client_id.in_(clients), models.Client.state == models.ClientState.ACTIVE)
+                .order_by(models.Client.client_id)
+                .with_for_update(read=True)
             ).all()
             for client_id in sorted(active):
                 manifest = self._manifest(current, number, phase, client_id, base_model, size)
@@ -412,6 +410,7 @@ class Conductor:
             for assignment in session.scalars(
                 select(Assignment)
                 .where(Assignment.phase_id == phase_id, Assignment.state == AssignmentState.OPEN)
+                .order_by(Assignment.assignment_id)
                 .with_for_update()
             ):
                 end_assignment(assignment, to, now, why)
@@ -441,6 +440,7 @@ class Conductor:
                     losses=update.losses,
                     metrics=update.metrics,
                     rows=rows,
+                    envelope=update.envelope_digest,
                 )
             )
         return Replies(replies, device=self._around.device)
@@ -488,23 +488,13 @@ class Conductor:
         combination = step.combination
         now = self._around.clock()
         with self._database.begin() as session:
-            run = session.get_one(Run, self._run_id, with_for_update=True)
-            if run.state is not RunState.RUNNING:
-                raise Held
-            by_client = {
-                update.client_id: update
-                for update in session.scalars(
-                    select(models.Update)
-                    .join(Assignment)
-                    .join(models.Phase)
-                    .where(
-                        models.Phase.round_id == current.round_id, models.Update.accepted, models.Update.payload != ""
-                    )
-                )
-            }
+            run = self._running(session)
+            # Those that the step was made of: a client may have replied to several phases.
+            envelopes = [reply.envelope for reply in step.replies]
+            updates = session.scalars(select(models.Update).where(models.Update.envelope_digest.in_(envelopes)))
             shares = outcome.shares(step)
-            for client_id, share in shares.items():
-                update = by_client[client_id]
+            for update in updates:
+                share = shares[update.client_id]
                 update.norm, update.weight = share.norm, share.weight
                 update.coefficient, update.cosine = share.coefficient, share.cosine
             manifest = StepManifest(
@@ -513,7 +503,7 @@ class Conductor:
                 round=current.number,
                 base_model=current.base_model,
                 result_model=result,
-                updates=[by_client[client_id].envelope_digest for client_id in shares],
+                updates=envelopes,
                 coefficients=combination.coefficients.tolist(),
                 rate=0.0 if stationary else rate,
                 gram=gram_digest,
@@ -561,7 +551,8 @@ class Conductor:
     def _finish_round(self, current: Round, model: str, replies: Replies | None) -> None:
         now = self._around.clock()
         with self._database.begin() as session:
-            round_ = session.get_one(Round, current.round_id, with_for_update=True)
+            self._running(session)
+            round_ = session.get_one(Round, current.round_id)
             if replies is not None:
                 session.add_all(outcome.evaluations(current.round_id, model, replies, self._spec.evaluate.splits))
                 scores = outcome.scores(replies)
@@ -590,6 +581,17 @@ class Conductor:
             )
         )
         return {update.client_id: update.metrics["train/loss"] for update in updates if "train/loss" in update.metrics}
+
+    def _running(self, session: Session) -> Run:
+        """The run, locked: no word of an operator comes in between until the transaction ends.
+
+        Raises:
+            Held: it is not RUNNING.
+        """
+        run = session.get_one(Run, self._run_id, with_for_update=True)
+        if run.state is not RunState.RUNNING:
+            raise Held
+        return run
 
     def _checkpoint(self) -> None:
         with self._database.read() as session:

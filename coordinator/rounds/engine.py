@@ -26,7 +26,7 @@ from federation.runs import SpecError
 from federation.v1.federation_pb2 import AttendResponse, Cancel
 from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
-from storage.database import Database
+from storage.database import UNAVAILABLE, Database
 from storage.models import (
     Assignment,
     AssignmentState,
@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 RECONNECT_GRACE = timedelta(seconds=30)
 RECENTLY = timedelta(seconds=60)
 HOUSEKEEPING_SECONDS = 10.0
+RETRY_SECONDS = 1.0  # after which a conductor whose database failed begins again
 COLLECTION_INTERVAL = timedelta(hours=1)
 COLLECTION_GRACE = timedelta(hours=24)  # longer than an upload, an aggregation or a phase's replies take to be recorded
 
@@ -102,6 +103,7 @@ class Engine:
         self._clock = clock
         self._new_id = new_id
         self._lock = threading.Lock()
+        self._submitting = threading.Lock()  # a name is looked for and taken by one at a time
         self._signals: dict[str, threading.Event] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._watchers: list[Callable[[str], None]] = []
@@ -139,11 +141,16 @@ class Engine:
         """Lets every conductor come to rest. What is under way goes on at the next start."""
         self._stopping.set()
         self._wake_all()
-        for thread in list(self._threads.values()):
+        with self._lock:
+            threads = list(self._threads.values())
+        for thread in threads:
             thread.join()
         if self._housekeeper.is_alive():
             self._housekeeper.join()
-        self._note_seen()
+        try:
+            self._note_seen()
+        except UNAVAILABLE:
+            log.warning("who attended last was not noted: the database fails", exc_info=True)
 
     # --- operators' words
 
@@ -165,7 +172,7 @@ class Engine:
             raise Refusal("spec", str(error)) from error
         run_id = self._new_id()[:12]
         now = self._clock()
-        with self._database.begin() as session:
+        with self._submitting, self._database.begin() as session:
             active = session.scalar(
                 select(Run.run_id).where(Run.name == parsed.name, Run.state.not_in(list(RUN_ENDED))).limit(1)
             )
@@ -240,7 +247,10 @@ class Engine:
         with self._lock:
             watchers = list(self._watchers)
         for watcher in watchers:
-            watcher(run_id)
+            try:
+                watcher(run_id)
+            except Exception:
+                log.exception("a watcher of run %s failed", run_id)  # no reason for the run to fail
 
     def client_revoked(self, client_id: str) -> None:
         """Cancels what a revoked client was asked for, so that no round waits for it."""
@@ -249,6 +259,7 @@ class Engine:
             held = session.scalars(
                 select(Assignment)
                 .where(Assignment.client_id == client_id, Assignment.state == AssignmentState.OPEN)
+                .order_by(Assignment.assignment_id)
                 .with_for_update()
             ).all()
             for assignment in held:
@@ -276,6 +287,8 @@ class Engine:
         if not self._conducting:
             return  # the next start that conducts finds the run in the database
         with self._lock:
+            if self._stopping.is_set():
+                return  # the next start finds the run in the database
             before = self._threads.get(run_id)
             thread = threading.Thread(
                 target=self._conduct_after, args=(run_id, before), name=f"run-{run_id}", daemon=True
@@ -286,10 +299,23 @@ class Engine:
     def _conduct_after(self, run_id: str, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
+        while not self._stopping.is_set():
+            try:
+                self._conduct_now(run_id)
+                break
+            except UNAVAILABLE:
+                # As after a crash: whatever was committed is there, and the next conductor goes on from it.
+                log.warning("run %s: the database fails; it is tried again", run_id, exc_info=True)
+                self._stopping.wait(RETRY_SECONDS)
+        self.notify(run_id)
+
+    def _conduct_now(self, run_id: str) -> None:
         try:
             Conductor(run_id, self._surroundings(run_id)).conduct()
         except Held:
             log.info("run %s: held", run_id)
+        except UNAVAILABLE:
+            raise
         except (BlobCorrupt, BlobMissing, OSError) as error:
             # Nothing is lost: an operator repairs the disk or the blob store, then resumes.
             log.exception("run %s: paused", run_id)
@@ -297,7 +323,6 @@ class Engine:
         except Exception as error:
             log.exception("run %s: failed", run_id)
             self._give_up(run_id, RunState.FAILED, f"{type(error).__name__}: {error}")
-        self.notify(run_id)
 
     def _give_up(self, run_id: str, to: RunState, reason: str) -> None:
         try:
@@ -398,10 +423,15 @@ def _end_conversation(session: Session, run_id: str, reason: str, at: datetime) 
     for phase in session.scalars(
         select(Phase).where(Phase.round_id == current.round_id, Phase.state == PhaseState.OPEN).with_for_update()
     ):
-        for assignment in phase.assignments:
-            if assignment.state is AssignmentState.OPEN:
-                end_assignment(assignment, AssignmentState.CANCELLED, at, "run-ended")
-                cancelled.append(assignment)
+        # Locked, for a reply may be accepted at this very moment: it stays accepted.
+        for assignment in session.scalars(
+            select(Assignment)
+            .where(Assignment.phase_id == phase.phase_id, Assignment.state == AssignmentState.OPEN)
+            .order_by(Assignment.assignment_id)
+            .with_for_update()
+        ):
+            end_assignment(assignment, AssignmentState.CANCELLED, at, "run-ended")
+            cancelled.append(assignment)
         close_phase(phase, at)
     ended = RoundState.SKIPPED if current.state is RoundState.OPEN else RoundState.COMPLETED
     move_round(current, ended, at, f"the run ended: {reason}")

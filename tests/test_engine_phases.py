@@ -1,0 +1,189 @@
+"""The engine knows phases, not algorithms: it carries any sequence that an algorithm asks for, across restarts."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from stage import Player, Stage, spec, vector
+
+from coordinator.aggregation import registry
+from coordinator.aggregation.base import Algorithm, describe
+from coordinator.aggregation.phases import Evaluate, RoundContext, RoundGenerator, Step, Train
+from coordinator.aggregation.rules import Combination, Rows
+from federation.envelope import unseal
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
+from federation.vectors import read_vector
+from storage.models import PhaseKind, RoundState, RunState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsed(Algorithm):
+    """Everybody trains; the longest updates are asked for once more, their makers' losses measured; those are averaged.
+
+    A made-up algorithm with three phases, the later ones for a part of the clients that depends on the replies.
+    """
+
+    name: ClassVar[str] = "rehearsed"
+    best: int = 2
+
+    def combine(self, rows: Rows) -> Combination:
+        """The plain average."""
+        state = {"rounds": int(rows.state.get("rounds", 0)) + 1}
+        return Combination(rows.prior, rows.prior, state, describe(rows.gram, rows.prior, rows.prior))
+
+    def round(self, context: RoundContext) -> RoundGenerator:
+        """See the class."""
+        first = yield Train()
+        if self.best > len(first):
+            raise ValueError(f"there are only {len(first)}")
+        lengths = np.diag(first.gram)
+        longest = sorted(first[int(i)].client_id for i in np.argsort(lengths)[-self.best :])
+        again = yield Train(clients=tuple(longest))
+        measured = yield Evaluate(splits=("validation",), clients=tuple(reply.client_id for reply in again))
+        assert {reply.client_id for reply in measured} <= set(longest)
+        return Step(again, self.combine(again.rows(context)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstThoughts(Algorithm):
+    """Everybody trains twice, and the step is made of the first replies."""
+
+    name: ClassVar[str] = "first-thoughts"
+
+    def combine(self, rows: Rows) -> Combination:
+        """The plain average."""
+        return Combination(rows.prior, rows.prior, {}, describe(rows.gram, rows.prior, rows.prior))
+
+    def round(self, context: RoundContext) -> RoundGenerator:
+        """See the class."""
+        first = yield Train()
+        yield Train()
+        return Step(first, self.combine(first.rows(context)))
+
+
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {**registry.algorithms(), Rehearsed.name: Rehearsed, FirstThoughts.name: FirstThoughts}
+    monkeypatch.setattr(registry, "_ALGORITHMS", MappingProxyType(known))
+
+
+NAMES = ("ann", "ben", "cleo", "dan", "eve", "fay")
+
+
+def begin(stage: Stage, algorithm: str, *, rounds: int = 1, more: str = "") -> tuple[str, list[Player]]:
+    task = stage.task()
+    players = stage.cast(task, *NAMES)
+    text = spec(f"{algorithm}-{stage.count}", task, rounds, algorithm=algorithm, more=f"selection.minimum = 6\n{more}")
+    return stage.submit(text), players
+
+
+def rows_of(stage: Stage, run: str, phase: int, number: int = 0) -> dict[str, np.ndarray]:
+    """What each client sent in a phase."""
+    found = {}
+    for client, assignment in stage.assignments(run, number, phase).items():
+        order = AssignmentManifest.FromString(SignedEnvelope.FromString(assignment.envelope).manifest)
+        found[client] = vector(client, order)
+    return found
+
+
+def averaged(stage: Stage, run: str, rows: list[np.ndarray], number: int = 0) -> None:
+    """The step of the round is along the average of these rows."""
+    round_ = stage.rounds(run)[number]
+    assert round_.result_model is not None
+    base = read_vector(stage.blobs.path(round_.base_model))[1]
+    made = read_vector(stage.blobs.path(round_.result_model))[1]
+    np.testing.assert_allclose(made, base - np.mean(rows, axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_phases_for_some_of_the_clients_are_carried_to_the_step(stage: Stage) -> None:
+    run, players = begin(stage, "rehearsed", rounds=2)
+    stage.play(run, *players)
+    for number in (0, 1):
+        kinds = [(phase.kind, phase.number, phase.wanted) for phase in stage.phases(run, number)]
+        assert kinds == [
+            (PhaseKind.TRAIN, 0, 6),
+            (PhaseKind.TRAIN, 1, 2),
+            (PhaseKind.EVALUATE, 2, 2),
+            (PhaseKind.EVALUATE, 3, 6),
+        ]
+        first = rows_of(stage, run, 0, number)
+        longest = sorted(sorted(NAMES, key=lambda name: float(first[name].astype(np.float64) @ first[name]))[-2:])
+        assert sorted(stage.assignments(run, number, 1)) == sorted(stage.assignments(run, number, 2)) == longest
+        second = rows_of(stage, run, 1, number)
+        averaged(stage, run, [second[name] for name in longest], number)
+    assert stage.run(run).state_data == {"rounds": 2}
+    splits = [
+        list(AssignmentManifest.FromString(SignedEnvelope.FromString(a.envelope).manifest).evaluate.splits)
+        for phase in (2, 3)
+        for a in stage.assignments(run, 0, phase).values()
+    ]
+    assert splits == [["validation"]] * 2 + [["train", "test"]] * 6
+
+
+def test_a_later_phase_needs_its_own_quorum(stage: Stage) -> None:
+    run, players = begin(stage, "rehearsed", more="selection.quorum = 1.0")
+    stage.play(run, *players, until=lambda: stage.assignments(run, 0, 1), phases=1)
+    asked = sorted(stage.assignments(run, 0, 1))
+    for player in players:
+        if player.name == asked[0]:
+            player.decline(player.order(), "busy")
+        elif player.name == asked[1]:
+            player.reply(player.order())
+    skipped = stage.wait_round(run, 0)
+    assert (skipped.state, skipped.reason) == (
+        RoundState.SKIPPED,
+        "quorum: 1 of 2 clients replied, 2 are needed",
+    )
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+def test_a_restart_between_phases_replays_those_before(stage: Stage, phase: int) -> None:
+    expected, players = begin(stage, "rehearsed")
+    stage.play(expected, *players)
+    task = stage.task()
+    for player in players:
+        player.attend(**{task: 10})
+    text = spec(f"again-{stage.count}", task, algorithm="rehearsed", more="selection.minimum = 6")
+    run = stage.submit(text)
+    stage.play(run, *players, until=lambda: stage.assignments(run, 0, phase), phases=phase)
+    before = {n: {a.assignment_id for a in stage.assignments(run, 0, n).values()} for n in range(phase + 1)}
+    stage.restart()
+    stage.play(run, *players)
+    assert stage.run(run).model == stage.run(expected).model != stage.run(run).initial_model
+    after = {n: {a.assignment_id for a in stage.assignments(run, 0, n).values()} for n in range(phase + 1)}
+    assert after == before  # nobody was asked twice
+
+
+def test_the_record_names_the_replies_that_the_step_was_made_of(stage: Stage) -> None:
+    run, players = begin(stage, "first-thoughts")
+    stage.play(run, *players)
+    first = rows_of(stage, run, 0)
+    averaged(stage, run, [first[name] for name in NAMES])
+    round_ = stage.rounds(run)[0]
+    assert round_.step is not None
+    key = stage.served.home.signing_key.public_key()
+    step = unseal(SignedEnvelope.FromString(round_.step), StepManifest, lambda _: key)
+    updates = [stage.updates(run, 0, phase) for phase in (0, 1)]
+    assert list(step.updates) == [updates[0][name].envelope_digest for name in NAMES]
+    for name in NAMES:
+        assert updates[0][name].weight == pytest.approx(1 / 6)
+        assert updates[0][name].norm == pytest.approx(np.linalg.norm(first[name].astype(np.float64)))
+        assert updates[1][name].weight is None
+        assert updates[1][name].norm is None
+
+
+def test_an_algorithm_that_breaks_fails_its_run_alone_and_says_how(stage: Stage) -> None:
+    run, players = begin(stage, "rehearsed", more="algorithm.best = 7")
+    beside = stage.submit(spec(f"beside-{stage.count}", f"task-{stage.count}", more="selection.minimum = 6"))
+
+    def failed() -> bool:
+        return stage.run(run).state is RunState.FAILED
+
+    stage.play(run, *players, until=failed)
+    row = stage.run(run)
+    assert row.reason == "ValueError: there are only 6"
+    assert row.model == row.initial_model
+    assert stage.rounds(run)[0].state is RoundState.SKIPPED
+    stage.play(beside, *players)
