@@ -1,6 +1,6 @@
 """What idle workers cost the coordinator: CPU and memory with 100 of them attending, heartbeats included.
 
-    python benchmarks/idle.py [--workers 100] [--seconds 30] [--json]
+    python benchmarks/idle.py [--workers 100] [--seconds 30] [--quick] [--json]
 
 The streams are real (TLS 1.3, one certificate each); one process plays them all, so that only the coordinator is
 measured.
@@ -26,8 +26,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--quick", action="store_true", help="20 workers for 10 seconds")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.workers, arguments.seconds = 20, 10.0
     with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
         coordinator = psutil.Process(fed.serve().popen.pid)
         alone = coordinator.memory_info().rss

@@ -186,14 +186,11 @@ def floor(home: Path, size: int, clients: int, rounds: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the small model only, few rounds")
-    parser.add_argument("--memory", action="store_true", help="also the peak memory at 50 clients of the large model")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     cases = [(800_000, 10, 20 if arguments.quick else 40)]
     if not arguments.quick:
-        cases.append((11_200_000, 10, 5))
-    if arguments.memory:
-        cases.append((11_200_000, 50, 1))
+        cases += [(11_200_000, 10, 5), (11_200_000, 50, 2)]  # the last for the coordinator's memory
     results = []
     for parameters, clients, rounds in cases:
         with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
