@@ -10,18 +10,21 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 from running import SECONDS, Running, refused, running, wait_for
 from stage import LAYOUT, Stage, spec
 
 from coordinator.members import access
 from coordinator.members.access import MAX_CONCURRENT_CALLS
 from federation.channels import refusal_from_rpc_error
+from federation.digests import digest
 from federation.identity import Role
 from federation.runs import MAX_PROBLEMS, RunSpec, SpecError
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.federation_pb2 import SubmitRequest
-from federation.vectors import to_bytes
+from federation.v1.federation_pb2 import FetchBlobRequest, SubmitRequest
+from federation.vectors import Layout, Tensor, to_bytes
 from storage import models
 
 # --- specifications
@@ -143,6 +146,39 @@ def test_whoever_stops_watching_leaves_nothing_behind(stage: Stage) -> None:
             call.cancel()
         wait_for(lambda: len(engine._watchers) == before, "the watchers to be forgotten")
     stage.stop_run(run)
+
+
+def test_a_client_that_is_revoked_while_it_reads_slowly_gets_nothing_more(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = stage.task()
+    (deaf,) = stage.cast(task, "deaf")
+    layout = Layout((Tensor("large", (1 << 24,)),))  # 64 MiB: more than lies about between two ends of a connection
+    model = to_bytes(layout, np.ones(layout.size, np.float32))
+    header = admin.RunHeader(spec=spec("large", task), model=digest(model), model_bytes=len(model))
+    chunks = [model[start : start + (1 << 20)] for start in range(0, len(model), 1 << 20)]
+    requests = [admin.SubmitRunRequest(header=header), *(admin.SubmitRunRequest(chunk=chunk) for chunk in chunks)]
+    with stage.served.administrator(Role.OPERATOR) as operator:
+        AdminStub(operator).SubmitRun(iter(requests), timeout=SECONDS)
+    call = deaf.member.stub.FetchBlob(FetchBlobRequest(digest=deaf.order().base_model))
+    assert next(call).chunk
+    stage.revoke("deaf")
+    received = 0
+    with refused("UNAUTHENTICATED", "certificate-revoked"):
+        for piece in call:
+            received += len(piece.chunk)
+    assert received < len(model) // 2  # what was under way, and nothing more
+    assert "Traceback" not in caplog.text
+    assert "never retrieved" not in caplog.text
+
+
+def test_strangers_may_watch_the_health_and_go(stage: Stage) -> None:
+    with stage.served.newcomer() as newcomer:
+        watch = HealthStub(newcomer).Watch(HealthCheckRequest(service=""), timeout=SECONDS)
+        assert next(watch).status == HealthCheckResponse.SERVING
+        watch.cancel()
+    under_way = stage.served.coordinator._access._calls
+    wait_for(lambda: not any(actor.startswith("peer") for actor in under_way), "the call to be forgotten")
 
 
 # --- replies

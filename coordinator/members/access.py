@@ -11,10 +11,11 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
+from inspect import isawaitable
 from typing import Any, Literal, NoReturn, TypeAlias
 from urllib.parse import unquote
 from weakref import WeakValueDictionary
@@ -231,10 +232,16 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             async with self._admitted(context, action, rule):
                 return await behaviour(await said(requests), context)
 
-        async def stream(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+        # Not a generator: whoever ends a call while gRPC writes would end gRPC's write, and we should never hear of it.
+        async def stream(requests: AsyncIterator[Any], context: Context) -> None:
             async with self._admitted(context, action, rule, streams=True):
-                async for response in behaviour(await said(requests), context):
-                    yield response
+                responses = behaviour(await said(requests), context)
+                if isawaitable(responses):
+                    await responses  # it writes for itself, as gRPC's own health service does
+                    return
+                async with aclosing(responses):
+                    async for response in responses:
+                        await _write(context, response)
 
         make, function = (
             (grpc.stream_stream_rpc_method_handler, stream)
@@ -435,6 +442,20 @@ def _checked(request: Any) -> Any:
     if isinstance(request, _Malformed):
         raise Refusal("argument", "the request is not a message of the type that this rpc takes")
     return request
+
+
+async def _write(context: Context, response: Any) -> None:
+    """Sends a message of a stream.
+
+    Whoever ends the call meanwhile has to wait for that: gRPC does one thing at a time, and could not send the reason.
+    It may last until the caller reads or is gone; nothing more is sent.
+    """
+    writing = asyncio.ensure_future(context.write(response))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.gather(writing, return_exceptions=True)
+        raise
 
 
 async def _only(requests: AsyncIterator[Any]) -> Any:
