@@ -46,7 +46,7 @@ from federation.vectors import Layout, Tensor, to_bytes
 SEED = 20260601
 MESSAGES = 10_000  # to each service
 AT_ONCE = MAX_CONCURRENT_CALLS - 16  # of one caller: beyond the limit there is one reason only, and little to learn
-RUNS = 4  # so many assignments of mallory's are open at first
+RUNS = 2  # so many assignments of mallory's are open at first
 GROWTH = 200 << 20  # what the coordinator's memory may grow by, in bytes; the bombs alone would inflate to more
 BOMB = 64 << 20
 
@@ -242,9 +242,9 @@ async def assail(callers: list[Caller], rng: random.Random) -> tuple[Counter[tup
     async with asyncio.TaskGroup() as group:
         while sent < MESSAGES:
             caller = rng.choice(callers)
-            # Conversations twice as often as single requests: there is more to get wrong in them.
+            # Conversations four times as often as single requests: there is more to get wrong in them.
             method = rng.choice(
-                [name for name in caller.calls for _ in range(1 + name.endswith(("Submit", "SubmitRun")))]
+                [name for name in caller.calls for _ in range(1 + 3 * name.endswith(("Submit", "SubmitRun")))]
             )
             messages = caller.calls[method](rng)
             # What never ends by itself is left by its caller.
