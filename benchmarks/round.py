@@ -39,7 +39,7 @@ quorum = 1.0
 [evaluate]
 every = 0
 """
-CHUNK = 1 << 20
+CHUNK = 1 << 18  # as the workers and the coordinator cut their files
 WARM_UP = 2  # rounds left out: connections, page cache, imports
 
 

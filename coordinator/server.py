@@ -49,9 +49,9 @@ _OPTIONS: tuple[Option, ...] = (
     ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.max_concurrent_streams", 100),  # of one connection
     # How much of an upload may wait in memory for the disk: fixed, or gRPC lets it grow with the line's speed until
-    # every member's whole update is in memory at once. 2 MiB fill a line of 160 Mbit/s at 100 ms.
+    # every member's whole update is in memory at once. 1 MiB fills a line of 80 Mbit/s at 100 ms.
     ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 2 << 20),
+    ("grpc.http2.lookahead_bytes", 1 << 20),
     ("grpc.server_handshake_timeout_ms", 20_000),
     ("grpc.max_connection_idle_ms", 600_000),
     # A worker that vanished without a word is noticed within a minute; one that pings like mad is cut off.

@@ -9,7 +9,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 ERROR_DOMAIN = "fedpareto"
 STATUS_KEY = "grpc-status-details-bin"
-CHUNK_BYTES = 1 << 20  # the most that one message of a stream carries of a file
+MAX_CHUNK_BYTES = 1 << 20  # the most that one message of a stream may carry of a file
+CHUNK_BYTES = 1 << 18  # what we send: several copies of a chunk are under way for each of many members at once
 MAX_ADMIN_MESSAGE_BYTES = 256 << 20  # the cosines of a round of 1000 clients are 8 MB
 Option: TypeAlias = tuple[str, int | str]
 

@@ -20,7 +20,7 @@ from coordinator.rounds.specification import parse_run
 from coordinator.services import finding, views
 from coordinator.services.calls import NEXT_CHUNK_SECONDS, Threads, next_message
 from coordinator.services.model_intake import ModelIntake
-from federation.channels import CHUNK_BYTES
+from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
 from federation.identity import SECRET_BYTES, Role
 from federation.refusals import Refusal
 from federation.runs import SpecError
@@ -157,8 +157,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         )
         with intake:
             while (request := await next_message(request_iterator, NEXT_CHUNK_SECONDS)) is not None:
-                if request.WhichOneof("message") != "chunk" or len(request.chunk) > CHUNK_BYTES:
-                    raise Refusal("argument", f"only chunks of at most {CHUNK_BYTES} bytes may follow the header")
+                if request.WhichOneof("message") != "chunk" or len(request.chunk) > MAX_CHUNK_BYTES:
+                    raise Refusal("argument", f"only chunks of at most {MAX_CHUNK_BYTES} bytes may follow the header")
                 await self._in_thread(intake.feed, request.chunk)
             digest, layout = await self._in_thread(intake.finish)
         submitted = await self._in_thread(self._submit, header, digest, layout, by)

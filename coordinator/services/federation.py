@@ -15,7 +15,7 @@ from coordinator.members.access import Access
 from coordinator.rounds.hub import Attendance, Hub
 from coordinator.rounds.intake import Admission, Intake, payload_problem
 from coordinator.services.calls import FIRST_MESSAGE_SECONDS, NEXT_CHUNK_SECONDS, Threads, next_message
-from federation.channels import CHUNK_BYTES
+from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
 from federation.digests import parse
 from federation.refusals import Refusal
 from federation.v1 import federation_pb2_grpc
@@ -234,8 +234,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             while (request := await next_message(requests, NEXT_CHUNK_SECONDS)) is not None:
                 if request.WhichOneof("message") != "chunk":
                     raise Refusal("header", "only chunks may follow the signed update")
-                if len(request.chunk) > CHUNK_BYTES:
-                    raise Refusal("limit:chunk", f"a chunk of {len(request.chunk)} bytes; at most {CHUNK_BYTES}")
+                if len(request.chunk) > MAX_CHUNK_BYTES:
+                    raise Refusal("limit:chunk", f"a chunk of {len(request.chunk)} bytes; at most {MAX_CHUNK_BYTES}")
                 if writer.written + len(request.chunk) > declared:
                     raise Refusal("payload-length", f"{declared} bytes were declared, and more came")
                 await self._in_thread(_take, request.chunk, writer, check)
