@@ -3,14 +3,24 @@
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
 from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Train
 from coordinator.aggregation.pre import Stages
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
-from coordinator.aggregation.rules import Combination, HyperparameterError, Matrix, Rows, TooFewUpdatesError, Vector
+from coordinator.aggregation.rules import (
+    Combination,
+    Coordinates,
+    HyperparameterError,
+    Matrix,
+    Rows,
+    TooFewUpdatesError,
+    Vector,
+)
+from coordinator.aggregation.server import Optimiser
 
 __all__ = ["Algorithm", "HyperparameterError", "TooFewUpdatesError", "conclude", "describe"]
 
@@ -22,11 +32,14 @@ class Algorithm(ABC):
     Attributes:
         name: what run specifications and the command line call it.
         reads_losses: whether the rule needs the losses that clients report.
+        averages: whether its model is the mean of the models after every step; that one is evaluated and deployed,
+            the clients train from the last one.
         stages: what is done to the rows before the rule sees them.
     """
 
     name: ClassVar[str]
     reads_losses: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
 
     stages: Stages = dataclasses.field(default_factory=Stages)
 
@@ -38,6 +51,19 @@ class Algorithm(ABC):
             f"{self.name} weighs clients by the losses that they report: a client that inflates its loss gains "
             "influence (bias attack); fedmgda+ reads no losses",
         )
+
+    @property
+    def keeps_updates(self) -> bool:
+        """Whether later rounds may recall updates, which must then be stored."""
+        return False
+
+    def optimiser(self) -> Optimiser | None:
+        """What makes the server's step from the direction, where that is part of the algorithm."""
+        return None
+
+    def blobs(self, state: Mapping[str, Any]) -> tuple[str, ...]:
+        """The digests of the payloads that the state refers to, which must be kept."""
+        return ()
 
     @abstractmethod
     def combine(self, rows: Rows) -> Combination:
@@ -53,7 +79,11 @@ class Algorithm(ABC):
             return self.combine(rows)
         staged = self.stages.apply(rows)
         answer = self.combine(staged.rows)
-        coefficients, weights = answer.coefficients @ staged.matrix, answer.weights @ staged.shares
+        weights = answer.weights @ staged.shares
+        if answer.coordinates is not None:
+            coordinates = Coordinates(answer.coordinates.matrix @ staged.matrix, answer.coordinates.trim)
+            return dataclasses.replace(answer, weights=weights, coordinates=coordinates)
+        coefficients = answer.coefficients @ staged.matrix
         diagnostics = answer.diagnostics | describe(rows.gram, coefficients, weights)
         return Combination(coefficients, weights, answer.state, diagnostics)
 

@@ -12,9 +12,8 @@ a round must depend on nothing but its context and its replies.
 """
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -66,6 +65,7 @@ class Reply:
         metrics: further measurements, "<split>/<name>".
         rows: its update, one row (d,) per objective of the phase; empty for a phase without payload.
         envelope: the digest of its signed envelope, by which the record of the step names the reply.
+        payload: the digest of the stored update, by which a later round may recall it; empty where it is not stored.
     """
 
     client_id: str
@@ -74,6 +74,30 @@ class Reply:
     metrics: Mapping[str, float]
     rows: tuple[Row, ...] = ()
     envelope: str = ""
+    payload: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """An update of an earlier round that enters a step once more.
+
+    Attributes:
+        client_id: whose it was.
+        round: when, from 0.
+        envelope: the digest of its signed envelope.
+        payload: the digest of the stored update.
+        row: the update, (d,).
+    """
+
+    client_id: str
+    round: int
+    envelope: str
+    payload: str
+    row: Row
+
+
+def _forgotten(payload: str) -> Row:
+    raise LookupError(f"update {payload} cannot be recalled: none of the earlier rounds is at hand")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +110,7 @@ class RoundContext:
         prior: how lambda0 is made from the replies, before any rule looks at them.
         state: the algorithm's state after the last step.
         device: where gram and combine run, "cpu" or "cuda".
+        recall: the row (d,) of an earlier update by the digest of its payload; LookupError where it is not kept.
     """
 
     number: int
@@ -93,6 +118,7 @@ class RoundContext:
     prior: Literal["uniform", "samples"] = "uniform"
     state: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"
+    recall: Callable[[str], Row] = _forgotten
 
 
 class Replies(Sequence[Reply]):
@@ -101,6 +127,7 @@ class Replies(Sequence[Reply]):
     def __init__(self, replies: Sequence[Reply], *, device: str = "cpu") -> None:
         self._replies = tuple(sorted(replies, key=lambda reply: reply.client_id))
         self._device = device
+        self._grams: dict[tuple[str, ...], NDArray[np.float64]] = {}
 
     def __getitem__(self, index: Any) -> Any:
         return self._replies[index]
@@ -116,10 +143,24 @@ class Replies(Sequence[Reply]):
         """The rows of the update matrix U: client by client, objective by objective."""
         return [row for reply in self._replies for row in reply.rows]
 
-    @cached_property
+    @property
     def gram(self) -> NDArray[np.float64]:
         """K = U U^T, shape (m, m); computed once, in one pass over the updates."""
-        return gram(self.updates, device=self._device)
+        return self.gram_with(())
+
+    def gram_with(self, history: Sequence[Past]) -> NDArray[np.float64]:
+        """K of the updates and, after them, of earlier ones; computed once for each choice of these.
+
+        Args:
+            history: h of them.
+
+        Returns:
+            Shape (m + h, m + h).
+        """
+        key = tuple(past.payload for past in history)
+        if key not in self._grams:
+            self._grams[key] = gram([*self.updates, *(past.row for past in history)], device=self._device)
+        return self._grams[key]
 
     def with_losses(self) -> "Replies":
         """Those that report a loss."""
@@ -152,15 +193,27 @@ class Replies(Sequence[Reply]):
 
 @dataclass(frozen=True)
 class Step:
-    """The end of a round: the new model is base - rate * sum_i coefficients[i] * row[i].
+    """The end of a round: the direction is sum_i coefficients[i] * rows[i], or what `combination.coordinates` says.
 
     Attributes:
         replies: the replies whose rows are combined.
         combination: their coefficients and weights, the algorithm's next state, diagnostics.
+        history: updates of earlier rounds, whose rows follow those of the replies.
     """
 
     replies: Replies
     combination: Combination
+    history: tuple[Past, ...] = ()
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows that are combined: those of the replies, then those of earlier rounds."""
+        return [*self.replies.updates, *(past.row for past in self.history)]
+
+    @property
+    def gram(self) -> NDArray[np.float64]:
+        """K over `rows`."""
+        return self.replies.gram_with(self.history)
 
 
 RoundGenerator = Generator[Phase, Replies, Step]

@@ -67,17 +67,39 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Combination:
-    """A rule's answer: the step is along -(coefficients @ U).
+class Coordinates:
+    """A direction that is no combination of the rows: each of its elements is made from that column alone.
+
+    Element k is the mean of column k of `matrix @ U` without its `trim` lowest and its `trim` highest values.
 
     Attributes:
-        coefficients: c, shape (m,): what multiplies the rows as they are.
+        matrix: shape (m', m).
+        trim: so many values at each end, less than m' / 2; (m' - 1) // 2 of them leave the median.
+    """
+
+    matrix: Matrix
+    trim: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= 2 * self.trim < len(self.matrix):
+            raise ValueError(f"of {len(self.matrix)} values, {self.trim} cannot be left out at each end")
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A rule's answer: the direction c U, or what `coordinates` says.
+
+    Attributes:
+        coefficients: c, shape (m,): what multiplies the rows as they are; with rows of earlier rounds (`Step.history`)
+            one number for each of them too. Shape (0,) where there are `coordinates`.
         weights: lambda, shape (m,): the share of each row, sum 1; c without any normalisation of the rows.
         state: for the next round; JSON.
         diagnostics: measurements by name.
+        coordinates: for a coordinate-wise rule.
     """
 
     coefficients: Vector
     weights: Vector
     state: dict[str, Any]
     diagnostics: dict[str, float]
+    coordinates: Coordinates | None = None
