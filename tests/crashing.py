@@ -50,12 +50,13 @@ def after(owner: Any, name: str, *, count: int = 1) -> None:
 def coordinator(point: str) -> None:
     from coordinator.rounds.conductor import Conductor
     from coordinator.rounds.intake import Intake
+    from coordinator.rounds.remote import RemoteFleet
 
     points: dict[str, Callable[[], None]] = {
         # the round is recorded, nobody has been asked
-        "before-dispatch": lambda: before(Conductor, "_open_phase"),
+        "before-dispatch": lambda: before(RemoteFleet, "_open_phase"),
         # the assignments are recorded, nobody has been told
-        "dispatching": lambda: before(Conductor, "_announce"),
+        "dispatching": lambda: before(RemoteFleet, "_announce"),
         # one update is accepted, its client has not heard of it
         "one-update-in": lambda: after(Intake, "accept", count=1),
         # all updates are accepted, the last client has not heard of it

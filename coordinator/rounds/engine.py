@@ -16,8 +16,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.clock import utc_now
-from coordinator.rounds.conductor import Conductor, Held, Surroundings
+from coordinator.rounds.conductor import Conductor
+from coordinator.rounds.fleet import Held, RunFacts, Surroundings
 from coordinator.rounds.hub import Hub
+from coordinator.rounds.remote import RemoteFleet
 from coordinator.rounds.specification import parse_run
 from coordinator.rounds.states import RUN_ENDED, close_phase, end_assignment, move_round, move_run
 from federation.digests import digest
@@ -311,7 +313,9 @@ class Engine:
 
     def _conduct_now(self, run_id: str) -> None:
         try:
-            Conductor(run_id, self._surroundings(run_id)).conduct()
+            run, around = RunFacts.load(self._database, run_id), self._surroundings(run_id)
+            fleet = RemoteFleet(run, around, hub=self._hub, new_id=self._new_id, pool_complete=self._pool_complete)
+            Conductor(run, around, fleet).conduct()
         except Held:
             log.info("run %s: held", run_id)
         except UNAVAILABLE:
@@ -344,14 +348,11 @@ class Engine:
         return Surroundings(
             database=self._database,
             blobs=self._blobs,
-            hub=self._hub,
             signing_key=self._signing_key,
             federation_id=self._federation_id,
             device=self._device,
             clock=self._clock,
-            new_id=self._new_id,
             wait=wait,
-            pool_complete=self._pool_complete,
             changed=lambda: self._tell_watchers(run_id),  # not its own signal: a conductor would wake itself
         )
 

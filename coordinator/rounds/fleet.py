@@ -1,0 +1,130 @@
+"""A fleet: whom the conductor asks. Real workers, clients simulated in one process, or the record itself."""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.aggregation.phases import Phase, Replies
+from federation.runs import RunSpec
+from storage.blobs import BlobStore
+from storage.database import Database
+from storage.models import Assignment, AssignmentState, Model, Run, RunState
+
+
+class Held(Exception):
+    """The run is not RUNNING any more, or the coordinator is stopping: leave everything as it is."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What never changes about a run.
+
+    Attributes:
+        run_id: its id.
+        spec: what was submitted, parsed.
+        spec_digest: the digest of what was submitted.
+        parameters: d, the number of the model's trainable parameters.
+    """
+
+    run_id: str
+    spec: RunSpec
+    spec_digest: str
+    parameters: int
+
+    @classmethod
+    def load(cls, database: Database, run_id: str) -> "RunFacts":
+        """Reads them from the record."""
+        with database.read() as session:
+            run = session.get_one(Run, run_id)
+            parameters = session.get_one(Model, run.initial_model).parameters
+            return cls(run_id, RunSpec.parse(run.spec), run.spec_digest, parameters)
+
+    def running(self, session: Session) -> Run:
+        """The run, locked: no word of an operator comes in between until the transaction ends.
+
+        Raises:
+            Held: it is not RUNNING.
+        """
+        run = session.get_one(Run, self.run_id, with_for_update=True)
+        if run.state is not RunState.RUNNING:
+            raise Held
+        return run
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What conducting a run needs of the coordinator.
+
+    Attributes:
+        database: where facts are kept.
+        blobs: where models and updates are kept.
+        signing_key: the coordinator's.
+        federation_id: the federation.
+        device: where updates are aggregated, "cpu" or "cuda".
+        clock: the time, aware.
+        wait: blocks until something changed in the run or the time (seconds) is over; raises Held when stopping.
+        changed: announces a change to whoever watches the run.
+    """
+
+    database: Database
+    blobs: BlobStore
+    signing_key: Ed25519PrivateKey
+    federation_id: str
+    device: str
+    clock: Callable[[], datetime]
+    wait: Callable[[float | None], None]
+    changed: Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One phase of one round, put to some clients.
+
+    Attributes:
+        round_id: the round's row.
+        round: its number, from 0.
+        number: of the phase in the round, from 0.
+        phase: what is asked.
+        clients: who is asked.
+        wanted: with how many replies the phase is complete.
+        base_model: the digest of the model to train or evaluate.
+    """
+
+    round_id: int
+    round: int
+    number: int
+    phase: Phase
+    clients: list[str]
+    wanted: int
+    base_model: str
+
+
+class Fleet(ABC):
+    """The clients of one run. Whatever a fleet answers is on record before it is returned."""
+
+    @abstractmethod
+    def pool(self, session: Session) -> dict[str, int]:
+        """The clients that could work now: id -> training samples."""
+
+    def complete(self) -> bool:
+        """False while clients are expected back, so that a round does not select without them."""
+        return True
+
+    @abstractmethod
+    def ask(self, question: Question) -> Replies:
+        """Puts a question, once: asked again (after a crash, say) it gives the same replies.
+
+        Raises:
+            Held: the run is not RUNNING, or the coordinator is stopping.
+        """
+
+
+def states(session: Session, phase_id: int) -> Counter[AssignmentState]:
+    """How many assignments of a phase are in each state."""
+    return Counter(session.scalars(select(Assignment.state).where(Assignment.phase_id == phase_id)))

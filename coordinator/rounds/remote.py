@@ -1,0 +1,257 @@
+"""The fleet of real workers: signed assignments go out, accepted replies come back.
+
+open a phase    (phase row, one signed assignment per client), then tell the clients
+wait            until enough have replied, nobody is left, or the deadline has passed
+close it        (stragglers are recorded with their reason), then hand out the replies
+"""
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.aggregation.gram import Row
+from coordinator.aggregation.phases import Replies, Reply, Train
+from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings, states
+from coordinator.rounds.hub import Hub
+from coordinator.rounds.states import close_phase, end_assignment
+from federation.envelope import seal
+from federation.v1 import common_pb2
+from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, TrainWork
+from federation.v1.federation_pb2 import AttendResponse, Cancel
+from federation.vectors import update_layout, update_rows
+from storage import models
+from storage.models import Assignment, AssignmentState, PhaseKind, PhaseState, Run, RunState
+
+log = logging.getLogger(__name__)
+
+
+class RemoteFleet(Fleet):
+    """The workers that attend, or that are enrolled, as the run's selection says.
+
+    Args:
+        run: whose fleet.
+        around: the coordinator.
+        hub: where clients are told of assignments.
+        new_id: makes the ids of assignments.
+        pool_complete: False while clients are expected back after a restart of the coordinator.
+    """
+
+    def __init__(
+        self,
+        run: RunFacts,
+        around: Surroundings,
+        *,
+        hub: Hub,
+        new_id: Callable[[], str],
+        pool_complete: Callable[[], bool],
+    ) -> None:
+        self._run = run
+        self._spec = run.spec
+        self._around = around
+        self._database = around.database
+        self._hub = hub
+        self._new_id = new_id
+        self._pool_complete = pool_complete
+
+    def complete(self) -> bool:
+        """See the base."""
+        return self._pool_complete()
+
+    def pool(self, session: Session) -> dict[str, int]:
+        """See the base."""
+        spec = self._spec
+        active = session.scalars(select(models.Client).where(models.Client.state == models.ClientState.ACTIVE))
+        pool = {
+            client.client_id: int(client.tasks[spec.task]) for client in active if client.tasks.get(spec.task, 0) > 0
+        }
+        if spec.selection.pool == "attending":
+            attending = self._hub.attending()
+            pool = {client: samples for client, samples in pool.items() if client in attending}
+        return pool
+
+    def ask(self, question: Question) -> Replies:
+        """One phase: opened unless it was, waited for unless it is closed; its replies from the database."""
+        phase_id, told = self._open_phase(question)
+        if told:
+            self._announce(phase_id, told)
+        self._around.changed()
+        while (left := self._time_left(phase_id)) > 0:
+            self._around.wait(left)
+        self._close_phase(phase_id)
+        return self._replies(phase_id)
+
+    def _open_phase(self, question: Question) -> tuple[int, list[str]]:
+        """Records the phase with one signed assignment per client. Returns its id and whom to tell."""
+        now = self._around.clock()
+        seconds = (
+            self._spec.train.deadline_seconds
+            if isinstance(question.phase, Train)
+            else self._spec.evaluate.deadline_seconds
+        )
+        with self._database.begin() as session:
+            found = session.scalar(
+                select(models.Phase).where(
+                    models.Phase.round_id == question.round_id, models.Phase.number == question.number
+                )
+            )
+            if found is not None:
+                return found.phase_id, []
+            self._run.running(session)
+            deadline = now + timedelta(seconds=seconds)
+            opened = models.Phase(
+                round_id=question.round_id,
+                number=question.number,
+                kind=PhaseKind.TRAIN if isinstance(question.phase, Train) else PhaseKind.EVALUATE,
+                state=PhaseState.OPEN,
+                wanted=question.wanted,
+                started=now,
+                deadline=deadline,
+            )
+            size = session.get_one(models.Model, question.base_model).size
+            # A client that was revoked since the selection gets nothing. Locked: one that is revoked from here on is
+            # so after this transaction, and the revocation finds the assignment and cancels it.
+            active = session.scalars(
+                select(models.Client.client_id)
+                .where(models.Client.client_id.in_(question.clients), models.Client.state == models.ClientState.ACTIVE)
+                .order_by(models.Client.client_id)
+                .with_for_update(read=True)
+            ).all()
+            for client_id in sorted(active):
+                manifest = self._manifest(question, client_id, size)
+                manifest.created.FromDatetime(now)
+                manifest.deadline.FromDatetime(deadline)
+                opened.assignments.append(
+                    Assignment(
+                        assignment_id=manifest.assignment_id,
+                        client_id=client_id,
+                        state=AssignmentState.OPEN,
+                        base_model=question.base_model,
+                        envelope=seal(manifest, self._around.signing_key).SerializeToString(),
+                        created=now,
+                    )
+                )
+            session.add(opened)
+        log.info(
+            "run %s round %d phase %d: %s for %d clients",
+            self._run.run_id,
+            question.round,
+            question.number,
+            opened.kind,
+            len(active),
+        )
+        return opened.phase_id, sorted(active)
+
+    def _manifest(self, question: Question, client_id: str, size: int) -> AssignmentManifest:
+        manifest = AssignmentManifest(
+            federation_id=self._around.federation_id,
+            run_id=self._run.run_id,
+            round=question.round,
+            phase=question.number,
+            assignment_id=self._new_id(),
+            client_id=client_id,
+            base_model=question.base_model,
+            base_model_bytes=size,
+            spec=self._run.spec_digest,
+            task=self._spec.task,
+            seed=self._spec.seed,
+        )
+        if isinstance(question.phase, Train):
+            train = self._spec.train
+            manifest.train.CopyFrom(
+                TrainWork(
+                    epochs=train.epochs,
+                    steps=train.steps,
+                    batch_size=train.batch_size,
+                    learning_rate=train.learning_rate,
+                    proximal_mu=train.proximal_mu,
+                    momentum=train.momentum,
+                    weight_decay=train.weight_decay,
+                )
+            )
+            rows = [(objective, self._run.parameters) for objective in question.phase.objectives]
+            manifest.rows.extend(common_pb2.Row(objective=name, dtype="F32", length=length) for name, length in rows)
+            manifest.max_payload_bytes = update_layout(rows).file_bytes
+        else:
+            manifest.evaluate.CopyFrom(EvaluateWork(splits=question.phase.splits))
+        return manifest
+
+    def _announce(self, phase_id: int, clients: list[str]) -> None:
+        """Tells clients of their assignments at once, if they attend."""
+        with self._database.read() as session:
+            envelopes = session.execute(
+                select(Assignment.client_id, Assignment.envelope).where(
+                    Assignment.phase_id == phase_id, Assignment.client_id.in_(clients)
+                )
+            ).all()
+        for client_id, envelope in envelopes:
+            message = AttendResponse()
+            message.assignment.ParseFromString(envelope)
+            self._hub.say(client_id, message)
+
+    def _time_left(self, phase_id: int) -> float:
+        """Seconds to wait for further replies: 0 when enough are in, nobody is left, or the deadline has passed.
+
+        Raises:
+            Held: the run is not RUNNING.
+        """
+        with self._database.read() as session:
+            if session.scalar(select(Run.state).where(Run.run_id == self._run.run_id)) is not RunState.RUNNING:
+                raise Held
+            phase = session.get_one(models.Phase, phase_id)
+            counts = states(session, phase_id)
+        if phase.state is PhaseState.CLOSED or AssignmentState.OPEN not in counts:
+            return 0.0
+        if counts[AssignmentState.FULFILLED] >= phase.wanted:
+            return 0.0
+        return max(0.0, (phase.deadline - self._around.clock()).total_seconds())
+
+    def _close_phase(self, phase_id: int) -> None:
+        """Closes the phase; whoever has not replied is recorded with the reason, and told."""
+        cancelled: list[Assignment] = []
+        now = self._around.clock()
+        with self._database.begin() as session:
+            phase = session.get_one(models.Phase, phase_id, with_for_update=True)
+            if phase.state is PhaseState.CLOSED:
+                return
+            enough = states(session, phase_id)[AssignmentState.FULFILLED] >= phase.wanted
+            to, why = (AssignmentState.CANCELLED, "not-needed") if enough else (AssignmentState.EXPIRED, "deadline")
+            for assignment in session.scalars(
+                select(Assignment)
+                .where(Assignment.phase_id == phase_id, Assignment.state == AssignmentState.OPEN)
+                .order_by(Assignment.assignment_id)
+                .with_for_update()
+            ):
+                end_assignment(assignment, to, now, why)
+                cancelled.append(assignment)
+            close_phase(phase, now)
+        for assignment in cancelled:
+            log.info("assignment %s of %s: %s", assignment.assignment_id, assignment.client_id, assignment.reason)
+            cancel = Cancel(assignment_id=assignment.assignment_id, reason=assignment.reason)
+            self._hub.say(assignment.client_id, AttendResponse(cancel=cancel))
+
+    def _replies(self, phase_id: int) -> Replies:
+        """The accepted replies; the bytes of every update are checked against their digest before they are used."""
+        with self._database.read() as session:
+            updates = session.scalars(
+                select(models.Update).join(Assignment).where(Assignment.phase_id == phase_id, models.Update.accepted)
+            ).all()
+        replies = []
+        for update in updates:
+            rows: tuple[Row, ...] = ()
+            if update.payload:
+                self._around.blobs.verify(update.payload)
+                rows = tuple(update_rows(self._around.blobs.path(update.payload)).values())
+            replies.append(
+                Reply(
+                    client_id=update.client_id,
+                    samples=update.samples,
+                    losses=update.losses,
+                    metrics=update.metrics,
+                    rows=rows,
+                    envelope=update.envelope_digest,
+                )
+            )
+        return Replies(replies, device=self._around.device)
