@@ -1,0 +1,1 @@
+"""Simulated clients: the coordinator's own conductor, algorithms and storage, without a network."""
