@@ -22,7 +22,7 @@ from coordinator.aggregation.rules import (
 )
 from coordinator.aggregation.server import Optimiser
 
-__all__ = ["Algorithm", "HyperparameterError", "TooFewUpdatesError", "conclude", "describe"]
+__all__ = ["Algorithm", "HyperparameterError", "TooFewUpdatesError", "conclude", "describe", "measure"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,29 +118,57 @@ def conclude(K: Matrix, coefficients: Vector, weights: Vector, **measured: float
 
 
 def describe(K: Matrix, coefficients: Vector, weights: Vector) -> dict[str, float]:
-    """Diagnostics that every algorithm shares, all from K.
+    """Diagnostics that every algorithm shares, all from K; see `measure`."""
+    products = K @ coefficients
+    return measure(K, products, math.sqrt(max(0.0, float(coefficients @ products))), weights)
+
+
+def measure(K: Matrix, products: Vector, norm: float, weights: Vector) -> dict[str, float]:
+    """Diagnostics of any direction.
+
+    Args:
+        K: Gram matrix, shape (m, m).
+        products: of each row with the direction, shape (m,).
+        norm: ||direction||.
+        weights: lambda, shape (m,).
 
     Returns:
-        direction_norm: ||c U||.
+        direction_norm: ||direction||.
         conflicts: pairs of rows with a negative inner product.
         entropy: of the weights, in nats; log m when all weigh the same.
         descent_min: the least cosine between the direction and a row that is not zero: negative means that some
             client is made worse, to first order.
         descent_share: the share of those rows that the step does not make worse, in [0, 1].
     """
-    projections = K @ coefficients
-    norm = math.sqrt(max(0.0, float(coefficients @ projections)))
     norms: Vector = np.sqrt(np.diag(K))
     cosines = np.zeros(len(K))
     if norm > 0:
-        np.divide(projections / norm, norms, out=cosines, where=norms > 0)
+        np.divide(products / norm, norms, out=cosines, where=norms > 0)
     cosines = cosines[norms > 0]
     positive: Vector = weights[weights > 0]
     return {
         "direction_norm": norm,
-        "conflicts": float((K[np.triu_indices(len(K), 1)] < 0).sum()),
+        **conflicts(K),
         "entropy": float(-(positive * np.log(positive)).sum()) + 0.0,
         "descent_min": float(cosines.min(initial=1.0)),
         # A cosine of zero but for the rounding of K is no harm.
         "descent_share": float((cosines >= -1e-9).mean()) if len(cosines) else 1.0,
+    }
+
+
+def conflicts(K: Matrix) -> dict[str, float]:
+    """How many pairs of rows are against each other, and how much.
+
+    Returns:
+        conflicts: pairs with a negative inner product.
+        conflict_depth: the least cosine of such a pair, in [-1, 0]; 0 where there is none.
+        conflict_mean: the mean cosine of such pairs, in [-1, 0]; 0 where there is none.
+    """
+    i, j = np.nonzero(np.triu(K < 0, 1))
+    norms: Vector = np.sqrt(np.diag(K))
+    cosines = np.clip(K[i, j] / norms[i] / norms[j], -1.0, 0.0)
+    return {
+        "conflicts": float(len(cosines)),
+        "conflict_depth": float(cosines.min(initial=0.0)),
+        "conflict_mean": float(cosines.mean()) if len(cosines) else 0.0,
     }
