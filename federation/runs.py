@@ -127,6 +127,25 @@ class LimitsSpec(_Section):
     skipped_rounds: int = Field(3, ge=1, le=MAX_COUNT, description="so many skipped rounds in a row fail the run")
 
 
+class SimulationSpec(_Section):
+    """The clients that `fedpareto simulate` makes up; a federation of real workers has its own and reads none of it."""
+
+    clients: int = Field(10, ge=1, le=100_000, description="how many: client-000, client-001, ...")
+    partition: str = Field("iid", description="who holds which samples: iid, shards:S, dirichlet:ALPHA or natural")
+    sizes: str = Field("equal", description="how many samples each holds, for iid and dirichlet: see `data show --help`")
+    partition_seed: int = Field(0, ge=0, description="of the partition; the run's `seed` is of everything else")
+    attackers: int = Field(0, ge=0, description="how many of the clients, the last by name, are attackers")
+    attack: str = Field("", description='what they do, such as "sign-flip" or "scale=100,bias=1000"')
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> "SimulationSpec":
+        if (self.attackers > 0) != bool(self.attack):
+            raise ValueError(f"attackers = {self.attackers} and attack = {self.attack!r}: give both or neither")
+        if self.attackers > self.clients:
+            raise ValueError(f"{self.attackers} attackers among {self.clients} clients")
+        return self
+
+
 class RunSpec(_Section):
     """A whole run. `RunSpec.parse` is the way in from TOML."""
 
@@ -140,6 +159,7 @@ class RunSpec(_Section):
     evaluate: EvaluateSpec = EvaluateSpec()
     selection: SelectionSpec = SelectionSpec()
     limits: LimitsSpec = LimitsSpec()
+    simulation: SimulationSpec = SimulationSpec()
 
     @classmethod
     def parse(cls, text: str | bytes) -> "RunSpec":

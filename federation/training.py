@@ -5,6 +5,7 @@ random choice comes from a seed derived from these, the optimiser starts afresh,
 A worker that died in the middle, or one that is asked twice, hands in the very same update.
 """
 
+import copy
 import os
 import re
 import time
@@ -26,7 +27,7 @@ from federation.vectors import Layout
 _ALIGNMENT = 32
 # Steps between looks at the losses: on a GPU each look waits for the device.
 _LOOK_EVERY = 50
-_SPLITS = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test")
 
 
 class TrainingDiverged(Exception):
@@ -139,7 +140,25 @@ class Trainer:
         self.layout: Layout = flat.layout(model)
         self._model = model.to(self._device)
         self._weights = _Weights(self._model, self.layout, self._device)
-        self._data = {name: self._place(getattr(splits, name)) for name in _SPLITS}
+        self._hold(splits)
+
+    def on(self, splits: Splits) -> "Trainer":
+        """A trainer for another client's data; it shares the model and its buffers: one of them works at a time."""
+        other = copy.copy(self)
+        other._hold(splits)
+        return other
+
+    def _hold(self, splits: Splits) -> None:
+        self._hold(splits)
+
+    def on(self, splits: Splits) -> "Trainer":
+        """A trainer for another client's data; it shares the model and its buffers: one of them works at a time."""
+        other = copy.copy(self)
+        other._hold(splits)
+        return other
+
+    def _hold(self, splits: Splits) -> None:
+        self._data = {name: self._place(getattr(splits, name)) for name in SPLITS}
         self.samples = len(splits.train)
 
     def train(
@@ -175,8 +194,8 @@ class Trainer:
         names = self._task.objectives
         total = work.count(self.samples)
         rows: dict[str, NDArray[np.float32]] = {}
-        key = _seed(seed, round, client_id)
-        with _deterministic(self._device, key):
+        key = training_seed(seed, round, client_id)
+        with deterministic(self._device, key):
             self._weights.load(base)
             losses, accuracy = self._measure(self._data["train"], stopped)
             if not np.isfinite(list(losses.values())).all():
@@ -191,13 +210,13 @@ class Trainer:
                 if not np.isfinite(rows[name]).all():
                     raise TrainingDiverged(total)
                 self._weights.reset()
-        metrics = _metrics("train", losses, accuracy, self.samples)
+        metrics = split_metrics("train", losses, accuracy, self.samples)
         return TrainResult(rows, losses, metrics, self.samples, time.perf_counter() - began)
 
     def evaluate(
         self,
         base: NDArray[np.float32],
-        splits: tuple[str, ...] = _SPLITS,
+        splits: tuple[str, ...] = SPLITS,
         *,
         stopped: Callable[[], bool] = lambda: False,
     ) -> dict[str, float]:
@@ -217,11 +236,11 @@ class Trainer:
             TrainingStopped: `stopped` said so.
         """
         metrics: dict[str, float] = {}
-        with _deterministic(self._device, 0):
+        with deterministic(self._device, 0):
             self._weights.load(base)
             for name in splits:
                 losses, accuracy = self._measure(self._data[name], stopped)
-                metrics |= _metrics(name, losses, accuracy, len(self._data[name]))
+                metrics |= split_metrics(name, losses, accuracy, len(self._data[name]))
         return metrics
 
     def _place(self, data: Dataset) -> Dataset:
@@ -395,7 +414,8 @@ class _Descent:
         values.sub_(direction, alpha=work.learning_rate)
 
 
-def _metrics(split: str, losses: Mapping[str, float], accuracy: float | None, samples: int) -> dict[str, float]:
+def split_metrics(split: str, losses: Mapping[str, float], accuracy: float | None, samples: int) -> dict[str, float]:
+    """What was measured on one split, as replies name it; see `Trainer.evaluate`."""
     found = {f"{split}/samples": float(samples)}
     if losses:
         found[f"{split}/loss"] = sum(losses.values()) / len(losses)
@@ -406,7 +426,7 @@ def _metrics(split: str, losses: Mapping[str, float], accuracy: float | None, sa
     return {name: value for name, value in found.items() if np.isfinite(value)}
 
 
-def _seed(seed: int, round_: int, client_id: str) -> int:
+def training_seed(seed: int, round_: int, client_id: str) -> int:
     """The seed of one client's work in one round, 0 to 2^63 - 1."""
     text = f"fedpareto/train\0{seed}\0{round_}\0{client_id}"
     return int.from_bytes(blake3(text.encode()).digest(8), "little") >> 1
@@ -420,7 +440,7 @@ def _seed_torch(device: torch.device, seed: int) -> None:
 
 
 @contextmanager
-def _deterministic(device: torch.device, seed: int) -> Iterator[None]:
+def deterministic(device: torch.device, seed: int) -> Iterator[None]:
     """Seeded generators and deterministic kernels inside; torch's global state as it was outside."""
     cudnn = torch.backends.cudnn
     was = (torch.get_deterministic_debug_mode(), cudnn.deterministic, cudnn.benchmark)

@@ -131,10 +131,12 @@ class BlobStore:
 
     Args:
         root: the directory; made, with mode 0700, if it is missing.
+        durable: whether a blob outlives a loss of power; without it (a simulation), only the death of the process.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, durable: bool = True) -> None:
         self.root = root
+        self._durable = durable
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         (root / "tmp").mkdir(mode=0o700, exist_ok=True)
 
@@ -290,9 +292,11 @@ class BlobStore:
             if path.is_file() and path.stat().st_size == size:
                 os.utime(path)
             else:
-                os.fsync(descriptor)
+                if self._durable:
+                    os.fsync(descriptor)
                 temporary.replace(path)
-        _fsync_directory(path.parent)  # in both cases: whoever was first may not have come this far yet
+        if self._durable:
+            _fsync_directory(path.parent)  # in both cases: whoever was first may not have come this far yet
 
     @contextmanager
     def _locked(self, mode: int) -> Iterator[None]:

@@ -58,12 +58,14 @@ class Database:
         self._lock_connection: Connection | None = None
 
     @classmethod
-    def open(cls, url: str) -> "Database":
+    def open(cls, url: str, *, durable: bool = True) -> "Database":
         """Opens a database; changes nothing in it (see `migrate`).
 
         Args:
             url: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user:password@host/name`. A missing
                 SQLite file is made, with mode 0600; its directory must exist.
+            durable: whether what was committed outlives a loss of power (SQLite); without it (a simulation), only the
+                death of the process.
 
         Raises:
             ValueError: another kind of URL, or SQLite in memory, which threads cannot share.
@@ -75,7 +77,7 @@ class Database:
             raise ValueError(f"not a database URL: {url!r}; expected sqlite:///FILE or postgresql://...") from error
         backend = parsed.get_backend_name()
         if backend == "sqlite":
-            return cls(_open_sqlite(parsed))
+            return cls(_open_sqlite(parsed, durable))
         if backend in {"postgresql", "postgres"}:
             return cls(_open_postgresql(parsed.set(drivername="postgresql+psycopg")))
         raise ValueError(f"no support for {backend!r} databases; use sqlite:///FILE or postgresql://...")
@@ -231,7 +233,7 @@ def _process() -> str:
     return f"pid {os.getpid()} on {socket.gethostname()}"[:63]  # the length of a name in PostgreSQL
 
 
-def _open_sqlite(url: URL) -> Engine:
+def _open_sqlite(url: URL, durable: bool) -> Engine:
     if not url.database or url.database == ":memory:" or url.query:
         raise ValueError(f"a SQLite database must be a plain file here: sqlite:///FILE, not {str(url)!r}")
     path = Path(url.database).absolute()
@@ -244,13 +246,13 @@ def _open_sqlite(url: URL) -> Engine:
         pool_size=8,
         max_overflow=24,
     )
-    event.listen(engine, "connect", _prepare)
+    event.listen(engine, "connect", partial(_prepare, durable))
     event.listen(engine, "begin", _begin)
     return engine
 
 
-def _prepare(connection: Any, record: object) -> None:
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+def _prepare(durable: bool, connection: Any, record: object) -> None:
+    for pragma in ("journal_mode=WAL", f"synchronous={'FULL' if durable else 'OFF'}", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 

@@ -109,7 +109,7 @@ class Intake:
         _must_match(manifest, order)
         layout = update_layout([(row.objective, row.length) for row in order.rows]) if order.rows else None
         admission = Admission(envelope, name, manifest, layout)
-        problem = _content_problem(manifest, order, limit)
+        problem = content_problem(manifest, trains=order.WhichOneof("work") == "train", limit=limit)
         if problem is not None:
             self._refuse_for_good(admission, problem)
         return admission
@@ -287,8 +287,9 @@ def _must_match(manifest: UpdateManifest, order: AssignmentManifest) -> None:
             raise Refusal("payload-digest", str(error)) from None
 
 
-def _content_problem(manifest: UpdateManifest, order: AssignmentManifest, limit: int) -> Refusal | None:
-    if manifest.samples > limit or (order.WhichOneof("work") == "train" and manifest.samples == 0):
+def content_problem(manifest: UpdateManifest, *, trains: bool, limit: int) -> Refusal | None:
+    """What is wrong with the numbers in a manifest, of a client that was asked to train or not; None when nothing is."""
+    if manifest.samples > limit or (trains and manifest.samples == 0):
         return Refusal("limit:samples", f"{manifest.samples} training samples claimed; between 1 and {limit} are taken")
     for name, value in [*manifest.losses.items(), *manifest.metrics.items()]:
         if not math.isfinite(value):
