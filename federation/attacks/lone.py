@@ -1,0 +1,134 @@
+"""Attacks that one client makes with nothing but its own update, or without any."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from federation.attacks.base import Attack, Matrix, Vector, option
+
+
+@dataclass(frozen=True)
+class Inflation(Attack):
+    """Scaling c u and bias F + b: a heavier update, a higher reported loss (Hu et al., 2022, FedMGDA+).
+
+    Averages follow the scaled update; rules that weigh clients by their losses follow the bias.
+    """
+
+    name = ""
+
+    scale: float = option(1.0, "multiplies the update")
+    bias: float = option(0.0, "is added to every reported loss of the base model")
+
+    def __str__(self) -> str:
+        """Never empty."""
+        return super().__str__() or "scale=1"
+
+    def on_losses(self, losses: Mapping[str, float]) -> dict[str, float]:
+        """F + b."""
+        return {objective: loss + self.bias for objective, loss in losses.items()}
+
+    def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
+        """The update c u."""
+        return own if self.scale == 1.0 else _times(own, self.scale)
+
+
+@dataclass(frozen=True)
+class SignFlip(Attack):
+    """Ascends: -c u (Li et al., 2019, RSA)."""
+
+    name = "sign-flip"
+
+    scale: float = option(1.0, "c, multiplies the flipped update", least=0)
+
+    def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
+        """The update -c u."""
+        return _times(own, -self.scale)
+
+
+@dataclass(frozen=True)
+class Gaussian(Attack):
+    """Sends noise N(0, s^2 I) in place of an update (Blanchard et al., 2017, with s = 200)."""
+
+    name = "gaussian"
+    trains = False
+
+    deviation: float = option(200.0, "s, standard deviation of every entry", least=1e-12)
+
+    def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
+        """Noise of the size asked for."""
+        return _noise(len(own), self.deviation, seed)
+
+
+@dataclass(frozen=True)
+class ModelReplacement(Attack):
+    """Replaces the model of all by its own: w_adv = w + m delta (Bagdasaryan et al., 2020).
+
+    With delta = w_i - w = -u this is the update -m delta = m u, which plain averaging over m clients, the others of
+    which have nearly converged, turns into w_i. What the client's own model has learned is up to its data.
+    """
+
+    name = "model-replacement"
+
+    boost: float = option(0.0, "multiplies the update; 0: m, as many as take part", least=0)
+
+    @property
+    def needs_m(self) -> bool:
+        """Unless the boost says it."""
+        return self.boost == 0.0
+
+    def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
+        """The update m u."""
+        return _times(own, self.boost or m)
+
+
+@dataclass(frozen=True)
+class FreeRider(Attack):
+    """Takes part without work: noise as long as the global model's last change.
+
+    After Lin et al. (2019) and Fraboni et al. (2021). An update of zeros would be refused.
+    """
+
+    name = "free-rider"
+    trains = False
+
+    deviation: float = option(
+        1e-3, "standard deviation of every entry while the model has not changed yet", least=1e-12
+    )
+
+    def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
+        """Noise with the root mean square of the last change."""
+        size = float(np.linalg.norm(own.astype(np.float64))) / len(own) ** 0.5
+        return _noise(len(own), size or self.deviation, seed)
+
+
+@dataclass(frozen=True)
+class NotANumber(Attack):
+    """Sends NaN, to poison every sum that it enters."""
+
+    name = "nan"
+    trains = False
+
+    def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
+        """All NaN."""
+        return np.full_like(own, np.nan)
+
+
+@dataclass(frozen=True)
+class Infinite(Attack):
+    """Sends infinities, to poison every sum that they enter."""
+
+    name = "inf"
+    trains = False
+
+    def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
+        """All infinite."""
+        return np.full_like(own, np.inf)
+
+
+def _times(update: Vector, factor: float) -> Vector:
+    return update * np.float32(factor)
+
+
+def _noise(d: int, deviation: float, seed: int) -> Vector:
+    return np.random.default_rng(seed).standard_normal(d, dtype=np.float32) * np.float32(deviation)
