@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Train
+from coordinator.aggregation.phases import Replies, RoundContext, RoundGenerator, Step, Train
 from coordinator.aggregation.pre import Stages
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
 from coordinator.aggregation.rules import (
@@ -22,7 +22,7 @@ from coordinator.aggregation.rules import (
 )
 from coordinator.aggregation.server import Optimiser
 
-__all__ = ["Algorithm", "HyperparameterError", "TooFewUpdatesError", "conclude", "describe", "measure"]
+__all__ = ["Algorithm", "HyperparameterError", "TooFewUpdatesError", "conclude", "conflicts", "describe", "measure"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Algorithm(ABC):
             return self.combine(rows)
         staged = self.stages.apply(rows)
         answer = self.combine(staged.rows)
-        weights = answer.weights @ staged.shares
+        weights = (answer.weights @ staged.shares[: len(answer.weights)])[: rows.current]
         if answer.coordinates is not None:
             coordinates = Coordinates(answer.coordinates.matrix @ staged.matrix, answer.coordinates.trim)
             return dataclasses.replace(answer, weights=weights, coordinates=coordinates)
@@ -88,16 +88,22 @@ class Algorithm(ABC):
         return Combination(coefficients, weights, answer.state, diagnostics)
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """One round: everybody trains, then `decide` does. Algorithms with more phases override this.
-
-        Without its loss, a reply is of no use to a rule that reads losses, and is left out.
-        """
-        replies = yield Train()
-        if self.reads_losses:
-            replies = replies.with_losses()
-            if not replies:
-                raise TooFewUpdatesError(f"{self.name} needs losses, and no client reported one")
+        """One round: everybody trains, then `decide` does. Algorithms with more phases override this."""
+        replies = self.usable((yield Train()))
         return Step(replies, self.decide(replies.rows(context)))
+
+    def usable(self, replies: Replies) -> Replies:
+        """The replies without those that lack what the rule needs: a loss, for a rule that reads losses.
+
+        Raises:
+            TooFewUpdatesError: none is left.
+        """
+        if not self.reads_losses:
+            return replies
+        told = replies.with_losses()
+        if not told:
+            raise TooFewUpdatesError(f"{self.name} needs losses, and no client reported one")
+        return told
 
 
 def conclude(K: Matrix, coefficients: Vector, weights: Vector, **measured: float) -> Combination:
@@ -106,7 +112,7 @@ def conclude(K: Matrix, coefficients: Vector, weights: Vector, **measured: float
     Args:
         K: Gram matrix, shape (m, m).
         coefficients: c, shape (m,).
-        weights: lambda, shape (m,).
+        weights: lambda, of the rows of this round, which come first.
         measured: diagnostics of the rule's own.
     """
     length = float(np.abs(coefficients) @ np.sqrt(np.diag(K)))
@@ -134,7 +140,7 @@ def measure(K: Matrix, products: Vector, norm: float, weights: Vector) -> dict[s
 
     Returns:
         direction_norm: ||direction||.
-        conflicts: pairs of rows with a negative inner product.
+        conflicts, conflict_depth, conflict_mean: see `conflicts`.
         entropy: of the weights, in nats; log m when all weigh the same.
         descent_min: the least cosine between the direction and a row that is not zero: negative means that some
             client is made worse, to first order.
