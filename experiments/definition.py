@@ -1,0 +1,327 @@
+"""An experiment: a TOML file of the catalogue, with the published numbers as CSV files beside it.
+
+A cell of an experiment is one method under one condition; it is run once for every seed. Its run specification is the
+experiment's `spec`, with what the method and then the condition change in it.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from experiments.published import PublishedCurves, PublishedTable
+from federation.problems import explain
+from federation.runs import RunSpec
+
+_KEYS = "docs/experiments.md lists the keys"
+_MAX_SEED = 2**63
+
+Overrides = dict[str, Any]
+
+
+class ExperimentError(ValueError):
+    """An experiment, a method or a condition that does not exist or cannot be used; the message says what does."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Method(_Section):
+    """A row of the table.
+
+    Attributes:
+        name: as the paper prints it.
+        spec: what the method changes in the experiment's specification.
+        conditions: the conditions that it is run under; all of them when empty.
+        row: the columns of the published table that pick its row, with their values.
+        curve: its key in the published curves.
+        x: where it stands on the horizontal axis of a plot of kind "sweep".
+    """
+
+    name: str = Field(min_length=1)
+    spec: Overrides = {}
+    conditions: tuple[str, ...] = ()
+    row: dict[str, str] | None = None
+    curve: str = ""
+    x: float | None = None
+
+
+class Condition(_Section):
+    """What every method is put under: an attack, say. See `Method` for the attributes."""
+
+    name: str = ""
+    spec: Overrides = {}
+    row: dict[str, str] = {}
+
+
+class Column(_Section):
+    """A measure in the table.
+
+    Attributes:
+        title: the column's head.
+        measure: a key of `measures.final`.
+        published: the column of the published table that it is compared with; its deviation is in the same + "_pm".
+    """
+
+    title: str
+    measure: str
+    published: str = ""
+
+
+class Plot(_Section):
+    """A figure.
+
+    Attributes:
+        kind: "curves" over rounds, "bars" of the methods, "sweep" of the methods over their `x`, "heat" map of
+            methods and conditions.
+        measure: a key of `measures.final`, of `measures.rounds` for curves.
+        title: what is shown.
+        axis: the label of the measure.
+        x: the label of the horizontal axis of a sweep.
+        smooth: curves only: the mean over so many evaluated rounds.
+    """
+
+    kind: Literal["curves", "bars", "sweep", "heat"]
+    measure: str
+    title: str
+    axis: str = "accuracy (%)"
+    x: str = ""
+    smooth: int = Field(1, ge=1)
+
+
+class Quick(_Section):
+    """The form that finishes in minutes on two cores: fewer seeds, methods and conditions, and a smaller spec."""
+
+    seeds: tuple[int, ...] = Field((0,), min_length=1)
+    methods: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
+    spec: Overrides = {}
+
+
+class Cost(_Section):
+    """What was measured, for people who plan: the whole experiment and its quick form, and where."""
+
+    full: str
+    quick: str
+    on: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method under one condition.
+
+    Attributes:
+        slug: its name in file names and run names.
+        document: the run specification, all but its name and seed.
+    """
+
+    experiment: str
+    method: Method
+    condition: Condition
+    slug: str
+    document: Overrides
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return f"{self.method.name}, {self.condition.name}" if self.condition.name else self.method.name
+
+    def spec(self, seed: int) -> RunSpec:
+        """The specification of one run.
+
+        Raises:
+            ExperimentError: it is not one; each wrong key is named.
+        """
+        try:
+            return RunSpec.model_validate({**self.document, "name": f"{self.slug}-{seed}", "seed": seed})
+        except ValidationError as error:
+            problems = "\n".join(explain(problem, "see docs/run-spec.md") for problem in error.errors())
+            raise ExperimentError(f"{self.experiment}, {self.label}: {problems}") from error
+
+
+class Experiment(_Section):
+    """An experiment as it is written down.
+
+    Attributes:
+        name: the file's.
+        title: one line.
+        source: paper, and its table or figure.
+        data: what must be in the data directory: any one of these paths is enough; nothing where the task brings its
+            data along.
+        seeds: one run for each.
+        spec: the run specification that all have in common, without name and seed.
+        exclude_attackers: whether accuracies are those of honest clients only.
+    """
+
+    name: str
+    title: str
+    source: str
+    data: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = Field(min_length=1)
+    spec: Overrides
+    methods: tuple[Method, ...] = Field(min_length=1)
+    conditions: tuple[Condition, ...] = Field((Condition(),), min_length=1)
+    columns: tuple[Column, ...] = Field(min_length=1)
+    published: PublishedTable | None = None
+    curves: PublishedCurves | None = None
+    plots: tuple[Plot, ...] = ()
+    quick: Quick
+    cost: Cost | None = None
+    exclude_attackers: bool = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _must_be_distinct("methods", [method.name for method in self.methods])
+        _must_be_distinct("conditions", [condition.name for condition in self.conditions])
+        _must_be_distinct("seeds", [str(seed) for seed in self.seeds])
+        _must_be_distinct("methods, as names of files", [cell.slug for cell in self.cells()])
+        names = [condition.name for condition in self.conditions]
+        for method in self.methods:
+            chosen("condition", names, method.conditions)
+        chosen("condition", names, self.quick.conditions)
+        chosen("method", [method.name for method in self.methods], self.quick.methods)
+        if self.published is None and any(column.published for column in self.columns):
+            raise ValueError("a column names a published one, but there is no [published] table")
+        return self
+
+    def cells(self, methods: Sequence[str] = (), conditions: Sequence[str] = ()) -> tuple[Cell, ...]:
+        """Every method under every condition that it is run under.
+
+        Args:
+            methods: only these, by name; all when empty.
+            conditions: likewise.
+
+        Raises:
+            ExperimentError: no such method or condition.
+        """
+        wanted = chosen("method", [method.name for method in self.methods], methods)
+        places = chosen("condition", [condition.name for condition in self.conditions], conditions)
+        return tuple(
+            self._cell(method, condition)
+            for method in self.methods
+            for condition in self.conditions
+            if method.name in wanted
+            and condition.name in places
+            and (not method.conditions or condition.name in method.conditions)
+        )
+
+    def in_quick_form(self) -> "Experiment":
+        """The same in minutes; the published numbers are those of the whole."""
+        quick = self.quick
+        methods = chosen("method", [method.name for method in self.methods], quick.methods)
+        conditions = chosen("condition", [condition.name for condition in self.conditions], quick.conditions)
+        kept = [
+            method.model_copy(update={"conditions": tuple(name for name in method.conditions if name in conditions)})
+            for method in self.methods
+            if method.name in methods and (not method.conditions or set(method.conditions) & set(conditions))
+        ]
+        return self.model_copy(
+            update={
+                "seeds": quick.seeds,
+                "methods": tuple(kept),
+                "conditions": tuple(item for item in self.conditions if item.name in conditions),
+                "spec": merged(self.spec, quick.spec),
+            }
+        )
+
+    def published_values(self, cell: Cell) -> dict[str, str]:
+        """The row of the published table that a cell is compared with; empty where there is none.
+
+        Raises:
+            ExperimentError: the cell names a row that does not exist, or several.
+        """
+        if self.published is None:
+            return {}
+        wanted = cell.method.row
+        try:
+            return self.published.row(
+                {**({self.published.key: cell.method.name} if wanted is None else wanted), **cell.condition.row},
+                required=bool(wanted),
+            )
+        except LookupError as error:
+            raise ExperimentError(f"{self.name}, {cell.label}: {error.args[0]}") from error
+
+    def _cell(self, method: Method, condition: Condition) -> Cell:
+        return Cell(
+            self.name,
+            method,
+            condition,
+            slug(f"{method.name} {condition.name}"),
+            merged(merged(self.spec, method.spec), condition.spec),
+        )
+
+
+def names() -> tuple[str, ...]:
+    """The experiments of the catalogue."""
+    return tuple(sorted(item.name.removesuffix(".toml") for item in _catalogue() if item.name.endswith(".toml")))
+
+
+def load(name: str) -> Experiment:
+    """An experiment of the catalogue.
+
+    Raises:
+        ExperimentError: no such experiment, or a file that is wrong; each wrong key is named.
+    """
+    if name not in names():
+        raise ExperimentError(f"no experiment {name!r}: there are {', '.join(names())}")
+    text = files("experiments").joinpath("catalogue", f"{name}.toml").read_text(encoding="utf-8")
+    return parse(name, text)
+
+
+def parse(name: str, text: str) -> Experiment:
+    """Reads the TOML document of an experiment.
+
+    Raises:
+        ExperimentError: it is wrong; each wrong key is named.
+    """
+    try:
+        return Experiment.model_validate({**tomllib.loads(text), "name": name})
+    except tomllib.TOMLDecodeError as error:
+        raise ExperimentError(f"{name}: not a TOML document: {error}") from error
+    except ValidationError as error:
+        problems = "\n".join(explain(problem, _KEYS) for problem in error.errors())
+        raise ExperimentError(f"{name}: {problems}") from error
+
+
+def chosen(kind: str, existing: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+    """The existing names that are wanted, capitals aside; all of them when none is.
+
+    Raises:
+        ExperimentError: a wanted name does not exist.
+    """
+    by_slug = {slug(name): name for name in existing}
+    for name in wanted:
+        if slug(name) not in by_slug:
+            raise ExperimentError(f"no {kind} {name!r}: there are {', '.join(filter(None, existing)) or 'none'}")
+    return tuple(by_slug[slug(name)] for name in wanted) or tuple(existing)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Overrides:
+    """`base` with `changes`, section by section."""
+    result = dict(base)
+    for key, value in changes.items():
+        present = result.get(key)
+        result[key] = merged(present, value) if isinstance(present, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def slug(text: str) -> str:
+    """A name as it may stand in the name of a run and of a file: lower-case letters, digits, dots and hyphens."""
+    spelled = text.lower().replace("+", "-plus").replace("%", "-percent")
+    return re.sub(r"[^a-z0-9.]+", "-", spelled).strip("-.")
+
+
+def _must_be_distinct(what: str, values: Sequence[str]) -> None:
+    twice = sorted({value for value in values if values.count(value) > 1})
+    if twice:
+        raise ValueError(f"{what}: twice {', '.join(map(repr, twice))}")
+
+
+def _catalogue() -> Iterator[Traversable]:
+    return files("experiments").joinpath("catalogue").iterdir()

@@ -1,0 +1,90 @@
+"""Published numbers: CSV files whose lines that begin with # say where they come from and under which conditions."""
+
+import csv
+import math
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+
+def _must_exist(name: str) -> str:
+    if not files("experiments").joinpath("catalogue", name).is_file():
+        raise ValueError("no such file beside the experiments")
+    return name
+
+
+File = Annotated[str, AfterValidator(_must_exist)]
+
+
+class PublishedTable(BaseModel):
+    """A table of a paper.
+
+    Attributes:
+        file: a CSV file of the catalogue.
+        key: the column that holds the names of the methods.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: File
+    key: str = "method"
+
+    def rows(self) -> list[dict[str, str]]:
+        """The table, one dictionary a row."""
+        return read(self.file)
+
+    def row(self, wanted: Mapping[str, str], *, required: bool) -> dict[str, str]:
+        """The row with these values in these columns.
+
+        Args:
+            wanted: column and value.
+            required: whether it must exist; where it does not, the result is empty.
+
+        Raises:
+            LookupError: none, though it must exist, or several.
+        """
+        found = [row for row in self.rows() if all(row.get(column) == value for column, value in wanted.items())]
+        described = ", ".join(f"{column} = {value}" for column, value in wanted.items())
+        if len(found) > 1:
+            raise LookupError(f"{len(found)} rows of {self.file} have {described}")
+        if not found and required:
+            raise LookupError(f"no row of {self.file} has {described}")
+        return found[0] if found else {}
+
+
+class PublishedCurves(BaseModel):
+    """A figure of a paper as numbers, in long form.
+
+    Attributes:
+        file: a CSV file of the catalogue.
+        key: the column that tells the curves apart.
+        columns: our measure and the column that holds it.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: File
+    key: str = "run"
+    columns: dict[str, str]
+
+    def curve(self, key: str, measure: str) -> tuple[list[int], list[float]]:
+        """Rounds and values of one curve; empty where it was not published."""
+        column = self.columns.get(measure)
+        rows = [row for row in read(self.file) if row[self.key] == key] if column else []
+        return [int(row["round"]) for row in rows], [float(row[column or ""]) for row in rows]
+
+
+def read(name: str) -> list[dict[str, str]]:
+    """A CSV file of the catalogue, without its comments."""
+    text = files("experiments").joinpath("catalogue", name).read_text(encoding="utf-8")
+    return list(csv.DictReader(line for line in text.splitlines() if line and not line.startswith("#")))
+
+
+def number(row: Mapping[str, str], column: str) -> float:
+    """A number of a row; NaN where it is empty or was not printed whole."""
+    try:
+        return float(row.get(column, ""))
+    except ValueError:
+        return math.nan

@@ -1,0 +1,133 @@
+"""Ours beside the published numbers: mean ± population standard deviation over the seeds, and the deviation."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from experiments.definition import Cell, Column, Experiment
+from experiments.published import number
+from experiments.results import Result
+
+UNKNOWN = "–"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number with what it varies by; NaN where unknown. `str` shows it with two decimals."""
+
+    mean: float
+    deviation: float = math.nan
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.mean):
+            return UNKNOWN
+        return f"{self.mean:.2f} ± {self.deviation:.2f}" if math.isfinite(self.deviation) else f"{self.mean:.2f}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as it is shown; the cells are text."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """The table in Markdown: names to the left, numbers to the right."""
+        marks = ["---" if name in _NAMES else "---:" for name in self.header]
+        lines = [self.header, tuple(marks), *self.rows]
+        return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+_NAMES = ("Method", "Condition")
+
+
+def ours(results: Iterable[Result], cell: Cell, measure: str) -> Spread:
+    """A measure of a cell over its seeds. One seed alone has no deviation."""
+    values = [
+        item.final[measure]
+        for item in results
+        if (item.method, item.condition) == (cell.method.name, cell.condition.name) and measure in item.final
+    ]
+    if not values:
+        return Spread(math.nan)
+    return Spread(float(np.mean(values)), float(np.std(values)) if len(values) > 1 else math.nan)
+
+
+def published(experiment: Experiment, cell: Cell, column: Column) -> Spread:
+    """What the paper prints for a cell."""
+    if not column.published:
+        return Spread(math.nan)
+    row = experiment.published_values(cell)
+    return Spread(number(row, column.published), number(row, f"{column.published}_pm"))
+
+
+def comparison(experiment: Experiment, results: Sequence[Result]) -> Table:
+    """A row for each cell: what came out, what was published, and the difference of the two."""
+    conditions = any(condition.name for condition in experiment.conditions)
+    header = ["Method", *(["Condition"] if conditions else []), "Seeds"]
+    for column in experiment.columns:
+        header += [column.title, "published", "Δ"] if column.published else [column.title]
+    rows = []
+    for cell in experiment.cells():
+        seeds = [item.seed for item in results if (item.method, item.condition) == _key(cell)]
+        row = [cell.method.name, *([cell.condition.name] if conditions else []), str(len(seeds))]
+        for column in experiment.columns:
+            measured = ours(results, cell, column.measure)
+            row.append(str(measured))
+            if column.published:
+                printed = published(experiment, cell, column)
+                difference = measured.mean - printed.mean
+                row += [str(printed), f"{difference:+.2f}" if math.isfinite(difference) else UNKNOWN]
+        rows.append(tuple(row))
+    return Table(experiment.title, tuple(header), tuple(rows))
+
+
+def grids(experiment: Experiment, results: Sequence[Result]) -> tuple[Table, ...]:
+    """For each measure a table of methods and conditions; none where there is only one condition."""
+    if len(experiment.conditions) < 2:
+        return ()
+    names = [condition.name for condition in experiment.conditions]
+    found = []
+    for column in experiment.columns:
+        rows = {method.name: dict.fromkeys(names, "") for method in experiment.methods}
+        for cell in experiment.cells():
+            rows[cell.method.name][cell.condition.name] = str(ours(results, cell, column.measure))
+        found.append(
+            Table(column.title, ("Method", *names), tuple((name, *row.values()) for name, row in rows.items()))
+        )
+    return tuple(found)
+
+
+def page(experiment: Experiment, results: Sequence[Result], record: dict[str, Any]) -> str:
+    """table.md: where it comes from, how it was made, and the tables."""
+    lines = [f"# {experiment.title}", "", f"{experiment.source}.", "", _made(experiment, results, record), ""]
+    shown = grids(experiment, results)
+    if shown and not any(column.published for column in experiment.columns):
+        for table in shown:
+            lines += [f"## {table.title}", "", table.markdown(), ""]
+    else:
+        lines += [comparison(experiment, results).markdown(), ""]
+    if experiment.published is not None:
+        lines += ["Δ is ours minus published. ± is the population standard deviation over the seeds.", ""]
+    return "\n".join(lines)
+
+
+def _made(experiment: Experiment, results: Sequence[Result], record: dict[str, Any]) -> str:
+    seeds = ", ".join(str(seed) for seed in sorted({item.seed for item in results})) or "none yet"
+    rounds = experiment.spec["rounds"]
+    wanted = len(experiment.cells()) * len(experiment.seeds)
+    text = f"{rounds} rounds; seeds {seeds}; {len(results)} of {wanted} runs."
+    sessions = record.get("sessions", [])
+    if sessions:
+        last = sessions[-1]
+        hours = sum(item.final.get("seconds", 0.0) for item in results) / 3600
+        text += f" `{last['command']}`, on {last['hardware']['device']}; {hours:.2f} hours of simulation in all."
+    return text
+
+
+def _key(cell: Cell) -> tuple[str, str]:
+    return cell.method.name, cell.condition.name
