@@ -98,6 +98,7 @@ def _after(stage: _Stage, before: Staged, points: Matrix, norms: Vector) -> Stag
         prior=stage.prior,
         samples=stage.samples,
         losses=None if losses is None else stage.shares @ losses,
+        ages=before.rows.ages,
         round=before.rows.round,
         rounds=before.rows.rounds,
         state=before.rows.state,

@@ -28,6 +28,11 @@ class Rows:
         prior: lambda0, shape (m,): the weights of plain averaging, not negative, sum 1.
         samples: training samples of each row's client, shape (m,).
         losses: loss of the base model at each row's client, shape (m,); None where a client did not say.
+        accuracies: accuracy of the base model on each row's client's training split, shape (m,); None where a client
+            did not say.
+        clients: the name of each row's client, for rules that remember something of each; empty where nobody asks.
+        ages: rounds since each row was sent, shape (m,); None when all are of this round. Rows of earlier rounds come
+            last, and their prior is 0; what they say besides K is not looked at.
         round: t, from 0.
         rounds: T, the rounds of the run.
         state: the algorithm's state after the last step; empty before the first.
@@ -40,6 +45,9 @@ class Rows:
     prior: Vector
     samples: Vector
     losses: Vector | None = None
+    accuracies: Vector | None = None
+    clients: tuple[str, ...] = ()
+    ages: NDArray[np.int64] | None = None
     round: int = 0
     rounds: int = 1
     state: Mapping[str, Any] = field(default_factory=dict)
@@ -50,7 +58,13 @@ class Rows:
             raise ValueError("there is nothing to combine: no rows")
         if self.gram.shape != (m, m):
             raise ValueError(f"K has shape {self.gram.shape}; {m} rows need {(m, m)}")
-        for name, values in (("prior", self.prior), ("samples", self.samples), ("losses", self.losses)):
+        for name, values in (
+            ("prior", self.prior),
+            ("samples", self.samples),
+            ("losses", self.losses),
+            ("accuracies", self.accuracies),
+            ("ages", self.ages),
+        ):
             if values is not None and values.shape != (m,):
                 raise ValueError(f"{name} has shape {values.shape}; {m} rows need {(m,)}")
             if values is not None and not np.isfinite(values).all():
@@ -59,6 +73,19 @@ class Rows:
             raise ValueError("K must be finite: leave out updates that are not, or are too large to be squared")
         if (self.prior < 0).any() or abs(self.prior.sum() - 1) > 1e-9:
             raise ValueError(f"the prior must be a distribution; it sums to {self.prior.sum():g}")
+        if self.clients and (len(self.clients) != m or len(set(self.clients)) != m):
+            raise ValueError(f"clients must be {m} different names, one for each row; got {list(self.clients)}"[:300])
+        if self.ages is not None and ((self.ages < 0).any() or (self.ages[: self.current] > 0).any()):
+            raise ValueError(
+                f"ages must not be negative, and rows of earlier rounds come last; got {self.ages.tolist()}"
+            )
+        if self.prior[self.current :].any():
+            raise ValueError("the prior of rows of earlier rounds must be 0")
+
+    @property
+    def current(self) -> int:
+        """How many rows, the first ones, are of this round."""
+        return len(self.prior) if self.ages is None else int((self.ages == 0).sum())
 
     @property
     def norms(self) -> Vector:
