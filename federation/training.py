@@ -149,15 +149,6 @@ class Trainer:
         return other
 
     def _hold(self, splits: Splits) -> None:
-        self._hold(splits)
-
-    def on(self, splits: Splits) -> "Trainer":
-        """A trainer for another client's data; it shares the model and its buffers: one of them works at a time."""
-        other = copy.copy(self)
-        other._hold(splits)
-        return other
-
-    def _hold(self, splits: Splits) -> None:
         self._data = {name: self._place(getattr(splits, name)) for name in SPLITS}
         self.samples = len(splits.train)
 
@@ -210,6 +201,24 @@ class Trainer:
                 if not np.isfinite(rows[name]).all():
                     raise TrainingDiverged(total)
                 self._weights.reset()
+        metrics = split_metrics("train", losses, accuracy, self.samples)
+        return TrainResult(rows, losses, metrics, self.samples, time.perf_counter() - began)
+
+    def idle(self, base: NDArray[np.float32], *, stopped: Callable[[], bool] = lambda: False) -> TrainResult:
+        """What a client has to hand in that measures the base model as `train` does, and makes no step: rows of zeros.
+
+        Args:
+            base: w_t, (d,).
+            stopped: asked before every batch.
+
+        Raises:
+            TrainingStopped: `stopped` said so.
+        """
+        began = time.perf_counter()
+        with deterministic(self._device, 0):
+            self._weights.load(base)
+            losses, accuracy = self._measure(self._data["train"], stopped)
+        rows = {name: np.zeros(self.layout.size, dtype=np.float32) for name in self._task.objectives}
         metrics = split_metrics("train", losses, accuracy, self.samples)
         return TrainResult(rows, losses, metrics, self.samples, time.perf_counter() - began)
 

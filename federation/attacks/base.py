@@ -80,7 +80,7 @@ class Attack(ABC):
         """Whether it has to know how many clients take part, which a real worker does not."""
         return False
 
-    def poison(self, splits: "Splits", task: "Task", seed: int) -> "Splits":
+    def poison(self, splits: "Splits", task: "Task", *, seed: int) -> "Splits":
         """The data that the client trains on in place of its own; what it is evaluated on stays as it is.
 
         Args:

@@ -25,7 +25,7 @@ class LabelFlip(Attack):
 
     shift: int = option(0, "is added to every label, modulo the number of classes C; 0: C - 1 - y", least=0)
 
-    def poison(self, splits: "Splits", task: "Task", seed: int) -> "Splits":
+    def poison(self, splits: "Splits", task: "Task", *, seed: int) -> "Splits":
         """The training split with other labels."""
         if len(splits.train) == 0:
             return splits
@@ -56,7 +56,7 @@ class Backdoor(Attack):
         """Unless the boost says it."""
         return self.boost == 0.0
 
-    def poison(self, splits: "Splits", task: "Task", seed: int) -> "Splits":
+    def poison(self, splits: "Splits", task: "Task", *, seed: int) -> "Splits":
         """The training split with some images triggered and relabelled."""
         train = splits.train
         if len(train) == 0:
