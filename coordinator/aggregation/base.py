@@ -136,7 +136,7 @@ def measure(K: Matrix, products: Vector, norm: float, weights: Vector) -> dict[s
         K: Gram matrix, shape (m, m).
         products: of each row with the direction, shape (m,).
         norm: ||direction||.
-        weights: lambda, shape (m,).
+        weights: lambda, of the rows of this round, which come first. How rows of earlier rounds fare is not measured.
 
     Returns:
         direction_norm: ||direction||.
@@ -146,6 +146,7 @@ def measure(K: Matrix, products: Vector, norm: float, weights: Vector) -> dict[s
             client is made worse, to first order.
         descent_share: the share of those rows that the step does not make worse, in [0, 1].
     """
+    K, products = K[: len(weights), : len(weights)], products[: len(weights)]
     norms: Vector = np.sqrt(np.diag(K))
     cosines = np.zeros(len(K))
     if norm > 0:
