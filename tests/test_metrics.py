@@ -5,8 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from coordinator.rounds import metrics
+from coordinator.aggregation.base import conflicts
+from coordinator.aggregation.phases import Replies, Reply, RoundContext, Step
+from coordinator.aggregation.registry import algorithm
+from coordinator.aggregation.rules import Combination, Coordinates
+from coordinator.rounds import metrics, outcome
+from federation.vectors import update_layout
 
 REFERENCE = Path(__file__).resolve().parents[2] / "shared/vectors/metrics.json"
 
@@ -57,3 +63,94 @@ def test_a_tie_counts_as_improved_and_a_non_finite_loss_does_not() -> None:
 def test_nobody_evaluated_is_no_number() -> None:
     assert metrics.improved({}, {}, []) is None
     assert metrics.accuracies([]) == {}
+
+
+def test_jains_index_is_one_for_equals_and_one_of_n_for_one_who_has_all() -> None:
+    assert metrics.jain([0.3] * 7) == pytest.approx(1)
+    assert metrics.jain([0, 0, 0, 1]) == pytest.approx(1 / 4)
+    assert metrics.jain([0.0, 0.0]) == 1
+    assert metrics.jain([1.0, 3.0]) == pytest.approx(16 / 20)
+    assert metrics.jain([1e200, 3e200]) == metrics.jain([1e-200, 3e-200]) == pytest.approx(16 / 20)
+
+
+def test_the_length_of_a_combination_agrees_with_the_reference_vectors() -> None:
+    for case in reference("stationarity"):
+        given: dict[str, list[float]] = case["input"]  # type: ignore[assignment]
+        gradients, weights = np.array(given["gradients"]), np.array(given["weights"])
+        K = gradients @ gradients.T
+        assert metrics.length(K, weights) == pytest.approx(case["expected"]["norm"], rel=1e-10)  # type: ignore[index]
+        found = metrics.stationarity(K)
+        assert found["stationarity"] <= metrics.length(K, weights)
+        longest = np.linalg.norm(gradients, axis=1).max()
+        assert found["stationarity/relative"] == pytest.approx(found["stationarity"] / longest)
+
+
+def test_stationarity_is_the_distance_of_the_origin_from_the_hull() -> None:
+    U = np.array([[3.0, 1.0], [3.0, -1.0]])
+    assert metrics.stationarity(U @ U.T)["stationarity"] == pytest.approx(3)
+    opposed = np.vstack([U, [-1.0, 0.0]])
+    assert metrics.stationarity(opposed @ opposed.T)["stationarity"] == pytest.approx(0, abs=1e-7)
+    assert metrics.stationarity(np.zeros((2, 2))) == {"stationarity": 0.0, "stationarity/relative": 0.0}
+    assert metrics.stationarity(np.zeros((0, 0))) == {}
+    assert metrics.stationarity(np.eye(metrics.LARGEST_PROGRAM + 1)) == {}
+
+
+def test_conflicts_have_a_number_and_a_depth() -> None:
+    U = np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, -3.0], [0.0, 0.0]])
+    found = conflicts(U @ U.T)
+    assert found["conflicts"] == 2
+    assert found["conflict_depth"] == pytest.approx(-np.sqrt(0.5))
+    assert found["conflict_mean"] == pytest.approx(-np.sqrt(0.5))
+    none = {"conflicts": 0.0, "conflict_depth": 0.0, "conflict_mean": 0.0}
+    assert conflicts(np.eye(3)) == conflicts(np.ones((1, 1))) == none
+
+
+def replies(rows: NDArray[np.float64], **measured: list[float]) -> Replies:
+    """One client a row; `measured` gives each client a number of that name."""
+    return Replies(
+        [
+            Reply(
+                client_id=f"client-{i}",
+                samples=1,
+                losses={},
+                metrics={name.replace("_", "/"): values[i] for name, values in measured.items()},
+                rows=(row,),
+            )
+            for i, row in enumerate(rows.astype(np.float32))
+        ]
+    )
+
+
+def test_a_step_is_described_by_its_own_updates_whatever_the_rule() -> None:
+    U = np.random.default_rng(0).standard_normal((4, 9))
+    told = replies(U)
+    K = told.gram
+    for name in ("fedavg", "fedmgda+", "geometric-median"):
+        rule = algorithm(name, {})
+        rows = told.rows(RoundContext(number=0, total=1))
+        found = outcome.agreement(Step(told, rule.decide(rows)))
+        assert found == {**conflicts(K), **metrics.stationarity(K)}
+    median = Combination(np.zeros(0), np.full(4, 0.25), {}, {}, Coordinates(np.eye(4), 1))
+    share = outcome.shares(Step(told, median))["client-2"]
+    assert share.weight == 0.25
+    assert share.norm == pytest.approx(np.linalg.norm(U[2]), rel=1e-6)
+    assert np.isnan([share.coefficient, share.cosine]).all()
+
+
+def test_an_accuracy_that_is_no_share_is_left_out_and_losses_stand_in_where_there_is_none() -> None:
+    rows = np.eye(3)
+    found = outcome.scores(replies(rows, test_accuracy=[0.5, 7.0, 1.0], test_loss=[1.0, 2.0, 3.0]))
+    assert (found["accuracy/mean"], found["accuracy/worst"], found["loss/test"]) == (0.75, 0.5, 2.0)
+    assert "loss/worst" not in found
+    found = outcome.scores(replies(rows, test_loss=[1.0, 1.0, 4.0], train_loss=[1.0, 2.0, 3.0]))
+    assert (found["loss/worst"], found["loss/jain"]) == (4.0, pytest.approx(36 / 54))
+    assert not any(name.startswith("accuracy") for name in found)
+    assert outcome.scores(replies(rows, test_backdoor=[0.0, 1.0, 0.5]))["backdoor"] == 0.5
+
+
+def test_an_update_is_d_floats_and_a_header_as_the_reference_counts() -> None:
+    for case in reference("communication"):
+        given: dict[str, int] = case["input"]  # type: ignore[assignment]
+        layout = update_layout([("loss", given["d"])])
+        up = case["expected"]["per_client_up"]["fedavg"]  # type: ignore[index]
+        assert layout.file_bytes - len(layout.header()) == up

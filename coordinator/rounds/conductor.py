@@ -22,15 +22,15 @@ from coordinator.aggregation.phases import Evaluate, Replies, RoundContext, Roun
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import TooFewUpdatesError
-from coordinator.rounds import metrics, outcome, selection
+from coordinator.rounds import outcome, selection
 from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings
 from coordinator.rounds.states import move_round, move_run
-from coordinator.rounds.stepping import Skipped, Stepped, canonical, make_step
+from coordinator.rounds.stepping import Skipped, Stepped, canonical, make_step, recall, result_of
 from federation.digests import digest
 from federation.envelope import seal
 from federation.v1.common_pb2 import StepManifest
 from storage import models
-from storage.models import Assignment, PhaseKind, Round, RoundState, Run, RunState
+from storage.models import Round, RoundState, Run, RunState
 
 log = logging.getLogger(__name__)
 
@@ -151,8 +151,9 @@ class Conductor:
             number=current.number,
             total=self._spec.rounds,
             prior=self._spec.algorithm.prior,
-            state=state,
+            state=state.get("rule", {}),
             device=self._around.device,
+            recall=partial(recall, self._around.blobs),
         )
         conversation: RoundGenerator = self._algorithm.round(context)
         number = 0
@@ -188,6 +189,7 @@ class Conductor:
         with self._database.begin() as session:
             self._run.running(session)
             round_ = session.get_one(Round, current.round_id)
+            round_.metrics = outcome.traffic(session, current.round_id)
             move_round(round_, RoundState.SKIPPED, self._around.clock(), why)
         log.warning("run %s round %d: skipped: %s", self._run_id, current.number, why)
         self._around.changed()
@@ -200,6 +202,7 @@ class Conductor:
             state = session.get_one(Run, self._run_id).state_data
         made = make_step(
             step,
+            algorithm=self._algorithm,
             spec=self._spec,
             number=current.number,
             base_model=current.base_model,
@@ -228,7 +231,7 @@ class Conductor:
                 round=current.number,
                 base_model=current.base_model,
                 result_model=made.model,
-                updates=envelopes,
+                updates=[*envelopes, *(past.envelope for past in step.history)],
                 coefficients=combination.coefficients.tolist(),
                 rate=0.0 if made.stationary else made.rate,
                 gram=made.gram,
@@ -238,14 +241,16 @@ class Conductor:
                 state_after=digest(canonical(made.state).encode()),
             )
             manifest.created.FromDatetime(now)
-            size = self._around.blobs.size(made.model)
-            models.note_model(session, made.model, size=size, parameters=self._run.parameters, created=now)
+            for model in sorted({made.model, made.result}):
+                size = self._around.blobs.size(model)
+                models.note_model(session, model, size=size, parameters=self._run.parameters, created=now)
             round_ = session.get_one(Round, current.round_id)
             round_.result_model = made.model
             round_.gram = made.gram
             round_.evaluation_phase = phases
             round_.step = seal(manifest, self._around.signing_key).SerializeToString()
-            round_.metrics = {"step/rate": made.rate, **_numbers(combination.diagnostics)}
+            measured = {**combination.diagnostics, **outcome.agreement(step)}
+            round_.metrics = {"step/rate": made.rate, **_numbers(measured)}
             move_round(round_, RoundState.STEPPED, now, "stationary" if made.stationary else "")
             run.model = made.model
             run.state_data = made.state
@@ -257,9 +262,11 @@ class Conductor:
     def _evaluate_and_finish(self, round_id: int) -> None:
         with self._database.read() as session:
             current = session.get_one(Round, round_id)
-        model, number = current.result_model, current.evaluation_phase
-        if model is None or number is None:
+            state = session.get_one(Run, self._run_id).state_data
+        number = current.evaluation_phase
+        if current.result_model is None or number is None:
             raise RuntimeError(f"round {current.number} of run {self._run_id} is STEPPED without a model")
+        model = result_of(current.result_model, state)
         every = self._spec.evaluate.every
         last = current.number + 1 == self._spec.rounds
         replies: Replies | None = None
@@ -289,32 +296,12 @@ class Conductor:
             round_ = session.get_one(Round, current.round_id)
             if replies is not None:
                 session.add_all(outcome.evaluations(current.round_id, model, replies, self._spec.evaluate.splits))
-                scores = outcome.scores(replies)
-                before = self._losses_before(session, current)
-                after = {
-                    reply.client_id: reply.metrics["train/loss"] for reply in replies if "train/loss" in reply.metrics
-                }
-                share = metrics.improved(before, after, before)
-                if share is not None:
-                    scores["improved"] = share
+                scores = outcome.scores(replies) | outcome.improved(session, current.round_id, replies)
                 round_.metrics = {**round_.metrics, **_numbers(scores)}
+            round_.metrics = {**round_.metrics, **outcome.traffic(session, current.round_id)}
             move_round(round_, RoundState.COMPLETED, now)
         log.info("run %s round %d: completed", self._run_id, current.number)
         self._around.changed()
-
-    def _losses_before(self, session: Session, current: Round) -> dict[str, float]:
-        """The participants' measured training losses at the round's base model."""
-        updates = session.scalars(
-            select(models.Update)
-            .join(Assignment)
-            .join(models.Phase)
-            .where(
-                models.Phase.round_id == current.round_id,
-                models.Phase.kind == PhaseKind.TRAIN,
-                models.Update.accepted,
-            )
-        )
-        return {update.client_id: update.metrics["train/loss"] for update in updates if "train/loss" in update.metrics}
 
     def _checkpoint(self) -> None:
         with self._database.read() as session:

@@ -1,8 +1,82 @@
 """What a round is judged by (ALGORITHMS section 9): over clients, not over samples."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
+
+from coordinator.aggregation.qp import UnsolvedError, min_norm
+from coordinator.aggregation.rules import Matrix, Vector
+
+LARGEST_PROGRAM = 512  # rows of K for which stationarity is measured: half a second at the most
+
+_HU = "Hu et al., 2022"
+_WANG = "Wang et al., 2021"
+
+# Every number that a round records, whatever its algorithm: (definition, source). docs/metrics.md shows this table.
+DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "accuracy/mean": (
+            "mean of the clients' accuracies, each on its own test part (validation, or train, where there is no test "
+            "part), every client counting the same",
+            "9.1",
+        ),
+        "accuracy/std": ("standard deviation of these accuracies, of the population (ddof 0)", f"9.1; {_WANG}"),
+        "accuracy/variance": ("its square", "9.1"),
+        "accuracy/worst": ("the lowest accuracy of a client; the record names the client", "9.1"),
+        "accuracy/best": ("the highest accuracy of a client", "9.1"),
+        "accuracy/worst5": ("mean of the lowest 5 %: of floor(0.05 N) clients, at least one", f"9.1 (i); {_WANG}"),
+        "accuracy/best5": ("mean of the highest 5 %: of floor(0.05 N) clients, at least one", f"9.1 (i); {_WANG}"),
+        "accuracy/p5": ("5th percentile of the accuracies, interpolated linearly", f"9.1 (ii); {_HU}, table 8"),
+        "accuracy/p95": ("95th percentile of the accuracies, interpolated linearly", f"9.1 (ii); {_HU}, table 8"),
+        "accuracy/jain": ("(sum a)² / (N sum a²): 1 when all accuracies are equal, 1/N when one has all", "Jain, 1984"),
+        "loss/train": ("mean of the losses of the new model that the clients measured on their training parts", "9.2"),
+        "loss/validation": ("the same on their validation parts", "9.2"),
+        "loss/test": ("the same on their test parts", "9.2"),
+        "loss/worst": ("the highest loss of a client, for a task without accuracy", "9.1"),
+        "loss/jain": ("(sum F)² / (N sum F²) of the clients' losses, for a task without accuracy", "Jain, 1984"),
+        "improved": (
+            "share of the round's participants whose training loss did not rise in the step; a tie counts",
+            f"9.2; {_HU}, section 6",
+        ),
+        "direction_norm": ("length of the direction d that the algorithm made of the updates", "9.5"),
+        "stationarity": (
+            "length of the shortest vector in the convex hull of the participants' updates: 0 exactly where no "
+            "direction is good for all of them; up to 512 updates",
+            f"9.5; {_HU}, definition 2",
+        ),
+        "stationarity/relative": ("the same divided by the length of the longest update, in [0, 1]", "9.5"),
+        "stationary": ("1 when the algorithm found no direction and the model stayed as it was, else 0", "3.6"),
+        "conflicts": ("pairs of updates with a negative inner product", f"5; {_WANG}, definition 1"),
+        "conflict_depth": ("the least cosine of such a pair; 0 without conflicts", f"5; {_WANG}"),
+        "conflict_mean": ("the mean cosine of such pairs; 0 without conflicts", f"5; {_WANG}"),
+        "descent_min": (
+            "the least cosine between d and an update: negative where the step hurts some client, to first order",
+            "9.5, common-descent check",
+        ),
+        "descent_share": ("share of the updates that have no negative cosine with d", "9.5, common-descent check"),
+        "entropy": (
+            "- sum lambda log lambda of the weights: log m when all m weigh the same, 0 when one decides",
+            "9.5",
+        ),
+        "step/rate": ("the server's learning rate of the round", "12"),
+        "bytes/up": (
+            "bytes of the update files that clients sent, accepted or refused (a refused one with the size that it "
+            "declared); not the signed envelopes, about 1 kB each, nor TLS",
+            "9.8",
+        ),
+        "bytes/refused": ("those of them that were refused", "9.8"),
+        "bytes/down": (
+            "bytes of the model files that clients fetched: each model once for every client that answered an "
+            "assignment with it in this round and in none before, since workers keep the last models; what was fetched "
+            "and never answered is not known",
+            "9.8",
+        ),
+        "backdoor": ("mean share of triggered test images that the clients saw taken for the attacker's class", "8"),
+        "evaluated": ("clients that evaluated the new model", "9.1"),
+    }
+)
 
 
 def accuracies(values: Sequence[float], name: str = "accuracy") -> dict[str, float]:
@@ -30,7 +104,18 @@ def accuracies(values: Sequence[float], name: str = "accuracy") -> dict[str, flo
         f"{name}/best5": float(a[-tail:].mean()),
         f"{name}/p5": float(np.percentile(a, 5)),
         f"{name}/p95": float(np.percentile(a, 95)),
+        f"{name}/jain": jain(values),
     }
+
+
+def jain(values: Sequence[float]) -> float:
+    """Jain's index (sum x)² / (N sum x²) of numbers that are not negative: 1 when all are equal, all zero included."""
+    x = np.asarray(values, dtype=np.float64)
+    largest = x.max(initial=0.0)
+    if largest == 0:
+        return 1.0
+    x = x / largest  # whose squares neither overflow nor vanish
+    return float(x.sum() ** 2 / (len(x) * (x @ x)))
 
 
 def improved(before: Mapping[str, float], after: Mapping[str, float], participants: Iterable[str]) -> float | None:
@@ -42,3 +127,35 @@ def improved(before: Mapping[str, float], after: Mapping[str, float], participan
     if not pairs:
         return None
     return sum(bool(np.isfinite(a) and a <= b) for b, a in pairs) / len(pairs)
+
+
+def length(K: Matrix, weights: Vector) -> float:
+    """||sum weights_i u_i||, from K alone.
+
+    Args:
+        K: Gram matrix, shape (m, m).
+        weights: shape (m,).
+    """
+    return math.sqrt(max(0.0, float(weights @ K @ weights)))
+
+
+def stationarity(K: Matrix) -> dict[str, float]:
+    """How far the updates are from Pareto stationarity (section 9.5): ||J lambda*||, the shortest vector in their hull.
+
+    Updates stand for gradients, as in the rule itself; for one full-batch step they are the gradients, scaled.
+
+    Args:
+        K: Gram matrix of the participants' updates, shape (m, m).
+
+    Returns:
+        `stationarity`, and `stationarity/relative`, divided by the length of the longest update. Nothing for more
+        than 512 updates, for none, and where the program has no certified solution.
+    """
+    if not 0 < len(K) <= LARGEST_PROGRAM:
+        return {}
+    try:
+        shortest = length(K, min_norm(K).weights)
+    except UnsolvedError:
+        return {}
+    longest = math.sqrt(float(np.diag(K).max()))
+    return {"stationarity": shortest, "stationarity/relative": shortest / longest if longest > 0 else 0.0}

@@ -1,12 +1,19 @@
 """What a round came to: each client's share in the step, and the scores of the model after it."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
-from coordinator.aggregation.phases import Replies, Step
+from coordinator.aggregation.base import conflicts
+from coordinator.aggregation.phases import Replies, Reply, Step
 from coordinator.rounds import metrics
-from storage.models import Evaluation
+from storage.models import Assignment, AssignmentState, Evaluation, Model, Phase, PhaseKind, Update
+
+SCORED = ("test", "validation", "train")  # the first split that somebody measured is what a round is judged by
+_ANSWERED = (AssignmentState.FULFILLED, AssignmentState.REJECTED)
 
 
 @dataclass(frozen=True)
@@ -16,8 +23,8 @@ class Share:
     Attributes:
         norm: the length of its update (of the sum of its rows).
         weight: lambda.
-        coefficient: c.
-        cosine: between its update and the step c U; 0 where either has no length.
+        coefficient: c; NaN where the direction is made coordinate by coordinate.
+        cosine: between its update and the direction c U; 0 where either has no length, NaN where there is no c.
     """
 
     norm: float
@@ -28,9 +35,10 @@ class Share:
 
 def shares(step: Step) -> dict[str, Share]:
     """Each client's share in the step, from K alone, in the order of the rows."""
-    gram, coefficients = step.replies.gram, step.combination.coefficients
+    gram, answer = step.gram, step.combination
+    coefficients = np.full(len(gram), np.nan) if answer.coordinates is not None else answer.coefficients
     products = gram @ coefficients
-    length = np.sqrt(max(float(coefficients @ products), 0.0))
+    length = np.sqrt(np.maximum(coefficients @ products, 0.0))
     found = {}
     start = 0
     for reply in step.replies:
@@ -39,11 +47,18 @@ def shares(step: Step) -> dict[str, Share]:
         norm = float(np.sqrt(max(float(gram[rows, rows].sum()), 0.0)))
         found[reply.client_id] = Share(
             norm=norm,
-            weight=float(step.combination.weights[rows].sum()),
+            weight=float(answer.weights[rows].sum()),
             coefficient=float(coefficients[rows].sum()),
-            cosine=float(products[rows].sum()) / (norm * length) if norm * length > 0 else 0.0,
+            cosine=0.0 if norm * length == 0 else float(products[rows].sum() / (norm * length)),
         )
     return found
+
+
+def agreement(step: Step) -> dict[str, float]:
+    """How far the round's own updates are from agreeing, whatever the rule made of them: conflicts, stationarity."""
+    own = len(step.replies.updates)
+    K = step.gram[:own, :own]
+    return {**conflicts(K), **metrics.stationarity(K)}
 
 
 def evaluations(round_id: int, model: str, replies: Replies, splits: tuple[str, ...]) -> list[Evaluation]:
@@ -55,7 +70,7 @@ def evaluations(round_id: int, model: str, replies: Replies, splits: tuple[str, 
             model=model,
             split=split,
             loss=reply.metrics.get(f"{split}/loss"),
-            accuracy=reply.metrics.get(f"{split}/accuracy"),
+            accuracy=_accuracy(reply, split),
             samples=int(min(max(reply.metrics.get(f"{split}/samples", 0.0), 0.0), 2.0**53)),  # a claim, of any size
         )
         for reply in replies
@@ -63,17 +78,77 @@ def evaluations(round_id: int, model: str, replies: Replies, splits: tuple[str, 
     ]
 
 
+def _accuracy(reply: Reply, split: str) -> float | None:
+    """The accuracy that a client claims; None where it claims none, or one that is no share."""
+    value = reply.metrics.get(f"{split}/accuracy", math.nan)
+    return value if 0 <= value <= 1 else None
+
+
 def scores(replies: Replies) -> dict[str, float]:
     """The clients' test accuracies (validation or train where a task holds no test split) and their mean losses."""
     found: dict[str, float] = {}
-    for split in ("test", "validation", "train"):
-        values = [reply.metrics[f"{split}/accuracy"] for reply in replies if f"{split}/accuracy" in reply.metrics]
+    for split in SCORED:
+        claimed = [_accuracy(reply, split) for reply in replies]
+        values = [value for value in claimed if value is not None]
         if values:
             found |= metrics.accuracies(values)
             break
-    for split in ("train", "validation", "test"):
-        losses = [reply.metrics[f"{split}/loss"] for reply in replies if f"{split}/loss" in reply.metrics]
-        if losses:
-            found[f"loss/{split}"] = float(np.mean(losses))
+    losses = {split: _measured(replies, f"{split}/loss") for split in SCORED}
+    found |= {f"loss/{split}": float(np.mean(values)) for split, values in losses.items() if values}
+    judged = next((values for values in losses.values() if values), [])
+    if judged and "accuracy/mean" not in found:
+        found |= {"loss/worst": max(judged), "loss/jain": metrics.jain(judged)}
+    backdoor = _measured(replies, "test/backdoor")
+    if backdoor:
+        found["backdoor"] = float(np.mean(backdoor))
     found["evaluated"] = float(len(replies))
     return found
+
+
+def _measured(replies: Replies, name: str) -> list[float]:
+    return [reply.metrics[name] for reply in replies if name in reply.metrics]
+
+
+def improved(session: Session, round_id: int, replies: Replies) -> dict[str, float]:
+    """The share of the round's participants whose training loss did not rise, from what they measured before it."""
+    updates = session.scalars(
+        select(Update)
+        .join(Assignment)
+        .join(Phase)
+        .where(Phase.round_id == round_id, Phase.kind == PhaseKind.TRAIN, Update.accepted)
+    )
+    name = "train/loss"
+    before = {update.client_id: update.metrics[name] for update in updates if name in update.metrics}
+    after = {reply.client_id: reply.metrics[name] for reply in replies if name in reply.metrics}
+    share = metrics.improved(before, after, before)
+    return {} if share is None else {"improved": share}
+
+
+def traffic(session: Session, round_id: int) -> dict[str, float]:
+    """The bytes of updates and models of a round that ends, as far as the record knows (section 9.8)."""
+    sent = dict(
+        session.execute(
+            select(Update.accepted, func.sum(Update.payload_bytes))
+            .join(Assignment)
+            .join(Phase)
+            .where(Phase.round_id == round_id)
+            .group_by(Update.accepted)
+        ).all()
+    )
+    answered = (
+        select(Assignment.client_id, Assignment.base_model)
+        .join(Phase)
+        .where(Assignment.state.in_(_ANSWERED))
+        .distinct()
+    )
+    pairs = {(client, model) for client, model in session.execute(answered.where(Phase.round_id == round_id))}
+    models = {model for _, model in pairs}
+    before = answered.where(Phase.round_id < round_id, Assignment.base_model.in_(models))
+    pairs -= {(client, model) for client, model in session.execute(before)}
+    sizes = dict(session.execute(select(Model.digest, Model.size).where(Model.digest.in_(models))).all())
+    refused = float(sent.get(False) or 0)
+    return {
+        "bytes/up": float(sent.get(True) or 0) + refused,
+        "bytes/refused": refused,
+        "bytes/down": float(sum(sizes[model] for _, model in pairs)),
+    }
