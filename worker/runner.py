@@ -22,7 +22,7 @@ from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, UpdateM
 from federation.v1.federation_pb2 import FetchBlobRequest
 from federation.vectors import Vector, read_vector, update_layout, write_vectors
 from worker.assignments import Allowed, Declined, check_assignment
-from worker.attack import Attack
+from worker.attacker import Attacker
 from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
 from worker.events import Events
@@ -64,7 +64,7 @@ class Runner:
         backoff: delays after a broken download.
         events: where to tell.
         software: the name and version of this worker.
-        attack: what to rehearse; None for an honest member.
+        attacker: what turns results into an attack; None for an honest member.
         finished: called when something new is in the spool.
     """
 
@@ -79,7 +79,7 @@ class Runner:
         backoff: Backoff,
         events: Events,
         software: str,
-        attack: Attack | None,
+        attacker: Attacker | None,
         finished: Callable[[], None],
     ) -> None:
         self._member = member
@@ -91,7 +91,7 @@ class Runner:
         self._backoff = backoff
         self._events = events
         self._software = software
-        self._attack = attack
+        self._attacker = attacker
         self._finished = finished
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
@@ -280,6 +280,11 @@ class Runner:
         def progress(share: float) -> None:
             job.progress = share
 
+        attacker = self._attacker
+        if attacker is not None:
+            attacker.see(manifest, base)
+            if not attacker.attack.trains:
+                return self._distort(attacker, manifest, trainer.idle(base, stopped=stopped), stopped)
         asked = manifest.train
         work = TrainWork(
             epochs=asked.epochs,
@@ -290,7 +295,7 @@ class Runner:
             momentum=asked.momentum,
             weight_decay=asked.weight_decay,
         )
-        return trainer.train(
+        result = trainer.train(
             base,
             work,
             seed=manifest.seed,
@@ -299,12 +304,20 @@ class Runner:
             progress=progress,
             stopped=stopped,
         )
+        return result if attacker is None else self._distort(attacker, manifest, result, stopped)
+
+    def _distort(
+        self, attacker: Attacker, manifest: AssignmentManifest, honest: TrainResult, stopped: Callable[[], bool]
+    ) -> TrainResult:
+        def pause(seconds: float) -> None:
+            with self._changed:
+                if self._changed.wait_for(stopped, timeout=seconds):
+                    raise TrainingStopped
+
+        return attacker.distort(manifest, honest, now=self._session.now(), pause=pause)
 
     def _spool_reply(self, asked: AssignmentManifest, result: TrainResult, job: _Job) -> None:
-        losses, rows = dict(result.losses), dict(result.rows)
-        if self._attack is not None:
-            losses = self._attack.on_losses(losses)
-            rows = {objective: self._attack.on_update(row) for objective, row in rows.items()}
+        rows = dict(result.rows)
         payload = None
         if asked.rows:
             layout = update_layout([(row.objective, row.length) for row in asked.rows])
@@ -323,7 +336,7 @@ class Runner:
             payload=payload.digest if payload else "",
             payload_bytes=payload.size if payload else 0,
             samples=result.samples,
-            losses=losses,
+            losses=dict(result.losses),
             metrics=dict(result.metrics),
             software=self._software,
             task=asked.task,

@@ -6,12 +6,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from federation.attacks import Attack, attack_seed
 from federation.identity import MemberFiles
 from federation.tasks import DataSource, task
 from federation.training import Trainer, describe_device, pick_device
 from federation.v1.federation_pb2 import Hello, TaskOffer
 from worker.assignments import Allowed
-from worker.attack import Attack
+from worker.attacker import Attacker
 from worker.backoff import Backoff
 from worker.cache import ModelCache
 from worker.events import Events
@@ -31,7 +32,13 @@ STOP_SECONDS = 10.0
 
 
 def prepare_offers(
-    names: Sequence[str], source: DataSource, *, device: str, threads: int | None
+    names: Sequence[str],
+    source: DataSource,
+    *,
+    device: str,
+    threads: int | None,
+    attack: Attack | None = None,
+    client_id: str = "",
 ) -> tuple[dict[str, Offer], str]:
     """Loads the owner's tasks and this client's data.
 
@@ -40,6 +47,8 @@ def prepare_offers(
         source: where the data is.
         device: as torch names it, or "auto".
         threads: CPU threads of torch; None leaves its own choice.
+        attack: what poisons the data to train on; None for an honest member.
+        client_id: whose data it is.
 
     Returns:
         What is ready to be worked on, by task name, and the device in words.
@@ -47,13 +56,16 @@ def prepare_offers(
     Raises:
         TaskError: no such task.
         DataError: missing or malformed data.
-        ValueError: no such device.
+        ValueError: no such device, or an attack that does not fit the data.
     """
     chosen = pick_device(device)
     offers = {}
     for name in names:
         found = task(name)
-        trainer = Trainer(found, found.load(source), chosen, threads)
+        splits = found.load(source)
+        if attack is not None:
+            splits = attack.poison(splits, found, seed=attack_seed(0, 0, client_id))
+        trainer = Trainer(found, splits, chosen, threads)
         offers[name] = Offer(Allowed(trainer.layout, tuple(found.objectives)), trainer)
     return offers, describe_device(chosen)
 
@@ -68,7 +80,7 @@ class Worker:
         device: what trains, in words.
         events: where to tell.
         uniform: draws the jitter of every back-off.
-        attack: what to rehearse; None for an honest member.
+        attacker: what turns results into an attack; None for an honest member.
         connect: makes a channel to the coordinator; None takes the member's own.
     """
 
@@ -81,7 +93,7 @@ class Worker:
         device: str,
         events: Events,
         uniform: Callable[[float, float], float],
-        attack: Attack | None = None,
+        attacker: Attacker | None = None,
         connect: "Callable[[], grpc.Channel] | None" = None,
     ) -> None:
         hello = Hello(
@@ -114,22 +126,17 @@ class Worker:
             backoff=Backoff(uniform),
             events=events,
             software=software(),
-            attack=attack,
+            attacker=attacker,
             finished=self._submitter.wake,
         )
         # A signal handler may put into a SimpleQueue at any moment; the lock of an Event could be held by the very
         # thread that the handler interrupts.
+        self._attacker = attacker
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ending = False
         self._failure: Exception | None = None
-        if attack is not None:
-            events.warn(
-                "attack",
-                f"REHEARSAL OF AN ATTACK: this worker multiplies its updates by {attack.scale:g} and adds "
-                f"{attack.bias:g} to the losses that it reports. Never do this in a federation that is not your own",
-                scale=attack.scale,
-                bias=attack.bias,
-            )
+        if attacker is not None:
+            events.warn("attack", attacker.warning, attack=str(attacker.attack))
         if waiting := len(spool.entries()):
             events.tell("spool", f"{waiting} finished replies from before are handed in again", waiting=waiting)
 
@@ -152,6 +159,8 @@ class Worker:
         self._session.stop()
         for thread in threads:
             thread.join(STOP_SECONDS)
+        if self._attacker is not None:
+            self._attacker.leave()
         if self._failure is not None:
             raise self._failure
 

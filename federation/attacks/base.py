@@ -76,9 +76,17 @@ class Attack(ABC):
         return read(text)
 
     @property
-    def needs_m(self) -> bool:
-        """Whether it has to know how many clients take part, which a real worker does not."""
-        return False
+    def derived(self) -> str:
+        """Which number follows from how many take part, since it is not given; empty where none does.
+
+        A real worker does not know how many take part.
+        """
+        return ""
+
+    @property
+    def summary(self) -> str:
+        """What it does, in one sentence."""
+        return (type(self).__doc__ or "").partition("\n")[0]
 
     def poison(self, splits: "Splits", task: "Task", *, seed: int) -> "Splits":
         """The data that the client trains on in place of its own; what it is evaluated on stays as it is.
@@ -113,7 +121,7 @@ class Attack(ABC):
                 w_{t-1} - w_t of the global model, zeros where there is none.
             peers: the honest updates that the attacker knows, (h, d), in the order of the clients' names: in a
                 simulation those of all the honest clients of the round, in a real worker its accomplices' and its own.
-            m: how many clients take part, attackers included; read only where `needs_m` says so.
+            m: how many clients take part, attackers included; read only where a number is `derived`.
             seed: of whatever is drawn; see `attack_seed`.
 
         Returns:

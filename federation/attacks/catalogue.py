@@ -71,14 +71,28 @@ def _example(kind: type[Attack]) -> str:
     return f"{kind.name}:{first.name}={first.default}" if first else kind.name
 
 
-def lines() -> list[tuple[str, str, str]]:
-    """For people: how each attack is written, what it does, and what its numbers mean."""
-    found = []
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """An attack as people read of it.
+
+    Attributes:
+        spelling: how it is written, with every default.
+        summary: what it does.
+        options: what each of its numbers means.
+    """
+
+    spelling: str
+    summary: str
+    options: dict[str, str]
+
+
+def entries() -> tuple[Entry, ...]:
+    """Every attack."""
     kinds: tuple[type[Attack], ...] = (Inflation, *ATTACKS.values())
+    found = []
     for kind in kinds:
         fields = dataclasses.fields(kind)
         numbers = ",".join(f"{field.name}={str(field.default).removesuffix('.0')}" for field in fields)
         spelling = ":".join(part for part in (kind.name, numbers) if part)
-        summary = (kind.__doc__ or "").partition("\n")[0]
-        found.append((spelling, summary, "; ".join(f"{field.name}: {field.metadata['help']}" for field in fields)))
-    return found
+        found.append(Entry(spelling, kind().summary, {field.name: field.metadata["help"] for field in fields}))
+    return tuple(found)

@@ -32,9 +32,9 @@ class Alie(Attack):
     z: float = option(0.0, "standard deviations from the mean; 0: the paper's z_max from n and f", least=0)
 
     @property
-    def needs_m(self) -> bool:
-        """Unless z is given."""
-        return self.z == 0.0
+    def derived(self) -> str:
+        """The z, unless it is given."""
+        return "" if self.z else "z"
 
     def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
         """The mean of the peers - z deviations (population deviation, as in the authors' code)."""

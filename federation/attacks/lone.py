@@ -73,9 +73,9 @@ class ModelReplacement(Attack):
     boost: float = option(0.0, "multiplies the update; 0: m, as many as take part", least=0)
 
     @property
-    def needs_m(self) -> bool:
-        """Unless the boost says it."""
-        return self.boost == 0.0
+    def derived(self) -> str:
+        """The boost, unless it is given."""
+        return "" if self.boost else "boost"
 
     def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
         """The update m u."""

@@ -52,9 +52,9 @@ class Backdoor(Attack):
     size: int = option(0, "side of the trigger in pixels; 0: an eighth of the image's, at least 2", least=0)
 
     @property
-    def needs_m(self) -> bool:
-        """Unless the boost says it."""
-        return self.boost == 0.0
+    def derived(self) -> str:
+        """The boost, unless it is given."""
+        return "" if self.boost else "boost"
 
     def poison(self, splits: "Splits", task: "Task", *, seed: int) -> "Splits":
         """The training split with some images triggered and relabelled."""

@@ -5,6 +5,7 @@ import logging
 import random
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,9 +15,9 @@ from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.passphrases import new_passphrase, passphrase_for
 
 if TYPE_CHECKING:
+    from federation.attacks import Attack
     from federation.identity import MemberFiles
     from federation.tasks import DataSource
-    from worker.attack import Attack
     from worker.home import Home
 
 app = typer.Typer(help="A member's side: join a federation, and work for it.", no_args_is_help=True)
@@ -87,19 +88,29 @@ def run(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for training.")] = None,
     download: Annotated[bool, typer.Option(help="Let tasks fetch public data sets into --data.")] = False,
     attack: Annotated[
-        str | None, typer.Option(help="Rehearse an attack in your own federation: scale=100,bias=1000.")
+        str | None,
+        typer.Option(
+            help="Rehearse an attack in your own federation: sign-flip, scale=100,bias=1000, ...; "
+            "`fedpareto worker attacks` lists them."
+        ),
+    ] = None,
+    accomplices: Annotated[
+        Path | None,
+        typer.Option(help="Directory that attackers share, for attacks made from the honest updates of several."),
     ] = None,
     passphrase_file: PassphraseOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event.")] = False,
 ) -> None:
     """Attend, and train what is assigned, until it is stopped (SIGTERM or Ctrl-C)."""
+    from federation.attacks import Attack, AttackError  # noqa: PLC0415
     from federation.tasks import DataSource, Part, PartError  # noqa: PLC0415
-    from worker.attack import Attack, AttackError  # noqa: PLC0415
     from worker.home import Home, HomeError  # noqa: PLC0415
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     try:
         rehearsal = Attack.parse(attack) if attack is not None else None
+        if accomplices is not None and rehearsal is None:
+            raise AttackError(f"--accomplices {accomplices}: without --attack there is nothing to do together")
         source = DataSource(data, Part.parse(part, partition, part_seed) if part is not None else None, download)
     except (AttackError, PartError) as error:
         raise Failure(str(error), code=USAGE) from error
@@ -108,9 +119,23 @@ def run(
         place.require_joined()
         with place.lock():
             member = _load_member(home, passphrase_file)
-            _work(place, member, task, source, device, threads, rehearsal, as_json)
+            _work(place, member, task, source, device, threads, rehearsal, accomplices, as_json)
     except HomeError as error:
         raise Failure(str(error)) from error
+
+
+@app.command()
+def attacks(as_json: JsonOption = False) -> None:
+    """List the attacks that can be rehearsed, and what each may be told."""
+    from federation.attacks.catalogue import entries  # noqa: PLC0415
+
+    if as_json:
+        typer.echo(json.dumps([asdict(entry) for entry in entries()]))
+        return
+    for entry in entries():
+        typer.echo(f"{entry.spelling}\n    {entry.summary}")
+        for name, words in entry.options.items():
+            typer.echo(f"      {name}: {words}")
 
 
 def _work(
@@ -121,16 +146,30 @@ def _work(
     device: str,
     threads: int | None,
     attack: "Attack | None",
+    accomplices: Path | None,
     as_json: bool,
 ) -> None:
     from federation.tasks import DataError, TaskError  # noqa: PLC0415
+    from worker.accomplices import Accomplices  # noqa: PLC0415
+    from worker.attacker import Attacker  # noqa: PLC0415 - imports torch
     from worker.events import Events  # noqa: PLC0415
     from worker.service import Worker, prepare_offers  # noqa: PLC0415 - imports torch
     from worker.session import SessionError  # noqa: PLC0415
     from worker.spool import SpoolError  # noqa: PLC0415
 
     try:
-        offers, device_words = prepare_offers(list(dict.fromkeys(tasks)), source, device=device, threads=threads)
+        attacker = None
+        if attack is not None:
+            met = Accomplices(accomplices, member.client_id) if accomplices is not None else None
+            attacker = Attacker(attack, member.client_id, met)
+        offers, device_words = prepare_offers(
+            list(dict.fromkeys(tasks)),
+            source,
+            device=device,
+            threads=threads,
+            attack=attack,
+            client_id=member.client_id,
+        )
         worker = Worker(
             home=home,
             member=member,
@@ -138,7 +177,7 @@ def _work(
             device=device_words,
             events=Events(sys.stdout if as_json else None),
             uniform=random.SystemRandom().uniform,
-            attack=attack,
+            attacker=attacker,
         )
     except (TaskError, DataError, SpoolError, ValueError) as error:
         raise Failure(str(error)) from error
