@@ -1,0 +1,98 @@
+"""A dishonest member's side of an attack: what it remembers between rounds, and how it meets its accomplices."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import numpy as np
+
+from federation.attacks import Attack, AttackError, attack_seed
+from federation.training import TrainResult
+from federation.v1.common_pb2 import AssignmentManifest
+from federation.vectors import Vector, update_layout
+from worker.accomplices import WAIT_SECONDS, Accomplices
+
+
+@dataclass(eq=False)
+class Attacker:
+    """Turns honest results into what is handed in.
+
+    Attributes:
+        attack: what is rehearsed.
+        client_id: who we are.
+        accomplices: whose honest updates are known besides our own; None for a lone attacker.
+
+    Raises:
+        AttackError: the attack depends on something that a worker does not know.
+    """
+
+    attack: Attack
+    client_id: str
+    accomplices: Accomplices | None = None
+    _models: list[tuple[str, str, Vector]] = field(default_factory=list)  # run, digest, model: the last two
+
+    def __post_init__(self) -> None:
+        if self.attack.derived:
+            wanted = f"{self.attack.name}:{self.attack.derived}=NUMBER"
+            raise AttackError(f"{self.attack}: a worker does not know how many take part; write {wanted}")
+        if self.accomplices is not None and not self.attack.needs_peers:
+            raise AttackError(f"{self.attack} is made by each attacker alone: leave the accomplices out")
+
+    @property
+    def warning(self) -> str:
+        """What everybody who looks at this worker should read first."""
+        lone = self.attack.needs_peers and self.accomplices is None
+        return (
+            f"REHEARSAL OF AN ATTACK: this worker is dishonest, {self.attack}: {self.attack.summary} "
+            + (f"It knows no accomplices: {self.attack.alone}. " if lone else "")
+            + "Never do this in a federation that is not your own"
+        )
+
+    def leave(self) -> None:
+        """Ends the meetings with the accomplices."""
+        if self.accomplices is not None:
+            self.accomplices.leave()
+
+    def see(self, asked: AssignmentManifest, base: Vector) -> None:
+        """Remembers a model that work starts from, (d,): a client that does not train knows how the model changes."""
+        seen = [item for item in self._models if item[0] == asked.run_id and item[1] != asked.base_model]
+        self._models = [*seen[-1:], (asked.run_id, asked.base_model, base)]
+
+    def distort(
+        self, asked: AssignmentManifest, honest: TrainResult, *, now: datetime, pause: Callable[[float], None]
+    ) -> TrainResult:
+        """What is handed in for an assignment to train in place of an honest result.
+
+        Args:
+            asked: the assignment.
+            honest: the result; rows of zeros where the attack does not train.
+            now: the coordinator's time.
+            pause: sleeps; may raise in order to give up.
+        """
+        rows = dict(honest.rows)
+        if not self.attack.trains:
+            rows = dict.fromkeys(rows, self._change())
+        peers = {objective: row[None] for objective, row in rows.items()}
+        if self.accomplices is not None:
+            layout = update_layout([(objective, len(row)) for objective, row in rows.items()])
+            left = (asked.deadline.ToDatetime(tzinfo=UTC) - now).total_seconds()
+            known = self.accomplices.exchange(
+                f"{asked.run_id}/{asked.round}/{asked.phase}",
+                layout,
+                np.concatenate(list(rows.values())),
+                seconds=min(WAIT_SECONDS, left / 2),
+                pause=pause,
+            )
+            ends = np.cumsum([len(row) for row in rows.values()])[:-1]
+            peers = dict(zip(rows, np.split(np.stack(known), ends, axis=1), strict=True))
+        seed = attack_seed(asked.seed, asked.round, self.client_id)
+        sent = {
+            objective: self.attack.on_update(row, peers=peers[objective], m=0, seed=seed)
+            for objective, row in rows.items()
+        }
+        return replace(honest, rows=sent, losses=self.attack.on_losses(honest.losses))
+
+    def _change(self) -> Vector:
+        """w_{t-1} - w_t, zeros as long as only one model has been seen."""
+        models = [model for _, _, model in self._models]
+        return np.asarray(models[0] - models[-1], dtype=np.float32)
