@@ -383,6 +383,7 @@ def admin_calls() -> dict[str, Say]:
         "WatchRun": single(admin.WatchRunRequest(run=run)),
         "ListRounds": single(admin.ListRoundsRequest(run=run)),
         "GetRound": single(admin.GetRoundRequest(run=run, round=0)),
+        "ExportRounds": single(admin.ExportRoundsRequest(run=run)),
         "ListUpdates": single(admin.ListUpdatesRequest(run=run, round=0, client_id="mallory")),
         "ExportModel": single(admin.ExportModelRequest(run=run, round=0)),
     }

@@ -81,6 +81,7 @@ RULES: Mapping[str, Rule] = {
     "/federation.v1.Admin/WatchRun": _VIEWER,
     "/federation.v1.Admin/ListRounds": _VIEWER,
     "/federation.v1.Admin/GetRound": _VIEWER,
+    "/federation.v1.Admin/ExportRounds": _VIEWER,
     "/federation.v1.Admin/ListUpdates": _VIEWER,
     "/federation.v1.Admin/ExportModel": _VIEWER,
     "/grpc.health.v1.Health/Check": _ANYONE,

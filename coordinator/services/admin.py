@@ -34,6 +34,7 @@ from storage.models import note_model
 
 MAX_SPEC_BYTES = 64 << 10
 MAX_TOKEN_LIFETIME = timedelta(days=30)
+ROUNDS_AT_A_TIME = 20  # of an export: the memory that it takes
 
 T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -263,6 +264,18 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             return views.round_detail(session, self._blobs, found)
 
         return await self._read(read)
+
+    async def ExportRounds(  # noqa: N802
+        self, request: messages.ExportRoundsRequest, context: Context
+    ) -> AsyncIterator[messages.ExportRoundsResponse]:
+        """Streams the rounds of a run with every client's part and scores."""
+        await self._authorise(context, Role.VIEWER)
+        run_id = await self._read(lambda session: finding.find_run(session, request.run).run_id)
+        start = 0
+        while found := await self._read(views.export_rounds, run_id, start, ROUNDS_AT_A_TIME):
+            for message in found:
+                yield message
+            start += len(found)
 
     async def ListUpdates(  # noqa: N802
         self, request: messages.ListUpdatesRequest, context: Context

@@ -6,16 +6,17 @@ Plain functions of a session, which only read. A number that is not known is NaN
 import io
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.timestamp_pb2 import Timestamp
-from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy import and_, func, select
+from sqlalchemy.orm import Session, contains_eager, defer, selectinload
 
 from coordinator.rounds.hub import Attendance
+from coordinator.rounds.outcome import SCORED
 from coordinator.rounds.states import RUN_ENDED
 from coordinator.services.finding import must_be_client
 from federation.envelope import unseal
@@ -193,59 +194,62 @@ def rounds(session: Session, run_id: str) -> list[messages.RoundSummary]:
     return summaries(session, found)
 
 
-@dataclass
-class _Tally:
-    states: dict[models.AssignmentState, int] = field(default_factory=dict)
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-
 def summaries(session: Session, items: Collection[models.Round]) -> list[messages.RoundSummary]:
-    """Rounds in numbers."""
-    tallies = _tallies(session, [item.round_id for item in items])
-    return [_summary(item, tallies[item.round_id]) for item in items]
+    """Rounds in numbers; as few queries for many rounds as for one."""
+    round_ids = [item.round_id for item in items]
+    tallies = _tallies(session, round_ids)
+    worst = _worst_clients(session, round_ids)
+    return [_summary(item, tallies[item.round_id], worst.get(item.round_id, "")) for item in items]
 
 
-def _tallies(session: Session, round_ids: list[int]) -> dict[int, _Tally]:
-    """Counts and bytes by round; asking for clients and bytes of many rounds takes three queries."""
-    tallies = {round_id: _Tally() for round_id in round_ids}
-    of_rounds = models.Phase.round_id.in_(round_ids)
+_States = dict[models.AssignmentState, int]
+
+
+def _tallies(session: Session, round_ids: list[int]) -> dict[int, _States]:
+    """How many of those who were asked to train are where, by round."""
+    tallies: dict[int, _States] = {round_id: {} for round_id in round_ids}
     states = (
         select(models.Phase.round_id, models.Assignment.state, func.count())
         .join(models.Phase)
-        .where(of_rounds, models.Phase.kind == models.PhaseKind.TRAIN)
+        .where(models.Phase.round_id.in_(round_ids), models.Phase.kind == models.PhaseKind.TRAIN)
         .group_by(models.Phase.round_id, models.Assignment.state)
     )
     for round_id, state, count in session.execute(states):
-        tallies[round_id].states[state] = count
-    up = (
-        select(
-            models.Phase.round_id,
-            func.sum(models.Update.payload_bytes + func.length(models.Update.envelope)),
-        )
-        .select_from(models.Update)
-        .join(models.Assignment)
-        .join(models.Phase)
-        .where(of_rounds)
-        .group_by(models.Phase.round_id)
-    )
-    for round_id, count in session.execute(up):
-        tallies[round_id].bytes_up = int(count)
-    down = (
-        select(models.Phase.round_id, func.sum(models.Model.size))
-        .select_from(models.Assignment)
-        .join(models.Phase)
-        .join(models.Model, models.Model.digest == models.Assignment.base_model)
-        .where(of_rounds)
-        .group_by(models.Phase.round_id)
-    )
-    for round_id, count in session.execute(down):
-        tallies[round_id].bytes_down = int(count)
+        tallies[round_id][state] = count
     return tallies
 
 
-def _summary(item: models.Round, tally: _Tally) -> messages.RoundSummary:
-    states = tally.states
+def _worst_clients(session: Session, round_ids: list[int]) -> dict[int, str]:
+    """Whose accuracy was the lowest, by round; or whose loss the highest, where nobody has an accuracy."""
+    row = models.Evaluation
+    found: dict[int, str] = {}
+    for column, extreme in ((row.accuracy, func.min), (row.loss, func.max)):
+        missing = [round_id for round_id in round_ids if round_id not in found]
+        if not missing:
+            break
+        worst = (
+            select(row.round_id, row.split, extreme(column).label("value"))
+            .where(row.round_id.in_(missing))
+            .group_by(row.round_id, row.split)
+            .subquery()
+        )
+        same = and_(row.round_id == worst.c.round_id, row.split == worst.c.split, column == worst.c.value)
+        clients = {
+            (round_id, split): client
+            for round_id, split, client in session.execute(
+                select(row.round_id, row.split, func.min(row.client_id))
+                .join(worst, same)
+                .group_by(row.round_id, row.split)
+            )
+        }
+        for round_id in missing:
+            measured = [clients[round_id, split] for split in SCORED if (round_id, split) in clients]
+            if measured:
+                found[round_id] = measured[0]
+    return found
+
+
+def _summary(item: models.Round, states: _States, worst_client: str) -> messages.RoundSummary:
     answered = (models.AssignmentState.FULFILLED, models.AssignmentState.REJECTED, models.AssignmentState.OPEN)
     ended = item.ended or item.stepped
     return messages.RoundSummary(
@@ -257,13 +261,63 @@ def _summary(item: models.Round, tally: _Tally) -> messages.RoundSummary:
         rejected=states.get(models.AssignmentState.REJECTED, 0),
         missing=sum(count for state, count in states.items() if state not in answered),
         metrics=item.metrics,
-        bytes_up=tally.bytes_up,
-        bytes_down=tally.bytes_down,
         seconds=(ended - item.started).total_seconds() if ended else math.nan,
         started=_time(item.started),
         base_model=item.base_model,
         result_model=item.result_model or "",
+        worst_client=worst_client,
     )
+
+
+def export_rounds(session: Session, run_id: str, start: int, count: int) -> list[messages.ExportRoundsResponse]:
+    """Rounds `start` to `start + count - 1` of a run with every client's part; signatures are not verified."""
+    items = session.scalars(
+        select(models.Round)
+        .where(models.Round.run_id == run_id, models.Round.number >= start, models.Round.number < start + count)
+        .order_by(models.Round.number)
+    ).all()
+    round_ids = [item.round_id for item in items]
+    scores = _scores(session, round_ids)
+    assignments = session.scalars(
+        select(models.Assignment)
+        .join(models.Assignment.phase)
+        .where(models.Phase.round_id.in_(round_ids), models.Phase.kind == models.PhaseKind.TRAIN)
+        .order_by(models.Phase.phase_id, models.Assignment.client_id)
+        .options(
+            contains_eager(models.Assignment.phase),
+            defer(models.Assignment.envelope),
+            selectinload(models.Assignment.updates).options(
+                defer(models.Update.envelope), defer(models.Update.receipt)
+            ),
+        )
+    )
+    parts: dict[int, list[messages.Participation]] = {round_id: [] for round_id in round_ids}
+    for assignment in assignments:
+        round_id = assignment.phase.round_id
+        parts[round_id].append(_participation(assignment, scores[round_id].get(assignment.client_id, {})))
+    return [
+        messages.ExportRoundsResponse(
+            summary=summary,
+            participations=parts[item.round_id],
+            scores=[
+                messages.ClientScores(client_id=client, scores=values)
+                for client, values in sorted(scores[item.round_id].items())
+            ],
+        )
+        for item, summary in zip(items, summaries(session, items), strict=True)
+    ]
+
+
+def _scores(session: Session, round_ids: list[int]) -> dict[int, dict[str, dict[str, float]]]:
+    """What every client measured after a round, by round and client."""
+    found: dict[int, dict[str, dict[str, float]]] = {round_id: {} for round_id in round_ids}
+    row = models.Evaluation
+    query = select(row.round_id, row.client_id, row.split, row.loss, row.accuracy).where(row.round_id.in_(round_ids))
+    for round_id, client, split, loss, accuracy in session.execute(query):
+        scores = found[round_id].setdefault(client, {})
+        known = {f"{split}/loss": loss, f"{split}/accuracy": accuracy}
+        scores |= {name: value for name, value in known.items() if value is not None}
+    return found
 
 
 def round_detail(session: Session, blobs: BlobStore, item: models.Round) -> messages.GetRoundResponse:
@@ -273,17 +327,12 @@ def round_detail(session: Session, blobs: BlobStore, item: models.Round) -> mess
     """
     response = messages.GetRoundResponse(run=run(session, item.run), summary=summaries(session, [item])[0])
     response.phases.extend(_phase(phase) for phase in item.phases)
-    evaluations: dict[str, dict[str, float]] = {}
-    for found in session.scalars(select(models.Evaluation).where(models.Evaluation.round_id == item.round_id)):
-        scores = evaluations.setdefault(found.client_id, {})
-        for name, value in (("loss", found.loss), ("accuracy", found.accuracy)):
-            if value is not None:
-                scores[f"{found.split}/{name}"] = value
+    scores = _scores(session, [item.round_id])[item.round_id]
     keys = _keys(session)
     for phase in item.phases:
         if phase.kind is models.PhaseKind.TRAIN:
             response.participations.extend(
-                _participation(assignment, evaluations.get(assignment.client_id, {}), keys)
+                _participation(assignment, scores.get(assignment.client_id, {}), keys)
                 for assignment in phase.assignments
             )
     if item.step is not None:
@@ -307,8 +356,11 @@ def _phase(phase: models.Phase) -> messages.PhaseProgress:
 
 
 def _participation(
-    assignment: models.Assignment, evaluation: dict[str, float], keys: Mapping[str, Ed25519PublicKey]
+    assignment: models.Assignment,
+    evaluation: dict[str, float],
+    keys: Mapping[str, Ed25519PublicKey] | None = None,
 ) -> messages.Participation:
+    """One client's part; its signature is verified where there are keys."""
     # The one that counts; or the last one that was refused.
     update = max(assignment.updates, key=lambda update: (update.accepted, update.received), default=None)
     part = messages.Participation(
@@ -332,7 +384,7 @@ def _participation(
     part.coefficient = _known(update.coefficient)
     part.cosine = _known(update.cosine)
     part.envelope = update.envelope_digest
-    part.key_id = _verified_key(update, keys)
+    part.key_id = "" if keys is None else _verified_key(update, keys)
     part.payload_bytes = update.payload_bytes
     part.seconds = (update.received - assignment.created).total_seconds()
     return part

@@ -519,12 +519,11 @@ class RoundSummary(_message.Message):
     REJECTED_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
-    BYTES_UP_FIELD_NUMBER: _builtins.int
-    BYTES_DOWN_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     BASE_MODEL_FIELD_NUMBER: _builtins.int
     RESULT_MODEL_FIELD_NUMBER: _builtins.int
+    WORST_CLIENT_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """The round, from 0."""
     state: _common_pb2.RoundState.ValueType
@@ -539,20 +538,18 @@ class RoundSummary(_message.Message):
     """Updates refused for their content."""
     missing: _builtins.int
     """Clients that did not reply in time, declined or were no longer needed."""
-    bytes_up: _builtins.int
-    """Bytes received from clients."""
-    bytes_down: _builtins.int
-    """Bytes of models offered to clients."""
     seconds: _builtins.float
     """Wall time from selection to completion."""
     base_model: _builtins.str
     """The digest of the model before the round."""
     result_model: _builtins.str
     """The digest of the model after it; empty before the step and for a skipped round."""
+    worst_client: _builtins.str
+    """Whose accuracy was the lowest after it, or whose loss the highest where nobody has an accuracy; the first by name."""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Numbers by name: "accuracy/mean", "accuracy/std", "accuracy/worst5", "accuracy/best5", "accuracy/worst",
-        "loss/mean", "improved", "step/norm", "weights/entropy", "conflicts", ...
+        """Numbers by name: "accuracy/mean", "accuracy/worst5", "improved", "direction_norm", "bytes/up", ...;
+        docs/metrics.md defines each of them.
         """
 
     @_builtins.property
@@ -570,16 +567,15 @@ class RoundSummary(_message.Message):
         rejected: _builtins.int = ...,
         missing: _builtins.int = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-        bytes_up: _builtins.int = ...,
-        bytes_down: _builtins.int = ...,
         seconds: _builtins.float = ...,
         started: _timestamp_pb2.Timestamp | None = ...,
         base_model: _builtins.str = ...,
         result_model: _builtins.str = ...,
+        worst_client: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "asked", b"asked", "base_model", b"base_model", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "metrics", b"metrics", "missing", b"missing", "reason", b"reason", "rejected", b"rejected", "result_model", b"result_model", "round", b"round", "seconds", b"seconds", "started", b"started", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "asked", b"asked", "base_model", b"base_model", "metrics", b"metrics", "missing", b"missing", "reason", b"reason", "rejected", b"rejected", "result_model", b"result_model", "round", b"round", "seconds", b"seconds", "started", b"started", "state", b"state", "worst_client", b"worst_client"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1149,6 +1145,112 @@ class GetRoundResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetRoundResponse: _TypeAlias = GetRoundResponse  # noqa: Y015
+
+@_typing.final
+class ExportRoundsRequest(_message.Message):
+    """Which run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """The id, an unambiguous beginning of it, or the name."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportRoundsRequest: _TypeAlias = ExportRoundsRequest  # noqa: Y015
+
+@_typing.final
+class ClientScores(_message.Message):
+    """One client's measurements of the model after a round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ScoresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The client."""
+    @_builtins.property
+    def scores(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """"<split>/loss" and "<split>/accuracy"."""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        scores: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "scores", b"scores"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientScores: _TypeAlias = ClientScores  # noqa: Y015
+
+@_typing.final
+class ExportRoundsResponse(_message.Message):
+    """One round with every client's part in it. The signatures are not verified again here: `key_id` is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    PARTICIPATIONS_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def summary(self) -> Global___RoundSummary:
+        """The round in numbers."""
+
+    @_builtins.property
+    def participations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Participation]:
+        """Every client that was asked to train, by name."""
+
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientScores]:
+        """Every client that evaluated, by name."""
+
+    def __init__(
+        self,
+        *,
+        summary: Global___RoundSummary | None = ...,
+        participations: _abc.Iterable[Global___Participation] | None = ...,
+        scores: _abc.Iterable[Global___ClientScores] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["summary", b"summary"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["participations", b"participations", "scores", b"scores", "summary", b"summary"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportRoundsResponse: _TypeAlias = ExportRoundsResponse  # noqa: Y015
 
 @_typing.final
 class ListUpdatesRequest(_message.Message):

@@ -101,6 +101,11 @@ class AdminStub:
                 request_serializer=federation_dot_v1_dot_admin__pb2.GetRoundRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_admin__pb2.GetRoundResponse.FromString,
                 _registered_method=True)
+        self.ExportRounds = channel.unary_stream(
+                '/federation.v1.Admin/ExportRounds',
+                request_serializer=federation_dot_v1_dot_admin__pb2.ExportRoundsRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.ExportRoundsResponse.FromString,
+                _registered_method=True)
         self.ListUpdates = channel.unary_unary(
                 '/federation.v1.Admin/ListUpdates',
                 request_serializer=federation_dot_v1_dot_admin__pb2.ListUpdatesRequest.SerializeToString,
@@ -210,6 +215,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExportRounds(self, request, context):
+        """Streams the rounds of a run with every client's part and scores: what a report is made of (viewer).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListUpdates(self, request, context):
         """Lists the updates of a run, refused ones included (viewer).
         """
@@ -291,6 +303,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetRound,
                     request_deserializer=federation_dot_v1_dot_admin__pb2.GetRoundRequest.FromString,
                     response_serializer=federation_dot_v1_dot_admin__pb2.GetRoundResponse.SerializeToString,
+            ),
+            'ExportRounds': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportRounds,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.ExportRoundsRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.ExportRoundsResponse.SerializeToString,
             ),
             'ListUpdates': grpc.unary_unary_rpc_method_handler(
                     servicer.ListUpdates,
@@ -656,6 +673,33 @@ class Admin:
             '/federation.v1.Admin/GetRound',
             federation_dot_v1_dot_admin__pb2.GetRoundRequest.SerializeToString,
             federation_dot_v1_dot_admin__pb2.GetRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportRounds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/federation.v1.Admin/ExportRounds',
+            federation_dot_v1_dot_admin__pb2.ExportRoundsRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.ExportRoundsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -65,6 +65,8 @@ class AdminStub:
     """Lists the rounds of a run (viewer)."""
     GetRound: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRoundRequest, _admin_pb2.GetRoundResponse]
     """Shows one round with every client's part in it (viewer)."""
+    ExportRounds: _grpc.UnaryStreamMultiCallable[_admin_pb2.ExportRoundsRequest, _admin_pb2.ExportRoundsResponse]
+    """Streams the rounds of a run with every client's part and scores: what a report is made of (viewer)."""
     ListUpdates: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListUpdatesRequest, _admin_pb2.ListUpdatesResponse]
     """Lists the updates of a run, refused ones included (viewer)."""
     ExportModel: _grpc.UnaryStreamMultiCallable[_admin_pb2.ExportModelRequest, _admin_pb2.ExportModelResponse]
@@ -105,6 +107,8 @@ class AdminAsyncStub(AdminStub):
     """Lists the rounds of a run (viewer)."""
     GetRound: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRoundRequest, _admin_pb2.GetRoundResponse]  # type: ignore[assignment]
     """Shows one round with every client's part in it (viewer)."""
+    ExportRounds: _aio.UnaryStreamMultiCallable[_admin_pb2.ExportRoundsRequest, _admin_pb2.ExportRoundsResponse]  # type: ignore[assignment]
+    """Streams the rounds of a run with every client's part and scores: what a report is made of (viewer)."""
     ListUpdates: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListUpdatesRequest, _admin_pb2.ListUpdatesResponse]  # type: ignore[assignment]
     """Lists the updates of a run, refused ones included (viewer)."""
     ExportModel: _aio.UnaryStreamMultiCallable[_admin_pb2.ExportModelRequest, _admin_pb2.ExportModelResponse]  # type: ignore[assignment]
@@ -220,6 +224,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetRoundResponse, _abc.Awaitable[_admin_pb2.GetRoundResponse]]:
         """Shows one round with every client's part in it (viewer)."""
+
+    @_abc_1.abstractmethod
+    def ExportRounds(
+        self,
+        request: _admin_pb2.ExportRoundsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ExportRoundsResponse], _abc.AsyncIterator[_admin_pb2.ExportRoundsResponse]]:
+        """Streams the rounds of a run with every client's part and scores: what a report is made of (viewer)."""
 
     @_abc_1.abstractmethod
     def ListUpdates(

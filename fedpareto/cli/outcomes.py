@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from federation.v1.admin_pb2 import GetRoundRequest, GetRoundResponse, ListRoundsRequest
+from federation.v1.admin_pb2 import ExportRoundsRequest, ExportRoundsResponse, GetRunRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli import render
 from fedpareto.cli.document import name_of
@@ -58,10 +58,9 @@ def outcome(stub: AdminStub, run_id: str, *, attacked: bool, watched: str) -> Ou
         attacked: whether `watched` was malicious.
         watched: the member whose weight is of interest.
     """
-    listed = stub.ListRounds(ListRoundsRequest(run=run_id))
-    run, rounds = listed.run, listed.rounds
-    details = [stub.GetRound(GetRoundRequest(run=run_id, round=item.round)) for item in rounds]
-    shares = [_shares(detail, watched) for detail in details]
+    run = stub.GetRun(GetRunRequest(run=run_id)).run
+    rounds = list(stub.ExportRounds(ExportRoundsRequest(run=run_id)))
+    shares = [_shares(item, watched) for item in rounds]
     seconds = math.nan
     if run.HasField("started") and run.HasField("ended"):
         seconds = (run.ended.ToNanoseconds() - run.started.ToNanoseconds()) / 1e9
@@ -78,14 +77,14 @@ def outcome(stub: AdminStub, run_id: str, *, attacked: bool, watched: str) -> Ou
             name: render.metric(run.latest, f"accuracy/{name}")
             for name in ("mean", "std", "worst5", "best5", "worst", "best")
         },
-        improved=_mean([render.metric(item, "improved") for item in rounds]),
+        improved=_mean([render.metric(item.summary, "improved") for item in rounds]),
         weight=_mean([weight for weight, _ in shares]),
         pull=_mean([pull for _, pull in shares]),
         model=run.model,
     )
 
 
-def _shares(detail: GetRoundResponse, watched: str) -> tuple[float, float]:
+def _shares(detail: ExportRoundsResponse, watched: str) -> tuple[float, float]:
     """The lambda of a member, and its share of what the step is made of; NaN where it took no part."""
     pulls = {
         part.client_id: abs(part.coefficient) * part.update_norm

@@ -1,7 +1,7 @@
 """What people see: tables that fit 100 columns, digests abbreviated, times in the local zone, cosines as a heat map."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC
 from typing import Literal
 
@@ -17,20 +17,31 @@ WIDTH = 100  # columns
 DIGITS = 12  # of a digest
 NAME_WIDTH = 24  # columns; a longer name ends in an ellipsis
 
-# What a round's page shows of its numbers; --json has them all.
+# A round's numbers, line by line; what an algorithm adds of its own comes last.
 _MEASURED = {
-    "accuracy": tuple(f"accuracy/{name}" for name in ("mean", "std", "worst5", "best5", "worst", "best")),
-    "loss": ("loss/train", "loss/validation", "loss/test", "improved"),
-    "direction": (
-        "direction_norm",
-        "descent_min",
-        "descent_share",
-        "conflicts",
-        "entropy",
-        "residual",
-        "step/rate",
+    "accuracy": (
+        *(f"accuracy/{name}" for name in ("mean", "std", "variance", "worst5", "best5", "p5", "p95", "best", "jain")),
+        "backdoor",
+        "evaluated",
     ),
+    "loss": ("loss/train", "loss/validation", "loss/test", "loss/jain", "improved"),
+    "direction": ("direction_norm", "stationarity", "stationarity/relative", "descent_min", "descent_share"),
+    "conflicts": ("conflicts", "conflict_depth", "conflict_mean", "entropy", "step/rate"),
 }
+_ELSEWHERE = ("accuracy/worst", "loss/worst", "bytes/up", "bytes/refused", "bytes/down", "stationary")
+_WORDS = {  # where the name says too little without its group
+    "stationarity/relative": "relative",
+    "conflicts": "pairs",
+    "conflict_depth": "least cosine",
+    "conflict_mean": "mean cosine",
+    "descent_min": "least cosine with an update",
+    "descent_share": "not against it",
+}
+_STATIONARY = (
+    "No direction is good for every participant, so the model stayed as it was. Either it is Pareto-stationary for "
+    "them, or one of them brings the others to a standstill on purpose."
+)
+_STANDSTILL = 0.5  # of all the weight: about what a client needs that cancels the others
 
 _GOOD = {"COMPLETED", "ACTIVE", "FULFILLED", "RUNNING", "STEPPED"}
 _BAD = {"FAILED", "REVOKED", "REJECTED", "SKIPPED", "EXPIRED"}
@@ -74,7 +85,9 @@ def percent(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in decimal units."""
+    """Bytes in decimal units; a dash when they are unknown."""
+    if not math.isfinite(count):
+        return "–"
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -165,26 +178,29 @@ def run(item: Run) -> RenderableType:
 def rounds(items: Sequence[RoundSummary]) -> RenderableType:
     """The rounds of a run."""
     table = _table(
-        ">round", "state", ">accepted", ">rejected", ">missing", ">mean", ">worst 5 %", ">improved",
-        ">||d||", ">up", ">time",
+        ">round", "state", ">replies", ">mean", ">worst\n5 %", "worst client", ">improved", ">conflicts", ">||d||",
+        ">up", ">time",
+        gap=1,
     )  # fmt: skip
+    table.columns[5].overflow, table.columns[5].no_wrap, table.columns[5].max_width = "ellipsis", True, 13
     notes = []
     for summary in items:
         table.add_row(
             str(summary.round),
             state(name_of(summary, "state")),
             f"{summary.accepted}/{summary.asked}",
-            str(summary.rejected),
-            str(summary.missing),
             percent(metric(summary, "accuracy/mean")),
             percent(metric(summary, "accuracy/worst5")),
+            summary.worst_client or "–",
             percent(metric(summary, "improved")),
+            _count(metric(summary, "conflicts")),
             number(metric(summary, "direction_norm")),
-            size(summary.bytes_up),
-            f"{summary.seconds:.2f} s",
+            size(metric(summary, "bytes/up")),
+            f"{summary.seconds:.2f} s" if math.isfinite(summary.seconds) else "–",
         )
-        if summary.reason:
-            notes.append(Text(f"round {summary.round}: {summary.reason}"))
+        remarks = [summary.reason, f"{summary.rejected} updates refused" if summary.rejected else ""]
+        if any(remarks):
+            notes.append(Text(f"round {summary.round}: {'; '.join(filter(None, remarks))}"))
     return Group(table, *notes) if items else Text("no rounds yet")
 
 
@@ -195,9 +211,16 @@ def round_(item: GetRoundResponse) -> RenderableType:
     head.add_row("round", Text(f"{summary.round} of {item.run.name} ({item.run.run_id})"))
     line = state(name_of(summary, "state"))
     head.add_row("state", line.append(f"  {summary.reason}", style="default") if summary.reason else line)
+    if metric(summary, "stationary") == 1:
+        head.add_row("", Text(" ".join([_STATIONARY, *_suspects(item)]), style="yellow"))
     head.add_row("began", f"{when(summary, 'started')}, took {summary.seconds:.2f} s")
     head.add_row("replies", _replies(summary))
-    head.add_row("bytes", f"{size(summary.bytes_up)} up, {size(summary.bytes_down)} offered down")
+    sent = ", ".join(
+        f"{size(summary.metrics[name])} {words}"
+        for name, words in (("bytes/up", "up"), ("bytes/refused", "of it refused"), ("bytes/down", "down"))
+        if name in summary.metrics
+    )
+    head.add_row("bytes", sent or "–")
     result = short(summary.result_model) or "(no step)"
     head.add_row("model", f"{short(summary.base_model)} → {result}")
     if item.HasField("step"):
@@ -207,16 +230,46 @@ def round_(item: GetRoundResponse) -> RenderableType:
             f"phase {phase.phase}",
             f"{name_of(phase, 'kind')}: {phase.replied} of {phase.asked} replied, deadline {when(phase, 'deadline')}",
         )
-    for label, names in _MEASURED.items():
-        found = [
-            f"{name.rpartition('/')[2]} {number(summary.metrics[name])}" for name in names if name in summary.metrics
-        ]
-        if found:
-            head.add_row(label, ", ".join(found))
+    for label, words in _measured(summary):
+        head.add_row(label, words)
     parts: list[RenderableType] = [head, Text(), participations(item)]
     if item.gram_clients:
         parts += [Text("\ncosines between the accepted updates", style="bold"), heat_map(item)]
     return Group(*parts)
+
+
+def _measured(summary: RoundSummary) -> Iterator[tuple[str, str]]:
+    """The numbers of a round in lines, each with its label."""
+    if summary.worst_client:
+        accuracy, loss = metric(summary, "accuracy/worst"), metric(summary, "loss/worst")
+        value = f"accuracy {percent(accuracy)}" if math.isfinite(accuracy) else f"loss {number(loss)}"
+        yield "worst client", f"{summary.worst_client}: {value}"
+    known = {name for names in _MEASURED.values() for name in names} | set(_ELSEWHERE)
+    groups = {**_MEASURED, "algorithm": tuple(sorted(set(summary.metrics) - known))}
+    for label, names in groups.items():
+        found = [
+            f"{_WORDS.get(name, name.rpartition('/')[2].replace('_', ' '))} {number(summary.metrics[name])}"
+            for name in names
+            if name in summary.metrics
+        ]
+        if found:
+            yield label, ", ".join(found)
+
+
+def _suspects(item: GetRoundResponse) -> list[str]:
+    """Who may have brought a round to a standstill: an update without length, or about half of all the weight."""
+    parts = [part for part in item.participations if math.isfinite(part.weight)]
+    still = [part.client_id for part in parts if part.update_norm == 0]
+    heavy = [part for part in parts if part.weight >= _STANDSTILL - 1e-3 and len(parts) > 2]
+    words = [f"{name} sent an update of length 0." for name in still]
+    words += [
+        f"{part.client_id} alone got {percent(part.weight)} of the weight: look at its cosines." for part in heavy
+    ]
+    return words
+
+
+def _count(value: float) -> str:
+    return f"{value:.0f}" if math.isfinite(value) else "–"
 
 
 def _replies(summary: RoundSummary) -> str:
