@@ -27,12 +27,12 @@ PEAK = """
 import sys
 from pathlib import Path
 import numpy as np
-from coordinator.aggregation.gram import apply_step, gram
+from coordinator.aggregation.gram import apply_step, combine, gram
 from federation.vectors import update_rows
 
 rows = [update_rows(path)["loss"] for path in sorted(Path(sys.argv[1]).iterdir())[: int(sys.argv[2])]]
 gram(rows)
-apply_step(rows[0], 1.0, np.ones(len(rows)), rows, len)
+apply_step(rows[0], 1.0, combine(np.ones(len(rows)), rows), len)
 print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
 """
 

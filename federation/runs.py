@@ -53,8 +53,17 @@ class AlgorithmSpec(BaseModel):
         return dict(self.model_extra or {})
 
 
+_OPTIMISER_KEYS = {
+    "sgd": (),
+    "momentum": ("beta1",),
+    "adam": ("beta1", "beta2", "tau"),
+    "yogi": ("beta1", "beta2", "tau"),
+    "adagrad": ("beta1", "tau"),
+}
+
+
 class ServerSpec(_Section):
-    """The server's step: w <- w - learning_rate_t * direction."""
+    """The server's step: w <- w - learning_rate_t * step, which the optimiser makes from the direction."""
 
     learning_rate: float = Field(1.0, gt=0, description="eta_0")
     decay: float = Field(
@@ -63,6 +72,20 @@ class ServerSpec(_Section):
         le=1,
         description="eta_t = eta_0 * decay^(100/T * floor(t/100)) (FedMGDA+ section 6.1.5); 0 means no decay",
     )
+    optimiser: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
+        "sgd", description="sgd steps along the direction itself; the others remember (Reddi et al., 2021)"
+    )
+    beta1: float = Field(0.9, ge=0, lt=1, description="what is left of the momentum after a round; not for sgd")
+    beta2: float = Field(0.99, ge=0, lt=1, description="the same of the squared directions; for adam and yogi")
+    tau: float = Field(1e-3, gt=0, description="adaptivity: smaller adapts more; for adam, yogi and adagrad")
+
+    @model_validator(mode="after")
+    def _settings_of_the_optimiser(self) -> "ServerSpec":
+        for key in ("beta1", "beta2", "tau"):
+            if key in self.model_fields_set and key not in _OPTIMISER_KEYS[self.optimiser]:
+                able = [name for name, keys in _OPTIMISER_KEYS.items() if key in keys]
+                raise ValueError(f'{key} is for optimiser = {" or ".join(able)}, not for "{self.optimiser}"')
+        return self
 
 
 class TrainSpec(_Section):
@@ -132,7 +155,9 @@ class SimulationSpec(_Section):
 
     clients: int = Field(10, ge=1, le=100_000, description="how many: client-000, client-001, ...")
     partition: str = Field("iid", description="who holds which samples: iid, shards:S, dirichlet:ALPHA or natural")
-    sizes: str = Field("equal", description="how many samples each holds, for iid and dirichlet: see `data show --help`")
+    sizes: str = Field(
+        "equal", description="how many samples each holds, for iid and dirichlet: see `data show --help`"
+    )
     partition_seed: int = Field(0, ge=0, description="of the partition; the run's `seed` is of everything else")
     attackers: int = Field(0, ge=0, description="how many of the clients, the last by name, are attackers")
     attack: str = Field("", description='what they do, such as "sign-flip" or "scale=100,bias=1000"')

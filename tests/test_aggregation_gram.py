@@ -113,33 +113,34 @@ def test_a_step_is_base_minus_rate_times_direction(tmp_path: Path) -> None:
     U, base = drawn(4, 100_001), drawn(1, 100_001, seed=9)[0]
     c = np.array([0.5, -1.0, 2.0, 0.0])
     pieces: list[bytes] = []
-    norms = apply_step(base, 0.25, c, stored(tmp_path, U), lambda piece: pieces.append(bytes(piece)))
+    norm = apply_step(base, 0.25, combine(c, stored(tmp_path, U)), lambda piece: pieces.append(bytes(piece)))
     direction = c @ U.astype(np.float64)
     model = np.frombuffer(b"".join(pieces), dtype="<f4")
     np.testing.assert_array_equal(model, (base - 0.25 * direction).astype(np.float32))
-    assert norms.direction_norm == pytest.approx(np.linalg.norm(direction), rel=1e-12)
+    assert norm == pytest.approx(np.linalg.norm(direction), rel=1e-12)
 
 
-def test_a_step_without_rows_writes_the_base() -> None:
+def test_a_step_without_weight_writes_the_base() -> None:
     base = drawn(1, 70_000)[0]
     pieces: list[bytes] = []
-    norms = apply_step(base, 1.0, np.zeros(0), [], lambda piece: pieces.append(bytes(piece)))
+    norm = apply_step(base, 1.0, combine(np.zeros(1), [base]), lambda piece: pieces.append(bytes(piece)))
     assert b"".join(pieces) == base.tobytes()
-    assert norms.direction_norm == 0
+    assert norm == 0
 
 
 def test_a_step_out_of_the_range_of_float32_is_an_error() -> None:
     huge = np.full(10, 3e38, dtype=np.float32)
     with pytest.raises(FloatingPointError, match="leaves the range of float32"):
-        apply_step(np.zeros(10, np.float32), 10.0, np.ones(1), [huge], lambda _: None)
+        apply_step(np.zeros(10, np.float32), 10.0, combine(np.ones(1), [huge]), lambda _: None)
 
 
 def test_rows_of_different_lengths_are_refused() -> None:
     rows: list[Row] = [np.zeros(3, np.float32), np.zeros(4, np.float32)]
     with pytest.raises(ValueError, match=r"one length.*\[3, 4\]"):
         gram(rows)
-    with pytest.raises(ValueError, match="one length"):
-        apply_step(np.zeros(4, np.float32), 1.0, np.ones(1), rows[:1], lambda _: None)
+    for base in (np.zeros(2, np.float32), np.zeros(4, np.float32)):
+        with pytest.raises(ValueError, match="one length"):
+            apply_step(base, 1.0, combine(np.ones(1), rows[:1]), lambda _: None)
 
 
 def test_another_number_of_coefficients_than_rows_is_refused() -> None:
@@ -163,7 +164,7 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from coordinator.aggregation.gram import apply_step, gram
+from coordinator.aggregation.gram import apply_step, combine, gram
 from federation.vectors import RowFile
 
 def peak():
@@ -173,7 +174,7 @@ m, d = int(sys.argv[1]), int(sys.argv[2])
 rows = [RowFile(Path(sys.argv[3]) / str(i), 0, d) for i in range(m)]
 before = peak()
 gram(rows)
-apply_step(rows[0], 1.0, np.ones(m), rows, len)
+apply_step(rows[0], 1.0, combine(np.ones(m), rows), len)
 print(json.dumps(peak() - before))
 """
 

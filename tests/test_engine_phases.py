@@ -113,7 +113,7 @@ def test_phases_for_some_of_the_clients_are_carried_to_the_step(stage: Stage) ->
         assert sorted(stage.assignments(run, number, 1)) == sorted(stage.assignments(run, number, 2)) == longest
         second = rows_of(stage, run, 1, number)
         averaged(stage, run, [second[name] for name in longest], number)
-    assert stage.run(run).state_data == {"rounds": 2}
+    assert stage.run(run).state_data == {"rule": {"rounds": 2}, "vectors": {}, "blobs": []}
     splits = [
         list(AssignmentManifest.FromString(SignedEnvelope.FromString(a.envelope).manifest).evaluate.splits)
         for phase in (2, 3)

@@ -7,7 +7,7 @@ import pytest
 from stage import LAYOUT, MODEL, Player, Stage, measurements, spec, vector
 
 from coordinator.aggregation import aggregate
-from coordinator.aggregation.gram import apply_step, gram
+from coordinator.aggregation.gram import apply_step, combine, gram
 from coordinator.aggregation.registry import server_rate
 from federation.digests import digest
 from federation.envelope import envelope_digest, unseal
@@ -85,7 +85,9 @@ def test_a_third_party_recomputes_every_step_from_the_signed_record(stage: Stage
         np.testing.assert_allclose(K, matrix @ matrix.T, rtol=1e-12, atol=1e-12)
         made = io.BytesIO()
         made.write(LAYOUT.header())
-        apply_step(model_row(stage.blobs.path(model)), step.rate, np.array(step.coefficients), rows, made.write)
+        apply_step(
+            model_row(stage.blobs.path(model)), step.rate, combine(np.array(step.coefficients), rows), made.write
+        )
         assert digest(made.getvalue()) == step.result_model
         # And by arithmetic that shares no line with the coordinator's.
         base = read_vector(stage.blobs.path(model))[1].astype(np.float64)

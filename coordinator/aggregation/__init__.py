@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from coordinator.aggregation.gram import Row, combine, gram
+from coordinator.aggregation.direction import Direction
+from coordinator.aggregation.gram import combine, gram
 from coordinator.aggregation.registry import HyperparameterError, algorithm
 from coordinator.aggregation.rules import Rows, TooFewUpdatesError
+from coordinator.aggregation.streaming import Row
 from federation.vectors import RowFile
 
 __all__ = ["Aggregate", "HyperparameterError", "TooFewUpdatesError", "aggregate"]
@@ -26,7 +28,8 @@ class Aggregate:
     """The outcome of one aggregation.
 
     Attributes:
-        coefficients: c, shape (m,); the direction is c U. 0 for a row that was dropped.
+        coefficients: c, shape (m,); the direction is c U. 0 for a row that was dropped. None for a coordinate-wise
+            algorithm, such as "median".
         weights: lambda, shape (m,), sum 1; 0 for a row that was dropped.
         direction: shape (d,), float64; the step is against it: w - rate * direction.
         state: for the next call of an algorithm that keeps one.
@@ -34,7 +37,7 @@ class Aggregate:
         dropped: which rows those are.
     """
 
-    coefficients: NDArray[np.float64]
+    coefficients: NDArray[np.float64] | None
     weights: NDArray[np.float64]
     direction: NDArray[np.float64]
     state: dict[str, Any]
@@ -93,25 +96,34 @@ def aggregate(
     elif reported is not None and not np.isfinite(reported[kept]).all():
         reported = None
     dropped = tuple(np.flatnonzero(~kept).tolist())
-    coefficients, weights = np.zeros(m), np.zeros(m)
     after, diagnostics = dict(state or {}), {"direction_norm": 0.0, "stationary": 1.0}
-    if kept.any():
+    coefficients, weights = np.zeros(m), np.zeros(m)
+    coordinate_wise = False
+    if not kept.any():
+        direction = np.concatenate(list(combine(np.zeros(m), rows)))
+    else:
         rest = lambda0[kept]
+        K = K[np.ix_(kept, kept)]
         answer = rule.decide(
             Rows(
-                gram=K[np.ix_(kept, kept)],
+                gram=K,
                 prior=rest / rest.sum() if rest.sum() > 0 else np.full(len(rest), 1.0 / len(rest)),
                 samples=counts[kept],
                 losses=None if reported is None else reported[kept],
                 state=after,
             )
         )
-        coefficients[kept], weights[kept] = answer.coefficients, answer.weights
-        after, diagnostics = answer.state, answer.diagnostics
+        streamed = Direction(answer, [rows[i] for i in np.flatnonzero(kept)], K)
+        direction = np.concatenate(list(streamed)) * (not streamed.stationary)
+        weights[kept] = answer.weights
+        coordinate_wise = answer.coordinates is not None
+        if not coordinate_wise:
+            coefficients[kept] = answer.coefficients
+        after, diagnostics = answer.state, streamed.diagnostics
     return Aggregate(
-        coefficients=coefficients,
+        coefficients=None if coordinate_wise else coefficients,
         weights=weights,
-        direction=np.concatenate(list(combine(coefficients, rows))),
+        direction=direction,
         state=after,
         diagnostics=diagnostics | {"dropped": float(len(dropped))},
         dropped=dropped,

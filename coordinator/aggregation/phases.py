@@ -19,10 +19,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.gram import Row, gram
+from coordinator.aggregation.gram import gram
 from coordinator.aggregation.rules import Combination, Rows
+from coordinator.aggregation.streaming import Row
 
 DEFAULT_OBJECTIVES = ("loss",)
+TRAIN_ACCURACY = "train/accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +169,11 @@ class Replies(Sequence[Reply]):
         told = [reply for reply in self._replies if math.isfinite(reply.losses.get(DEFAULT_OBJECTIVES[0], math.nan))]
         return self if len(told) == len(self) else Replies(told, device=self._device)
 
+    def with_accuracies(self) -> "Replies":
+        """Those that report the accuracy of the base model on their training split."""
+        told = [reply for reply in self._replies if math.isfinite(reply.metrics.get(TRAIN_ACCURACY, math.nan))]
+        return self if len(told) == len(self) else Replies(told, device=self._device)
+
     def prior(self, kind: Literal["uniform", "samples"]) -> NDArray[np.float64]:
         """lambda0, shape (m,): 1/m, or in proportion to the samples."""
         m = len(self._replies)
@@ -180,11 +187,14 @@ class Replies(Sequence[Reply]):
         """What a rule for one objective sees: K and one scalar of each kind per client."""
         objective = DEFAULT_OBJECTIVES[0]
         losses = [reply.losses.get(objective, np.nan) for reply in self._replies]
+        accuracies = [reply.metrics.get(TRAIN_ACCURACY, np.nan) for reply in self._replies]
         return Rows(
             gram=self.gram,
             prior=self.prior(context.prior),
             samples=np.array([reply.samples for reply in self._replies], dtype=np.float64),
             losses=np.array(losses) if np.isfinite(losses).all() else None,
+            accuracies=np.array(accuracies) if np.isfinite(accuracies).all() else None,
+            clients=tuple(reply.client_id for reply in self._replies),
             round=context.number,
             rounds=context.total,
             state=context.state,

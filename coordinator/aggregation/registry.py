@@ -7,6 +7,7 @@ from typing import Any
 
 from coordinator.aggregation.base import Algorithm, HyperparameterError
 from coordinator.aggregation.centred_clipping import CentredClipping
+from coordinator.aggregation.coordinate_wise import Median, TrimmedMean
 from coordinator.aggregation.dual_cone import DualCone
 from coordinator.aggregation.fedavg import FedAvg
 from coordinator.aggregation.fedavg_n import FedAvgN
@@ -42,6 +43,8 @@ _ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
             QFedAvg,
             Krum,
             MultiKrum,
+            Median,
+            TrimmedMean,
             GeometricMedian,
             CentredClipping,
             NormClipping,

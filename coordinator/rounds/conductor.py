@@ -13,6 +13,7 @@ the same replies it makes the same bytes.
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 from sqlalchemy import select
@@ -249,7 +250,7 @@ class Conductor:
             round_.gram = made.gram
             round_.evaluation_phase = phases
             round_.step = seal(manifest, self._around.signing_key).SerializeToString()
-            measured = {**combination.diagnostics, **outcome.agreement(step)}
+            measured = {**made.direction.diagnostics, **outcome.agreement(step)}
             round_.metrics = {"step/rate": made.rate, **_numbers(measured)}
             move_round(round_, RoundState.STEPPED, now, "stationary" if made.stationary else "")
             run.model = made.model

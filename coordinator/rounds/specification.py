@@ -12,6 +12,9 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
     """
     spec = RunSpec.parse(text)
     try:
-        return spec, algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
+        rule = algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
     except HyperparameterError as error:
         raise SpecError(f"algorithm.{error}") from error
+    if rule.optimiser() is not None and spec.server.optimiser != "sgd":
+        raise SpecError(f"server.optimiser: {rule.name} brings its own; leave it out")
+    return spec, rule

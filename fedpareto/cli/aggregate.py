@@ -73,7 +73,7 @@ def aggregate_command(
     if as_json:
         document = {
             "algorithm": name,
-            "coefficients": result.coefficients.tolist(),
+            "coefficients": None if result.coefficients is None else result.coefficients.tolist(),
             "weights": result.weights.tolist(),
             "dropped": list(result.dropped),
             "diagnostics": result.diagnostics,
@@ -161,9 +161,10 @@ def _list(as_json: bool) -> None:
 
 def _print(name: str, result: "Aggregate") -> None:
     table = _table("row", "weight λ", "coefficient c", "")
-    for row, (weight, coefficient) in enumerate(zip(result.weights, result.coefficients, strict=True)):
+    for row, weight in enumerate(result.weights):
         note = "dropped: not finite" if row in result.dropped else ""
-        table.add_row(str(row), f"{weight:.6f}", f"{coefficient:.6g}", note)
+        coefficient = "-" if result.coefficients is None else f"{result.coefficients[row]:.6g}"
+        table.add_row(str(row), f"{weight:.6f}", coefficient, note)
     console = _console()
     console.print(table)
     diagnostics = _table("diagnostic", "value")

@@ -1,0 +1,67 @@
+"""The direction that a combination stands for: streamed once, and measured."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from coordinator.aggregation.base import measure
+from coordinator.aggregation.gram import combine, trimmed_mean
+from coordinator.aggregation.qp import STATIONARY_TOLERANCE
+from coordinator.aggregation.rules import Combination, Matrix, Vector
+from coordinator.aggregation.streaming import Row
+
+
+class Direction:
+    """c U, or what `combination.coordinates` says; the attributes hold once all blocks have been taken.
+
+    Attributes:
+        norm: ||direction||; 0 where it is stationary.
+        products: of every row with the direction, shape (m,); 0 where it is stationary.
+        stationary: it is zero but for rounding: there is no step to take.
+    """
+
+    def __init__(
+        self,
+        combination: Combination,
+        rows: Sequence[Row],
+        K: Matrix,
+        *,
+        device: str = "cpu",
+        workers: int | None = None,
+    ) -> None:
+        """Of these rows, whose Gram matrix is K, shape (m, m); the others are as in `gram`."""
+        self._combination = combination
+        self._rows, self._gram = rows, K
+        self._device, self._workers = device, workers
+        self.products: Vector = np.zeros(len(rows))
+        self.norm = 0.0
+        self.stationary = bool(combination.diagnostics.get("stationary", 0.0))
+        if combination.coordinates is None:
+            self.products = K @ combination.coefficients
+            self.norm = float(np.sqrt(max(float(combination.coefficients @ self.products), 0.0)))
+
+    def __iter__(self) -> Iterator[Vector]:
+        """Consecutive blocks, float64, d elements altogether; to be taken once."""
+        coordinates = self._combination.coordinates
+        if coordinates is None:
+            yield from combine(self._combination.coefficients, self._rows, device=self._device, workers=self._workers)
+            return
+        square = 0.0
+        for block, products in trimmed_mean(
+            coordinates.matrix, coordinates.trim, self._rows, device=self._device, workers=self._workers
+        ):
+            square += float(block @ block)
+            self.products += products
+            yield block
+        length = float(self._combination.weights @ np.sqrt(np.diag(self._gram)))
+        self.stationary = square <= STATIONARY_TOLERANCE * length**2
+        self.norm = 0.0 if self.stationary else float(np.sqrt(square))
+        self.products *= not self.stationary
+
+    @property
+    def diagnostics(self) -> dict[str, float]:
+        """Those of the combination, completed for a coordinate-wise one."""
+        if self._combination.coordinates is None:
+            return self._combination.diagnostics
+        measured = measure(self._gram, self.products, self.norm, self._combination.weights)
+        return self._combination.diagnostics | measured | {"stationary": float(self.stationary)}
