@@ -188,6 +188,9 @@ class Experiment(_Section):
         chosen("method", [method.name for method in self.methods], self.quick.methods)
         if self.published is None and any(column.published for column in self.columns):
             raise ValueError("a column names a published one, but there is no [published] table")
+        for method in self.methods:
+            if method.row and not (self.published and self.published.rows_with(method.row)):
+                raise ValueError(f"method {method.name!r}: no published row has {method.row}")
         return self
 
     def cells(self, methods: Sequence[str] = (), conditions: Sequence[str] = ()) -> tuple[Cell, ...]:
@@ -234,18 +237,15 @@ class Experiment(_Section):
         """The row of the published table that a cell is compared with; empty where there is none.
 
         Raises:
-            ExperimentError: the cell names a row that does not exist, or several.
+            ExperimentError: several rows fit.
         """
         if self.published is None:
             return {}
-        wanted = cell.method.row
-        try:
-            return self.published.row(
-                {**({self.published.key: cell.method.name} if wanted is None else wanted), **cell.condition.row},
-                required=bool(wanted),
-            )
-        except LookupError as error:
-            raise ExperimentError(f"{self.name}, {cell.label}: {error.args[0]}") from error
+        wanted = {self.published.key: cell.method.name} if cell.method.row is None else cell.method.row
+        found = self.published.rows_with({**wanted, **cell.condition.row})
+        if len(found) > 1:
+            raise ExperimentError(f"{self.name}, {cell.label}: {len(found)} rows of {self.published.file} fit")
+        return found[0] if found else {}
 
     def _cell(self, method: Method, condition: Condition) -> Cell:
         return Cell(

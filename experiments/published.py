@@ -31,27 +31,9 @@ class PublishedTable(BaseModel):
     file: File
     key: str = "method"
 
-    def rows(self) -> list[dict[str, str]]:
-        """The table, one dictionary a row."""
-        return read(self.file)
-
-    def row(self, wanted: Mapping[str, str], *, required: bool) -> dict[str, str]:
-        """The row with these values in these columns.
-
-        Args:
-            wanted: column and value.
-            required: whether it must exist; where it does not, the result is empty.
-
-        Raises:
-            LookupError: none, though it must exist, or several.
-        """
-        found = [row for row in self.rows() if all(row.get(column) == value for column, value in wanted.items())]
-        described = ", ".join(f"{column} = {value}" for column, value in wanted.items())
-        if len(found) > 1:
-            raise LookupError(f"{len(found)} rows of {self.file} have {described}")
-        if not found and required:
-            raise LookupError(f"no row of {self.file} has {described}")
-        return found[0] if found else {}
+    def rows_with(self, wanted: Mapping[str, str]) -> list[dict[str, str]]:
+        """The rows that have these values in these columns."""
+        return [row for row in read(self.file) if all(row.get(column) == value for column, value in wanted.items())]
 
 
 class PublishedCurves(BaseModel):
