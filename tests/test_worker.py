@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Process, federation, wait_for
 from scripted import CLIENT, HungUp, ScriptedCoordinator, Submission, files_in, opened, scripted
 
+from federation.attacks import Attack, AttackError
 from federation.digests import digest
 from federation.envelope import CONTEXTS, seal
 from federation.identity import IdentityError, MemberFiles
 from federation.refusals import Refusal
 from federation.tasks import DataSource, Part, initial_model, task
-from federation.training import TrainWork
+from federation.training import Trainer, TrainWork
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, Row, SignedEnvelope, UpdateManifest
 from federation.vectors import Layout, Tensor, parse_header, read_vector, to_bytes, update_layout, write_vectors
-from worker.attack import Attack, AttackError
+from worker.accomplices import Accomplices
+from worker.attacker import Attacker
 from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
 from worker.enroll import EnrollmentError, enroll
@@ -62,7 +65,9 @@ def coordinator() -> Iterator[ScriptedCoordinator]:
 class Running:
     """A worker in a thread."""
 
-    def __init__(self, home: Home, member: MemberFiles, offers: dict[str, Offer], attack: Attack | None = None) -> None:
+    def __init__(
+        self, home: Home, member: MemberFiles, offers: dict[str, Offer], attacker: Attacker | None = None
+    ) -> None:
         home.directory.mkdir(exist_ok=True)
         self.out = io.StringIO()
         self.home = home
@@ -74,7 +79,7 @@ class Running:
             device="cpu",
             events=Events(self.out),
             uniform=random.Random(0).uniform,
-            attack=attack,
+            attacker=attacker,
         )
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -262,7 +267,7 @@ def test_a_rehearsed_attack_scales_the_update_and_biases_the_reported_loss_alone
 ) -> None:
     layout, data = model
     coordinator.assign(coordinator.assignment(layout, data))
-    running = start(attack=Attack(100, 1000))
+    running = start(attacker=Attacker(Attack.parse("scale=100,bias=1000"), CLIENT))
     running.wait_for("receipt")
     assert running.events("attack")
     honest = offers["digits"].trainer.train(
@@ -278,6 +283,91 @@ def test_a_rehearsed_attack_scales_the_update_and_biases_the_reported_loss_alone
     np.testing.assert_array_equal(sent, honest.rows["loss"] * np.float32(100))
     assert submission.manifest.losses["loss"] == honest.losses["loss"] + 1000
     assert submission.manifest.metrics["train/loss"] == honest.metrics["train/loss"]
+
+
+def _sent(submission: Submission) -> np.ndarray[Any, np.dtype[np.float32]]:
+    _, offset = parse_header(submission.payload)
+    return np.frombuffer(submission.payload[offset:], dtype=np.float32)
+
+
+def test_an_attack_on_the_data_is_honest_training_on_the_wrong_labels(
+    coordinator: ScriptedCoordinator, tmp_path: Path, model: tuple[Layout, bytes]
+) -> None:
+    layout, data = model
+    flip = Attack.parse("label-flip")
+    poisoned, _ = prepare_offers(["digits"], SOURCE, device="cpu", threads=1, attack=flip, client_id=CLIENT)
+    coordinator.assign(coordinator.assignment(layout, data))
+    running = Running(Home(tmp_path / "home"), coordinator.member(), poisoned, Attacker(flip, CLIENT))
+    try:
+        running.wait_for("receipt")
+    finally:
+        running.stop()
+    splits = task("digits").load(SOURCE)
+    wrong = replace(splits, train=replace(splits.train, y=9 - splits.train.y))
+    expected = Trainer(task("digits"), wrong, "cpu", 1).train(
+        np.frombuffer(data[len(layout.header()) :], dtype=np.float32),
+        TrainWork(steps=1, batch_size=10, learning_rate=0.1),
+        seed=7,
+        round=0,
+        client_id=CLIENT,
+    )
+    np.testing.assert_array_equal(_sent(coordinator.submissions[0]), expected.rows["loss"])
+    assert dict(coordinator.submissions[0].manifest.losses) == dict(expected.losses)
+
+
+def test_a_free_rider_sends_noise_as_long_as_the_last_change_of_the_model_and_its_measured_loss(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Offer]
+) -> None:
+    layout, data = model
+    first = np.frombuffer(data[len(layout.header()) :], dtype=np.float32)
+    second = first + np.float32(0.25)
+    coordinator.assign(coordinator.assignment(layout, data, 0))
+    coordinator.assign(coordinator.assignment(layout, to_bytes(layout, second), 1))
+    running = start(attacker=Attacker(Attack.parse("free-rider"), CLIENT))
+    running.wait_for("receipt", 2)
+    sent = [_sent(submission) for submission in coordinator.submissions]
+    assert [float(row.std()) for row in sent] == pytest.approx([1e-3, 0.25], rel=0.05)
+    honest = offers["digits"].trainer.evaluate(second, ("train",))
+    assert coordinator.submissions[1].manifest.losses["loss"] == honest["train/loss"]
+
+
+def test_accomplices_wait_for_each_other_but_not_for_ever_and_leave_nothing(tmp_path: Path) -> None:
+    layout = update_layout([("loss", 3)])
+    rows = {name: np.full(3, number, dtype=np.float32) for number, name in enumerate(("a", "b"), 1)}
+    both = {name: Accomplices(tmp_path, name) for name in rows}
+    for one in both.values():
+        one.meet()
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:  # the other comes while the first one waits
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            both["b"].exchange("run/0/0", layout, rows["b"], seconds=0, pause=pause)
+
+    found = both["a"].exchange("run/0/0", layout, rows["a"], seconds=1, pause=pause)
+    np.testing.assert_array_equal(found, list(rows.values()))
+    assert len(pauses) == 2
+    for number in range(1, 5):
+        alone = both["a"].exchange(f"run/{number}/0", layout, rows["a"], seconds=0.1, pause=lambda seconds: None)
+        np.testing.assert_array_equal(alone, [rows["a"]])
+    assert len(files_in(tmp_path / "a")) == 2
+    for one in both.values():
+        one.leave()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("alie", "alie:z=NUMBER"), ("model-replacement", "boost=NUMBER"), ("backdoor:boost=0", "boost=NUMBER")],
+)
+def test_an_attack_that_depends_on_what_a_worker_does_not_know_is_refused_at_the_start(text: str, words: str) -> None:
+    with pytest.raises(AttackError, match=words):
+        Attacker(Attack.parse(text), CLIENT)
+
+
+def test_a_lone_attacker_is_told_when_its_attack_is_none() -> None:
+    assert "no attack" in Attacker(Attack.parse("mimic"), CLIENT).warning
+    assert "no attack" not in Attacker(Attack.parse("sign-flip"), CLIENT).warning
 
 
 # Refusing
@@ -835,17 +925,6 @@ def test_the_cache_starts_over_when_the_rest_does_not_fit_and_bounds_what_it_tak
         cache.get(digest(b"another"), 100, endless)
 
 
-@pytest.mark.parametrize("text", ["", "scale", "scale=", "scale=x", "scale=nan", "speed=3", "scale=1,scale=2"])
-def test_an_attack_that_says_nothing_is_refused(text: str) -> None:
-    with pytest.raises(AttackError, match="scale=100,bias=1000"):
-        Attack.parse(text)
-
-
-def test_an_attack_is_read_as_people_write_it() -> None:
-    assert Attack.parse("scale=100, bias=1000") == Attack(100.0, 1000.0)
-    assert Attack.parse("bias=-1e6") == Attack(1.0, -1e6)
-
-
 # With the coordinator as shipped
 
 
@@ -870,3 +949,31 @@ def test_workers_join_a_real_federation_and_carry_a_run_to_its_end(tmp_path: Pat
             assert sum(bool(receipt["payload"]) for receipt in receipts) == 2
             assert all(receipt["accepted"] for receipt in receipts)
             assert files_in(tmp_path / name / "spool") == []
+
+
+def test_attackers_of_a_real_federation_collude_or_are_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+    together = ["--attack", "alie:z=1", "--accomplices", str(tmp_path / "shared")]
+    options = {"a": together, "b": together, "c": ["--attack", "nan"]}
+    with federation(tmp_path) as made:
+        made.serve()
+        for name in options:
+            made.join(name)
+        workers = {
+            name: made.work(name, "--part", f"{number}/3", *more)
+            for number, (name, more) in enumerate(options.items(), 1)
+        }
+        for worker in workers.values():
+            worker.wait_for_text("attending federation")
+        run = made.submit("attacked", 'task = "digits"\nrounds = 2\n[selection]\nminimum = 3\n')
+        made.wait_completed(run)
+        for name in options:
+            assert "REHEARSAL OF AN ATTACK" in workers[name].text
+        found = made.query("select client_id, accepted, reason, payload from updates where payload_bytes > 0")
+        for client_id, accepted, reason, _ in found:
+            assert (bool(accepted), reason) == ((False, "non-finite") if client_id == "c" else (True, ""))
+        digests = {name: {row.payload for row in found if row.client_id == name} for name in "ab"}
+        assert len(digests["a"]) == 2
+        assert digests["a"] == digests["b"]
+        for name in "ab":
+            assert workers[name].stop() == 0
+        assert list((tmp_path / "shared").iterdir()) == []

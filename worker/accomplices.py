@@ -23,20 +23,24 @@ class Accomplices:
     Args:
         directory: the same for all accomplices; made when it is missing.
         client_id: who we are.
-
-    Raises:
-        HomeError: the directory cannot be written.
     """
 
     def __init__(self, directory: Path, client_id: str) -> None:
         self._directory = directory
         self._own = directory / client_id
         self._shown: deque[Path] = deque()
+
+    def meet(self) -> None:
+        """Puts up the own box: from now on the others wait for what it shows.
+
+        Raises:
+            HomeError: the directory cannot be written.
+        """
         try:
             rmtree(self._own, ignore_errors=True)  # an earlier process may have died
             self._own.mkdir(parents=True)
         except OSError as error:
-            raise HomeError(f"cannot meet accomplices in {directory}: {error}") from error
+            raise HomeError(f"cannot meet accomplices in {self._directory}: {error}") from error
 
     def exchange(
         self, occasion: str, layout: Layout, vector: Vector, *, seconds: float, pause: Callable[[float], None]

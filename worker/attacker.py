@@ -48,6 +48,15 @@ class Attacker:
             + "Never do this in a federation that is not your own"
         )
 
+    def meet(self) -> None:
+        """Begins the meetings with the accomplices.
+
+        Raises:
+            HomeError: their directory cannot be written.
+        """
+        if self.accomplices is not None:
+            self.accomplices.meet()
+
     def leave(self) -> None:
         """Ends the meetings with the accomplices."""
         if self.accomplices is not None:

@@ -145,8 +145,11 @@ class Worker:
 
         Raises:
             SessionError: the coordinator will not have this worker.
+            HomeError: the directory of the accomplices of an attack cannot be written.
             Exception: whatever ended one of the threads: nothing is left half-running.
         """
+        if self._attacker is not None:
+            self._attacker.meet()
         threads = [
             self._start("session", lambda: self._session.run(self._runner)),
             self._start("submission", self._submitter.run),
