@@ -1,0 +1,58 @@
+"""Calls for notebooks and scripts."""
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from simulation.history import History
+from simulation.simulate import Progress, Simulation
+
+
+def simulate(
+    spec: str | bytes | Path,
+    *,
+    data: str | Path | None = None,
+    home: str | Path | None = None,
+    device: str = "auto",
+    backend: str = "auto",
+    ray_address: str | None = None,
+    resume: bool = False,
+    progress: Callable[[Progress], object] = lambda progress: None,
+) -> History:
+    """Runs a specification on simulated clients.
+
+    Args:
+        spec: a run specification: a TOML document, or the path of one (a `Path`, or a text that ends in ".toml").
+        data: the directory of the task's data.
+        home: where the record goes; without it only the History is left of it.
+        device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
+        backend: how they train: "auto", "stacked", "loop" or "ray".
+        ray_address: of a Ray cluster, for the backend "ray".
+        resume: go on with the simulation in `home`.
+        progress: told after every round.
+
+    Raises:
+        SpecError, TaskError, DataError, PartError, AttackError: as the specification deserves.
+        SimulationError: nothing to resume, or another simulation is there.
+        HomeError: `home` holds a federation already.
+    """
+    if isinstance(spec, str) and spec.endswith(".toml"):
+        spec = Path(spec)
+    text = spec.read_bytes() if isinstance(spec, Path) else spec.encode() if isinstance(spec, str) else spec
+    with ExitStack() as stack:
+        directory = (
+            Path(home) if home is not None else Path(stack.enter_context(tempfile.TemporaryDirectory())) / "home"
+        )
+        simulation = stack.enter_context(
+            Simulation(
+                text,
+                directory,
+                data=Path(data) if data is not None else None,
+                device=device,
+                backend=backend,
+                ray_address=ray_address,
+                resume=resume,
+            )
+        )
+        return simulation.run(progress)

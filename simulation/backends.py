@@ -1,0 +1,54 @@
+"""What trains the simulated clients, chosen by name or automatically."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from federation.tasks import Splits, Task
+from simulation.local import LocalWork, Loop, Stacked, why_not_stacked
+
+BACKENDS = ("auto", "stacked", "loop", "ray")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A choice.
+
+    Attributes:
+        name: "stacked", "loop" or "ray".
+        why: why it is not "stacked", where that was to be chosen automatically.
+        local: what trains and evaluates.
+        close: gives back what it holds.
+    """
+
+    name: str
+    why: str
+    local: LocalWork
+    close: Callable[[], object] = lambda: None
+
+
+def pick_backend(
+    name: str, task: Task, splits: Mapping[str, Splits], *, device: str, ray_address: str | None = None
+) -> Backend:
+    """A backend by name; "auto" is "stacked" where clients can be trained together, else "loop".
+
+    Raises:
+        ValueError: no such backend, or a task that the one asked for cannot train.
+        ModuleNotFoundError: "ray" without Ray.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"no backend {name!r}: there are {', '.join(BACKENDS)}")
+    if name == "ray":
+        from simulation.ray import RayWork  # noqa: PLC0415 - an extra
+
+        work = RayWork(task.name, splits, device, ray_address)
+        return Backend("ray", "", work, work.close)
+    if name == "loop":
+        return Backend("loop", "", Loop(task, splits, device))
+    why = why_not_stacked(task, splits, device, strict=name == "stacked")
+    if why and name == "stacked":
+        raise ValueError(f"{task.name} cannot be trained stacked: {why}; use --backend loop")
+    return (
+        Backend("loop", why, Loop(task, splits, device))
+        if why
+        else Backend("stacked", "", Stacked(task, splits, device))
+    )

@@ -1,0 +1,302 @@
+"""The simulated fleet: the conductor's questions answered in this process.
+
+What a real member would sign is written down unsigned; what the coordinator would refuse is refused, with the same
+reason. Updates stay in memory, unless the algorithm needs them in later rounds.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.gram import Row
+from coordinator.aggregation.phases import Replies, Reply, Train
+from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings
+from coordinator.rounds.intake import content_problem, payload_problem
+from coordinator.rounds.states import close_phase, end_assignment
+from federation.attacks import attack_seed
+from federation.digests import digest
+from federation.envelope import envelope_digest
+from federation.refusals import Refusal
+from federation.training import TrainingDiverged, TrainingStopped, TrainResult, TrainWork
+from federation.v1 import common_pb2
+from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
+from federation.vectors import PayloadCheck, model_row, update_layout
+from simulation.local import LocalWork
+from simulation.population import Population
+from storage import models
+from storage.models import Assignment, AssignmentState, PhaseKind, PhaseState
+
+SOFTWARE = "simulation"
+Vector = NDArray[np.float32]
+
+
+class SimulatedFleet(Fleet):
+    """Clients without machines of their own.
+
+    Args:
+        run: whose fleet.
+        around: the database, the blobs, the clock.
+        algorithm: the run's, to know whether it needs updates later.
+        population: the clients.
+        local: what trains and evaluates them.
+        stopped: whether to give up; asked while clients train.
+    """
+
+    def __init__(
+        self,
+        run: RunFacts,
+        around: Surroundings,
+        *,
+        algorithm: Algorithm,
+        population: Population,
+        local: LocalWork,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._run = run
+        self._around = around
+        self._keeps_updates = algorithm.keeps_updates
+        self._population = population
+        self._local = local
+        self._stopped = stopped
+        self._last_base: Vector | None = None
+
+    def pool(self, session: Session) -> dict[str, int]:
+        """See the base: everybody with training samples."""
+        return {name: count for name, count in self._population.samples.items() if count > 0}
+
+    def ask(self, question: Question) -> Replies:
+        """See the base. Asked again, the same is computed again."""
+        base = model_row(self._around.blobs.path(question.base_model)).read()
+        try:
+            if isinstance(question.phase, Train):
+                return self._train(question, base)
+            return self._evaluate(question, base)
+        except TrainingStopped:
+            raise Held from None
+
+    # --- evaluation: nothing to record but the scores, which the conductor does
+
+    def _evaluate(self, question: Question, base: Vector) -> Replies:
+        splits = question.phase.splits if not isinstance(question.phase, Train) else ()
+        scores = self._local.evaluate(base, question.clients, splits, stopped=self._stopped)
+        return Replies(
+            [
+                Reply(client_id=name, samples=self._population.samples[name], losses={}, metrics=metrics)
+                for name, metrics in scores.items()
+            ],
+            device=self._around.device,
+        )
+
+    # --- training
+
+    def _train(self, question: Question, base: Vector) -> Replies:
+        train = self._run.spec.train
+        work = TrainWork(
+            epochs=train.epochs,
+            steps=train.steps,
+            batch_size=train.batch_size,
+            learning_rate=train.learning_rate,
+            proximal_mu=train.proximal_mu,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+        )
+        began = time.perf_counter()
+        attackers = self._population.attackers
+        idle = [name for name in question.clients if name in attackers and not attackers[name].trains]
+        training = [name for name in question.clients if name not in idle]
+        outcomes = self._local.train(
+            base, work, training, seed=self._run.spec.seed, round_=question.round, stopped=self._stopped
+        )
+        outcomes |= self._idle(question, base, idle)
+        seconds = (time.perf_counter() - began) / len(question.clients)
+        self._attack(question, base, outcomes)
+        replies, record = [], []
+        for name in sorted(outcomes):
+            row, reply = self._take(question, name, outcomes[name], seconds)
+            record.append(row)
+            if reply is not None:
+                replies.append(reply)
+        self._record(question, record)
+        return Replies(replies, device=self._around.device)
+
+    def _idle(self, question: Question, base: Vector, clients: list[str]) -> dict[str, TrainResult]:
+        """What clients that only pretend to train have to hand in: measured losses, and no step."""
+        objectives = self._phase(question).objectives
+        results = {}
+        for name, metrics in self._local.evaluate(base, clients, ("train",), stopped=self._stopped).items():
+            losses = {
+                key: metrics[at]
+                for key in objectives
+                if (at := f"train/loss/{key}" if len(objectives) > 1 else "train/loss") in metrics
+            }
+            rows = dict.fromkeys(objectives, np.zeros_like(base))
+            results[name] = TrainResult(rows, losses, metrics, self._population.samples[name], 0.0)
+        return results
+
+    def _attack(self, question: Question, base: Vector, outcomes: dict[str, TrainResult | TrainingDiverged]) -> None:
+        """Attackers know the honest updates of the round; their own places are taken by what they make of them."""
+        change = np.zeros_like(base) if self._last_base is None else self._last_base - base
+        self._last_base = base
+        attacks = {name: one for name, one in self._population.attackers.items() if name in outcomes}
+        if not attacks:
+            return
+        honest = [one for name, one in sorted(outcomes.items()) if name not in attacks and isinstance(one, TrainResult)]
+        for objective in self._phase(question).objectives:
+            rows = [one.rows[objective] for one in honest]
+            peers = np.stack(rows) if rows else np.empty((0, len(base)), dtype=np.float32)
+            for name, attack in attacks.items():
+                outcome = outcomes[name]
+                if isinstance(outcome, TrainResult):
+                    seed = attack_seed(self._run.spec.seed, question.round, name)
+                    own = outcome.rows[objective] if attack.trains else change
+                    sent = attack.on_update(own, peers=peers, m=len(outcomes), seed=seed)
+                    outcomes[name] = _with_row(outcome, objective, sent)
+        for name, attack in attacks.items():
+            outcome = outcomes[name]
+            if isinstance(outcome, TrainResult):
+                outcomes[name] = TrainResult(
+                    outcome.rows, attack.on_losses(outcome.losses), outcome.metrics, outcome.samples, outcome.seconds
+                )
+
+    def _take(
+        self, question: Question, name: str, outcome: TrainResult | TrainingDiverged, seconds: float
+    ) -> tuple[Assignment, Reply | None]:
+        """One client's reply as the intake would take it: accepted, or refused with its reason."""
+        now = self._around.clock()
+        assignment = Assignment(
+            assignment_id=digest(f"{self._run.run_id}/{question.round}/{question.number}/{name}".encode())[7:39],
+            client_id=name,
+            state=AssignmentState.OPEN,
+            base_model=question.base_model,
+            envelope=b"",
+            created=now,
+        )
+        if isinstance(outcome, TrainingDiverged):
+            end_assignment(assignment, AssignmentState.DECLINED, now, "training-diverged", str(outcome))
+            return assignment, None
+        layout = update_layout([(objective, len(row)) for objective, row in outcome.rows.items()])
+        check = PayloadCheck(layout)
+        pieces = [memoryview(layout.header()), *(row.data.cast("B") for row in outcome.rows.values())]
+        for piece in pieces:
+            check.feed(piece)
+        payload = check.finish()
+        manifest = UpdateManifest(
+            federation_id=self._around.federation_id,
+            run_id=self._run.run_id,
+            round=question.round,
+            phase=question.number,
+            assignment_id=assignment.assignment_id,
+            client_id=name,
+            base_model=question.base_model,
+            spec=self._run.spec_digest,
+            rows=[common_pb2.Row(objective=key, dtype="F32", length=len(row)) for key, row in outcome.rows.items()],
+            payload=payload,
+            payload_bytes=layout.file_bytes,
+            samples=outcome.samples,
+            losses=dict(outcome.losses),
+            metrics=dict(outcome.metrics),
+            software=SOFTWARE,
+            task=self._run.spec.task,
+            seconds=seconds,
+        )
+        limit = self._run.spec.limits.samples
+        problem = content_problem(manifest, trains=True, limit=limit) or payload_problem(check)
+        envelope = SignedEnvelope(manifest=manifest.SerializeToString(deterministic=True))
+        if problem is None and self._keeps_updates:
+            with self._around.blobs.writer(hash=False) as writer:
+                for piece in pieces:
+                    writer.write(piece)
+                writer.commit(payload)
+        update = models.Update(
+            client_id=name,
+            accepted=problem is None,
+            reason=problem.reason if problem else "",
+            envelope=envelope.SerializeToString(deterministic=True),
+            envelope_digest=envelope_digest(envelope),
+            receipt=b"",
+            payload=payload if problem is None and self._keeps_updates else "",
+            payload_bytes=layout.file_bytes,
+            samples=outcome.samples,
+            losses={key: value for key, value in outcome.losses.items() if np.isfinite(value)},
+            metrics=dict(outcome.metrics),
+            received=now,
+        )
+        assignment.updates.append(update)
+        _end(assignment, problem, now)
+        if problem is not None:
+            return assignment, None
+        rows: tuple[Row, ...] = tuple(outcome.rows.values())
+        return assignment, Reply(
+            client_id=name,
+            samples=outcome.samples,
+            losses=outcome.losses,
+            metrics=outcome.metrics,
+            rows=rows,
+            envelope=update.envelope_digest,
+            payload=update.payload,
+        )
+
+    def _record(self, question: Question, assignments: list[Assignment]) -> None:
+        now = self._around.clock()
+        with self._around.database.begin() as session:
+            found = session.scalar(
+                select(models.Phase.phase_id).where(
+                    models.Phase.round_id == question.round_id, models.Phase.number == question.number
+                )
+            )
+            if found is not None:
+                return  # before the simulation was interrupted
+            self._run.running(session)
+            phase = models.Phase(
+                round_id=question.round_id,
+                number=question.number,
+                kind=PhaseKind.TRAIN,
+                state=PhaseState.OPEN,
+                wanted=question.wanted,
+                started=now,
+                deadline=now + timedelta(seconds=self._run.spec.train.deadline_seconds),
+            )
+            phase.assignments.extend(assignments)
+            close_phase(phase, now)
+            session.add(phase)
+
+    def _phase(self, question: Question) -> Train:
+        if not isinstance(question.phase, Train):
+            raise TypeError(f"{question.phase} is no training")
+        return question.phase
+
+
+def enroll(session: Session, population: Population, task: str, around: Surroundings) -> None:
+    """Puts the simulated clients on record, unless they are."""
+    known = set(session.scalars(select(models.Client.client_id)))
+    for name, samples in population.samples.items():
+        if name not in known:
+            session.add(
+                models.Client(
+                    client_id=name,
+                    state=models.ClientState.ACTIVE,
+                    signing_key=bytes(32),
+                    key_id=digest(name.encode()).partition(":")[2],
+                    tasks={task: samples},
+                    software=SOFTWARE,
+                    enrolled=around.clock(),
+                )
+            )
+
+
+def _with_row(outcome: TrainResult, objective: str, row: Vector) -> TrainResult:
+    rows: Mapping[str, Vector] = {**outcome.rows, objective: np.ascontiguousarray(row, dtype=np.float32)}
+    return TrainResult(rows, outcome.losses, outcome.metrics, outcome.samples, outcome.seconds)
+
+
+def _end(assignment: Assignment, problem: Refusal | None, now: datetime) -> None:
+    if problem is None:
+        end_assignment(assignment, AssignmentState.FULFILLED, now)
+    else:
+        end_assignment(assignment, AssignmentState.REJECTED, now, problem.reason, problem.message)

@@ -1,0 +1,148 @@
+"""What a simulation came to: numbers in memory, as tables for a notebook."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from federation.runs import RunSpec
+from federation.vectors import model_row
+from storage.blobs import BlobStore
+from storage.models import Assignment, AssignmentState, Evaluation, Phase, Round, Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """A run, read from its record.
+
+    Attributes:
+        run_id: its id.
+        spec: what was asked for.
+        state: how it ended: COMPLETED, or PAUSED when it was interrupted.
+        model: the last model, float32 (d,).
+        attackers: the clients that attacked.
+        seconds: that the rounds of this call took.
+        round_records: one for each round; see `rounds`.
+        client_records: see `clients`.
+        update_records: see `updates`.
+    """
+
+    run_id: str
+    spec: RunSpec
+    state: str
+    model: NDArray[np.float32]
+    attackers: tuple[str, ...]
+    seconds: float
+    round_records: tuple[Record, ...]
+    client_records: tuple[Record, ...]
+    update_records: tuple[Record, ...]
+
+    @property
+    def rounds(self) -> "pd.DataFrame":
+        """One row for each round: round, state, reason, seconds, and every metric of the round by its name."""
+        return _frame(self.round_records)
+
+    @property
+    def clients(self) -> "pd.DataFrame":
+        """One row for each evaluated round, client and split: round, client, split, loss, accuracy, samples."""
+        return _frame(self.client_records)
+
+    @property
+    def updates(self) -> "pd.DataFrame":
+        """One row for each client of each round: accepted, reason, samples, loss, norm, weight, coefficient, cosine."""
+        return _frame(self.update_records)
+
+
+def read_history(
+    session: Session, blobs: BlobStore, run: Run, *, attackers: tuple[str, ...], seconds: float
+) -> History:
+    """Reads a run's record."""
+    rounds = session.scalars(select(Round).where(Round.run_id == run.run_id).order_by(Round.number)).all()
+    numbers = {round_.round_id: round_.number for round_ in rounds}
+    scores = session.execute(
+        select(
+            Evaluation.round_id,
+            Evaluation.client_id,
+            Evaluation.split,
+            Evaluation.loss,
+            Evaluation.accuracy,
+            Evaluation.samples,
+        )
+        .where(Evaluation.round_id.in_(select(Round.round_id).where(Round.run_id == run.run_id)))
+        .order_by(Evaluation.round_id, Evaluation.client_id, Evaluation.split)
+    )
+    return History(
+        run_id=run.run_id,
+        spec=RunSpec.parse(run.spec),
+        state=run.state,
+        model=model_row(blobs.path(run.model)).read(),
+        attackers=attackers,
+        seconds=seconds,
+        round_records=tuple(
+            {
+                "round": round_.number,
+                "state": str(round_.state),
+                "reason": round_.reason,
+                "seconds": (round_.ended - round_.started).total_seconds() if round_.ended else None,
+                **round_.metrics,
+            }
+            for round_ in rounds
+        ),
+        client_records=tuple(
+            {
+                "round": numbers[number],
+                "client": client,
+                "split": split,
+                "loss": loss,
+                "accuracy": accuracy,
+                "samples": samples,
+            }
+            for number, client, split, loss, accuracy, samples in scores
+        ),
+        update_records=tuple(_update_records(session, run.run_id)),
+    )
+
+
+def _update_records(session: Session, run_id: str) -> list[Record]:
+    found = session.execute(
+        select(Round.number, Assignment)
+        .join(Phase, Phase.round_id == Round.round_id)
+        .join(Assignment, Assignment.phase_id == Phase.phase_id)
+        .where(Round.run_id == run_id)
+        .order_by(Round.number, Phase.number, Assignment.client_id)
+    )
+    records = []
+    for number, assignment in found:
+        record: Record = {
+            "round": number,
+            "client": assignment.client_id,
+            "accepted": assignment.state is AssignmentState.FULFILLED,
+            "reason": assignment.reason,
+        }
+        for update in assignment.updates:
+            record |= {
+                "samples": update.samples,
+                "loss": update.losses.get("loss", next(iter(update.losses.values()), None)),
+                "norm": update.norm,
+                "weight": update.weight,
+                "coefficient": update.coefficient,
+                "cosine": update.cosine,
+            }
+        records.append(record)
+    return records
+
+
+def _frame(records: tuple[Record, ...]) -> "pd.DataFrame":
+    try:
+        import pandas as pd  # noqa: PLC0415 - whoever wants tables has it
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("tables need pandas: install fedpareto[experiments]", name="pandas") from None
+    return pd.DataFrame.from_records(list(records))

@@ -1,0 +1,345 @@
+"""Local work of simulated clients: one after the other, or all at once with their parameters stacked.
+
+Both draw the same batches as a real worker of that name does, so that what they compute differs by rounding only.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_map
+
+from federation.tasks import Dataset, Splits, Task
+from federation.tasks import parameters as flat
+from federation.training import (
+    Trainer,
+    TrainingDiverged,
+    TrainingStopped,
+    TrainResult,
+    TrainWork,
+    deterministic,
+    split_metrics,
+    training_seed,
+)
+
+Outcome = TrainResult | TrainingDiverged
+Stopped = Callable[[], bool]
+
+
+class LocalWork(ABC):
+    """Trains and evaluates simulated clients."""
+
+    @abstractmethod
+    def train(
+        self,
+        base: NDArray[np.float32],
+        work: TrainWork,
+        clients: Sequence[str],
+        *,
+        seed: int,
+        round_: int,
+        stopped: Stopped,
+    ) -> dict[str, Outcome]:
+        """What each client's training came to.
+
+        Args:
+            base: w_t, (d,).
+            work: how to train.
+            clients: who.
+            seed: of the run.
+            round_: from 0.
+            stopped: asked now and then.
+
+        Raises:
+            TrainingStopped: `stopped` said so.
+        """
+
+    @abstractmethod
+    def evaluate(
+        self, base: NDArray[np.float32], clients: Sequence[str], splits: tuple[str, ...], *, stopped: Stopped
+    ) -> dict[str, dict[str, float]]:
+        """What a model scores at each client; see `Trainer.evaluate`.
+
+        Raises:
+            TrainingStopped: `stopped` said so.
+        """
+
+
+class Loop(LocalWork):
+    """One client after the other, with the very code of a worker."""
+
+    def __init__(self, task: Task, splits: Mapping[str, Splits], device: str) -> None:
+        self._trainers: dict[str, Trainer] = {}
+        first: Trainer | None = None
+        for name, own in splits.items():
+            self._trainers[name] = first.on(own) if first is not None else Trainer(task, own, device)
+            first = first or self._trainers[name]
+
+    def train(
+        self,
+        base: NDArray[np.float32],
+        work: TrainWork,
+        clients: Sequence[str],
+        *,
+        seed: int,
+        round_: int,
+        stopped: Stopped,
+    ) -> dict[str, Outcome]:
+        """See the base."""
+        outcomes: dict[str, Outcome] = {}
+        for name in clients:
+            try:
+                outcomes[name] = self._trainers[name].train(
+                    base, work, seed=seed, round=round_, client_id=name, stopped=stopped
+                )
+            except TrainingDiverged as error:
+                outcomes[name] = error
+        return outcomes
+
+    def evaluate(
+        self, base: NDArray[np.float32], clients: Sequence[str], splits: tuple[str, ...], *, stopped: Stopped
+    ) -> dict[str, dict[str, float]]:
+        """See the base."""
+        return {name: self._trainers[name].evaluate(base, splits, stopped=stopped) for name in clients}
+
+
+class Stacked(LocalWork):
+    """All clients with equally many samples at once: `torch.func.vmap` over their stacked parameters."""
+
+    def __init__(self, task: Task, splits: Mapping[str, Splits], device: str) -> None:
+        self._task = task
+        self._device = torch.device(device)
+        self._model = flat.build(task).to(self._device)
+        self._layout = flat.layout(self._model)
+        self._names = [name for name, _ in flat.trainable(self._model)]
+        self._shapes = [parameter.shape for _, parameter in flat.trainable(self._model)]
+        self._sizes = [tensor.size for tensor in self._layout.tensors]
+        self._splits = {
+            name: {kind: self._place(getattr(own, kind)) for kind in ("train", "validation", "test")}
+            for name, own in splits.items()
+        }
+
+    def train(
+        self,
+        base: NDArray[np.float32],
+        work: TrainWork,
+        clients: Sequence[str],
+        *,
+        seed: int,
+        round_: int,
+        stopped: Stopped,
+    ) -> dict[str, Outcome]:
+        """See the base."""
+        began = time.perf_counter()
+        groups: dict[int, list[str]] = defaultdict(list)
+        for name in clients:
+            groups[len(self._splits[name]["train"])].append(name)
+        outcomes: dict[str, Outcome] = {}
+        with deterministic(self._device, seed):
+            start = self._parameters(base)
+            measured = self._measure(start, clients, "train", stopped)
+            for members in groups.values():
+                keys = [training_seed(seed, round_, name) for name in members]
+                outcomes |= self._train_group(start, work, members, keys, stopped)
+        seconds = (time.perf_counter() - began) / len(clients)
+        for name, outcome in outcomes.items():
+            losses, accuracy, samples = measured[name]
+            if not np.isfinite(list(losses.values())).all():
+                outcomes[name] = TrainingDiverged(0)
+            elif isinstance(outcome, TrainResult):
+                metrics = split_metrics("train", losses, accuracy, samples)
+                outcomes[name] = TrainResult(outcome.rows, losses, metrics, samples, seconds)
+        return outcomes
+
+    def evaluate(
+        self, base: NDArray[np.float32], clients: Sequence[str], splits: tuple[str, ...], *, stopped: Stopped
+    ) -> dict[str, dict[str, float]]:
+        """See the base."""
+        found: dict[str, dict[str, float]] = {name: {} for name in clients}
+        with deterministic(self._device, 0):
+            model = self._parameters(base)
+            for split in splits:
+                for name, measured in self._measure(model, clients, split, stopped).items():
+                    found[name] |= split_metrics(split, *measured)
+        return found
+
+    def _train_group(
+        self, start: list[Tensor], work: TrainWork, members: list[str], keys: list[int], stopped: Stopped
+    ) -> dict[str, Outcome]:
+        """SGD of clients whose splits are of one size, once for each objective."""
+        total = work.count(len(self._splits[members[0]]["train"]))
+        rows: dict[str, dict[str, NDArray[np.float32]]] = {name: {} for name in members}
+        diverged: dict[str, TrainingDiverged] = {}
+        for objective in self._task.objectives:
+            values = [part.expand(len(members), *part.shape).clone() for part in start]
+            losses = self._descend(objective, start, values, work, total, members, keys, stopped)
+            updates = torch.cat([(a - b).reshape(len(members), -1) for a, b in zip(start, values, strict=True)], dim=1)
+            finite = torch.cat([losses.isfinite(), updates.isfinite().all(dim=1)[None]]).cpu().numpy()
+            for place, (name, row) in enumerate(zip(members, updates.cpu().numpy(), strict=True)):
+                rows[name][objective] = row
+                if not finite[:, place].all():
+                    diverged.setdefault(name, TrainingDiverged(min(total, int(np.argmin(finite[:, place])) + 1)))
+        return {name: diverged.get(name) or TrainResult(rows[name], {}, {}, 0, 0.0) for name in members}
+
+    def _descend(
+        self,
+        objective: str,
+        start: list[Tensor],
+        values: list[Tensor],
+        work: TrainWork,
+        total: int,
+        members: list[str],
+        keys: list[int],
+        stopped: Stopped,
+    ) -> Tensor:
+        """SGD as `Trainer` does it; `values` move in place. Returns the losses, (steps, clients)."""
+
+        def loss_of(parameters: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+            output = functional_call(self._model, dict(zip(self._names, parameters, strict=True)), (x,))
+            return self._task.losses(output, y)[objective]
+
+        losses = []
+        velocity = [torch.zeros_like(part) for part in values] if work.momentum else []
+        batches = _Batches([self._splits[name]["train"] for name in members], work.batch_size, keys, self._device)
+        self._model.train()
+        for _ in range(total):
+            if stopped():
+                raise TrainingStopped
+            x, y = batches.next()
+            leaves = [part.requires_grad_() for part in values]
+            loss = vmap(loss_of)(leaves, x, y)
+            gradients = list(torch.autograd.grad(loss.sum(), leaves))
+            with torch.no_grad():
+                values = [part.detach_() for part in values]
+                if work.weight_decay:
+                    torch._foreach_add_(gradients, values, alpha=work.weight_decay)
+                if work.proximal_mu:
+                    torch._foreach_add_(gradients, values, alpha=work.proximal_mu)
+                    torch._foreach_sub_(gradients, [part[None] for part in start], alpha=work.proximal_mu)
+                if velocity:
+                    torch._foreach_mul_(velocity, work.momentum)
+                    torch._foreach_add_(velocity, gradients)
+                    gradients = velocity
+                torch._foreach_sub_(values, gradients, alpha=work.learning_rate)
+            losses.append(loss.detach())
+        return torch.stack(losses)
+
+    def _measure(
+        self, model: list[Tensor], clients: Sequence[str], split: str, stopped: Stopped
+    ) -> dict[str, tuple[dict[str, float], float | None, int]]:
+        """Losses, accuracy and samples of one split of each client: whole clients share a forward pass."""
+        self._model.eval()
+        named = dict(zip(self._names, model, strict=True))
+        found: dict[str, tuple[dict[str, float], float | None, int]] = {}
+        with torch.no_grad():
+            for some in self._passes(clients, split):
+                if stopped():
+                    raise TrainingStopped
+                parts = [self._splits[name][split] for name in some]
+                output = functional_call(self._model, named, (torch.cat([part.x for part in parts]),))
+                begin = 0
+                for name, part in zip(some, parts, strict=True):
+                    place = slice(begin, begin + len(part))
+                    begin = place.stop
+                    own = tree_map(lambda whole, place=place: whole[place], output)
+                    losses = {key: value.item() for key, value in self._task.losses(own, part.y).items()}
+                    hits = self._task.correct(own, part.y)
+                    found[name] = (losses, None if hits is None else hits.float().mean().item(), len(part))
+        return found | {name: ({}, None, 0) for name in clients if name not in found}
+
+    def _passes(self, clients: Sequence[str], split: str) -> list[list[str]]:
+        """Clients in groups whose samples together make up about one batch of evaluation."""
+        groups: list[list[str]] = []
+        room = 0
+        for name in clients:
+            count = len(self._splits[name][split])
+            if count == 0:
+                continue
+            if count > room:
+                groups.append([])
+                room = max(count, self._task.evaluation_batch)
+            groups[-1].append(name)
+            room -= count
+        return groups
+
+    def _parameters(self, base: NDArray[np.float32]) -> list[Tensor]:
+        vector = torch.from_numpy(np.array(base, dtype=np.float32)).to(self._device)
+        return [part.view(shape) for part, shape in zip(torch.split(vector, self._sizes), self._shapes, strict=True)]
+
+    def _place(self, data: Dataset) -> Dataset:
+        return Dataset(data.x.detach().to(self._device), data.y.detach().to(self._device))
+
+
+class _Batches:
+    """The minibatches of several clients side by side, each in the order that its own worker would draw."""
+
+    def __init__(self, data: list[Dataset], size: int, keys: list[int], device: torch.device) -> None:
+        self._data = data
+        self._count = len(data[0])
+        self._size = size if 0 < size < self._count else self._count
+        self._device = device
+        self._generators = [torch.Generator().manual_seed(key) for key in keys]
+        self._begin = self._count
+        self._orders: list[Tensor] = []
+        self._whole: tuple[Tensor, Tensor] | None = None
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """Batches: x (clients, batch, ...) and y (clients, batch, ...)."""
+        if self._size == self._count:
+            if self._whole is None:
+                self._whole = torch.stack([part.x for part in self._data]), torch.stack([part.y for part in self._data])
+            return self._whole
+        if self._begin >= self._count:
+            self._orders = [torch.randperm(self._count, generator=each).to(self._device) for each in self._generators]
+            self._begin = 0
+        chosen = [order[self._begin : self._begin + self._size] for order in self._orders]
+        self._begin += self._size
+        pairs = list(zip(self._data, chosen, strict=True))
+        return torch.stack([part.x[index] for part, index in pairs]), torch.stack(
+            [part.y[index] for part, index in pairs]
+        )
+
+
+def why_not_stacked(task: Task, splits: Mapping[str, Splits], device: str, *, strict: bool = False) -> str:
+    """Why clients of a task cannot, or should not, be trained together; empty when they can.
+
+    Args:
+        task: what is learned.
+        splits: the clients' data.
+        device: where they train.
+        strict: only what makes it impossible counts, not what makes it slow.
+    """
+    model = flat.build(task)
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return "dropout draws its own numbers for each client"
+        if isinstance(module, nn.RNNBase):
+            return "recurrent layers cannot be stacked"
+        if not strict and isinstance(module, nn.modules.conv._ConvNd) and torch.device(device).type == "cpu":
+            return "stacked convolutions are slower than a loop on a CPU"
+    sizes = [len(own.train) for own in splits.values() if len(own.train)]
+    if not strict and len(set(sizes)) > max(1, len(sizes) // 2):
+        return "the clients hold different numbers of samples"
+    first = next(own.train for own in splits.values() if len(own.train))
+    try:
+        _try_stacked(task, model, Dataset(first.x[:1], first.y[:1]))
+    except RuntimeError as error:
+        return f"the model cannot be stacked: {str(error).splitlines()[0]}"
+    return ""
+
+
+def _try_stacked(task: Task, model: nn.Module, data: Dataset) -> None:
+    names = [name for name, _ in flat.trainable(model)]
+    stacked = [parameter.detach()[None].clone().requires_grad_() for _, parameter in flat.trainable(model)]
+
+    def loss_of(parameters: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        output = functional_call(model, dict(zip(names, parameters, strict=True)), (x,))
+        return torch.stack(list(task.losses(output, y).values())).sum()
+
+    torch.autograd.grad(vmap(loss_of)(stacked, data.x[None], data.y[None]).sum(), stacked)

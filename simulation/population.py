@@ -1,0 +1,70 @@
+"""The clients of a simulation: their names, their data, and which of them attack."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from federation.attacks import Attack, attack_seed
+from federation.runs import SimulationSpec
+from federation.tasks import DataSource, Part, Splits, Task
+from federation.tasks.partition import deal_all
+
+
+@dataclass(frozen=True)
+class Population:
+    """Who takes part.
+
+    Attributes:
+        splits: every client's data, poisoned where its owner does that; ordered by name.
+        attackers: the attack of each client that is not honest.
+    """
+
+    splits: Mapping[str, Splits]
+    attackers: Mapping[str, Attack]
+
+    @property
+    def samples(self) -> dict[str, int]:
+        """Training samples by client."""
+        return {name: len(splits.train) for name, splits in self.splits.items()}
+
+
+def populate(task: Task, spec: SimulationSpec, source: DataSource, *, seed: int) -> Population:
+    """Deals a task's data to the clients that a specification asks for.
+
+    Args:
+        task: what is learned.
+        spec: how many clients there are, what they hold, and who attacks.
+        source: where the data is.
+        seed: of the run, for what attackers draw at random.
+
+    Raises:
+        DataError: missing or malformed data, or too little of it for so many clients.
+        AttackError: no such attack.
+        PartError: no such partition.
+    """
+    names = client_names(spec.clients)
+    dealt = _deal(task, spec, source)
+    attack = Attack.parse(spec.attack) if spec.attackers else None
+    attackers = dict.fromkeys(names[spec.clients - spec.attackers :], attack) if attack is not None else {}
+    splits = {}
+    for name, own in zip(names, dealt, strict=True):
+        splits[name] = (
+            own
+            if attack is None or name not in attackers
+            else attack.poison(own, task, seed=attack_seed(seed, 0, name))
+        )
+    return Population(splits, {name: one for name, one in attackers.items() if one is not None})
+
+
+def client_names(count: int) -> list[str]:
+    """client-000, client-001, ...: as wide as it takes for their order to be that of their numbers."""
+    width = max(3, len(str(count - 1)))
+    return [f"client-{number:0{width}d}" for number in range(count)]
+
+
+def _deal(task: Task, spec: SimulationSpec, source: DataSource) -> list[Splits]:
+    parts = [
+        Part(index, spec.clients, spec.partition, spec.partition_seed, spec.sizes) for index in range(spec.clients)
+    ]
+    if type(task).pool is Task.pool:  # a task that only knows how to load one client's own
+        return [task.load(DataSource(source.directory, part, source.download)) for part in parts]
+    return deal_all(task.pool(source), parts[0])

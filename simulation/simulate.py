@@ -1,0 +1,253 @@
+"""A simulation from beginning to end: a coordinator's home, clients in this process, the conductor in between."""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import select
+
+from coordinator.clock import utc_now
+from coordinator.home import Home, Settings
+from coordinator.rounds.conductor import Conductor
+from coordinator.rounds.fleet import Held, RunFacts, Surroundings
+from coordinator.rounds.specification import parse_run
+from coordinator.rounds.states import move_run
+from federation.digests import digest
+from federation.tasks import DataSource, initial_model, task
+from federation.training import pick_device
+from federation.vectors import to_bytes
+from simulation.backends import Backend, pick_backend
+from simulation.fleet import SimulatedFleet, enroll
+from simulation.history import History, read_history
+from simulation.population import populate
+from storage import models
+from storage.blobs import BlobStore
+from storage.database import Database
+from storage.models import Round, RoundState, Run, RunState
+from storage.retention import collect
+
+_KEEP_ROUNDS = 2  # whose models stay
+_COLLECT_EVERY = 20  # rounds
+
+
+class SimulationError(Exception):
+    """A simulation that cannot begin or go on; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a simulation is.
+
+    Attributes:
+        done: rounds that are over.
+        total: rounds of the run.
+        metrics: of the last round.
+        rate: rounds a second, of this call.
+    """
+
+    done: int
+    total: int
+    metrics: Mapping[str, float]
+    rate: float
+
+
+class Simulation(AbstractContextManager["Simulation"]):
+    """One run on simulated clients.
+
+    Args:
+        spec: the run specification, a TOML document.
+        home: the directory for the record; made, unless `resume`.
+        data: the directory of the task's data.
+        download: whether the task may fetch a public data set into it.
+        device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
+        backend: how they train: "auto", "stacked", "loop" or "ray".
+        ray_address: of a Ray cluster, for the backend "ray"; one is started on this machine without it.
+        resume: go on with the simulation in `home`.
+
+    Attributes:
+        spec: what is simulated.
+        backend: what trains the clients, and why.
+        cautions: what the specification's author should know.
+
+    Raises:
+        SpecError, TaskError, DataError, PartError, AttackError: as the specification deserves.
+        SimulationError: nothing to resume, or another simulation is there.
+        HomeError: `home` holds a federation already.
+    """
+
+    def __init__(
+        self,
+        spec: bytes,
+        home: Path,
+        *,
+        data: Path | None = None,
+        download: bool = False,
+        device: str = "auto",
+        backend: str = "auto",
+        ray_address: str | None = None,
+        resume: bool = False,
+    ) -> None:
+        self.spec, self._algorithm = parse_run(spec)
+        self.cautions = self._algorithm.cautions()
+        chosen = pick_device(device)
+        learned = task(self.spec.task)
+        self._population = populate(
+            learned, self.spec.simulation, DataSource(data, download=download), seed=self.spec.seed
+        )
+        self.backend: Backend = pick_backend(
+            backend, learned, self._population.splits, device=chosen, ray_address=ray_address
+        )
+        self._stopping = False
+        self._home = _home(home, self.spec.name, resume)
+        self._database = Database.open(self._home.database_url, durable=False)
+        try:
+            self._database.lock_exclusive()
+            self._blobs = BlobStore(self._home.blobs_dir, durable=False)
+            self._around = Surroundings(
+                database=self._database,
+                blobs=self._blobs,
+                signing_key=self._home.signing_key,
+                federation_id=self._home.federation_id,
+                device="cpu",
+                clock=utc_now,
+                wait=self._wait,
+                changed=lambda: None,
+            )
+            self.run_id = self._resumed(spec) if resume else self._submitted(spec)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.backend.close()
+        self._database.close()
+
+    @property
+    def attackers(self) -> tuple[str, ...]:
+        """The clients that attack."""
+        return tuple(self._population.attackers)
+
+    def stop(self) -> None:
+        """Ends `run` soon, from any thread or signal handler; what was done is kept and can be resumed."""
+        self._stopping = True
+
+    def run(self, progress: Callable[[Progress], object] = lambda progress: None) -> History:
+        """Goes on to the end, or until `stop`.
+
+        Args:
+            progress: told after every round.
+        """
+        facts = RunFacts.load(self._database, self.run_id)
+        began, first = time.perf_counter(), self._rounds_done()
+
+        def changed() -> None:
+            done, metrics = self._last_round()
+            if done <= first or done == last[0]:
+                return
+            last[0] = done
+            progress(Progress(done, self.spec.rounds, metrics, (done - first) / (time.perf_counter() - began)))
+            if done % _COLLECT_EVERY == 0:
+                self._collect()
+
+        last = [first]
+        around = Surroundings(**{**vars(self._around), "changed": changed})
+        fleet = SimulatedFleet(
+            facts,
+            around,
+            algorithm=self._algorithm,
+            population=self._population,
+            local=self.backend.local,
+            stopped=lambda: self._stopping,
+        )
+        try:
+            Conductor(facts, around, fleet).conduct()
+        except Held:
+            self._pause()
+        self._collect()
+        with self._database.read() as session:
+            run = session.get_one(Run, self.run_id)
+            return read_history(
+                session, self._blobs, run, attackers=self.attackers, seconds=time.perf_counter() - began
+            )
+
+    def _wait(self, seconds: float | None) -> None:
+        # Asked to wait, the conductor lacks clients; there will never be more of them.
+        if self._stopping:
+            raise Held
+        if seconds is None:
+            raise SimulationError(
+                f"a round needs {self.spec.selection.minimum} clients with data (selection.minimum); "
+                f"there are {sum(count > 0 for count in self._population.samples.values())}"
+            )
+
+    def _rounds_done(self) -> int:
+        return self._last_round()[0]
+
+    def _last_round(self) -> tuple[int, Mapping[str, float]]:
+        with self._database.read() as session:
+            last = session.scalar(
+                select(Round)
+                .where(Round.run_id == self.run_id, Round.state.in_([RoundState.COMPLETED, RoundState.SKIPPED]))
+                .order_by(Round.number.desc())
+                .limit(1)
+            )
+        return (0, {}) if last is None else (last.number + 1, last.metrics)
+
+    def _submitted(self, document: bytes) -> str:
+        layout, vector = initial_model(task(self.spec.task), self.spec.seed)
+        content = to_bytes(layout, vector)
+        model = self._blobs.put(content)
+        now = utc_now()
+        run_id = secrets.token_hex(6)
+        with self._database.begin() as session:
+            models.note_model(session, model, size=len(content), parameters=layout.size, created=now)
+            enroll(session, self._population, self.spec.task, self._around)
+            session.add(
+                Run(
+                    run_id=run_id,
+                    name=self.spec.name,
+                    state=RunState.PENDING,
+                    spec=document,
+                    spec_digest=digest(document),
+                    initial_model=model,
+                    model=model,
+                    state_data={},
+                    submitted_by="simulation",
+                    created=now,
+                )
+            )
+        return run_id
+
+    def _resumed(self, document: bytes) -> str:
+        with self._database.begin() as session:
+            run = session.scalar(select(Run).order_by(Run.created.desc()).limit(1))
+            if run is None:
+                raise SimulationError(f"{self._home.directory} holds no simulation to resume")
+            if run.spec_digest != digest(document):
+                raise SimulationError(
+                    f"{self._home.directory} holds a simulation of another specification ({run.name}): "
+                    "resume it with its own, or simulate this one in another directory"
+                )
+            if run.state is RunState.PAUSED:
+                move_run(run, RunState.RUNNING, utc_now())
+            return run.run_id
+
+    def _pause(self) -> None:
+        with self._database.begin() as session:
+            run = session.get_one(Run, self.run_id)
+            if run.state is RunState.RUNNING:
+                move_run(run, RunState.PAUSED, utc_now(), "interrupted; fedpareto simulate --resume goes on")
+
+    def _collect(self) -> None:
+        later = datetime.fromtimestamp(time.time() + 1, UTC)  # nobody else writes here: nothing is too young
+        collect(self._database, self._blobs, now=later, grace_seconds=0, keep_rounds=_KEEP_ROUNDS)
+
+
+def _home(directory: Path, name: str, resume: bool) -> Home:
+    if resume:
+        return Home.load(directory)
+    return Home.init(directory, Settings(federation_id=name), now=utc_now())
