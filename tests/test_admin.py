@@ -19,6 +19,7 @@ from sqlalchemy import select
 from coordinator.aggregation.fedavg import FedAvg
 from coordinator.rounds.engine import Engine
 from coordinator.rounds.hub import Hub
+from coordinator.rounds.metrics import DEFINITIONS
 from coordinator.services import finding, views
 from coordinator.services.model_intake import ModelIntake
 from federation.channels import refusal_from_rpc_error
@@ -27,8 +28,10 @@ from federation.refusals import Refusal
 from federation.v1.admin_pb2 import (
     ApproveClientRequest,
     CreateTokenRequest,
+    ExportRoundsRequest,
     GetRoundRequest,
     GetRunRequest,
+    ListRoundsRequest,
     ListRunsRequest,
     PauseRunRequest,
     RevokeClientRequest,
@@ -143,7 +146,14 @@ def test_a_round_shows_every_clients_part_and_the_cosines(
     assert np.allclose(cosines, cosines.T)
     assert [phase["kind"] for phase in last["phases"]] == ["TRAIN", "EVALUATE"]
     assert last["step"]["decoded"]["result_model"] == last["summary"]["result_model"]
-    assert last["summary"]["bytes_up"] > 3 * 4 * LAYOUT.size
+    assert last["summary"]["worst_client"] == "alpha"  # all are equal: the first by name
+    numbers = last["summary"]["metrics"]
+    assert numbers["bytes/up"] == 3 * last["participations"][0]["payload_bytes"] > 3 * 4 * LAYOUT.size
+    assert numbers["bytes/refused"] == 0
+    # Each member fetched the new model to evaluate it; the one that it trained from it had evaluated before.
+    assert numbers["bytes/down"] == 3 * len(to_bytes(LAYOUT, np.zeros(LAYOUT.size, dtype=np.float32)))
+    first = centre.admin("round", run_id, "0")["summary"]["metrics"]
+    assert first["bytes/down"] == 2 * numbers["bytes/down"]
     assert centre.admin("round", "finished", "0")["summary"]["round"] == 0
 
 
@@ -163,6 +173,35 @@ def test_the_tables_for_people_fit_and_name_what_they_show(
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
         assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= 100
+
+
+def test_an_export_has_every_round_with_every_clients_part_and_scores(
+    stub: AdminStub, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    run_id, _ = finished
+    rounds = list(stub.ExportRounds(ExportRoundsRequest(run="finished")))
+    assert [item.summary for item in rounds] == list(stub.ListRounds(ListRoundsRequest(run=run_id)).rounds)
+    for item in rounds:
+        detail = stub.GetRound(GetRoundRequest(run=run_id, round=item.summary.round))
+        for part in detail.participations:
+            assert part.key_id
+            part.key_id = ""
+        assert list(item.participations) == list(detail.participations)
+        assert {scored.client_id: dict(scored.scores) for scored in item.scores} == {
+            part.client_id: dict(part.evaluation) for part in item.participations
+        }
+    with refused("NOT_FOUND", "run-unknown"):
+        list(stub.ExportRounds(ExportRoundsRequest(run="nothing")))
+
+
+def test_every_number_that_a_round_records_is_defined(
+    centre: Federation, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    found = centre.admin("round", finished[0], "-1")["summary"]["metrics"]
+    of_the_algorithm = {"residual", "iterations"}
+    assert set(found) - of_the_algorithm <= set(DEFINITIONS)
+    missing = {"loss/validation", "loss/worst", "loss/jain", "backdoor"}  # nobody has those here
+    assert set(DEFINITIONS) - set(found) == missing
 
 
 def test_updates_carry_the_signed_envelope_for_a_third_party(

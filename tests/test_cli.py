@@ -12,6 +12,7 @@ import typer.main
 from rich.console import Console
 from typer.testing import CliRunner
 
+from coordinator.rounds.metrics import DEFINITIONS
 from federation.runs import RunSpec
 from federation.v1.admin_pb2 import ExportModelResponse, GetRoundResponse, Participation, RoundSummary, Run
 from federation.v1.common_pb2 import AssignmentState, RoundState, RunState, StepManifest
@@ -253,6 +254,38 @@ def test_the_heat_map_says_below_it_what_its_colours_mean() -> None:
     matrix, _, legend = text_of(render.heat_map(a_round(2))).rstrip().rpartition("\n\n")
     assert "hospital-number-1" in matrix
     assert " ".join(legend.split()) == "blue: against each other -1 0 1 red: together"
+
+
+def test_a_standstill_is_said_clearly_with_who_may_have_caused_it() -> None:
+    item = a_round(3)
+    item.summary.reason = "stationary"
+    item.summary.metrics["stationary"] = 0.0
+    assert "No direction" not in text_of(render.round_(item))
+    item.summary.metrics["stationary"] = 1.0
+    text = " ".join(text_of(render.round_(item)).split())
+    assert "No direction is good for every participant" in text
+    assert "Pareto-stationary" in text
+    assert "of length 0" not in text
+    assert "of the weight" not in text
+    item.participations[0].update_norm = 0.0
+    item.participations[2].weight = 0.5
+    text = " ".join(text_of(render.round_(item)).split())
+    assert "hospital-number-0 sent an update of length 0." in text
+    assert "hospital-number-2 alone got 50.0 % of the weight" in text
+
+
+def test_a_round_shows_every_number_once_and_names_the_worst_client() -> None:
+    item = a_round(2)
+    item.summary.metrics.update(dict.fromkeys(DEFINITIONS, 0.25) | {"corrected": 7.0})
+    item.summary.worst_client = "hospital-number-1"
+    text = " ".join(text_of(render.round_(item)).split())
+    assert "worst client hospital-number-1: accuracy 25.0 %" in text
+    assert "algorithm corrected 7.000" in text
+    known = [name for names in render._MEASURED.values() for name in names] + list(render._ELSEWHERE)
+    assert sorted(known) == sorted(DEFINITIONS)
+    row = text_of(render.rounds([item.summary]))
+    assert "hospital-num" in row
+    assert max(len(line.rstrip()) for line in row.splitlines()) <= 100
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from coordinator.aggregation.registry import algorithm
 from coordinator.home import Settings
+from coordinator.rounds.metrics import DEFINITIONS
 from federation.refusals import REASONS
 from federation.runs import RunSpec
 
@@ -32,6 +33,11 @@ def blocks(text: str, *languages: str) -> Iterator[str]:
 def test_the_page_of_reasons_lists_exactly_the_reasons_with_their_status() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| `([A-Z_]+)` \| .+ \| .+ \|$", PROSE[ROOT / "docs/reasons.md"], re.MULTILINE)
     assert rows == [(reason, status.value) for reason, status in REASONS.items()]
+
+
+def test_the_page_of_metrics_is_the_table_of_definitions() -> None:
+    rows = re.findall(r"^\| `([a-z0-9_/]+)` \| (.+) \| (.+) \|$", PROSE[ROOT / "docs/metrics.md"], re.MULTILINE)
+    assert rows == [(name, definition, source) for name, (definition, source) in DEFINITIONS.items()]
 
 
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -145,7 +145,6 @@ def test_an_accuracy_that_is_no_share_is_left_out_and_losses_stand_in_where_ther
     found = outcome.scores(replies(rows, test_loss=[1.0, 1.0, 4.0], train_loss=[1.0, 2.0, 3.0]))
     assert (found["loss/worst"], found["loss/jain"]) == (4.0, pytest.approx(36 / 54))
     assert not any(name.startswith("accuracy") for name in found)
-    assert outcome.scores(replies(rows, test_backdoor=[0.0, 1.0, 0.5]))["backdoor"] == 0.5
 
 
 def test_an_update_is_d_floats_and_a_header_as_the_reference_counts() -> None:

@@ -73,7 +73,11 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "and never answered is not known",
             "9.8",
         ),
-        "backdoor": ("mean share of triggered test images that the clients saw taken for the attacker's class", "8"),
+        "backdoor": (
+            "share of the triggered test samples of other classes that the new model takes for the attacker's class; "
+            "where a simulation has such an attacker",
+            "8",
+        ),
         "evaluated": ("clients that evaluated the new model", "9.1"),
     }
 )

@@ -8,6 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.base import conflicts
+from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.phases import Replies, Reply, Step
 from coordinator.rounds import metrics
 from storage.models import Assignment, AssignmentState, Evaluation, Model, Phase, PhaseKind, Update
@@ -24,7 +25,7 @@ class Share:
         norm: the length of its update (of the sum of its rows).
         weight: lambda.
         coefficient: c; NaN where the direction is made coordinate by coordinate.
-        cosine: between its update and the direction c U; 0 where either has no length, NaN where there is no c.
+        cosine: between its update and the direction; 0 where either has no length.
     """
 
     norm: float
@@ -33,23 +34,22 @@ class Share:
     cosine: float
 
 
-def shares(step: Step) -> dict[str, Share]:
-    """Each client's share in the step, from K alone, in the order of the rows."""
+def shares(step: Step, direction: Direction) -> dict[str, Share]:
+    """Each client's share in the step, whose direction has been measured, in the order of the rows."""
     gram, answer = step.gram, step.combination
     coefficients = np.full(len(gram), np.nan) if answer.coordinates is not None else answer.coefficients
-    products = gram @ coefficients
-    length = np.sqrt(np.maximum(coefficients @ products, 0.0))
     found = {}
     start = 0
     for reply in step.replies:
         rows = slice(start, start + len(reply.rows))
         start = rows.stop
         norm = float(np.sqrt(max(float(gram[rows, rows].sum()), 0.0)))
+        length = norm * direction.norm
         found[reply.client_id] = Share(
             norm=norm,
             weight=float(answer.weights[rows].sum()),
             coefficient=float(coefficients[rows].sum()),
-            cosine=0.0 if norm * length == 0 else float(products[rows].sum() / (norm * length)),
+            cosine=float(direction.products[rows].sum()) / length if length > 0 else 0.0,
         )
     return found
 
@@ -98,9 +98,6 @@ def scores(replies: Replies) -> dict[str, float]:
     judged = next((values for values in losses.values() if values), [])
     if judged and "accuracy/mean" not in found:
         found |= {"loss/worst": max(judged), "loss/jain": metrics.jain(judged)}
-    backdoor = _measured(replies, "test/backdoor")
-    if backdoor:
-        found["backdoor"] = float(np.mean(backdoor))
     found["evaluated"] = float(len(replies))
     return found
 
