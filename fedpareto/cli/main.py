@@ -14,6 +14,7 @@ from fedpareto.cli import admin, coordinator, worker
 from fedpareto.cli.aggregate import aggregate_command
 from fedpareto.cli.demo import demo_command
 from fedpareto.cli.failure import INTERRUPTED, Failure
+from fedpareto.cli.simulate import simulate_command
 
 _HELP = """Federated learning that sacrifices none of its members.
 
@@ -48,6 +49,7 @@ app.command("demo")(demo_command)
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(worker.app, name="worker")
 app.add_typer(admin.app, name="admin")
+app.command("simulate")(simulate_command)
 app.command("aggregate")(aggregate_command)
 
 
