@@ -20,6 +20,7 @@ from federation.tasks import (
     DataSource,
     Part,
     PartError,
+    Pool,
     Splits,
     Task,
     TaskError,
@@ -96,6 +97,16 @@ def test_a_package_cannot_take_the_name_of_a_built_in_task(tmp_path: Path, monke
 # ---- parts
 
 
+def _pool(labels: np.ndarray) -> Pool:
+    """Samples that are their own numbers."""
+    return Pool(torch.arange(len(labels)), torch.from_numpy(labels))
+
+
+def _labels(labels: np.ndarray, scheme: str) -> list[np.ndarray]:
+    """The labels that each of ten clients holds."""
+    return [labels[own] for own in partition(_pool(labels), Part(0, 10, scheme))]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     scheme=st.sampled_from(SCHEMES),
@@ -108,7 +119,7 @@ def test_the_parts_of_every_scheme_are_disjoint_complete_and_level(
     scheme: str, count: int, size: int, classes: int, seed: int
 ) -> None:
     labels = np.random.default_rng(seed).integers(0, classes, size)
-    parts = [partition(labels, Part(index, count, scheme, seed)) for index in range(count)]
+    parts = partition(_pool(labels), Part(0, count, scheme, seed))
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(size))
     sizes = [len(part) for part in parts]
     shards = int(scheme.partition(":")[2]) if scheme.startswith("shards") else 1
@@ -118,34 +129,44 @@ def test_the_parts_of_every_scheme_are_disjoint_complete_and_level(
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_part_depends_on_its_seed_alone(scheme: str) -> None:
     labels = np.arange(500) % 10
-    one, again, other = (partition(labels, Part(2, 8, scheme, seed)) for seed in (4, 4, 5))
+    one, again, other = (partition(_pool(labels), Part(0, 8, scheme, seed))[2] for seed in (4, 4, 5))
     assert np.array_equal(one, again)
     assert not np.array_equal(one, other)
 
 
 def test_two_shards_hold_few_labels_and_iid_parts_hold_all() -> None:
     labels = np.repeat(np.arange(10), 100)
-    for index in range(10):
-        assert len(np.unique(labels[partition(labels, Part(index, 10, "shards:2"))])) <= 2
-        assert len(np.unique(labels[partition(labels, Part(index, 10, "iid"))])) == 10
+    for few, all_ in zip(_labels(labels, "shards:2"), _labels(labels, "iid"), strict=True):
+        assert len(np.unique(few)) <= 2
+        assert len(np.unique(all_)) == 10
 
 
 def test_a_small_dirichlet_alpha_skews_and_a_large_one_levels() -> None:
     labels = np.repeat(np.arange(10), 200)
 
     def largest_share(alpha: str) -> float:
-        parts = [labels[partition(labels, Part(index, 10, f"dirichlet:{alpha}"))] for index in range(10)]
+        parts = _labels(labels, f"dirichlet:{alpha}")
         return float(np.mean([np.bincount(part).max() / len(part) for part in parts]))
 
     assert largest_share("0.05") > 0.5
     assert largest_share("1000") < 0.2
 
 
-def test_the_papers_cifar_recipe_gives_each_of_100_clients_400_50_50() -> None:
-    labels = np.repeat(np.arange(10), 5000)
-    own = partition(labels, Part(7, 100, "shards:5"))
-    assert len(own) == 500
-    assert [len(cut) for cut in split(len(own), seed=0, index=7)] == [400, 50, 50]
+@pytest.mark.parametrize(
+    ("samples", "clients", "scheme", "each"),
+    [
+        (50_000, 100, "shards:5", [400, 50, 50]),  # FedMGDA+: 500 shards of 100
+        (50_000, 100, "shards:2", [400, 50, 50]),  # FedFV: 200 shards of 250
+        (60_000, 200, "shards:2", [240, 30, 30]),  # FedFV: 400 shards of 150
+    ],
+)
+def test_the_papers_recipes_give_every_client_as_many_samples_as_the_papers(
+    samples: int, clients: int, scheme: str, each: list[int]
+) -> None:
+    labels = np.repeat(np.arange(10), samples // 10)
+    for own in partition(_pool(labels), Part(0, clients, scheme)):
+        assert [len(cut) for cut in split(len(own))] == each
+        assert len(np.unique(labels[own])) <= int(scheme[-1])
 
 
 @given(count=st.integers(0, 500), seed=st.integers(0, 5))
@@ -158,7 +179,19 @@ def test_a_split_is_disjoint_complete_and_leaves_no_cut_empty_from_three_samples
 
 
 @pytest.mark.parametrize(
-    "scheme", ["", "iid:", "shards", "shards:0", "shards:x", "dirichlet:0", "dirichlet:-1", "dirichlet:nan", "random"]
+    "scheme",
+    [
+        "",
+        "iid:",
+        "shards",
+        "shards:0",
+        "shards:x",
+        "dirichlet:0",
+        "dirichlet:-1",
+        "dirichlet:nan",
+        "random",
+        "natural:",
+    ],
 )
 def test_an_unknown_scheme_is_refused(scheme: str) -> None:
     with pytest.raises(PartError, match="scheme"):
@@ -177,7 +210,7 @@ def test_parts_are_written_from_one() -> None:
 
 def test_more_clients_than_samples_is_refused() -> None:
     with pytest.raises(PartError, match="5 samples"):
-        partition(np.zeros(5, dtype=np.int64), Part(0, 3, "shards:2"))
+        partition(_pool(np.zeros(5, dtype=np.int64)), Part(0, 3, "shards:2"))
     with pytest.raises(DataError, match="1797 samples"):
         task("digits").load(DataSource(part=Part(0, 1000, "shards:2")))
 

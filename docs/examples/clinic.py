@@ -8,15 +8,14 @@ import torch
 from sklearn.datasets import load_breast_cancer
 from torch import nn
 
-from federation.tasks import DataError, DataSource, Splits, Task
-from federation.tasks.partition import deal
+from federation.tasks import DataError, DataSource, Pool, Task
 
 
 class Tumours(Task):
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(30, 16), nn.GroupNorm(4, 16), nn.Tanh(), nn.Linear(16, 2))
 
-    def load(self, source: DataSource) -> Splits:
+    def pool(self, source: DataSource) -> Pool:
         if source.directory is None:
             x, y = load_breast_cancer(return_X_y=True)
         else:
@@ -30,4 +29,4 @@ class Tumours(Task):
                 ) from error
         # The same scale at every clinic, whatever its own patients look like.
         features = torch.log(torch.from_numpy(x).float() + 1e-3)
-        return deal(features, torch.from_numpy(y).long(), source.part)
+        return Pool(features, torch.from_numpy(y).long())

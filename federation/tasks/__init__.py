@@ -42,6 +42,11 @@ class PartError(ValueError):
     """A part of a data set that cannot be cut."""
 
 
+_POSITIVE = r"(?=.*[1-9])[0-9]{1,6}(\.[0-9]{1,9})?"
+_SCHEMES = {"iid": None, "natural": None, "shards": r"[1-9][0-9]{0,5}", "dirichlet": _POSITIVE}
+_SIZES = {"equal": None, "lognormal": _POSITIVE}
+
+
 @dataclass(frozen=True)
 class Part:
     """Which part of one shared data set this client rehearses with. Members with data of their own need none.
@@ -49,8 +54,10 @@ class Part:
     Attributes:
         index: 0 to count - 1.
         count: how many clients share the data set.
-        scheme: "iid", "shards:S" (S shards of the label-sorted set each) or "dirichlet:ALPHA" (see `partition`).
-        seed: clients with the same seed, count and scheme hold disjoint parts.
+        scheme: "iid", "shards:S" (S shards of the label-sorted set each), "dirichlet:ALPHA" or "natural" (what one
+            owner holds); see `federation.tasks.partition.partition`.
+        seed: clients with the same seed, count, scheme and sizes hold disjoint parts.
+        sizes: "equal", or for iid and dirichlet "lognormal:SIGMA" (see `federation.tasks.partition.quotas`).
 
     Raises:
         PartError: an index or a count out of range, or an unknown scheme.
@@ -60,25 +67,24 @@ class Part:
     count: int
     scheme: str = "iid"
     seed: int = 0
+    sizes: str = "equal"
 
     def __post_init__(self) -> None:
         if self.count < 1 or not 0 <= self.index < self.count:
             raise PartError(f"part {self.index + 1} of {self.count}: parts count from 1/{max(self.count, 1)}")
         if self.seed < 0:
             raise PartError(f"the seed of a partition is not negative; got {self.seed}")
-        kind, _, argument = self.scheme.partition(":")
-        known = {
-            "iid": not argument and ":" not in self.scheme,
-            "shards": re.fullmatch(r"[1-9][0-9]{0,5}", argument) is not None,
-            "dirichlet": re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?", argument) is not None and float(argument) > 0,
-        }
-        if not known.get(kind, False):
+        if not _known(self.scheme, _SCHEMES):
             raise PartError(
-                f"unknown scheme {self.scheme!r}: use iid, shards:S (S >= 1) or dirichlet:ALPHA (ALPHA > 0)"
+                f"unknown scheme {self.scheme!r}: use iid, shards:S (S >= 1), dirichlet:ALPHA (ALPHA > 0) or natural"
             )
+        if not _known(self.sizes, _SIZES):
+            raise PartError(f"unknown sizes {self.sizes!r}: use equal or lognormal:SIGMA (SIGMA > 0)")
+        if self.sizes != "equal" and self.scheme.partition(":")[0] not in ("iid", "dirichlet"):
+            raise PartError(f"sizes {self.sizes!r} go with iid and dirichlet; {self.scheme!r} has sizes of its own")
 
     @classmethod
-    def parse(cls, text: str, scheme: str = "iid", seed: int = 0) -> "Part":
+    def parse(cls, text: str, scheme: str = "iid", seed: int = 0, sizes: str = "equal") -> "Part":
         """Reads "3/8", the third of eight parts, as people write it: counted from 1.
 
         Raises:
@@ -87,7 +93,14 @@ class Part:
         match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
         if match is None:
             raise PartError(f"{text!r} is no part: write 3/8 for the third of eight")
-        return cls(int(match[1]) - 1, int(match[2]), scheme, seed)
+        return cls(int(match[1]) - 1, int(match[2]), scheme, seed, sizes)
+
+
+def _known(text: str, forms: dict[str, str | None]) -> bool:
+    """Whether a text is one of these kinds, followed by an argument of its form where it takes one."""
+    kind, colon, argument = text.partition(":")
+    form = forms.get(kind)
+    return kind in forms and (re.fullmatch(form, argument) is not None if form else not colon)
 
 
 @dataclass(frozen=True)
@@ -134,6 +147,49 @@ class Splits:
     test: Dataset
 
 
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Every sample of a data set, before it is dealt to clients.
+
+    Attributes:
+        x: what the model takes, (n, ...).
+        y: what the objectives compare with, (n, ...).
+        labels: (n,) int64, the classes that shards and Dirichlet deal by, such as a pair of labels as one number; None
+            where y is that already.
+        owners: the names of those whose data this is; none where it has no natural owners.
+        owner: (n,) int64, whose each sample is, an index into `owners`.
+        test: an official test part. With the scheme "natural" it is dealt to the same owners.
+
+    Raises:
+        DataError: lengths that differ, or owners that are unknown or have one name.
+    """
+
+    x: "torch.Tensor"
+    y: "torch.Tensor"
+    labels: "NDArray[np.int64] | None" = None
+    owners: tuple[str, ...] = ()
+    owner: "NDArray[np.int64] | None" = None
+    test: "Pool | None" = None
+
+    def __post_init__(self) -> None:
+        for name, values in (("samples", self.x), ("labels to deal by", self.labels), ("owners", self.owner)):
+            if values is not None and len(values) != len(self.y):
+                raise DataError(f"{len(values)} {name} but {len(self.y)} labels")
+        if bool(self.owners) != (self.owner is not None) or len(set(self.owners)) < len(self.owners):
+            raise DataError("a pool names each owner once, and says of each sample whose it is, or does neither")
+        if (
+            self.owner is not None
+            and len(self.owner)
+            and not 0 <= self.owner.min() <= self.owner.max() < len(self.owners)
+        ):
+            raise DataError(f"a sample has owner {self.owner.min()} or {self.owner.max()} of {len(self.owners)}")
+        if self.test is not None and self.test.owners != self.owners:
+            raise DataError("the test part of a pool has other owners than the pool")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
 class Task(ABC):
     """What a federation learns. Subclass it, say what the model and the data are, and name the class to the worker.
 
@@ -155,13 +211,24 @@ class Task(ABC):
         initial values may come from torch's global generator, which is seeded before the call.
         """
 
-    @abstractmethod
-    def load(self, source: DataSource) -> Splits:
-        """This client's data.
+    def pool(self, source: DataSource) -> Pool:
+        """All the data at the source, before a part of it is dealt. `source.part` plays no role.
 
         Raises:
             DataError: missing or malformed.
+            NotImplementedError: the task defines `load` alone.
         """
+        raise NotImplementedError(f"{type(self).__name__} defines neither pool nor load")
+
+    def load(self, source: DataSource) -> Splits:
+        """This client's data: its part of the pool, or all of it, cut into train, validation and test.
+
+        Raises:
+            DataError: missing or malformed, or too little for so many clients.
+        """
+        from federation.tasks.partition import deal  # noqa: PLC0415
+
+        return deal(self.pool(source), source.part)
 
     def losses(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
         """The mean loss of a batch for each objective. Classification with logits unless a task says otherwise.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import DataError, DataSource, Part, Splits, Task
-from federation.tasks.partition import deal, partition
+from federation.tasks import DataError, DataSource, Part, Pool, Task
+from federation.tasks.partition import partition
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,16 +31,13 @@ class Digits(Task):
 
         return digits_mlp()
 
-    def load(self, source: DataSource) -> Splits:
-        """Pixels in [0, 1], (n, 64), with labels (n,), cut 80/10/10.
+    def pool(self, source: DataSource) -> Pool:
+        """Pixels in [0, 1], (n, 64), with labels (n,).
 
         Raises:
             DataError: the directory has no digits.npz, or one that does not hold digits.
         """
-        import torch  # noqa: PLC0415
-
-        x, y = _bundled() if source.directory is None else _read(source.directory / FILE)
-        return deal(torch.from_numpy(x.astype(np.float32) / _INK), torch.from_numpy(y.astype(np.int64)), source.part)
+        return _pool(*(_bundled() if source.directory is None else _read(source.directory / FILE)))
 
 
 def write_parts(directories: Sequence[Path], *, scheme: str = "shards:2", seed: int = 0) -> tuple[Path, ...]:
@@ -54,12 +51,18 @@ def write_parts(directories: Sequence[Path], *, scheme: str = "shards:2", seed: 
     """
     x, y = _bundled()
     written = []
-    for index, directory in enumerate(directories):
-        own = partition(y, Part(index, len(directories), scheme, seed))
+    parts = partition(_pool(x, y), Part(0, len(directories), scheme, seed))
+    for directory, own in zip(directories, parts, strict=True):
         directory.mkdir(parents=True, exist_ok=True)
         np.savez(directory / FILE, x=x[own], y=y[own])
         written.append(directory / FILE)
     return tuple(written)
+
+
+def _pool(x: NDArray[np.uint8], y: NDArray[np.int64]) -> Pool:
+    import torch  # noqa: PLC0415
+
+    return Pool(torch.from_numpy(x.astype(np.float32) / _INK), torch.from_numpy(y))
 
 
 def _bundled() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

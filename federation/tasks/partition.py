@@ -1,119 +1,251 @@
 """How one data set becomes many clients: who holds which samples, and what each keeps back.
 
-Every client computes the whole partition and keeps its own part, so that clients that agree on count, scheme and seed
-hold disjoint parts that make up the whole, without a word between them.
+Every client computes the whole partition and keeps its own part, so that clients that agree on count, scheme, sizes and
+seed hold disjoint parts without a word between them.
 """
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import DataError, Dataset, Part, PartError, Splits
+from federation.tasks import DataError, Dataset, Part, PartError, Pool, Splits
 
-if TYPE_CHECKING:
-    from torch import Tensor
+LEAST = 10  # samples, of a client of unequal size: 8, 1 and 1 when they are cut
 
-# Names of the random streams of a partition: the same seed deals, and splits, independently.
+# Names of the random streams of a partition: the same seed deals, splits and sizes independently.
 _DEAL = 0
 _SPLIT = 1
+_QUOTAS = 2
+
+_BLOCK = 4096  # draws of a class at a time
 
 Indices = NDArray[np.int64]
 
 
-def partition(labels: NDArray[np.int64], part: Part) -> Indices:
-    """The samples of one part.
+def partition(pool: Pool, part: Part) -> list[Indices]:
+    """The samples of every part. All schemes but "natural" deal out everything.
 
     "iid": a random deal. "shards:S": sort by label, cut into S * count shards whose sizes differ by at most one, deal S
     to each client (McMahan et al. 2017; FedMGDA+ section 6.1). "dirichlet:ALPHA": client i draws its shares of the
-    classes from Dir(ALPHA), and the clients take turns at random, each drawing a class from its shares and a sample of
-    that class, until all are dealt (Acar et al. 2021). Parts are disjoint, complete, and equal in size up to S.
+    classes from Dir(ALPHA); then a client with quota left is picked at random, draws a class from its shares (again
+    while that class is used up) and gets a sample of it, until all are dealt (Acar et al. 2021; FedCMOO appendix).
+    "natural": client i holds what owner i holds; when there are fewer clients than owners, the largest owners take
+    part. Owners are ordered by name.
 
     Args:
-        labels: (n,) the class of each sample.
-        part: which part.
+        pool: the samples.
+        part: any of the parts.
 
     Returns:
-        The indices of its samples, ascending.
+        For each client the indices of its samples, ascending and disjoint.
 
     Raises:
-        PartError: fewer samples than clients (or shards).
+        PartError: fewer samples (or owners) than clients, or nothing to deal by.
     """
     kind, _, argument = part.scheme.partition(":")
+    if kind == "natural":
+        parts = _grouped(_owner(pool), len(pool.owners))
+        return [parts[owner] for owner in _holders(pool, part.count)]
     pieces = part.count * int(argument) if kind == "shards" else part.count
-    if len(labels) < pieces:
-        raise PartError(
-            f"{len(labels)} samples cannot be cut into {pieces} pieces ({part.scheme}, {part.count} clients)"
-        )
+    if len(pool) < pieces:
+        raise PartError(f"{len(pool)} samples cannot be cut into {pieces} pieces ({part.scheme}, {part.count} clients)")
     random = np.random.default_rng([part.seed, _DEAL])
     if kind == "iid":
-        chosen = np.array_split(random.permutation(len(labels)), part.count)[part.index]
+        chosen = np.split(random.permutation(len(pool)), np.cumsum(quotas(len(pool), part))[:-1])
     elif kind == "shards":
-        shards = np.array_split(np.argsort(labels, kind="stable"), pieces)
-        hand = np.array_split(random.permutation(pieces), part.count)[part.index]
-        chosen = np.concatenate([shards[shard] for shard in hand])
+        shards = np.array_split(np.argsort(classes(pool), kind="stable"), pieces)
+        hands = np.array_split(random.permutation(pieces), part.count)
+        chosen = [np.concatenate([shards[shard] for shard in hand]) for hand in hands]
     else:
-        chosen = _dirichlet(labels, part, float(argument), random)
-    return np.sort(chosen).astype(np.int64)
+        chosen = _dirichlet(classes(pool), quotas(len(pool), part), float(argument), random)
+    return [np.sort(own) for own in chosen]
 
 
-def split(count: int, *, seed: int = 0, index: int = 0) -> tuple[Indices, Indices, Indices]:
+def quotas(samples: int, part: Part) -> Indices:
+    """How many samples each client gets, for "iid" and "dirichlet".
+
+    "equal": numbers that differ by at most one. "lognormal:SIGMA": every client gets `LEAST` samples, or all the same
+    number when there are too few for that; the rest is shared in proportion to exp(SIGMA z), z standard normal.
+
+    Args:
+        samples: how many there are, at least as many as clients.
+        part: any of the parts.
+
+    Returns:
+        (count,) numbers that sum to `samples`.
+    """
+    kind, _, argument = part.sizes.partition(":")
+    logarithms = np.zeros(part.count)
+    if kind == "lognormal":
+        logarithms = float(argument) * np.random.default_rng([part.seed, _QUOTAS]).standard_normal(part.count)
+    weights = np.exp(logarithms - logarithms.max())
+    least = min(LEAST, samples // part.count)
+    ideal = (samples - least * part.count) * weights / weights.sum()
+    counts = least + np.floor(ideal).astype(np.int64)
+    largest_remainders = np.argsort(np.floor(ideal) - ideal, kind="stable")
+    counts[largest_remainders[: samples - counts.sum()]] += 1
+    return counts
+
+
+def classes(pool: Pool) -> Indices:
+    """(n,) the class of each sample, which shards and Dirichlet deal by.
+
+    Raises:
+        PartError: the pool has no labels to deal by, and its y are no classes.
+    """
+    if pool.labels is not None:
+        return pool.labels
+    if pool.y.dim() != 1 or pool.y.is_floating_point() or pool.y.is_complex():
+        shape = ", ".join(["n", *map(str, pool.y.shape[1:])])
+        raise PartError(
+            f"targets ({shape}) of {pool.y.dtype} are no classes to deal by; use iid, or a task whose pool has labels"
+        )
+    labels: Indices = pool.y.numpy().astype(np.int64)
+    return labels
+
+
+def split(count: int, *, seed: int = 0, index: int = 0, test: bool = True) -> tuple[Indices, Indices, Indices]:
     """Cuts a client's samples into train, validation and test, 80/10/10, at random.
 
     Args:
         count: how many samples.
         seed: of the partition.
         index: of the client.
+        test: False where there is an official test part: then 90/10, and the third is empty.
 
     Returns:
-        Three disjoint, ascending arrays that make up 0 to count - 1. From three samples on, none is empty.
+        Three disjoint, ascending arrays that make up 0 to count - 1. From three samples on, no other is empty.
     """
     held = max(1, round(count / 10)) if count >= 3 else 0
     order = np.random.default_rng([seed, _SPLIT, index]).permutation(count)
-    train, validation, test = np.split(order, [count - 2 * held, count - held])
-    return np.sort(train), np.sort(validation), np.sort(test)
+    kept = held if test else 0
+    train, validation, tested = np.split(order, [count - held - kept, count - kept])
+    return np.sort(train), np.sort(validation), np.sort(tested)
 
 
-def deal(x: "Tensor", y: "Tensor", part: Part | None) -> Splits:
-    """One client's splits of a pool of labelled samples; without a part the whole pool is its own.
+def deal(pool: Pool, part: Part | None) -> Splits:
+    """One client's splits of a pool; without a part the whole pool is its own.
 
-    Args:
-        x: (n, ...) the samples.
-        y: (n,) their classes.
-        part: the client's part.
+    Its test split is its share of the pool's official test part where that has one and the scheme is "natural" (or
+    there is no part); otherwise a tenth of its own samples.
 
     Raises:
-        DataError: samples and labels differ in number, or are too few for that many clients.
+        DataError: the pool cannot be dealt so; the message says why.
     """
-    if len(x) != len(y):
-        raise DataError(f"{len(x)} samples but {len(y)} labels")
-    if part is not None:
-        try:
-            own = partition(y.numpy(), part)
-        except PartError as error:
-            raise DataError(str(error)) from error
-        x, y = x[own], y[own]
-    cuts = split(len(y), seed=part.seed, index=part.index) if part is not None else split(len(y))
-    train, validation, test = (Dataset(x[cut], y[cut]) for cut in cuts)
-    return Splits(train, validation, test)
+    if part is None:
+        official = None if pool.test is None else np.arange(len(pool.test))
+        return _cut(pool, np.arange(len(pool)), official, Part(0, 1))
+    own, official = _dealt(pool, part)[part.index]
+    return _cut(pool, own, official, part)
 
 
-def _dirichlet(labels: NDArray[np.int64], part: Part, alpha: float, random: np.random.Generator) -> Indices:
-    classes, inverse = np.unique(labels, return_inverse=True)
-    pools = [random.permutation(np.flatnonzero(inverse == label)) for label in range(len(classes))]
-    left = np.array([len(pool) for pool in pools])
-    shares = random.dirichlet(np.full(len(classes), alpha), size=part.count)
-    quotas = [len(piece) for piece in np.array_split(labels, part.count)]
-    turns = random.permutation(np.repeat(np.arange(part.count), quotas))
-    chosen: list[int] = []
-    for client, point in zip(turns, random.random(len(turns)), strict=True):
-        # Drawing again while the class is used up, as the scheme has it, is drawing from the shares that are left.
-        open_shares = np.where(left > 0, shares[client], 0.0)
-        if not open_shares.any():
-            open_shares = left.astype(np.float64)
-        reach = np.cumsum(open_shares)
-        label = int(np.searchsorted(reach, point * reach[-1], side="right"))
-        left[label] -= 1
-        if client == part.index:
-            chosen.append(int(pools[label][left[label]]))
-    return np.array(chosen, dtype=np.int64)
+def deal_all(pool: Pool, part: Part) -> list[Splits]:
+    """Every client's splits of a pool, exactly as `deal` gives them one by one.
+
+    Args:
+        pool: the samples.
+        part: any of the parts.
+
+    Raises:
+        DataError: the pool cannot be dealt so; the message says why.
+    """
+    return [
+        _cut(pool, own, official, replace(part, index=index))
+        for index, (own, official) in enumerate(_dealt(pool, part))
+    ]
+
+
+def _dealt(pool: Pool, part: Part) -> list[tuple[Indices, Indices | None]]:
+    """Every client's samples, and those of the official test part."""
+    try:
+        parts = partition(pool, part)
+        if pool.test is None or part.scheme != "natural":
+            return [(own, None) for own in parts]
+        official = _grouped(_owner(pool.test), len(pool.owners))
+        return [(own, official[owner]) for own, owner in zip(parts, _holders(pool, part.count), strict=True)]
+    except PartError as error:
+        raise DataError(str(error)) from error
+
+
+def _cut(pool: Pool, own: Indices, official: Indices | None, part: Part) -> Splits:
+    def dataset(whole: Pool, indices: Indices) -> Dataset:
+        return Dataset(whole.x[indices], whole.y[indices])
+
+    train, validation, test = split(len(own), seed=part.seed, index=part.index, test=official is None)
+    kept = dataset(pool, own[test]) if pool.test is None or official is None else dataset(pool.test, official)
+    return Splits(dataset(pool, own[train]), dataset(pool, own[validation]), kept)
+
+
+def _owner(pool: Pool) -> Indices:
+    if pool.owner is None:
+        raise PartError("this data has no natural owners: use iid, shards:S or dirichlet:ALPHA")
+    return pool.owner
+
+
+def _holders(pool: Pool, count: int) -> list[int]:
+    """The largest owners, ordered by name; of two as large, the first by name."""
+    held = np.bincount(_owner(pool), minlength=len(pool.owners))
+    largest = sorted(np.flatnonzero(held).tolist(), key=lambda owner: (-held[owner], pool.owners[owner]))
+    if count > len(largest):
+        raise PartError(f"{count} clients, but the data has {len(largest)} natural owners: ask for at most so many")
+    return sorted(largest[:count], key=pool.owners.__getitem__)
+
+
+def _grouped(keys: Indices, groups: int) -> list[Indices]:
+    """For each of so many keys, 0 to groups - 1, where it stands, ascending."""
+    order = np.argsort(keys, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(keys, minlength=groups))[:-1])
+
+
+def _dirichlet(labels: Indices, sizes: Indices, alpha: float, random: np.random.Generator) -> list[Indices]:
+    _, label, left = np.unique(labels, return_inverse=True, return_counts=True)
+    shares = random.dirichlet(np.full(len(left), alpha), size=len(sizes))
+    # Clients picked at random while they have quota left come in the order of Poisson processes of one rate, each of
+    # which ends with its quota: the exponential has no memory.
+    client = np.repeat(np.arange(len(sizes)), sizes)
+    time = np.cumsum(random.standard_exponential(len(labels)))
+    begin = np.concatenate([[0.0], time])[np.cumsum(sizes) - sizes]
+    turns = client[np.argsort(time - begin[client], kind="stable")]
+    drawn = _draw(shares, turns, random.random(len(labels)), left)
+    # Each class is now drawn as often as it has samples; they go to those draws in random order.
+    shuffled = random.permutation(len(labels))
+    dealt = np.empty_like(shuffled)
+    dealt[np.argsort(drawn, kind="stable")] = shuffled[np.argsort(label[shuffled], kind="stable")]
+    return [dealt[own] for own in _grouped(turns, len(sizes))]
+
+
+def _draw(shares: NDArray[np.float64], turns: Indices, points: NDArray[np.float64], left: Indices) -> Indices:
+    """The class that is drawn at each turn.
+
+    Drawing again while a class is used up is drawing from the shares that are left, which stay as they are until the
+    next class is used up: so whole blocks are drawn at once. A client with no share in what is left draws by the sizes
+    of the classes.
+
+    Args:
+        shares: (clients, classes).
+        turns: (n,) the client.
+        points: (n,) random numbers in [0, 1).
+        left: (classes,) how often each can be drawn; n in all.
+    """
+    sizes, left = left, left.copy()
+    drawn = np.empty(len(turns), dtype=np.int64)
+    begin = 0
+    while begin < len(turns):
+        open_shares = np.where(left > 0, shares, 0.0)
+        open_shares[~open_shares.any(axis=1)] = np.where(left > 0, sizes, 0)
+        reach = np.cumsum(open_shares, axis=1)
+        last = (reach < reach[:, -1:]).sum(axis=1)
+        client = turns[begin : begin + _BLOCK]
+        target = points[begin : begin + _BLOCK] * reach[client, -1]
+        # Where a share is so small that the product is rounded up to it, the last open class is meant.
+        block = np.minimum((reach[client] <= target[:, None]).sum(axis=1), last[client])
+        counts = np.bincount(block, minlength=len(left))
+        used_up = [
+            np.flatnonzero(block == label)[left[label] - 1] for label in np.flatnonzero((counts >= left) & (left > 0))
+        ]
+        end = min(used_up, default=len(block) - 1) + 1
+        drawn[begin : begin + end] = block[:end]
+        left -= np.bincount(block[:end], minlength=len(left))
+        begin += end
+    return drawn
