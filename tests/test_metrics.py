@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from coordinator.aggregation.base import conflicts
+from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.phases import Replies, Reply, RoundContext, Step
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import Combination, Coordinates
@@ -131,10 +132,13 @@ def test_a_step_is_described_by_its_own_updates_whatever_the_rule() -> None:
         found = outcome.agreement(Step(told, rule.decide(rows)))
         assert found == {**conflicts(K), **metrics.stationarity(K)}
     median = Combination(np.zeros(0), np.full(4, 0.25), {}, {}, Coordinates(np.eye(4), 1))
-    share = outcome.shares(Step(told, median))["client-2"]
+    direction = Direction(median, told.updates, K)
+    taken = np.concatenate(list(direction))
+    share = outcome.shares(Step(told, median), direction)["client-2"]
     assert share.weight == 0.25
     assert share.norm == pytest.approx(np.linalg.norm(U[2]), rel=1e-6)
-    assert np.isnan([share.coefficient, share.cosine]).all()
+    assert share.cosine == pytest.approx(U[2] @ taken / np.linalg.norm(U[2]) / np.linalg.norm(taken), rel=1e-6)
+    assert np.isnan(share.coefficient)
 
 
 def test_an_accuracy_that_is_no_share_is_left_out_and_losses_stand_in_where_there_is_none() -> None:

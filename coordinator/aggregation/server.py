@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
@@ -148,7 +148,7 @@ class FedFaMomentum(Optimiser):
 
     gamma: float = 0.5
     eta: float = 0.1
-    sign: Literal["minus", "plus"] = "minus"
+    sign: str = "minus"
 
     def __post_init__(self) -> None:
         _must_be_a_decay("gamma", self.gamma)

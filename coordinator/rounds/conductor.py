@@ -23,6 +23,7 @@ from coordinator.aggregation.phases import Evaluate, Replies, RoundContext, Roun
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.streaming import one_thread
 from coordinator.rounds import outcome, selection
 from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings
 from coordinator.rounds.states import move_round, move_run
@@ -178,7 +179,8 @@ class Conductor:
             if len(replies) < need:
                 raise Skipped(f"quorum: {len(replies)} of {len(clients)} clients replied, {need} are needed")
             try:
-                phase = conversation.send(replies)
+                with one_thread():
+                    phase = conversation.send(replies)
             except StopIteration as end:
                 return end.value, number + 1
             except (TooFewUpdatesError, UnsolvedError) as error:
@@ -221,7 +223,7 @@ class Conductor:
             # Those that the step was made of: a client may have replied to several phases.
             envelopes = [reply.envelope for reply in step.replies]
             updates = session.scalars(select(models.Update).where(models.Update.envelope_digest.in_(envelopes)))
-            shares = outcome.shares(step)
+            shares = outcome.shares(step, made.direction)
             for update in updates:
                 share = shares[update.client_id]
                 update.norm, update.weight = share.norm, share.weight

@@ -252,6 +252,7 @@ class RemoteFleet(Fleet):
                     metrics=update.metrics,
                     rows=rows,
                     envelope=update.envelope_digest,
+                    payload=update.payload,
                 )
             )
         return Replies(replies, device=self._around.device)

@@ -5,6 +5,7 @@ import re
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from coordinator.rounds.stepping import result_of
 from federation.identity import NAME_PATTERN
 from federation.refusals import Refusal
 from storage import models
@@ -59,13 +60,13 @@ def find_round(session: Session, run: models.Run, number: int) -> models.Round:
 
 
 def model_after(session: Session, run: models.Run, number: int | None) -> str:
-    """The digest of the run's current model, or of the one after a round.
+    """The digest of the model that the run has come to, which is the one to deploy, or of the one after a round.
 
     Raises:
         Refusal: `round-unknown`: no such round, or it has made no model yet.
     """
     if number is None:
-        return run.model
+        return result_of(run.model, run.state_data)
     round_ = find_round(session, run, number)
     if round_.state is models.RoundState.SKIPPED:
         return round_.base_model

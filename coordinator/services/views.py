@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, contains_eager, defer, selectinload
 from coordinator.rounds.hub import Attendance
 from coordinator.rounds.outcome import SCORED
 from coordinator.rounds.states import RUN_ENDED
+from coordinator.rounds.stepping import result_of
 from coordinator.services.finding import must_be_client
 from federation.envelope import unseal
 from federation.refusals import Refusal
@@ -125,7 +126,7 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
         created=_time(item.created),
         started=_time(item.started),
         ended=_time(item.ended),
-        model=item.model,
+        model=result_of(item.model, item.state_data),
         parameters=model.parameters,
         latest=None if evaluated is None else summaries(session, [evaluated])[0],
         spec=item.spec.decode() if spec else "",
@@ -414,14 +415,14 @@ def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, respons
     except BlobMissing:
         return  # an old round, whose blobs are not kept any more
     gram = np.load(io.BytesIO(stored), allow_pickle=False)
-    owners = dict(
-        session.execute(
-            select(models.Update.envelope_digest, models.Update.client_id)
-            .join(models.Assignment)
-            .join(models.Phase)
-            .where(models.Phase.round_id == item.round_id)
-        ).all()
+    sent = session.execute(
+        select(models.Update.envelope_digest, models.Update.client_id, models.Round.number)
+        .join(models.Assignment)
+        .join(models.Phase)
+        .join(models.Round)
+        .where(models.Round.run_id == item.run_id, models.Update.envelope_digest.in_(step.updates))
     )
+    owners = {name: client if number == item.number else f"{client}, round {number}" for name, client, number in sent}
     per_client = len(gram) // max(len(step.updates), 1)
     response.gram_clients.extend(owners.get(name, "?") for name in step.updates for _ in range(per_client))
     lengths = np.sqrt(np.diag(gram))

@@ -437,7 +437,7 @@ class Run(_message.Message):
     rounds_total: _builtins.int
     """Rounds wanted."""
     model: _builtins.str
-    """The digest of the current model."""
+    """The digest of the model that the run has come to: the one to deploy."""
     parameters: _builtins.int
     """The number of trainable parameters."""
     spec: _builtins.str
@@ -1385,7 +1385,7 @@ class ExportModelRequest(_message.Message):
     run: _builtins.str
     """The id, an unambiguous beginning of it, or the name."""
     round: _builtins.int
-    """The round after which; the run's current model when absent."""
+    """The round after which; the model that the run has come to when absent."""
     def __init__(
         self,
         *,

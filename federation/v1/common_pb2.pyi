@@ -665,16 +665,22 @@ class StepManifest(_message.Message):
     hyperparameters: _builtins.str
     """Its hyper-parameters, as JSON with sorted keys."""
     state_before: _builtins.str
-    """The digest of the algorithm's state before the round (canonical JSON)."""
+    """The digest of the run's state before the round: canonical JSON of what the algorithm keeps, and of the digests of
+    the optimiser's vectors and of the mean of models, where there are any.
+    """
     state_after: _builtins.str
-    """The digest of the algorithm's state after the round."""
+    """The digest of the run's state after the round."""
     @_builtins.property
     def updates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The digests of the update envelopes that entered the step, in the order of the rows of the Gram matrix."""
+        """The digests of the update envelopes that entered the step, in the order of the rows of the Gram matrix; those of
+        earlier rounds come last.
+        """
 
     @_builtins.property
     def coefficients(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The coefficient of each row: the step is sum_i coefficients[i] * row[i], times the rate."""
+        """The coefficient of each row: the direction is sum_i coefficients[i] * row[i]. None for an algorithm that works
+        coordinate by coordinate.
+        """
 
     @_builtins.property
     def created(self) -> _timestamp_pb2.Timestamp:

@@ -164,7 +164,11 @@ def run(item: Run) -> RenderableType:
     grid.add_row("algorithm", item.algorithm)
     grid.add_row("task", item.task)
     grid.add_row("rounds", f"{item.rounds_done} of {item.rounds_total}")
-    grid.add_row("model", f"{short(item.model)}  ({item.parameters:,} parameters)")
+    from coordinator.aggregation.registry import algorithms  # noqa: PLC0415 - NumPy is for who looks at a run
+
+    kind = algorithms().get(item.algorithm)
+    mean = ", the mean of the models of all rounds" if kind is not None and kind.averages else ""
+    grid.add_row("model", f"{short(item.model)}  ({item.parameters:,} parameters{mean})")
     for field in ("created", "started", "ended"):
         grid.add_row(field, when(item, field))
     for name, value in sorted(item.latest.metrics.items()):
