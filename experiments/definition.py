@@ -19,7 +19,6 @@ from federation.problems import explain
 from federation.runs import RunSpec
 
 _KEYS = "docs/experiments.md lists the keys"
-_MAX_SEED = 2**63
 
 Overrides = dict[str, Any]
 
@@ -132,6 +131,10 @@ class Cell:
         """What people call it."""
         return f"{self.method.name}, {self.condition.name}" if self.condition.name else self.method.name
 
+    def given(self, seed: int) -> Overrides:
+        """The specification of one run as it is written: without the defaults."""
+        return {"name": f"{self.slug}-{seed}", "seed": seed, **self.document}
+
     def spec(self, seed: int) -> RunSpec:
         """The specification of one run.
 
@@ -139,7 +142,7 @@ class Cell:
             ExperimentError: it is not one; each wrong key is named.
         """
         try:
-            return RunSpec.model_validate({**self.document, "name": f"{self.slug}-{seed}", "seed": seed})
+            return RunSpec.model_validate(self.given(seed))
         except ValidationError as error:
             problems = "\n".join(explain(problem, "see docs/run-spec.md") for problem in error.errors())
             raise ExperimentError(f"{self.experiment}, {self.label}: {problems}") from error

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +31,11 @@ class Job:
     def label(self) -> str:
         """What people call it."""
         return f"{self.cell.label}, seed {self.seed}"
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The specification of the run as it is written: without the defaults."""
+        return self.cell.given(self.seed)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -85,13 +91,30 @@ class Store:
             [_numbers(item) for item in document["rounds"]],
         )
 
-    def keep(self, job: Job, result: Result) -> None:
-        """Stores a result: whole, or not at all."""
-        write_json(self._file(job), asdict(result))
+    def keep(self, job: Job, final: Measures, rounds: list[Measures]) -> None:
+        """Stores what a run came to: whole, or not at all."""
+        cell = job.cell
+        write_json(
+            self._file(job),
+            asdict(Result(cell.method.name, cell.condition.name, job.seed, job.document, final, rounds)),
+        )
 
     def forget(self, job: Job) -> None:
-        """Removes the result of a run."""
+        """Removes the result of a run, and what was there of one under way."""
         self._file(job).unlink(missing_ok=True)
+        shutil.rmtree(self.workspace(job), ignore_errors=True)
+
+    def record(self) -> dict[str, Any]:
+        """run.json: how the results came about; empty before the first run."""
+        try:
+            document: dict[str, Any] = json.loads((self.directory / "run.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, json.JSONDecodeError):
+            return {}
+        return document
+
+    def keep_record(self, record: Mapping[str, Any]) -> None:
+        """Writes run.json."""
+        write_json(self.directory / "run.json", record)
 
     def _file(self, job: Job) -> Path:
         return self.directory / "runs" / f"{job.name}.json"

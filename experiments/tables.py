@@ -102,15 +102,18 @@ def grids(experiment: Experiment, results: Sequence[Result]) -> tuple[Table, ...
     return tuple(found)
 
 
+def shown(experiment: Experiment, results: Sequence[Result]) -> tuple[Table, ...]:
+    """The tables that an experiment is judged by: grids of methods and conditions where nothing was published."""
+    if any(column.published for column in experiment.columns):
+        return (comparison(experiment, results),)
+    return grids(experiment, results) or (comparison(experiment, results),)
+
+
 def page(experiment: Experiment, results: Sequence[Result], record: dict[str, Any]) -> str:
     """table.md: where it comes from, how it was made, and the tables."""
     lines = [f"# {experiment.title}", "", f"{experiment.source}.", "", _made(experiment, results, record), ""]
-    shown = grids(experiment, results)
-    if shown and not any(column.published for column in experiment.columns):
-        for table in shown:
-            lines += [f"## {table.title}", "", table.markdown(), ""]
-    else:
-        lines += [comparison(experiment, results).markdown(), ""]
+    for table in shown(experiment, results):
+        lines += ([f"## {table.title}", ""] if table.title != experiment.title else []) + [table.markdown(), ""]
     if experiment.published is not None:
         lines += ["Δ is ours minus published. ± is the population standard deviation over the seeds.", ""]
     return "\n".join(lines)

@@ -1,0 +1,371 @@
+"""`fedpareto experiment`: the papers' experiments, run and set beside the published numbers."""
+
+# ruff: noqa: PLC0415 - torch, numpy and matplotlib are loaded by the commands, not by `fedpareto --help`
+import json
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from experiments.definition import Experiment
+    from experiments.results import Job, Result, Store
+    from experiments.runner import Settings
+
+_HELP = """Run the papers' experiments and set the results beside the published numbers.
+
+An experiment is a run specification, the methods that are compared in it, and several seeds. What is there, what it
+takes, and whether its data is at hand:
+
+    fedpareto experiment list --data DATA
+
+A first look within minutes, then the whole; Ctrl-C keeps what was done, and the same command goes on:
+
+    fedpareto experiment run fedfv-table3 --data DATA --quick
+
+    fedpareto experiment run fedfv-table3 --data DATA
+
+Results go to results/NAME (results/NAME-quick): results.csv, curves.csv, table.md, figures, run.json.
+"""
+
+app = typer.Typer(help=_HELP, no_args_is_help=True, rich_markup_mode="markdown")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="See `fedpareto experiment list`.")]
+Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data sets are, each as its task expects it.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where results go; results/NAME unless said.")]
+QuickForm = Annotated[bool, typer.Option("--quick", help="The form that takes minutes on two cores.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; progress on stderr.")]
+
+
+@app.command("list")
+def list_command(data: Data = None, as_json: Json = False) -> None:
+    """Show the experiments: where they are from, how large they are, whether the data is there."""
+    from experiments.definition import load, names
+    from fedpareto.cli.render import console as make_console
+
+    found = [_overview(load(name), data) for name in names()]
+    if as_json:
+        typer.echo(json.dumps({"experiments": found}, indent=2, ensure_ascii=False))
+        return
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("experiment", "runs", "quick", "takes", "data", "what"):
+        table.add_column(title, justify="right" if title in {"runs", "quick"} else "left")
+    for item in found:
+        cost = item["cost"]
+        table.add_row(
+            item["name"],
+            str(item["runs"]),
+            str(item["quick_runs"]),
+            f"{cost['full']} ({cost['quick']})" if cost else "–",
+            {None: "give --data", True: "there", False: "missing"}[item["data_there"]],
+            f"{item['title']}\n{item['source']}",
+        )
+    make_console().print(table)
+
+
+@app.command("run")
+def run_command(
+    name: Name,
+    quick: QuickForm = False,
+    seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Only these seeds, or others than its own.")] = "",
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME,NAME,...", help="Only these methods; may be repeated, for names with commas."),
+    ] = None,
+    conditions: Annotated[
+        list[str] | None, typer.Option(metavar="NAME,NAME,...", help="Only these conditions, such as attacks.")
+    ] = None,
+    data: Data = None,
+    out: Out = None,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs at once, each in a process of its own.")] = 1,
+    device: Annotated[str, typer.Option(help="Where clients train: auto, cpu, cuda or cuda:N.")] = "auto",
+    backend: Annotated[str, typer.Option(help="How: stacked, loop, or auto; see `fedpareto simulate`.")] = "auto",
+    resume: Annotated[
+        bool, typer.Option("--resume/--anew", help="Keep finished runs and go on with others, or make them all again.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment: every method with every seed.
+
+    Finished runs are files; a second call makes the missing ones only. The tables and figures are of all that is there.
+    """
+    from importlib.util import find_spec
+
+    missing = [package for package in ("torch", "matplotlib") if find_spec(package) is None]
+    if missing:
+        raise Failure(f"experiments need {' and '.join(missing)}: install fedpareto[torch,experiments]")
+    from experiments.results import Store
+    from experiments.runner import Settings
+    from fedpareto.cli.render import console as make_console
+
+    experiment = _experiment(name, quick, seeds)
+    _must_have_data(experiment, data)
+    wanted = _jobs(experiment, methods or [], conditions or [])
+    store = Store(_directory(name, quick, out))
+    if not resume:
+        for job in wanted:
+            store.forget(job)
+    left = [job for job in wanted if store.find(job) is None]
+    console = make_console(stderr=as_json)
+    console.print(f"{experiment.title}: {len(wanted)} runs, {len(wanted) - len(left)} of them done before")
+    settings = Settings(data, device, backend, experiment.exclude_attackers, jobs)
+    began = time.perf_counter(), datetime.now(UTC)
+    ended = _make(console, store, settings, left)
+    record = _recorded(store, experiment, settings, began, ended)
+    _show(console, experiment, store, record, as_json=as_json)
+    if ended["failed"]:
+        raise Failure("\n".join(f"{label}: {reason}" for label, reason in ended["failed"].items()))
+    if ended["stopped"]:
+        console.print("stopped; what was done is kept, and the same command goes on")
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command("compare")
+def compare_command(
+    name: Name,
+    quick: QuickForm = False,
+    seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Only these seeds, or others than its own.")] = "",
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Set the results that are there beside the published numbers, and write table, CSV files and figures anew."""
+    from experiments.results import Store
+    from fedpareto.cli.render import console as make_console
+
+    experiment = _experiment(name, quick, seeds)
+    store = Store(_directory(name, quick, out))
+    if not store.directory.is_dir():
+        raise Failure(f"no results in {store.directory}: `fedpareto experiment run {name}` makes them", code=USAGE)
+    _show(make_console(stderr=as_json), experiment, store, store.record(), as_json=as_json)
+
+
+def _experiment(name: str, quick: bool, seeds: str) -> "Experiment":
+    from experiments.definition import ExperimentError, load
+
+    try:
+        experiment = load(name)
+    except ExperimentError as error:
+        raise Failure(str(error), code=USAGE) from None
+    if quick:
+        experiment = experiment.in_quick_form()
+    if not seeds:
+        return experiment
+    try:
+        chosen = tuple(dict.fromkeys(int(seed) for seed in seeds.split(",")))
+    except ValueError:
+        raise Failure(f"--seeds {seeds!r}: expected whole numbers, such as 0,12,37", code=USAGE) from None
+    return experiment.model_copy(update={"seeds": chosen})
+
+
+def _jobs(experiment: "Experiment", methods: Sequence[str], conditions: Sequence[str]) -> "list[Job]":
+    """Seed by seed, so that an interrupted experiment has all methods with few seeds, not few methods."""
+    from experiments.definition import ExperimentError
+    from experiments.results import Job
+
+    try:
+        cells = experiment.cells(
+            _names(methods, [method.name for method in experiment.methods]),
+            _names(conditions, [condition.name for condition in experiment.conditions]),
+        )
+        jobs = [Job(cell, seed) for seed in experiment.seeds for cell in cells]
+        for job in jobs:
+            job.cell.spec(job.seed)
+    except ExperimentError as error:
+        raise Failure(str(error), code=USAGE) from None
+    return jobs
+
+
+def _names(values: Sequence[str], existing: Sequence[str]) -> list[str]:
+    """What was asked for: each value is a name, commas and all, or names with commas between them."""
+    from experiments.definition import slug
+
+    known = {slug(name) for name in existing}
+    return [name for value in values for name in ([value] if slug(value) in known else value.split(","))]
+
+
+def _must_have_data(experiment: "Experiment", data: Path | None) -> None:
+    if _data_there(experiment, data):
+        return
+    places = " or ".join(experiment.data)
+    if data is None:
+        raise Failure(f"{experiment.name} needs data: --data DIR, with {places} in it", code=USAGE)
+    raise Failure(f"{data} lacks the data of {experiment.name}: {places}", code=USAGE)
+
+
+def _data_there(experiment: "Experiment", data: Path | None) -> bool | None:
+    """Whether the data is at hand; None when nobody said where to look."""
+    if not experiment.data:
+        return True
+    return None if data is None else any((data / path).exists() for path in experiment.data)
+
+
+def _directory(name: str, quick: bool, out: Path | None) -> Path:
+    return out or Path("results") / (f"{name}-quick" if quick else name)
+
+
+def _overview(experiment: "Experiment", data: Path | None) -> dict[str, Any]:
+    quick = experiment.in_quick_form()
+    return {
+        "name": experiment.name,
+        "title": experiment.title,
+        "source": experiment.source,
+        "methods": [method.name for method in experiment.methods],
+        "conditions": [condition.name for condition in experiment.conditions if condition.name],
+        "seeds": list(experiment.seeds),
+        "rounds": experiment.spec["rounds"],
+        "runs": len(experiment.cells()) * len(experiment.seeds),
+        "quick_runs": len(quick.cells()) * len(quick.seeds),
+        "cost": experiment.cost.model_dump() if experiment.cost else None,
+        "data": list(experiment.data),
+        "data_there": _data_there(experiment, data),
+    }
+
+
+def _make(console: "Console", store: "Store", settings: "Settings", jobs: "list[Job]") -> dict[str, Any]:
+    """Makes the runs, with progress over all of them.
+
+    Returns:
+        How many were finished and stopped, and what failed with its reason.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from experiments.runner import Event, Runner
+
+    ended: dict[str, Any] = {"finished": 0, "failed": {}, "stopped": 0}
+    rounds = {job.name: job.cell.spec(job.seed).rounds for job in jobs}
+    done = dict.fromkeys(rounds, 0)
+    runner = Runner(store, settings)
+    before = signal.signal(signal.SIGINT, lambda *_: runner.stop())
+    began = time.monotonic()
+    columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(elapsed_when_finished=True))
+    try:
+        with Progress(
+            *columns, console=console, disable=not console.is_terminal, speed_estimate_period=600
+        ) as progress:
+            bar = progress.add_task("", total=sum(rounds.values()))
+
+            def tell(event: Event) -> None:
+                done[event.job.name] = rounds[event.job.name] if event.kind == "finished" else event.done
+                progress.update(bar, completed=sum(done.values()))
+                if event.kind == "finished":
+                    ended["finished"] += 1
+                    left = (time.monotonic() - began) * (sum(rounds.values()) / max(sum(done.values()), 1) - 1)
+                    console.print(f"{ended['finished']}/{len(jobs)}  {_line(store, event.job)}; {_span(left)} left")
+                elif event.kind == "failed":
+                    ended["failed"][event.job.label] = event.reason
+                    console.print(f"{event.job.label}: failed: {event.reason}", style="red", markup=False)
+
+            runner.run(jobs, tell)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    ended["stopped"] = len(jobs) - ended["finished"] - len(ended["failed"])
+    return ended
+
+
+def _line(store: "Store", job: "Job") -> str:
+    result = store.find(job)
+    final = result.final if result is not None else {}
+    mean = f"mean {final['mean']:.2f} %, std {final['std']:.2f}, " if "mean" in final else ""
+    return f"{job.label}: {mean}{_span(final.get('seconds', 0.0))}"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _recorded(
+    store: "Store",
+    experiment: "Experiment",
+    settings: "Settings",
+    began: tuple[float, datetime],
+    ended: dict[str, Any],
+) -> dict[str, Any]:
+    """run.json with this call at its end."""
+    from experiments import provenance
+
+    record = store.record()
+    record["experiment"] = experiment.name
+    record.setdefault("sessions", []).append(
+        {
+            "command": shlex.join(["fedpareto", *sys.argv[1:]]),
+            "began": began[1].isoformat(timespec="seconds"),
+            "wall_seconds": round(time.perf_counter() - began[0], 1),
+            "seeds": list(experiment.seeds),
+            "jobs": settings.parallel,
+            "finished": ended["finished"],
+            "failed": ended["failed"],
+            "stopped": ended["stopped"],
+            "hardware": provenance.hardware(settings.device),
+            "versions": provenance.versions(),
+            "commit": provenance.commit(),
+        }
+    )
+    store.keep_record(record)
+    return record
+
+
+def _show(
+    console: "Console", experiment: "Experiment", store: "Store", record: dict[str, Any], *, as_json: bool
+) -> None:
+    """Writes everything that is made of results, and prints the table."""
+    from experiments import plots, tables
+    from experiments.results import write_curves, write_results
+
+    results = _results(experiment, store)
+    store.directory.mkdir(parents=True, exist_ok=True)
+    write_results(store.directory / "results.csv", results)
+    write_curves(store.directory / "curves.csv", results)
+    (store.directory / "table.md").write_text(tables.page(experiment, results, record), encoding="utf-8")
+    figures = plots.draw(experiment, results, store.directory)
+    shown = tables.shown(experiment, results)
+    if as_json:
+        document = {
+            "experiment": experiment.name,
+            "directory": str(store.directory),
+            "results": [
+                {"method": item.method, "condition": item.condition, "seed": item.seed, **item.final}
+                for item in results
+            ],
+            "tables": [{"title": table.title, "header": table.header, "rows": table.rows} for table in shown],
+            "figures": [path.name for path in figures],
+            "record": record,
+        }
+        from fedpareto.cli.document import dumps
+
+        typer.echo(dumps(document))
+        return
+    for table in shown:
+        console.print(_rich(table))
+    console.print(f"in {store.directory}: table.md, results.csv, curves.csv, run.json, {len(figures)} figures")
+
+
+def _results(experiment: "Experiment", store: "Store") -> "list[Result]":
+    from experiments.results import Job
+
+    found = [store.find(Job(cell, seed)) for cell in experiment.cells() for seed in experiment.seeds]
+    return [item for item in found if item is not None]
+
+
+def _rich(table: Any) -> Any:
+    from rich.table import Table
+
+    made = Table(title=table.title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for index, name in enumerate(table.header):
+        made.add_column(name, justify="left" if index == 0 else "right")
+    for row in table.rows:
+        made.add_row(*row)
+    return made
