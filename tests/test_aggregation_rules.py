@@ -16,8 +16,9 @@ from coordinator.aggregation.registry import algorithm, algorithms, server_rate
 from coordinator.aggregation.rules import Rows
 from federation.vectors import update_layout, update_rows, write_vectors
 
-# The others need losses, or several updates.
-NAMES = tuple(name for name in algorithms() if name not in {"q-fedavg", "krum", "multi-krum"})
+# The others need losses or accuracies, or several updates, or have no coefficients.
+OTHERS = {"q-fedavg", "afl", "fedfa", "fedfv", "krum", "multi-krum", "median", "trimmed-mean"}
+NAMES = tuple(name for name in algorithms() if name not in OTHERS)
 MGDA = ("fedmgda", "fedmgda+")
 
 
