@@ -23,10 +23,17 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "fedpareto.tasks"
 
 _BUILT_IN = {
+    "adult": "federation.tasks.adult:Adult",
     "cifar10": "federation.tasks.vision:Cifar10",
+    "cifar10-fedfv": "federation.tasks.fedfv:Cifar10FedFV",
     "digits": "federation.tasks.digits:Digits",
+    "emnist": "federation.tasks.vision:Emnist",
     "fashion-mnist": "federation.tasks.vision:FashionMnist",
+    "fashion-mnist-3": "federation.tasks.fedfv:FashionMnist3",
+    "femnist": "federation.tasks.femnist:Femnist",
     "mnist": "federation.tasks.vision:Mnist",
+    "mnist-fedfv": "federation.tasks.fedfv:MnistFedFV",
+    "shakespeare": "federation.tasks.shakespeare:Shakespeare",
 }
 
 

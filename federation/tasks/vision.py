@@ -1,96 +1,107 @@
-"""`mnist`, `fashion-mnist` and `cifar10`: torchvision's data sets, with the papers' models.
+"""`mnist`, `fashion-mnist`, `cifar10` and `emnist`: images in torchvision's layout, with the papers' models.
 
 Clients share the official training part, as the papers' per-client numbers do (FedMGDA+ section 6.1, FedFV section
 5.1); each keeps back a tenth of its own for validation and a tenth for testing.
 """
 
-import gzip
-import zlib
+from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import DataError, DataSource, Splits, Task
-from federation.tasks.partition import deal
+from federation.tasks import DataError, DataSource, Pool, Task
+from federation.tasks.files import BROKEN, found, read_idx
 
 if TYPE_CHECKING:
     from torch import nn
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
+Half = Literal["train", "test"]
 
 
-class _Vision(Task):
-    """A data set of labelled images that torchvision knows by its class's name."""
+class Vision(Task):
+    """A published set of labelled images.
 
-    dataset: str
-    files: str  # what torchvision wants to find in the directory
+    Attributes:
+        dataset: torchvision's class.
+        files: what there must be in the directory.
+    """
+
+    dataset: ClassVar[str]
+    files: ClassVar[str]
     evaluation_batch = 500
 
-    def load(self, source: DataSource) -> Splits:
-        """Images as bytes, (n, channels, height, width), with labels (n,), cut 80/10/10; only the client's own part.
+    def pool(self, source: DataSource) -> Pool:
+        """The official training part: images as bytes, (n, channels, height, width), with labels (n,).
 
         Raises:
             DataError: no directory, or the data set is not in it.
         """
         import torch  # noqa: PLC0415
 
+        x, y = self.images(source, "train")
+        return Pool(torch.from_numpy(x), torch.from_numpy(y))
+
+    def images(self, source: DataSource, half: Half) -> tuple[Images, Labels]:
+        """One official part: images (n, channels, height, width), labels (n,).
+
+        Raises:
+            DataError: no directory, or that part is not in it.
+        """
         if source.directory is None:
             raise DataError(
                 f"{self.name or self.dataset} needs a directory: --data DIR, with {self.files} in it, "
                 "or --data DIR --download to fetch it there"
             )
-        x, y = self._pool(source.directory, source.download)
-        return deal(torch.from_numpy(x), torch.from_numpy(y), source.part)
+        return self._read(source.directory, half, source.download)
 
-    def _pool(self, root: Path, download: bool) -> tuple[Images, Labels]:
-        """The official training part: images (n, channels, height, width), labels (n,)."""
+    @abstractmethod
+    def _read(self, root: Path, half: Half, download: bool) -> tuple[Images, Labels]:
+        """What `images` returns, from a directory."""
+
+    def _fetched(self, root: Path, half: Half, download: bool, **options: str) -> Any:
+        """The data set as torchvision has it, fetched into the directory where that is allowed.
+
+        Raises:
+            DataError: it is not there, or not the published files.
+        """
         from torchvision import datasets  # noqa: PLC0415
 
         try:
-            found = getattr(datasets, self.dataset)(str(root), train=True, download=download)
-        except (RuntimeError, OSError, ValueError, EOFError, zlib.error) as error:
-            raise self._missing(root, error) from error
-        return self._arrays(found.data, found.targets)
+            return getattr(datasets, self.dataset)(str(root), train=half == "train", download=download, **options)
+        except (RuntimeError, *BROKEN) as error:
+            raise DataError(f"cannot read {self.dataset} from {root} ({error}). {self._wanted(root)}") from error
 
-    def _arrays(self, images: Any, labels: Any) -> tuple[Images, Labels]:
-        """From what torchvision keeps in memory: grey images as a tensor (n, h, w), colour as an array (n, h, w, 3)."""
-        pixels = np.asarray(images, dtype=np.uint8)
-        pixels = pixels[:, None] if pixels.ndim == 3 else np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
-        return pixels, np.asarray(labels, dtype=np.int64)
-
-    def _missing(self, root: Path, error: Exception) -> DataError:
-        return DataError(
-            f"cannot read {self.dataset} from {root} ({error}). Expected {root / self.files}, as torchvision lays it "
-            "out; --download fetches it there, and torchvision.datasets names the places to get it by hand"
+    def _wanted(self, root: Path) -> str:
+        return (
+            f"Expected {root / self.files}, as torchvision lays it out; --download fetches it there, and "
+            "torchvision.datasets names the places to get it by hand"
         )
 
 
-class _Grey(_Vision):
-    """28 x 28 grey images in idx files, unpacked or as they are published (.gz)."""
+class _Grey(Vision):
+    """28 x 28 grey images in idx files, unpacked or as they are published (.gz), which are only read."""
 
-    mean: float
-    deviation: float
+    options: ClassVar[dict[str, str]] = {}
 
-    def model(self) -> "nn.Module":
-        """FedMGDA+ table 3; 21,840 parameters."""
-        from federation.tasks.models import grey_cnn  # noqa: PLC0415
+    def _read(self, root: Path, half: Half, download: bool) -> tuple[Images, Labels]:
+        images, labels = (root / self.dataset / "raw" / name for name in self._names(half))
+        if download and not (found(images) and found(labels)):
+            self._fetched(root, half, download, **self.options)
+        x, y = read_idx(images, 3, self._wanted(root)), read_idx(labels, 1, self._wanted(root))
+        if x.shape[1:] != (28, 28):
+            raise DataError(f"{images} holds images of {x.shape[1]} x {x.shape[2]}, not 28 x 28")
+        return self._upright(x)[:, None].copy(), y.astype(np.int64)
 
-        return grey_cnn(self.mean, self.deviation)
+    def _names(self, half: Half) -> tuple[str, str]:
+        prefix = "train" if half == "train" else "t10k"
+        return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
 
-    def _pool(self, root: Path, download: bool) -> tuple[Images, Labels]:
-        images = root / self.dataset / "raw" / "train-images-idx3-ubyte"
-        labels = root / self.dataset / "raw" / "train-labels-idx1-ubyte"
-        packed = [path.with_name(path.name + ".gz") for path in (images, labels)]
-        if images.is_file() or not all(path.is_file() for path in packed):
-            return super()._pool(root, download)
-        # torchvision would unpack these beside themselves; an owner's data directory may be read-only.
-        try:
-            return self._arrays(_read_idx(packed[0], 3), _read_idx(packed[1], 1))
-        except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise self._missing(root, error) from error
+    def _upright(self, images: Images) -> Images:
+        return images
 
 
 class Mnist(_Grey):
@@ -98,7 +109,12 @@ class Mnist(_Grey):
 
     dataset = "MNIST"
     files = "MNIST/raw/train-images-idx3-ubyte"
-    mean, deviation = 0.1307, 0.3081
+
+    def model(self) -> "nn.Module":
+        """FedMGDA+ table 3; 21,840 parameters."""
+        from federation.tasks.models import grey_cnn  # noqa: PLC0415
+
+        return grey_cnn(0.1307, 0.3081)
 
 
 class FashionMnist(_Grey):
@@ -106,11 +122,46 @@ class FashionMnist(_Grey):
 
     dataset = "FashionMNIST"
     files = "FashionMNIST/raw/train-images-idx3-ubyte"
-    mean, deviation = 0.2860, 0.3530
+
+    def model(self) -> "nn.Module":
+        """FedMGDA+ table 3; 21,840 parameters."""
+        from federation.tasks.models import grey_cnn  # noqa: PLC0415
+
+        return grey_cnn(0.2860, 0.3530)
 
 
-class Cifar10(_Vision):
-    """Photographs (Krizhevsky 2009): 50,000 images of 32 x 32 in colour, ten classes."""
+class Emnist(_Grey):
+    """Handwritten digits and letters (Cohen et al. 2017), split "byclass": 697,932 images of 28 x 28, 62 classes.
+
+    The same characters as FEMNIST's, without their writers: the published files do not name them, so that there are no
+    natural owners here. Task `femnist` has them.
+    """
+
+    dataset = "EMNIST"
+    files = "EMNIST/raw/emnist-byclass-train-images-idx3-ubyte"
+    options: ClassVar[dict[str, str]] = {"split": "byclass"}
+
+    def model(self) -> "nn.Module":
+        """FedMGDA+ table 4; 1,206,590 parameters."""
+        from federation.tasks.models import femnist_cnn  # noqa: PLC0415
+
+        return femnist_cnn()
+
+    def _names(self, half: Half) -> tuple[str, str]:
+        prefix = f"emnist-byclass-{half}"
+        return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
+
+    def _upright(self, images: Images) -> Images:
+        # The published images lie on their side: rows and columns are exchanged.
+        return images.transpose(0, 2, 1)
+
+
+class Cifar10(Vision):
+    """Photographs (Krizhevsky 2009): 50,000 images of 32 x 32 in colour, ten classes.
+
+    Where the original files are missing, DIR/cifar10_jpeg/cifar10_jpeg.npz is read in their place. It holds lossy JPEG
+    copies of the same images: what is learned from them is not strictly comparable with numbers on the originals.
+    """
 
     dataset = "CIFAR10"
     files = "cifar-10-batches-py"
@@ -121,19 +172,12 @@ class Cifar10(_Vision):
 
         return cifar_cnn()
 
+    def _read(self, root: Path, half: Half, download: bool) -> tuple[Images, Labels]:
+        from federation.tasks import jpegs  # noqa: PLC0415
 
-def _read_idx(path: Path, axes: int) -> Images:
-    """Reads a packed idx file of bytes: two zeros, type 8, the number of axes, big-endian sizes, the data.
-
-    Raises:
-        ValueError: not such a file.
-    """
-    with gzip.open(path) as file:
-        content = file.read()
-    if content[:4] != bytes([0, 0, 8, axes]) or len(content) < 4 + 4 * axes:
-        raise ValueError(f"{path} is no idx file of bytes with {axes} axes")
-    shape = np.frombuffer(content, ">u4", count=axes, offset=4).astype(np.int64)
-    data = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
-    if len(data) != shape.prod():
-        raise ValueError(f"{path} announces {'x'.join(map(str, shape))} bytes and holds {len(data)}")
-    return data.reshape(shape).copy()
+        copies = root / jpegs.FILE
+        if copies.is_file() and not download and not (root / self.files).is_dir():
+            return jpegs.read(copies, test=half == "test")
+        original = self._fetched(root, half, download)
+        pixels = np.asarray(original.data, dtype=np.uint8).transpose(0, 3, 1, 2)
+        return np.ascontiguousarray(pixels), np.asarray(original.targets, dtype=np.int64)

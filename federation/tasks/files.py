@@ -1,0 +1,70 @@
+"""Data files as they are published: packed or not, and with the right path in every complaint."""
+
+import gzip
+import math
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federation.tasks import DataError
+
+# What reading a file that is missing, cut short or not what its name says may raise.
+BROKEN = (OSError, EOFError, ValueError, zlib.error)
+
+
+def found(path: Path) -> Path | None:
+    """The file itself, or as it is published (.gz); None where there is neither."""
+    packed = path.with_name(path.name + ".gz")
+    return next((file for file in (path, packed) if file.is_file()), None)
+
+
+def read(path: Path, wanted: str) -> bytes:
+    """What a file holds, unpacked.
+
+    Args:
+        path: the file, which may lie there as .gz instead.
+        wanted: for the complaint, what was expected and where to get it.
+
+    Raises:
+        DataError: missing or damaged.
+    """
+    file = found(path)
+    if file is None:
+        raise DataError(f"no file {path}, nor {path.name}.gz beside it; {wanted}")
+    try:
+        return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    except BROKEN as error:
+        raise DataError(f"cannot read {file} ({error}); {wanted}") from error
+
+
+def lines(path: Path, wanted: str) -> Iterator[tuple[int, str]]:
+    """The lines of a text, UTF-8, with their numbers from 1. Arguments and errors as of `read`."""
+    try:
+        text = read(path, wanted).decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no text ({error}); {wanted}") from error
+    return enumerate(text.split("\n"), start=1)
+
+
+def read_idx(path: Path, axes: int, wanted: str) -> NDArray[np.uint8]:
+    """An idx file of bytes: two zeros, type 8, the number of axes, big-endian sizes, the data. Read-only.
+
+    Args:
+        path: the file, which may lie there as .gz instead.
+        axes: how many axes it must have.
+        wanted: for the complaint.
+
+    Raises:
+        DataError: missing, damaged or not such a file.
+    """
+    content = read(path, wanted)
+    if content[:4] != bytes([0, 0, 8, axes]) or len(content) < 4 + 4 * axes:
+        raise DataError(f"{path} is no idx file of bytes with {axes} axes; {wanted}")
+    shape = np.frombuffer(content, ">u4", count=axes, offset=4).tolist()
+    data = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
+    if len(data) != math.prod(shape):
+        raise DataError(f"{path} announces {'x'.join(map(str, shape))} bytes and holds {len(data)}; {wanted}")
+    return data.reshape(shape)
