@@ -1,17 +1,16 @@
-"""Tasks: found by name, data in disjoint parts, files that are missing or wrong, the papers' models."""
+"""Tasks: found by name, data in disjoint parts, files that are missing or wrong, models as flat vectors."""
 
-import gzip
 import os
 import pickle
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from federation.tasks import (
@@ -19,8 +18,6 @@ from federation.tasks import (
     Dataset,
     DataSource,
     Part,
-    PartError,
-    Pool,
     Splits,
     Task,
     TaskError,
@@ -30,13 +27,12 @@ from federation.tasks import (
 )
 from federation.tasks import parameters as flat
 from federation.tasks.digits import Digits, write_parts
-from federation.tasks.models import LocalResponseNorm, cifar_cnn
-from federation.tasks.partition import partition, split
-from federation.tasks.vision import Cifar10
 
 ROOT = Path(__file__).parents[1]
-PUBLIC_DATA = ROOT.parent / "shared" / "data"
-SCHEMES = ("iid", "shards:1", "shards:3", "dirichlet:0.05", "dirichlet:0.3", "dirichlet:100")
+BUILT_IN = {
+    *("digits", "mnist", "fashion-mnist", "cifar10", "emnist", "femnist", "adult", "shakespeare"),
+    *("fashion-mnist-3", "cifar10-fedfv", "mnist-fedfv"),
+}
 
 
 # ---- by name
@@ -49,12 +45,20 @@ def test_listing_and_making_a_task_imports_neither_torch_nor_numpy_nor_sklearn()
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert {"digits", "mnist", "fashion-mnist", "cifar10"} <= set(eval(done.stdout))
+    assert set(eval(done.stdout)) >= BUILT_IN
 
 
 def test_every_built_in_task_loads_and_bears_the_name_it_was_asked_by() -> None:
-    for name in ("digits", "mnist", "fashion-mnist", "cifar10"):
+    for name in BUILT_IN:
         assert task(name).name == name
+
+
+def test_the_page_of_tasks_and_the_package_name_the_built_in_tasks() -> None:
+    listed = re.findall(r"^\| `([a-z0-9-]+)` \|", (ROOT / "docs" / "tasks.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(BUILT_IN)
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["fedpareto.tasks"]
+    assert points == {offer.name: offer.origin for offer in available() if offer.package == "fedpareto"}
+    assert set(points) == BUILT_IN
 
 
 def test_a_class_of_ones_own_is_named_as_module_and_class() -> None:
@@ -92,127 +96,6 @@ def test_a_package_cannot_take_the_name_of_a_built_in_task(tmp_path: Path, monke
     assert offers["own"].package == "intruder"
     assert type(task("digits")) is Digits
     assert type(task("own")) is Digits
-
-
-# ---- parts
-
-
-def _pool(labels: np.ndarray) -> Pool:
-    """Samples that are their own numbers."""
-    return Pool(torch.arange(len(labels)), torch.from_numpy(labels))
-
-
-def _labels(labels: np.ndarray, scheme: str) -> list[np.ndarray]:
-    """The labels that each of ten clients holds."""
-    return [labels[own] for own in partition(_pool(labels), Part(0, 10, scheme))]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    scheme=st.sampled_from(SCHEMES),
-    count=st.integers(1, 12),
-    size=st.integers(36, 300),
-    classes=st.integers(1, 10),
-    seed=st.integers(0, 3),
-)
-def test_the_parts_of_every_scheme_are_disjoint_complete_and_level(
-    scheme: str, count: int, size: int, classes: int, seed: int
-) -> None:
-    labels = np.random.default_rng(seed).integers(0, classes, size)
-    parts = partition(_pool(labels), Part(0, count, scheme, seed))
-    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(size))
-    sizes = [len(part) for part in parts]
-    shards = int(scheme.partition(":")[2]) if scheme.startswith("shards") else 1
-    assert max(sizes) - min(sizes) <= shards
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_part_depends_on_its_seed_alone(scheme: str) -> None:
-    labels = np.arange(500) % 10
-    one, again, other = (partition(_pool(labels), Part(0, 8, scheme, seed))[2] for seed in (4, 4, 5))
-    assert np.array_equal(one, again)
-    assert not np.array_equal(one, other)
-
-
-def test_two_shards_hold_few_labels_and_iid_parts_hold_all() -> None:
-    labels = np.repeat(np.arange(10), 100)
-    for few, all_ in zip(_labels(labels, "shards:2"), _labels(labels, "iid"), strict=True):
-        assert len(np.unique(few)) <= 2
-        assert len(np.unique(all_)) == 10
-
-
-def test_a_small_dirichlet_alpha_skews_and_a_large_one_levels() -> None:
-    labels = np.repeat(np.arange(10), 200)
-
-    def largest_share(alpha: str) -> float:
-        parts = _labels(labels, f"dirichlet:{alpha}")
-        return float(np.mean([np.bincount(part).max() / len(part) for part in parts]))
-
-    assert largest_share("0.05") > 0.5
-    assert largest_share("1000") < 0.2
-
-
-@pytest.mark.parametrize(
-    ("samples", "clients", "scheme", "each"),
-    [
-        (50_000, 100, "shards:5", [400, 50, 50]),  # FedMGDA+: 500 shards of 100
-        (50_000, 100, "shards:2", [400, 50, 50]),  # FedFV: 200 shards of 250
-        (60_000, 200, "shards:2", [240, 30, 30]),  # FedFV: 400 shards of 150
-    ],
-)
-def test_the_papers_recipes_give_every_client_as_many_samples_as_the_papers(
-    samples: int, clients: int, scheme: str, each: list[int]
-) -> None:
-    labels = np.repeat(np.arange(10), samples // 10)
-    for own in partition(_pool(labels), Part(0, clients, scheme)):
-        assert [len(cut) for cut in split(len(own))] == each
-        assert len(np.unique(labels[own])) <= int(scheme[-1])
-
-
-@given(count=st.integers(0, 500), seed=st.integers(0, 5))
-@settings(deadline=None)
-def test_a_split_is_disjoint_complete_and_leaves_no_cut_empty_from_three_samples_on(count: int, seed: int) -> None:
-    cuts = split(count, seed=seed)
-    assert np.array_equal(np.sort(np.concatenate(cuts)), np.arange(count))
-    assert count < 3 or all(len(cut) for cut in cuts)
-    assert len(cuts[1]) == len(cuts[2])
-
-
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        "",
-        "iid:",
-        "shards",
-        "shards:0",
-        "shards:x",
-        "dirichlet:0",
-        "dirichlet:-1",
-        "dirichlet:nan",
-        "random",
-        "natural:",
-    ],
-)
-def test_an_unknown_scheme_is_refused(scheme: str) -> None:
-    with pytest.raises(PartError, match="scheme"):
-        Part(0, 2, scheme)
-
-
-@pytest.mark.parametrize("text", ["0/8", "9/8", "1/0", "3", "a/b", "-1/8", "3/8/2"])
-def test_a_part_out_of_range_or_misspelt_is_refused(text: str) -> None:
-    with pytest.raises(PartError):
-        Part.parse(text)
-
-
-def test_parts_are_written_from_one() -> None:
-    assert Part.parse("3/8", "shards:2", 7) == Part(2, 8, "shards:2", 7)
-
-
-def test_more_clients_than_samples_is_refused() -> None:
-    with pytest.raises(PartError, match="5 samples"):
-        partition(_pool(np.zeros(5, dtype=np.int64)), Part(0, 3, "shards:2"))
-    with pytest.raises(DataError, match="1797 samples"):
-        task("digits").load(DataSource(part=Part(0, 1000, "shards:2")))
 
 
 # ---- digits
@@ -310,129 +193,7 @@ def test_a_pickle_in_the_place_of_digits_is_not_run(tmp_path: Path, wrapped: boo
     assert not sprung.exists()
 
 
-# ---- torchvision's data sets
-
-
-def _write_idx(root: Path, dataset: str, *, packed: bool, count: int = 40) -> tuple[np.ndarray, np.ndarray]:
-    """A tiny data set in the published format; torchvision wants to see all four files."""
-    random = np.random.default_rng(0)
-    images = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-    labels = (np.arange(count) % 10).astype(np.uint8)
-    raw = root / dataset / "raw"
-    raw.mkdir(parents=True)
-    for name, array in (("images-idx3", images), ("labels-idx1", labels)):
-        content = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
-        for half in ("train", "t10k"):
-            file = raw / f"{half}-{name}-ubyte{'.gz' if packed else ''}"
-            file.write_bytes(gzip.compress(content) if packed else content)
-    return images, labels
-
-
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "unpacked"])
-@pytest.mark.parametrize(("name", "dataset"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
-def test_idx_files_are_read_packed_or_not_and_nothing_is_written(
-    tmp_path: Path, name: str, dataset: str, packed: bool
-) -> None:
-    images, labels = _write_idx(tmp_path, dataset, packed=packed)
-    before = sorted(tmp_path.rglob("*"))
-    splits = task(name).load(DataSource(tmp_path))
-    assert sorted(tmp_path.rglob("*")) == before
-    train = split(len(labels))[0]
-    assert np.array_equal(splits.train.x.numpy(), images[train][:, None])
-    assert np.array_equal(splits.train.y.numpy(), labels[train])
-
-
-@pytest.mark.parametrize("damage", ["cut", "length", "kind", "not gzip"])
-def test_a_damaged_idx_file_is_refused_with_its_place(tmp_path: Path, damage: str) -> None:
-    _write_idx(tmp_path, "MNIST", packed=True)
-    file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
-    content = gzip.decompress(file.read_bytes())
-    file.write_bytes(
-        {
-            "cut": gzip.compress(content)[:-400],
-            "length": gzip.compress(content[:-1]),
-            "kind": gzip.compress(b"\0\0\x0d\x03" + content[4:]),
-            "not gzip": content,
-        }[damage]
-    )
-    with pytest.raises(DataError, match="MNIST"):
-        task("mnist").load(DataSource(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
-def test_a_missing_data_set_is_named_with_how_to_get_it(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match="--download") as caught:
-        task(name).load(DataSource(tmp_path))
-    assert str(tmp_path) in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(DataError, match="--data DIR"):
-        task(name).load(DataSource())
-
-
-def test_colour_images_come_channels_first() -> None:
-    images = np.arange(2 * 32 * 32 * 3, dtype=np.uint64).astype(np.uint8).reshape(2, 32, 32, 3)
-    x, y = Cifar10()._arrays(images, [3, 7])
-    assert x.shape == (2, 3, 32, 32)
-    assert np.array_equal(x[1, 2], images[1, :, :, 2])
-    assert y.dtype == np.int64
-
-
-@pytest.mark.parametrize(
-    ("name", "dataset", "first"),
-    [
-        ("mnist", "MNIST", [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]),
-        ("fashion-mnist", "FashionMNIST", [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]),
-    ],
-)
-def test_the_published_files_are_read(name: str, dataset: str, first: list[int]) -> None:
-    if not (PUBLIC_DATA / dataset).is_dir():
-        pytest.skip(f"no published {dataset} files beside the project, in {PUBLIC_DATA}")
-    x, y = task(name)._pool(PUBLIC_DATA, download=False)  # type: ignore[attr-defined]
-    assert x.shape == (60000, 1, 28, 28)
-    assert y[:10].tolist() == first
-    mean, deviation = task(name).mean, task(name).deviation  # type: ignore[attr-defined]
-    assert (float(x.mean() / 255), float(x.std() / 255)) == pytest.approx((mean, deviation), abs=1e-4)
-    own = task(name).load(DataSource(PUBLIC_DATA, Part(99, 100, "shards:5")))
-    assert [len(cut) for cut in (own.train, own.validation, own.test)] == [480, 60, 60]
-
-
 # ---- models
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "shape"),
-    [
-        ("digits", 4810, (64,)),
-        ("mnist", 21_840, (1, 28, 28)),
-        ("fashion-mnist", 21_840, (1, 28, 28)),
-        ("cifar10", 797_962, (3, 32, 32)),
-    ],
-)
-def test_the_models_have_the_papers_sizes(name: str, parameters: int, shape: tuple[int, ...]) -> None:
-    layout, vector = initial_model(task(name), seed=0)
-    assert layout.size == parameters
-    assert vector.shape == (parameters,)
-    assert vector.dtype == np.float32
-    model = task(name).model()
-    assert [tensor.name for tensor in layout.tensors] == [name for name, _ in model.named_parameters()]
-    images = torch.zeros((2, *shape), dtype=torch.float32 if name == "digits" else torch.uint8)
-    assert model(images).shape == (2, 10)
-
-
-def test_the_layers_of_the_cifar_model_count_as_in_the_paper() -> None:
-    counts = [sum(p.numel() for p in layer.parameters()) for layer in cifar_cnn().children()]
-    assert [count for count in counts if count] == [4864, 102_464, 614_784, 73_920, 1930]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_our_local_response_norm_is_torchs(size: int) -> None:
-    x = torch.randn(3, 7, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 50
-    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    mine, reference = LocalResponseNorm(size)(ours), nn.LocalResponseNorm(size)(theirs)
-    torch.testing.assert_close(mine, reference)
-    mine.square().sum().backward()
-    reference.square().sum().backward()
-    torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 def test_an_initial_model_depends_on_its_seed_alone_and_leaves_torchs_generator_as_it_was() -> None:

@@ -82,7 +82,7 @@ def quotas(samples: int, part: Part) -> Indices:
     weights = np.exp(logarithms - logarithms.max())
     least = min(LEAST, samples // part.count)
     ideal = (samples - least * part.count) * weights / weights.sum()
-    counts = least + np.floor(ideal).astype(np.int64)
+    counts: Indices = least + np.floor(ideal).astype(np.int64)
     largest_remainders = np.argsort(np.floor(ideal) - ideal, kind="stable")
     counts[largest_remainders[: samples - counts.sum()]] += 1
     return counts
@@ -201,18 +201,24 @@ def _grouped(keys: Indices, groups: int) -> list[Indices]:
 def _dirichlet(labels: Indices, sizes: Indices, alpha: float, random: np.random.Generator) -> list[Indices]:
     _, label, left = np.unique(labels, return_inverse=True, return_counts=True)
     shares = random.dirichlet(np.full(len(left), alpha), size=len(sizes))
-    # Clients picked at random while they have quota left come in the order of Poisson processes of one rate, each of
-    # which ends with its quota: the exponential has no memory.
-    client = np.repeat(np.arange(len(sizes)), sizes)
-    time = np.cumsum(random.standard_exponential(len(labels)))
-    begin = np.concatenate([[0.0], time])[np.cumsum(sizes) - sizes]
-    turns = client[np.argsort(time - begin[client], kind="stable")]
+    turns = _turns(sizes, random)
     drawn = _draw(shares, turns, random.random(len(labels)), left)
     # Each class is now drawn as often as it has samples; they go to those draws in random order.
     shuffled = random.permutation(len(labels))
     dealt = np.empty_like(shuffled)
     dealt[np.argsort(drawn, kind="stable")] = shuffled[np.argsort(label[shuffled], kind="stable")]
     return [dealt[own] for own in _grouped(turns, len(sizes))]
+
+
+def _turns(sizes: Indices, random: np.random.Generator) -> Indices:
+    """(n,) clients picked at random among those with quota left, until each has been picked as often as its size says.
+
+    They come in the order of Poisson processes of one rate that end with their quotas: the exponential has no memory.
+    """
+    client = np.repeat(np.arange(len(sizes)), sizes)
+    time = np.cumsum(random.standard_exponential(len(client)))
+    begin = np.concatenate([[0.0], time])[np.cumsum(sizes) - sizes]
+    return client[np.argsort(time - begin[client], kind="stable")]
 
 
 def _draw(shares: NDArray[np.float64], turns: Indices, points: NDArray[np.float64], left: Indices) -> Indices:
