@@ -82,7 +82,12 @@ def run(
     home: HomeOption = DEFAULT_HOME,
     data: Annotated[Path | None, typer.Option(help="Directory of this client's data.")] = None,
     part: Annotated[str | None, typer.Option(help="Rehearse with one part of a data set: 3/8 is the third.")] = None,
-    partition: Annotated[str, typer.Option(help="How it is cut: iid, shards:S or dirichlet:ALPHA.")] = "iid",
+    partition: Annotated[
+        str, typer.Option(help="How it is cut: iid, shards:S, dirichlet:ALPHA or natural; `fedpareto data show` tells.")
+    ] = "iid",
+    sizes: Annotated[
+        str, typer.Option(help="How many samples a part of iid or dirichlet has: equal or lognormal:SIGMA.")
+    ] = "equal",
     part_seed: Annotated[int, typer.Option(help="Seed of the cut; the same for all parts.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, ...")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for training.")] = None,
@@ -111,7 +116,7 @@ def run(
         rehearsal = Attack.parse(attack) if attack is not None else None
         if accomplices is not None and rehearsal is None:
             raise AttackError(f"--accomplices {accomplices}: without --attack there is nothing to do together")
-        source = DataSource(data, Part.parse(part, partition, part_seed) if part is not None else None, download)
+        source = DataSource(data, Part.parse(part, partition, part_seed, sizes) if part is not None else None, download)
     except (AttackError, PartError) as error:
         raise Failure(str(error), code=USAGE) from error
     place = Home(home)
