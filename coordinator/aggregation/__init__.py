@@ -50,23 +50,30 @@ def aggregate(
     updates: ArrayLike | Sequence[Row],
     *,
     losses: ArrayLike | None = None,
+    accuracies: ArrayLike | None = None,
     samples: ArrayLike | None = None,
     prior: ArrayLike | None = None,
+    ages: ArrayLike | None = None,
+    clients: Sequence[str] | None = None,
     state: Mapping[str, Any] | None = None,
     **hyperparameters: Any,
 ) -> Aggregate:
     """Combines updates into one direction.
 
-    A row with a value that is not finite (or too large to be squared), or with a loss that is not finite where the
-    algorithm reads losses, is dropped, and the prior of the others renormalised. Without any row left the direction
-    is zero.
+    A row with a value that is not finite (or too large to be squared), or with a loss or an accuracy that is not finite
+    where the algorithm reads it, is dropped, and the prior of the others renormalised. Without any row of this round
+    left the direction is zero.
 
     Args:
         name: the algorithm, such as "fedmgda+".
         updates: U, shape (m, d), or a sequence of rows of d elements each; rows in files are streamed.
         losses: of the base model at each row's client, shape (m,).
+        accuracies: of the base model on each row's client's training split, shape (m,).
         samples: training samples of each row's client, shape (m,).
         prior: lambda0, shape (m,), in any proportion. Without it: in proportion to the samples, or else uniform.
+        ages: rounds since each row was sent, shape (m,), for algorithms that heed updates of earlier rounds (`tau`).
+            Rows of earlier rounds come last; nothing else that is said of them counts.
+        clients: the name of each row's client, for algorithms that remember something of each; else "0", "1", ...
         state: what the last call returned as `state`.
         hyperparameters: the algorithm's own.
 
@@ -82,40 +89,57 @@ def aggregate(
         raise ValueError("updates has no rows: there is nothing to aggregate")
     counts = np.ones(m) if samples is None else _per_row("samples", samples, m)
     lambda0 = counts if prior is None else _per_row("prior", prior, m)
-    reported = None if losses is None else _per_row("losses", losses, m)
-    if rule.reads_losses and reported is None:
-        raise ValueError(f"{name} needs losses, one per row")
+    elapsed = np.zeros(m, dtype=np.int64) if ages is None else _per_row("ages", ages, m).astype(np.int64)
+    names = [str(i) for i in range(m)] if clients is None else list(clients)
+    if len(names) != m:
+        raise ValueError(f"clients has {len(names)} names; one for each of the {m} rows is needed")
+    told = {
+        "losses": None if losses is None else _per_row("losses", losses, m),
+        "accuracies": None if accuracies is None else _per_row("accuracies", accuracies, m),
+    }
+    read = {"losses": rule.reads_losses, "accuracies": rule.reads_accuracies}
+    for label, values in told.items():
+        if read[label] and values is None:
+            raise ValueError(f"{name} needs {label}, one per row")
     for label, values in (("samples", counts), ("prior", lambda0)):
         if not (np.isfinite(values) & (values >= 0)).all() or values.sum() <= 0:
             raise ValueError(f"{label} must be finite, not negative, and not all zero; got {values.tolist()}"[:300])
     with np.errstate(over="ignore", invalid="ignore"):
         K = gram(rows)
         kept = np.isfinite(np.diag(K))
-    if rule.reads_losses and reported is not None:
-        kept &= np.isfinite(reported)
-    elif reported is not None and not np.isfinite(reported[kept]).all():
-        reported = None
+    present = elapsed == 0
+    for label, values in told.items():
+        if values is None:
+            continue
+        values[~present] = 0.0
+        if read[label]:
+            kept &= np.isfinite(values)
+        elif not np.isfinite(values[kept]).all():
+            told[label] = None
     dropped = tuple(np.flatnonzero(~kept).tolist())
     after, diagnostics = dict(state or {}), {"direction_norm": 0.0, "stationary": 1.0}
     coefficients, weights = np.zeros(m), np.zeros(m)
     coordinate_wise = False
-    if not kept.any():
+    if not (kept & present).any():
         direction = np.concatenate(list(combine(np.zeros(m), rows)))
     else:
-        rest = lambda0[kept]
+        rest = (lambda0 * present)[kept]
         K = K[np.ix_(kept, kept)]
         answer = rule.decide(
             Rows(
                 gram=K,
-                prior=rest / rest.sum() if rest.sum() > 0 else np.full(len(rest), 1.0 / len(rest)),
+                prior=rest / rest.sum() if rest.sum() > 0 else present[kept] / present[kept].sum(),
                 samples=counts[kept],
-                losses=None if reported is None else reported[kept],
+                losses=_of(told["losses"], kept),
+                accuracies=_of(told["accuracies"], kept),
+                clients=tuple(client for client, use in zip(names, kept, strict=True) if use),
+                ages=None if ages is None else elapsed[kept],
                 state=after,
             )
         )
         streamed = Direction(answer, [rows[i] for i in np.flatnonzero(kept)], K)
         direction = np.concatenate(list(streamed)) * (not streamed.stationary)
-        weights[kept] = answer.weights
+        weights[np.flatnonzero(kept)[: len(answer.weights)]] = answer.weights
         coordinate_wise = answer.coordinates is not None
         if not coordinate_wise:
             coefficients[kept] = answer.coefficients
@@ -150,8 +174,12 @@ def _row(values: Any) -> Row:
     return row if row.dtype == np.float32 else row.astype(np.float64, copy=False)
 
 
+def _of(values: NDArray[np.float64] | None, kept: NDArray[np.bool_]) -> NDArray[np.float64] | None:
+    return None if values is None else values[kept]
+
+
 def _per_row(name: str, values: ArrayLike, m: int) -> NDArray[np.float64]:
-    array = np.asarray(values, dtype=np.float64)
+    array = np.array(values, dtype=np.float64)
     if array.shape != (m,):
         raise ValueError(f"{name} has shape {array.shape}; one for each of the {m} rows is needed: {(m,)}")
     return array

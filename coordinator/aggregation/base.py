@@ -32,6 +32,7 @@ class Algorithm(ABC):
     Attributes:
         name: what run specifications and the command line call it.
         reads_losses: whether the rule needs the losses that clients report.
+        reads_accuracies: whether it needs the accuracies on their training splits that they report.
         averages: whether its model is the mean of the models after every step; that one is evaluated and deployed,
             the clients train from the last one.
         stages: what is done to the rows before the rule sees them.
@@ -39,6 +40,7 @@ class Algorithm(ABC):
 
     name: ClassVar[str]
     reads_losses: ClassVar[bool] = False
+    reads_accuracies: ClassVar[bool] = False
     averages: ClassVar[bool] = False
 
     stages: Stages = dataclasses.field(default_factory=Stages)
@@ -93,17 +95,20 @@ class Algorithm(ABC):
         return Step(replies, self.decide(replies.rows(context)))
 
     def usable(self, replies: Replies) -> Replies:
-        """The replies without those that lack what the rule needs: a loss, for a rule that reads losses.
+        """The replies without those that lack the loss or the accuracy that the rule reads.
 
         Raises:
             TooFewUpdatesError: none is left.
         """
-        if not self.reads_losses:
-            return replies
-        told = replies.with_losses()
-        if not told:
-            raise TooFewUpdatesError(f"{self.name} needs losses, and no client reported one")
-        return told
+        if self.reads_losses:
+            replies = replies.with_losses()
+            if not replies:
+                raise TooFewUpdatesError(f"{self.name} needs losses, and no client reported one")
+        if self.reads_accuracies:
+            replies = replies.with_accuracies()
+            if not replies:
+                raise TooFewUpdatesError(f"{self.name} needs accuracies on training splits, and no client reported one")
+        return replies
 
 
 def conclude(K: Matrix, coefficients: Vector, weights: Vector, **measured: float) -> Combination:

@@ -5,9 +5,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from coordinator.aggregation.base import Algorithm, conclude
+from coordinator.aggregation.base import conclude
 from coordinator.aggregation.fedmgda import standstill
 from coordinator.aggregation.geometry import coordinates, inverse_norms, unit_gram
+from coordinator.aggregation.history import Remembering
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
 
@@ -16,13 +17,17 @@ _ROUNDING = 1e-13
 
 
 @dataclass(frozen=True, kw_only=True)
-class DualCone(Algorithm):
+class DualCone(Remembering):
     """The direction nearest to the average that no client opposes: min ||d - g0||^2 with <d, u_i> >= 0 for every i.
 
     g0 = sum lambda0_i u_i. The dual is min ||g0 + sum mu_i u_i||^2 over mu >= 0, and c = lambda0 + mu: FedAvg without
     conflicts, and with conflicts more of those whom it would hurt. Unlike a chain of projections it depends on no order
     and on no reported loss, and leaves no conflict behind. It is zero only at a Pareto stationary point. Long updates
     dominate g0; `pre = ["normalise"]` makes all equal. (As a projection: Lopez-Paz and Ranzato, 2017, eq. 11.)
+
+    With `tau`, the last updates of absent clients are held against the step like those of the present, with no share in
+    g0: what FedFV's Algorithm 3 is after, without its order. It is then zero only where the clients of all these rounds
+    have no direction in common.
     """
 
     name: ClassVar[str] = "dual-cone"
@@ -40,7 +45,7 @@ class DualCone(Algorithm):
         inverse, shares = inverse_norms(rows.gram), rows.prior * rows.norms
         total = float(shares.sum())
         if total == 0:
-            return conclude(rows.gram, rows.prior, rows.prior, residual=0.0)
+            return conclude(rows.gram, rows.prior, rows.prior[: rows.current], residual=0.0)
         unit, shares = unit_gram(rows.gram), shares / total
         extra, iterations = nonnegative_least_squares(coordinates(unit), shares)
         residual = _residual(unit, shares, extra)
@@ -48,7 +53,8 @@ class DualCone(Algorithm):
             raise UnsolvedError(f"dual-cone: the residual is {residual:.1e} after {iterations} iterations")
         coefficients = rows.prior + extra * total * inverse
         measured = {"residual": residual, "iterations": float(iterations), "corrected": float((extra > 0).sum())}
-        return conclude(rows.gram, coefficients, coefficients / coefficients.sum(), **measured)
+        shares = coefficients[: rows.current]
+        return conclude(rows.gram, coefficients, shares / shares.sum(), **measured)
 
 
 def nonnegative_least_squares(points: Matrix, start: Vector) -> tuple[Vector, int]:

@@ -5,12 +5,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from coordinator.aggregation import torchjd
+from coordinator.aggregation.afl import AFL
 from coordinator.aggregation.base import Algorithm, HyperparameterError
 from coordinator.aggregation.centred_clipping import CentredClipping
 from coordinator.aggregation.coordinate_wise import Median, TrimmedMean
 from coordinator.aggregation.dual_cone import DualCone
 from coordinator.aggregation.fedavg import FedAvg
 from coordinator.aggregation.fedavg_n import FedAvgN
+from coordinator.aggregation.fedfa import FedFa
+from coordinator.aggregation.fedfv import FedFV
 from coordinator.aggregation.fedmgda import FedMGDA
 from coordinator.aggregation.fedmgda_auto import FedMGDAAuto
 from coordinator.aggregation.fedmgda_plus import FedMGDAPlus
@@ -41,6 +45,9 @@ _ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
             FedMGDAAuto,
             DualCone,
             QFedAvg,
+            AFL,
+            FedFa,
+            FedFV,
             Krum,
             MultiKrum,
             Median,
@@ -55,7 +62,7 @@ _DECAY_ROUNDS = 100
 
 
 def algorithms() -> dict[str, type[Algorithm]]:
-    """Every algorithm by its name."""
+    """Every algorithm by its name; those of TorchJD, which are made when they are named, are not among them."""
     return dict(_ALGORITHMS)
 
 
@@ -68,9 +75,13 @@ def algorithm(name: str, values: Mapping[str, Any] = MappingProxyType({})) -> Al
         HyperparameterError: no such algorithm, no such hyper-parameter, or a value that it cannot have; the message
             names the key and what exists.
     """
-    kind = _ALGORITHMS.get(name)
+    if name.startswith(torchjd.PREFIX):
+        kind: type[Algorithm] | None = torchjd.rule(name)
+    else:
+        kind = _ALGORITHMS.get(name)
     if kind is None:
-        raise HyperparameterError(f"name: no algorithm {name!r}; there are {', '.join(_ALGORITHMS)}")
+        there = ", ".join([*_ALGORITHMS, f"{torchjd.PREFIX}NAME"])
+        raise HyperparameterError(f"name: no algorithm {name!r}; there are {there}")
     own = {field.name: field for field in hyperparameters(kind)}
     common = {field.name: field for field in common_hyperparameters()}
     chosen: dict[str, Any] = {}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from coordinator.aggregation import Aggregate
 
-_PER_ROW = ("losses", "samples", "prior")
+_PER_ROW = ("losses", "accuracies", "samples", "prior", "ages")
 _ARRAYS = ("updates", *_PER_ROW, "state")
 
 
@@ -25,7 +25,8 @@ def aggregate_command(
         Path | None,
         typer.Argument(
             metavar="FILE.npz",
-            help="Arrays: updates (m, d), and optionally losses, samples, prior (m,) and state (a JSON text).",
+            help="Arrays: updates (m, d), and optionally losses, accuracies, samples, prior, ages (m,) "
+            "and state (a JSON text).",
         ),
     ] = None,
     name: Annotated[str, typer.Option("--algorithm", "-a", metavar="NAME", help="See --list.")] = "fedmgda+",
@@ -50,11 +51,12 @@ def aggregate_command(
     from coordinator.aggregation import HyperparameterError, aggregate
 
     arrays = _load(file)
+    per_row: dict[str, Any] = {key: arrays[key] for key in _PER_ROW if key in arrays}
     try:
         result = aggregate(
             name,
             arrays["updates"],
-            **{key: arrays[key] for key in _PER_ROW if key in arrays},
+            **per_row,
             state=_state(file, arrays),
             **_parameters(param or []),
         )
@@ -137,6 +139,7 @@ def _parameters(texts: list[str]) -> dict[str, Any]:
 
 
 def _list(as_json: bool) -> None:
+    from coordinator.aggregation import torchjd
     from coordinator.aggregation.registry import algorithms, common_hyperparameters, hyperparameters
 
     table = _table("algorithm", "hyper-parameter", "default", "meaning")
@@ -151,6 +154,7 @@ def _list(as_json: bool) -> None:
 
     for name, kind in algorithms().items():
         add(name, (kind.__doc__ or "").partition("\n")[0], hyperparameters(kind))
+    table.add_row(f"{torchjd.PREFIX}NAME", "", "", torchjd.SUMMARY)
     add("every algorithm", "What is done to the updates before the algorithm sees them.", common_hyperparameters())
     if as_json:
         common = document.pop()["hyperparameters"]

@@ -1,0 +1,119 @@
+"""FedFV (Wang et al., 2021, "Federated Learning with Fair Averaging", Algorithms 1 to 3)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregation.base import HyperparameterError, conclude
+from coordinator.aggregation.history import Remembering
+from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
+
+_ORDERS = ("loss", "random", "reversed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedFV(Remembering):
+    """Takes conflicts out of the average by projections, one after the other, in the order of the clients' losses.
+
+    Of the m participants, ordered by ascending loss, the last m - ceil((m - 1)(1 - alpha)) keep their update; with
+    alpha = 0 nobody does. Each of the others projects its own update along the order: wherever it is against u_j, j
+    unlike i, p_i <- p_i - <p_i, u_j> / ||u_j||^2 u_j. Those with high losses come last, so the least is left of what is
+    against them (Algorithm 2). Then g = sum lambda0_i p_i is projected against the absent, from those who took part
+    `tau` rounds ago to those of the last round: of each such group, s is the sum of the updates that g is against, and
+    if <g, s> < 0, g <- g - <g, s> / ||s||^2 s (Algorithm 3; not in the first `tau` rounds). Last, g is given the length
+    of the average. With alpha = 1 and tau = 0 it is FedAvg. All in terms of K: p = C U, and g = c U.
+    """
+
+    name: ClassVar[str] = "fedfv"
+    reads_losses: ClassVar[bool] = True
+
+    alpha: float = field(
+        default=0.1,
+        metadata={"help": "the share of clients, of the highest losses, whose updates are kept as they are"},
+    )
+    order: str = field(
+        default="loss", metadata={"help": 'along which they project: "loss" (ascending), "reversed" or "random"'}
+    )
+    order_seed: int = field(default=0, metadata={"help": 'with the round, decides the order "random"'})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.alpha <= 1:
+            raise HyperparameterError(f"alpha must lie in [0, 1]; got {self.alpha!r}")
+        if self.order not in _ORDERS:
+            raise HyperparameterError(f"order: one of {', '.join(_ORDERS)}; got {self.order!r}")
+        if self.order_seed < 0:
+            raise HyperparameterError(f"order_seed must not be negative; got {self.order_seed}")
+
+    def cautions(self) -> tuple[str, ...]:
+        """See the base."""
+        if self.order == "random":
+            return ()
+        return (
+            "fedfv orders clients by the losses that they report: one that inflates its loss is projected onto last "
+            "and keeps its own update (bias attack); dual-cone reads no losses",
+        )
+
+    def window(self, number: int) -> int:
+        """See the base: Algorithm 3 begins with round `tau`."""
+        return self.tau if number >= self.tau else 0
+
+    def combine(self, rows: Rows) -> Combination:
+        """See the class; `kept` counts those who keep their update, `projections` what was done to the others."""
+        m, K = rows.current, rows.gram
+        order = self._ordered(rows)
+        kept = order[math.ceil((m - 1) * (1 - self.alpha)) :] if self.alpha > 0 else []
+        C, projections = project(K[:m, :m], order, kept)
+        c = np.zeros(len(K))
+        c[:m] = rows.prior[:m] @ C
+        if rows.ages is not None:
+            for age in range(self.tau, 0, -1):
+                projections += _against_group(K, c, np.flatnonzero(rows.ages == age))
+        length, wanted = (math.sqrt(max(0.0, float(x @ K @ x))) for x in (c, rows.prior))
+        weights = c[:m] / c[:m].sum()
+        if length > 0:
+            c = c * (wanted / length)
+        return conclude(K, c, weights, kept=float(len(kept)), projections=float(projections))
+
+    def _ordered(self, rows: Rows) -> list[int]:
+        m = rows.current
+        if self.order == "random":
+            return [int(i) for i in np.random.default_rng([self.order_seed, rows.round]).permutation(m)]
+        if rows.losses is None:
+            raise ValueError("fedfv needs losses, one per row")
+        ascending: list[int] = np.argsort(rows.losses[:m], kind="stable").tolist()
+        return ascending if self.order == "loss" else ascending[::-1]
+
+
+def project(K: Matrix, order: Sequence[int], kept: Sequence[int]) -> tuple[Matrix, int]:
+    """C, shape (m, m), such that the projected updates are C U, and how many projections they took (Algorithm 2).
+
+    Args:
+        K: Gram matrix, shape (m, m).
+        order: a permutation of the rows.
+        kept: the rows that are not projected.
+    """
+    C, count = np.eye(len(K)), 0
+    for i in range(len(K)):
+        for j in order if i not in kept else ():
+            product = float(C[i] @ K[j])
+            if j != i and product < 0 < K[j, j]:
+                C[i, j] -= product / K[j, j]
+                count += 1
+    return C, count
+
+
+def _against_group(K: Matrix, c: Vector, group: NDArray[np.int64]) -> int:
+    """Changes c where c U is against the sum of those of the group that it is against (Algorithm 3, one turn)."""
+    against = [h for h in group if K[h] @ c < 0]
+    s = np.zeros(len(c))
+    s[against] = 1.0
+    product = float(c @ K @ s)
+    if product < 0:
+        c -= product / float(s @ K @ s) * s
+        return 1
+    return 0
