@@ -248,7 +248,7 @@ def test_the_published_copies_of_cifar10_are_images(tmp_path: Path) -> None:
         offsets, labels, is_test = arrays["offsets"], arrays["labels"], arrays["is_test"]
         assert np.bincount(labels[is_test == 0]).tolist() == [5000] * 10
         assert np.bincount(labels[is_test == 1]).tolist() == [1000] * 10
-        # Two of each class and part: all of them would take ten seconds.
+        # Two of each class and part: all of them would take seconds.
         few = np.concatenate([np.flatnonzero(is_test * 10 + labels == kind)[:2] for kind in range(20)])
         joined = arrays["jpeg"]
     pieces = [joined[offsets[number] : offsets[number + 1]] for number in few]

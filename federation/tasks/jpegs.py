@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 def read(path: Path, *, test: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """One official part: images (n, 3, 32, 32), labels (n,).
 
-    Decoding takes some ten seconds; whoever asks again in the same process gets the same arrays, not to be changed.
+    Decoding takes seconds; whoever asks again in the same process gets the same arrays, not to be changed.
 
     Raises:
         DataError: missing or malformed.
