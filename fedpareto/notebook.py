@@ -17,6 +17,7 @@ def simulate(
     device: str = "auto",
     backend: str = "auto",
     ray_address: str | None = None,
+    threads: int | None = None,
     resume: bool = False,
     progress: Callable[[Progress], object] = lambda progress: None,
 ) -> History:
@@ -29,6 +30,7 @@ def simulate(
         device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
         backend: how they train: "auto", "stacked", "loop" or "ray".
         ray_address: of a Ray cluster, for the backend "ray".
+        threads: CPU threads of torch, for the whole process; small models are faster with 1.
         resume: go on with the simulation in `home`.
         progress: told after every round.
 
@@ -52,6 +54,7 @@ def simulate(
                 device=device,
                 backend=backend,
                 ray_address=ray_address,
+                threads=threads,
                 resume=resume,
             )
         )

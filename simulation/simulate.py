@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
 from sqlalchemy import select
 
 from coordinator.clock import utc_now
@@ -66,6 +67,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
         backend: how they train: "auto", "stacked", "loop" or "ray".
         ray_address: of a Ray cluster, for the backend "ray"; one is started on this machine without it.
+        threads: CPU threads of torch, for the whole process; None leaves torch's own choice.
         resume: go on with the simulation in `home`.
 
     Attributes:
@@ -89,11 +91,14 @@ class Simulation(AbstractContextManager["Simulation"]):
         device: str = "auto",
         backend: str = "auto",
         ray_address: str | None = None,
+        threads: int | None = None,
         resume: bool = False,
     ) -> None:
         self.spec, self._algorithm = parse_run(spec)
         self.cautions = self._algorithm.cautions()
         chosen = pick_device(device)
+        if threads is not None:
+            torch.set_num_threads(threads)
         learned = task(self.spec.task)
         self._population = populate(
             learned, self.spec.simulation, DataSource(data, download=download), seed=self.spec.seed

@@ -41,6 +41,9 @@ def simulate_command(
         str | None,
         typer.Option(metavar="ADDRESS", help="A Ray cluster for --backend ray; without it one of this machine."),
     ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; small models are faster with 1. All cores unless said.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the simulation in --home.")] = False,
     download: Annotated[
         bool, typer.Option("--download", help="Let the task fetch a public data set into --data.")
@@ -65,7 +68,10 @@ def simulate_command(
     from fedpareto.cli.render import console as make_console
 
     console = make_console(stderr=as_json)
-    with _simulation(spec, home, data, download, device, backend, ray_address, resume) as (simulation, directory):
+    with _simulation(spec, home, data, download, device, backend, ray_address, threads, resume) as (
+        simulation,
+        directory,
+    ):
         _announce(console, simulation, directory)
         history = _run(console, simulation)
     if as_json:
@@ -88,6 +94,7 @@ def _simulation(
     device: str,
     backend: str,
     ray_address: str | None,
+    threads: int | None,
     resume: bool,
 ) -> "Iterator[tuple[Simulation, Path]]":
     """The simulation that was asked for; what is wrong with that becomes a Failure."""
@@ -114,6 +121,7 @@ def _simulation(
             device=device,
             backend=backend,
             ray_address=ray_address,
+            threads=threads,
             resume=resume,
         ) as simulation:
             yield simulation, directory

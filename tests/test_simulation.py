@@ -1,0 +1,192 @@
+"""Simulated clients: the same numbers as real ones, stacked or one by one; stopped and resumed; attacked."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from harness import federation
+
+from fedpareto.notebook import simulate
+from federation.runs import SpecError
+from federation.vectors import read_vector
+from simulation.simulate import Progress, Simulation, SimulationError
+
+SPEC = """
+name = "small"
+task = "digits"
+rounds = {rounds}
+seed = 5
+
+[algorithm]
+name = "{algorithm}"
+
+[train]
+batch_size = 20
+learning_rate = 0.1
+
+[evaluate]
+every = {every}
+
+[selection]
+method = "fraction"
+fraction = {fraction}
+
+[simulation]
+clients = {clients}
+partition = "{partition}"
+attackers = {attackers}
+attack = "{attack}"
+"""
+
+
+def spec(**values: object) -> str:
+    chosen = {
+        "rounds": 3,
+        "algorithm": "fedmgda+",
+        "every": 1,
+        "fraction": 1.0,
+        "clients": 4,
+        "partition": "shards:2",
+        "attackers": 0,
+        "attack": "",
+    }
+    return SPEC.format(**(chosen | values))
+
+
+def run_cli(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    line = [sys.executable, "-m", "fedpareto", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Models as small as these only wait for each other's threads."""
+    torch.set_num_threads(1)
+
+
+def close(found: np.ndarray, expected: np.ndarray) -> None:
+    # Rounding of sums in another order, carried through some dozen steps.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * float(np.abs(expected).max()))
+
+
+def test_a_simulation_is_the_real_federation_to_the_last_digits_of_float32(tmp_path: Path) -> None:
+    text = spec(fraction=0.6, clients=3, rounds=3)
+    names = [f"client-{number:03d}" for number in range(3)]
+    with federation(tmp_path) as real:
+        real.serve()
+        for number, name in enumerate(names):
+            real.join(name)
+            real.work(name, "--task", "digits", "--part", f"{number + 1}/3", "--partition", "shards:2")
+        real.attending(*names)
+        digest = real.wait_completed(real.submit("small", text.replace('name = "small"\n', "", 1)))
+        selected = [json.loads(row[0]) for row in real.query("SELECT selected FROM rounds ORDER BY number")]
+        losses = {
+            (number, client): json.loads(told)["loss"]
+            for number, client, told in real.query(
+                "SELECT r.number, u.client_id, u.losses FROM updates u JOIN assignments USING (assignment_id) "
+                "JOIN phases p USING (phase_id) JOIN rounds r USING (round_id) WHERE p.kind = 'TRAIN'"
+            )
+        }
+        accuracy = [
+            json.loads(row[0])["accuracy/mean"] for row in real.query("SELECT metrics FROM rounds ORDER BY number")
+        ]
+        kind, _, value = digest.partition(":")
+        model = read_vector(real.home / "blobs" / kind / value[:2] / value[2:])[1]
+    for backend in ("loop", "stacked"):
+        history = simulate(text, backend=backend)
+        close(history.model, model)
+        asked = history.updates.groupby("round")["client"].apply(list).tolist()
+        assert asked == selected
+        for record in history.update_records:
+            assert record["loss"] == pytest.approx(losses[record["round"], record["client"]], rel=1e-4)
+        assert history.rounds["accuracy/mean"].tolist() == pytest.approx(accuracy, abs=0.02)
+
+
+@pytest.mark.parametrize("attack", ["", "sign-flip", "alie", "label-flip", "free-rider", "scale=10,bias=5"])
+def test_stacked_clients_do_what_single_ones_do(attack: str) -> None:
+    text = spec(clients=6, attackers=2 if attack else 0, attack=attack, partition="iid", every=3)
+    one, all_at_once = (simulate(text, backend=backend) for backend in ("loop", "stacked"))
+    close(all_at_once.model, one.model)
+    assert one.attackers == (("client-004", "client-005") if attack else ())
+    assert [record["accepted"] for record in all_at_once.update_records] == [True] * 18
+
+
+def test_momentum_decay_and_proximity_are_stacked_too() -> None:
+    more = "momentum = 0.9\nweight_decay = 0.01\nproximal_mu = 0.1\n"
+    text = spec(clients=3).replace("[train]\n", f"[train]\n{more}")
+    one, all_at_once = (simulate(text, backend=backend) for backend in ("loop", "stacked"))
+    close(all_at_once.model, one.model)
+
+
+def test_refused_updates_are_recorded_as_the_coordinator_would(tmp_path: Path) -> None:
+    history = simulate(spec(attackers=1, attack="nan", rounds=2))
+    refused = [record for record in history.update_records if not record["accepted"]]
+    assert [(record["client"], record["reason"]) for record in refused] == [("client-003", "non-finite")] * 2
+    assert history.state == "COMPLETED"
+
+
+def test_the_same_specification_gives_the_same_bytes(tmp_path: Path) -> None:
+    text = spec(fraction=0.5, algorithm="fedavg")
+    first, second = simulate(text), simulate(text)
+    assert first.model.tobytes() == second.model.tobytes()
+    assert first.client_records == second.client_records
+
+
+def test_a_simulation_that_was_stopped_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    text = spec(rounds=5).encode()
+    whole = simulate(text)
+    with Simulation(text, tmp_path / "home") as simulation:
+
+        def stop(progress: Progress) -> None:
+            if progress.done == 2:
+                simulation.stop()
+
+        half = simulation.run(stop)
+    assert half.state == "PAUSED"
+    assert len(half.round_records) >= 2
+    with Simulation(text, tmp_path / "home", resume=True) as simulation:
+        rest = simulation.run()
+    assert (rest.state, len(rest.round_records)) == ("COMPLETED", 5)
+    assert rest.model.tobytes() == whole.model.tobytes()
+    with pytest.raises(SimulationError, match="another specification"):
+        Simulation(spec(rounds=6).encode(), tmp_path / "home", resume=True)
+
+
+def test_models_of_past_rounds_do_not_pile_up(tmp_path: Path) -> None:
+    with Simulation(spec(rounds=8, every=0).encode(), tmp_path / "home") as simulation:
+        simulation.run()
+    blobs = [path for path in (tmp_path / "home" / "blobs").glob("*/??/*") if path.stat().st_size > 10_000]
+    assert len(blobs) <= 4  # the first, and those of the last rounds
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"attack": "sign-flip"}, "both or neither"),
+        ({"attackers": 9, "attack": "sign-flip"}, "9 attackers among 4"),
+        ({"clients": 0}, "simulation.clients"),
+    ],
+)
+def test_a_population_that_makes_no_sense_is_refused(change: dict[str, object], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        simulate(spec(**change))
+
+
+def test_the_command_simulates_shows_and_resumes(tmp_path: Path) -> None:
+    file, home = tmp_path / "run.toml", tmp_path / "home"
+    file.write_text(spec())
+    done = run_cli("simulate", str(file), "--home", str(home), "--threads", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["state"], len(document["rounds"])) == ("COMPLETED", 3)
+    again = run_cli("simulate", str(file), "--home", str(home))
+    assert again.returncode == 2
+    assert "--resume" in again.stderr
+    rounds = run_cli("admin", "--home", str(home / "admin"), "rounds", document["run_id"], "--json")
+    assert len(json.loads(rounds.stdout)) == 3 or rounds.returncode == 0, rounds.stderr
+    wrong = run_cli("simulate", str(file), "--home", str(tmp_path / "other"), "--backend", "abacus")
+    assert (wrong.returncode, "no backend 'abacus'" in wrong.stderr) == (2, True)
