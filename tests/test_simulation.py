@@ -10,9 +10,9 @@ import pytest
 import torch
 from harness import federation
 
-from fedpareto.notebook import simulate
 from federation.runs import SpecError
 from federation.vectors import read_vector
+from fedpareto.notebook import simulate
 from simulation.simulate import Progress, Simulation, SimulationError
 
 SPEC = """

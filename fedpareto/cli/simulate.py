@@ -4,6 +4,7 @@
 import json
 import math
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -173,12 +174,12 @@ def _run(console: "Console", simulation: "Simulation") -> "History":
 
             def told(now: "Progressed") -> None:
                 bar.update(shown, completed=now.done, rate=now.rate)
-                metrics = now.metrics
+                metrics = defaultdict(lambda: math.nan, now.metrics)
                 if "accuracy/mean" in metrics or "loss/train" in metrics:
                     console.print(
-                        f"{now.done - 1:>6}  {percent(metrics.get('accuracy/mean', math.nan)):>8}  "
-                        f"{percent(metrics.get('accuracy/worst5', math.nan)):>9}  {percent(metrics.get('improved', math.nan)):>8}  "
-                        f"{metrics.get('loss/train', math.nan):>9.4g}"
+                        f"{now.done - 1:>6}  {percent(metrics['accuracy/mean']):>8}  "
+                        f"{percent(metrics['accuracy/worst5']):>9}  {percent(metrics['improved']):>8}  "
+                        f"{metrics['loss/train']:>9.4g}"
                     )
 
             return simulation.run(told)
