@@ -95,11 +95,16 @@ class Plot(_Section):
 
 
 class Quick(_Section):
-    """The form that finishes in minutes on two cores: fewer seeds, methods and conditions, and a smaller spec."""
+    """The form that finishes in minutes on two cores: fewer seeds, methods and conditions, and a smaller spec.
+
+    Attributes:
+        data: in place of the experiment's, where the smaller spec has another task.
+    """
 
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     methods: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
+    data: tuple[str, ...] | None = None
     spec: Overrides = {}
 
 
@@ -229,6 +234,7 @@ class Experiment(_Section):
         ]
         return self.model_copy(
             update={
+                "data": self.data if quick.data is None else quick.data,
                 "seeds": quick.seeds,
                 "methods": tuple(kept),
                 "conditions": tuple(item for item in self.conditions if item.name in conditions),

@@ -143,12 +143,17 @@ def _sweep(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
 
 def _heat(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
     """Methods down, conditions across, the measure as colour and number."""
-    names = [[item.name for item in side] for side in (experiment.methods, experiment.conditions)]
-    values = np.full([len(side) for side in names], np.nan)
-    for cell in experiment.cells():
-        place = names[0].index(cell.method.name), names[1].index(cell.condition.name)
-        values[place] = ours(results, cell, plot.measure).mean
-    if not np.isfinite(values).any():
+    known = {
+        (cell.method.name, cell.condition.name): value
+        for cell in experiment.cells()
+        if np.isfinite(value := ours(results, cell, plot.measure).mean)
+    }
+    names = (
+        [item.name for item in experiment.methods if item.name in {method for method, _ in known}],
+        [item.name for item in experiment.conditions if item.name in {condition for _, condition in known}],
+    )
+    values = np.array([[known.get((method, condition), np.nan) for condition in names[1]] for method in names[0]])
+    if not known:
         return False
     figure: Any = axes.figure
     figure.set_size_inches(3 + 0.55 * values.shape[1], 2.5 + 0.4 * values.shape[0])

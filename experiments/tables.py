@@ -66,13 +66,13 @@ def published(experiment: Experiment, cell: Cell, column: Column) -> Spread:
 
 
 def comparison(experiment: Experiment, results: Sequence[Result]) -> Table:
-    """A row for each cell: what came out, what was published, and the difference of the two."""
+    """A row for each cell that has results: what came out, what was published, and the difference of the two."""
     conditions = any(condition.name for condition in experiment.conditions)
     header = ["Method", *(["Condition"] if conditions else []), "Seeds"]
     for column in experiment.columns:
         header += [column.title, "published", "Δ"] if column.published else [column.title]
     rows = []
-    for cell in experiment.cells():
+    for cell in _with_results(experiment, results):
         seeds = [item.seed for item in results if (item.method, item.condition) == _key(cell)]
         row = [cell.method.name, *([cell.condition.name] if conditions else []), str(len(seeds))]
         for column in experiment.columns:
@@ -87,18 +87,19 @@ def comparison(experiment: Experiment, results: Sequence[Result]) -> Table:
 
 
 def grids(experiment: Experiment, results: Sequence[Result]) -> tuple[Table, ...]:
-    """For each measure a table of methods and conditions; none where there is only one condition."""
+    """For each measure a table of the methods and conditions that have results; none for a single condition."""
     if len(experiment.conditions) < 2:
         return ()
-    names = [condition.name for condition in experiment.conditions]
     found = []
     for column in experiment.columns:
-        rows = {method.name: dict.fromkeys(names, "") for method in experiment.methods}
-        for cell in experiment.cells():
-            rows[cell.method.name][cell.condition.name] = str(ours(results, cell, column.measure))
-        found.append(
-            Table(column.title, ("Method", *names), tuple((name, *row.values()) for name, row in rows.items()))
-        )
+        known = {_key(cell): ours(results, cell, column.measure) for cell in _with_results(experiment, results)}
+        names = [item.name for item in experiment.conditions if item.name in {condition for _, condition in known}]
+        rows = [
+            (method.name, *(str(known.get((method.name, name), "")) for name in names))
+            for method in experiment.methods
+            if method.name in {name for name, _ in known}
+        ]
+        found.append(Table(column.title, ("Method", *names), tuple(rows)))
     return tuple(found)
 
 
@@ -130,6 +131,11 @@ def _made(experiment: Experiment, results: Sequence[Result], record: dict[str, A
         hours = sum(item.final.get("seconds", 0.0) for item in results) / 3600
         text += f" `{last['command']}`, on {last['hardware']['device']}; {hours:.2f} hours of simulation in all."
     return text
+
+
+def _with_results(experiment: Experiment, results: Iterable[Result]) -> list[Cell]:
+    there = {(item.method, item.condition) for item in results}
+    return [cell for cell in experiment.cells() if _key(cell) in there]
 
 
 def _key(cell: Cell) -> tuple[str, str]:

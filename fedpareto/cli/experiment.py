@@ -2,7 +2,6 @@
 
 # ruff: noqa: PLC0415 - torch, numpy and matplotlib are loaded by the commands, not by `fedpareto --help`
 import json
-import shlex
 import signal
 import sys
 import time
@@ -120,13 +119,14 @@ def run_command(
     left = [job for job in wanted if store.find(job) is None]
     console = make_console(stderr=as_json)
     console.print(f"{experiment.title}: {len(wanted)} runs, {len(wanted) - len(left)} of them done before")
-    settings = Settings(data, device, backend, experiment.exclude_attackers, jobs)
+    settings = Settings(data if experiment.data else None, device, backend, experiment.exclude_attackers, jobs)
     began = time.perf_counter(), datetime.now(UTC)
     ended = _make(console, store, settings, left)
     record = _recorded(store, experiment, settings, began, ended)
     _show(console, experiment, store, record, as_json=as_json)
     if ended["failed"]:
-        raise Failure("\n".join(f"{label}: {reason}" for label, reason in ended["failed"].items()))
+        label, reason = next(iter(ended["failed"].items()))
+        raise Failure(f"{len(ended['failed'])} of {len(left)} runs failed, the first of them {label}: {reason}")
     if ended["stopped"]:
         console.print("stopped; what was done is kept, and the same command goes on")
         raise typer.Exit(INTERRUPTED)
@@ -301,7 +301,7 @@ def _recorded(
     record["experiment"] = experiment.name
     record.setdefault("sessions", []).append(
         {
-            "command": shlex.join(["fedpareto", *sys.argv[1:]]),
+            "command": provenance.command(["fedpareto", *sys.argv[1:]]),
             "began": began[1].isoformat(timespec="seconds"),
             "wall_seconds": round(time.perf_counter() - began[0], 1),
             "seeds": list(experiment.seeds),

@@ -1,0 +1,128 @@
+"""What is measured in a simulation, over clients and in percent."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from coordinator.rounds.metrics import accuracies
+from experiments.results import Measures
+
+if TYPE_CHECKING:
+    from simulation.history import History
+
+FEW = 10  # clients, so many of which are shown one by one
+
+_SHARES = ("mean", "std", "worst", "best", "worst5", "best5", "p5", "p95")
+_OF_ROUNDS = (
+    "direction_norm",
+    "stationarity",
+    "stationarity/relative",
+    "stationary",
+    "conflicts",
+    "conflict_depth",
+    "descent_min",
+    "descent_share",
+    "entropy",
+    "step/rate",
+)
+_SHARES_OF_ROUNDS = ("improved", "backdoor")
+
+
+def final(history: "History", *, exclude: Iterable[str] = ()) -> Measures:
+    """What a finished run came to: the last model, not the best.
+
+    Args:
+        history: of the run.
+        exclude: clients whose accuracies and losses do not count.
+
+    Returns:
+        `mean`, `std`, `variance`, `worst`, `best`, `worst5`, `best5`, `p5`, `p95` of the clients' test accuracies (%)
+        and their `jain` index; `pooled`, the accuracy over all samples; `client/NAME` where clients are few;
+        `loss/train` and `loss/test` where they were evaluated; `improved`, the mean share of improved participants,
+        `improved_late`, the same over the last tenth of the rounds, `backdoor`, its success at the end (%); `rounds`,
+        `skipped`, `stationary` rounds, `refusals` of updates, `seconds`.
+    """
+    excluded = frozenset(exclude)
+    every = rounds(history, exclude=excluded)
+    tested = _accuracies(history, excluded)
+    clients = tested[max(tested)] if tested else {}
+    records = history.round_records
+    improved = [100 * record["improved"] for record in records if _known(record.get("improved"))]
+    late = improved[-math.ceil(len(improved) / 10) :]
+    last = {} if not every else {key: value for key, value in every[-1].items() if key in _AT_THE_END}
+    return {
+        **last,
+        **({f"client/{name}": 100 * value for name, (value, _) in clients.items()} if len(clients) <= FEW else {}),
+        **({"improved": sum(improved) / len(improved), "improved_late": sum(late) / len(late)} if improved else {}),
+        "rounds": float(len(records)),
+        "skipped": float(sum(record["state"] == "SKIPPED" for record in records)),
+        "stationary": float(sum(record.get("stationary") or 0.0 for record in records)),
+        "refusals": float(sum(not record["accepted"] for record in history.update_records)),
+        "seconds": float(sum(record["seconds"] or 0.0 for record in records)),
+    }
+
+
+def rounds(history: "History", *, exclude: Iterable[str] = ()) -> list[Measures]:
+    """What is measured in every evaluated round; `round` counts the steps that were made, from 1.
+
+    Args:
+        history: of the run.
+        exclude: clients whose accuracies and losses do not count.
+    """
+    excluded = frozenset(exclude)
+    tested = _accuracies(history, excluded)
+    losses = _losses(history, excluded)
+    records = {record["round"]: record for record in history.round_records}
+    found = []
+    for number, clients in sorted(tested.items()):
+        record = records[number]
+        found.append(
+            {
+                "round": float(number + 1),
+                **_percent([value for value, _ in clients.values()]),
+                "pooled": 100 * _pooled(clients.values()),
+                **{f"loss/{split}": value for split, value in losses.get(number, {}).items()},
+                **{name: 100 * record[name] for name in _SHARES_OF_ROUNDS if _known(record.get(name))},
+                **{name: float(record[name]) for name in _OF_ROUNDS if _known(record.get(name))},
+            }
+        )
+    return found
+
+
+_AT_THE_END = (*_SHARES, "variance", "jain", "pooled", "loss/train", "loss/validation", "loss/test", "backdoor")
+
+
+def _percent(values: Sequence[float]) -> Measures:
+    shares = {name.rpartition("/")[2]: value for name, value in accuracies(values).items()}
+    scale = dict.fromkeys(_SHARES, 100.0) | {"variance": 10_000.0}
+    return {name: scale.get(name, 1.0) * value for name, value in shares.items()}
+
+
+def _accuracies(history: "History", exclude: Iterable[str]) -> dict[int, dict[str, tuple[float, int]]]:
+    """By evaluated round and client: the accuracy on its test part, in [0, 1], and the samples of that."""
+    found: dict[int, dict[str, tuple[float, int]]] = {}
+    for record in history.client_records:
+        if record["split"] == "test" and record["client"] not in exclude and _known(record["accuracy"]):
+            found.setdefault(record["round"], {})[record["client"]] = record["accuracy"], record["samples"]
+    return found
+
+
+def _losses(history: "History", exclude: Iterable[str]) -> dict[int, dict[str, float]]:
+    """By evaluated round and split: the mean loss of the clients."""
+    values: dict[int, dict[str, list[float]]] = {}
+    for record in history.client_records:
+        if record["client"] not in exclude and record["loss"] is not None:
+            values.setdefault(record["round"], {}).setdefault(record["split"], []).append(record["loss"])
+    return {
+        number: {split: sum(items) / len(items) for split, items in splits.items()} for number, splits in values.items()
+    }
+
+
+def _pooled(clients: Iterable[tuple[float, int]]) -> float:
+    pairs = list(clients)
+    samples = sum(count for _, count in pairs)
+    return sum(value * count for value, count in pairs) / samples if samples else math.nan
+
+
+def _known(value: Any) -> bool:
+    return value is not None and math.isfinite(value)

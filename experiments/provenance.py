@@ -1,0 +1,82 @@
+"""How results came about: the command, versions, the machine, the commit."""
+
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("fedpareto", "numpy", "torch", "torchvision", "scikit-learn", "pandas", "matplotlib")
+
+
+def hardware(device: str) -> dict[str, Any]:
+    """The machine.
+
+    Args:
+        device: where clients train, as `simulate` takes it: "auto", "cpu", "cuda" or "cuda:N".
+    """
+    import torch  # noqa: PLC0415
+
+    from federation.training import pick_device  # noqa: PLC0415
+
+    chosen = torch.device(pick_device(device))
+    return {
+        "device": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{os.cpu_count()} cores, {_cpu()}",
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of what the numbers depend on."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def command(words: Sequence[str]) -> str:
+    """A command line as others would type it: their directories are not ours.
+
+    Args:
+        words: of the command, its name first.
+    """
+    shown = list(words)
+    for option in ("--data", "--out"):
+        for index, word in enumerate(shown):
+            if word == option and index + 1 < len(shown):
+                shown[index + 1] = option.strip("-").upper()
+            elif word.startswith(f"{option}="):
+                shown[index] = f"{option}={option.strip('-').upper()}"
+    return shlex.join(shown)
+
+
+def commit() -> str | None:
+    """The commit that this code is of, with "-dirty" when files differ from it; None outside a git tree."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
