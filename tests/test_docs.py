@@ -50,7 +50,7 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, object
 
 
 def keys_in(page: str) -> list[tuple[str, object]]:
-    rows = re.findall(r"^\| `([a-z_.]+)` \| (required|`[^`]+`) \| .+ \|$", PROSE[ROOT / page], re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z0-9_.]+)` \| (required|`[^`]+`) \| .+ \|$", PROSE[ROOT / page], re.MULTILINE)
     return [(key, REQUIRED if text == "required" else json.loads(text.strip("`"))) for key, text in rows]
 
 

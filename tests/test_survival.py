@@ -55,10 +55,16 @@ class Scene:
         self.workers[client] = process
         return process
 
-    def submit(self, *, crash: bool = False, pool: str = "enrolled") -> str:
+    def submit(self, *, crash: bool = False, pool: str = "enrolled", spec: str = SPEC) -> str:
         self.count += 1
-        spec = SPEC.replace("{pool}", pool)
+        spec = spec.replace("{pool}", pool)
         return self.fed.submit(f"survival-{self.count}", spec, "--model", str(self.model), crash=crash)
+
+    def remembered(self, run: str) -> tuple[str, str]:
+        """The digest of the model of a run that completes, and what it remembers: JSON, with the digests of vectors."""
+        final = str(self.fed.wait_completed(run))
+        ((state,),) = self.fed.query("select state_data from runs where run_id = :run", run=run)
+        return final, str(state)
 
     def check_counted_once(self, run: str) -> None:
         """Every client took part in every phase, and each assignment was fulfilled by exactly one update."""
@@ -124,6 +130,32 @@ def test_a_killed_coordinator_goes_on_where_it_was(scene: Scene, undisturbed: st
     scene.fed.serve()
     assert scene.fed.wait_completed(run) == undisturbed
     scene.check_counted_once(run)
+
+
+REMEMBERING = """[algorithm]
+name = "afl"
+[server]
+optimiser = "yogi"
+learning_rate = 0.02
+""".join([SPEC.partition("[algorithm]")[0], "[train]" + SPEC.partition("[train]")[2]])
+
+
+@pytest.fixture(scope="module")
+def remembered(scene: Scene) -> tuple[str, str]:
+    """What a run that remembers comes to when nothing happens: its model, and what it remembers."""
+    return scene.remembered(scene.submit(spec=REMEMBERING))
+
+
+@pytest.mark.parametrize("point", ["model-written", "between-rounds"])
+def test_what_a_run_remembers_survives(scene: Scene, remembered: tuple[str, str], point: str) -> None:
+    assert scene.fed.coordinator is not None
+    scene.fed.coordinator.kill()
+    crashing = scene.fed.serve(crash=point)
+    run = scene.submit(crash=True, spec=REMEMBERING)
+    crashing.wait_killed()
+    scene.fed.serve()
+    assert scene.remembered(run) == remembered
+    assert all(name in remembered[1] for name in ("first", "second", "average", "lambda"))
 
 
 @pytest.mark.parametrize("point", ["training", "trained", "spooled", "uploading", "before-receipt", "after-receipt"])
