@@ -131,6 +131,9 @@ class Attack(ABC):
 
 
 def attack_seed(seed: int, round: int, client_id: str) -> int:  # noqa: A002 - the field's own word, as everywhere
-    """The seed of one client's attack in one round, 0 to 2^63 - 1; data is poisoned with seed 0 and round 0."""
+    """The seed of one client's attack in one round, 0 to 2^63 - 1.
+
+    A real worker poisons its data before it knows of a run: with seed 0 and round 0.
+    """
     text = f"fedpareto/attack\0{seed}\0{round}\0{client_id}"
     return int.from_bytes(blake3(text.encode()).digest(8), "little") >> 1
