@@ -1,0 +1,121 @@
+"""One aggregation by every algorithm, rows in files: K, the rule, the direction and the new model.
+
+K is the same for all and measured once. Beside it, the new model by every optimiser of the server, with its vectors in
+files. Best of several; the files are in the page cache, what is written goes nowhere.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregation.direction import Direction
+from coordinator.aggregation.gram import apply_step, combine, gram
+from coordinator.aggregation.registry import algorithm, algorithms
+from coordinator.aggregation.rules import Matrix, Rows
+from coordinator.aggregation.server import OPTIMISERS, Optimiser
+from coordinator.aggregation.streaming import Row
+from federation.vectors import update_layout, update_rows, write_vectors
+
+
+def best(work: Callable[[], object], repeats: int) -> float:
+    """Seconds of the fastest of several runs."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def write_rows(directory: Path, m: int, d: int) -> list[Row]:
+    """Updates that agree in part, of different lengths."""
+    rng = np.random.default_rng(0)
+    common = rng.standard_normal(d, dtype=np.float32)
+    found: list[Row] = []
+    for i in range(m):
+        path = directory / f"{i:03}"
+        update = (common + 3 * rng.standard_normal(d, dtype=np.float32)) * np.float32(rng.uniform(0.5, 2))
+        found.append(written(path, update))
+    return found
+
+
+def written(path: Path, vector: NDArray[np.float32]) -> Row:
+    write_vectors(path, update_layout([("loss", len(vector))]), vector)
+    return update_rows(path)["loss"]
+
+
+def known(K: Matrix) -> Rows:
+    """What rules see beside K: clients that differ."""
+    m = len(K)
+    rng = np.random.default_rng(1)
+    return Rows(
+        gram=K,
+        prior=np.full(m, 1.0 / m),
+        samples=rng.integers(50, 500, m).astype(np.float64),
+        losses=rng.uniform(0.1, 2.0, m),
+        accuracies=rng.uniform(0.2, 0.9, m),
+        clients=tuple(f"client-{i:03}" for i in range(m)),
+    )
+
+
+def by_algorithm(name: str, rows: list[Row], K: Matrix, gram_seconds: float, repeats: int) -> dict[str, Any]:
+    rule, seen = algorithm(name), known(K)
+    answer = rule.decide(seen)
+    rule_seconds = best(lambda: rule.decide(seen), repeats)
+    step_seconds = best(lambda: apply_step(rows[0], 1.0, Direction(answer, rows, K), len), repeats)
+    return {
+        "algorithm": name,
+        "rule_seconds": rule_seconds,
+        "step_seconds": step_seconds,
+        "total_seconds": gram_seconds + rule_seconds + step_seconds,
+    }
+
+
+def by_optimiser(optimiser: Optimiser, rows: list[Row], vector: Row, repeats: int) -> float:
+    c = np.full(len(rows), 1.0 / len(rows))
+    before = dict.fromkeys(optimiser.slots, vector)
+    after: dict[str, Callable[[memoryview], object]] = dict.fromkeys(optimiser.slots, len)
+    return best(
+        lambda: apply_step(rows[0], 1.0, combine(c, rows), len, optimiser=optimiser, before=before, after=after),
+        repeats,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="m = 20, d = 0.1 million")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args()
+    m, d, repeats = (20, 100_000, 3) if options.quick else (100, 800_000, 5)
+    with tempfile.TemporaryDirectory() as directory:
+        rows = write_rows(Path(directory), m, d)
+        K = gram(rows)
+        gram_seconds = best(lambda: gram(rows), repeats)
+        table = [by_algorithm(name, rows, K, gram_seconds, repeats) for name in algorithms()]
+        vector = written(Path(directory) / "vector", np.random.default_rng(2).random(d, dtype=np.float32))
+        optimisers = {name: by_optimiser(kind(), rows, vector, repeats) for name, kind in OPTIMISERS.items()}
+    if options.json:
+        document = {"m": m, "d": d, "gram_seconds": gram_seconds, "algorithms": table, "optimisers": optimisers}
+        json.dump(document, sys.stdout)
+        print()
+        return
+    print(f"m = {m}, d = {d:,}; K: {1e3 * gram_seconds:.0f} ms")
+    print(f"{'algorithm':<18} {'rule ms':>8} {'step ms':>8} {'with K ms':>10}")
+    for row in table:
+        times = (1e3 * row[key] for key in ("rule_seconds", "step_seconds", "total_seconds"))
+        print("{:<18} {:>8.1f} {:>8.1f} {:>10.1f}".format(row["algorithm"], *times))
+    print("step of fedavg, by the server's optimiser:")
+    for name, seconds in optimisers.items():
+        print(f"{name:<18} {'':>8} {1e3 * seconds:>8.1f}")
+
+
+if __name__ == "__main__":
+    main()
