@@ -46,7 +46,7 @@ def partition(pool: Pool, part: Part) -> list[Indices]:
     kind, _, argument = part.scheme.partition(":")
     if kind == "natural":
         parts = _grouped(_owner(pool), len(pool.owners))
-        return [parts[owner] for owner in _holders(pool, part.count)]
+        return [parts[owner] for owner in holders(pool, part.count)]
     pieces = part.count * int(argument) if kind == "shards" else part.count
     if len(pool) < pieces:
         raise PartError(f"{len(pool)} samples cannot be cut into {pieces} pieces ({part.scheme}, {part.count} clients)")
@@ -103,6 +103,19 @@ def classes(pool: Pool) -> Indices:
         )
     labels: Indices = pool.y.numpy().astype(np.int64)
     return labels
+
+
+def holders(pool: Pool, count: int) -> list[int]:
+    """The owners that take part in "natural": the largest, of two as large the first by name; ordered by name.
+
+    Raises:
+        PartError: no owners, or fewer than clients.
+    """
+    held = np.bincount(_owner(pool), minlength=len(pool.owners))
+    largest = sorted(np.flatnonzero(held).tolist(), key=lambda owner: (-held[owner], pool.owners[owner]))
+    if count > len(largest):
+        raise PartError(f"{count} clients, but the data has {len(largest)} natural owners: ask for at most so many")
+    return sorted(largest[:count], key=pool.owners.__getitem__)
 
 
 def split(count: int, *, seed: int = 0, index: int = 0, test: bool = True) -> tuple[Indices, Indices, Indices]:
@@ -163,7 +176,7 @@ def _dealt(pool: Pool, part: Part) -> list[tuple[Indices, Indices | None]]:
         if pool.test is None or part.scheme != "natural":
             return [(own, None) for own in parts]
         official = _grouped(_owner(pool.test), len(pool.owners))
-        return [(own, official[owner]) for own, owner in zip(parts, _holders(pool, part.count), strict=True)]
+        return [(own, official[owner]) for own, owner in zip(parts, holders(pool, part.count), strict=True)]
     except PartError as error:
         raise DataError(str(error)) from error
 
@@ -181,15 +194,6 @@ def _owner(pool: Pool) -> Indices:
     if pool.owner is None:
         raise PartError("this data has no natural owners: use iid, shards:S or dirichlet:ALPHA")
     return pool.owner
-
-
-def _holders(pool: Pool, count: int) -> list[int]:
-    """The largest owners, ordered by name; of two as large, the first by name."""
-    held = np.bincount(_owner(pool), minlength=len(pool.owners))
-    largest = sorted(np.flatnonzero(held).tolist(), key=lambda owner: (-held[owner], pool.owners[owner]))
-    if count > len(largest):
-        raise PartError(f"{count} clients, but the data has {len(largest)} natural owners: ask for at most so many")
-    return sorted(largest[:count], key=pool.owners.__getitem__)
 
 
 def _grouped(keys: Indices, groups: int) -> list[Indices]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from federation.tls import require_tls13
-from fedpareto.cli import admin, coordinator, experiment, worker
+from fedpareto.cli import admin, coordinator, data, experiment, worker
 from fedpareto.cli.aggregate import aggregate_command
 from fedpareto.cli.demo import demo_command
 from fedpareto.cli.failure import INTERRUPTED, Failure
@@ -51,6 +51,7 @@ app.add_typer(worker.app, name="worker")
 app.add_typer(admin.app, name="admin")
 app.command("simulate")(simulate_command)
 app.add_typer(experiment.app, name="experiment")
+app.add_typer(data.app, name="data")
 app.command("aggregate")(aggregate_command)
 
 

@@ -1,0 +1,85 @@
+"""How many samples of which class every client holds, before anything is trained."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federation.tasks import Dataset, DataSource, Part, PartError, Pool, Splits, Task
+from federation.tasks.partition import classes, deal_all, holders
+
+
+@dataclass(frozen=True, eq=False)
+class Census:
+    """What the clients of a partition hold.
+
+    Attributes:
+        sizes: (clients, 3), samples for training, validation and testing.
+        classes: (C,) the classes there are, ascending; none where the targets are no classes.
+        counts: (clients, C), samples of each class in all three splits.
+        owners: the natural owner of each client; empty for other schemes.
+    """
+
+    sizes: NDArray[np.int64]
+    classes: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    owners: tuple[str, ...] = ()
+
+    @property
+    def heterogeneity(self) -> float:
+        """Mean over clients of the total variation between its class shares and everybody's together.
+
+        0: all are alike. It stays below 1, which clients of one class each come close to when there are many classes.
+        NaN without classes.
+        """
+        if not len(self.classes):
+            return float("nan")
+        shares = self.counts / self.counts.sum(axis=1, keepdims=True)
+        together = self.counts.sum(axis=0) / self.counts.sum()
+        return float(np.abs(shares - together).sum(axis=1).mean() / 2)
+
+
+def census(task: Task, source: DataSource, part: Part) -> Census:
+    """Counts what each client of a partition gets.
+
+    Args:
+        task: whose data it is.
+        source: where the data is; its own part plays no role.
+        part: any of the parts.
+
+    Raises:
+        DataError: missing or malformed data, or data that cannot be dealt so.
+    """
+    owners: tuple[str, ...] = ()
+    if type(task).pool is Task.pool:  # a task that only knows how to load one client's own
+        parts = [replace(source, part=replace(part, index=index)) for index in range(part.count)]
+        dealt = [task.load(own) for own in parts]
+    else:
+        pool = task.pool(source)
+        dealt = deal_all(_without_samples(pool), part)
+        if part.scheme == "natural":
+            owners = tuple(pool.owners[owner] for owner in holders(pool, part.count))
+    sizes = np.array([[len(split) for split in _splits(own)] for own in dealt])
+    try:
+        held = [np.concatenate([classes(Pool(split.x, split.y)) for split in _splits(own)]) for own in dealt]
+    except PartError:
+        return Census(sizes, np.empty(0, np.int64), np.empty((part.count, 0), np.int64), owners)
+    known = np.unique(np.concatenate(held))
+    counts = np.array([np.bincount(np.searchsorted(known, own), minlength=len(known)) for own in held])
+    return Census(sizes, known, counts, owners)
+
+
+def _splits(own: Splits) -> tuple[Dataset, Dataset, Dataset]:
+    return own.train, own.validation, own.test
+
+
+def _without_samples(pool: Pool) -> Pool:
+    """The same pool with the classes in the place of samples and targets: nothing large is copied."""
+    import torch  # noqa: PLC0415
+
+    test = None if pool.test is None else _without_samples(pool.test)
+    try:
+        labels = torch.from_numpy(classes(pool))
+    except PartError:
+        return replace(pool, x=pool.y, test=test)
+    return replace(pool, x=labels, y=labels, test=test)

@@ -1,0 +1,93 @@
+"""`fedpareto data`: what clients hold, before anything is trained."""
+
+# ruff: noqa: PLC0415 - torch is loaded by the command, not by `fedpareto --help`
+import json
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpareto.cli.failure import USAGE, Failure
+
+app = typer.Typer(help="Data: see who would hold what, before anything is trained.", no_args_is_help=True)
+
+
+@app.command()
+def show(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A built-in task, or your own as module:Class.")],
+    clients: Annotated[int, typer.Option(min=1, help="How many clients share the data.")] = 10,
+    partition: Annotated[
+        str, typer.Option(metavar="SCHEME", help="How it is cut: iid, shards:S, dirichlet:ALPHA or natural.")
+    ] = "iid",
+    sizes: Annotated[
+        str, typer.Option(metavar="SIZES", help="How many samples each gets: equal or lognormal:SIGMA.")
+    ] = "equal",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the cut: `--part-seed` of workers.")] = 0,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the data set.")] = None,
+    download: Annotated[bool, typer.Option("--download", help="Let the task fetch a public data set there.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw a bar for each client, stacked by class, too.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Cut a task's data as a simulation or rehearsing workers would, and count.
+
+    **iid**: every client gets a random part. **shards:2**: the data is sorted by class and cut into twice as many
+    shards as clients; each gets two, and so few classes. **dirichlet:0.3**: each client draws its own shares of the
+    classes; the smaller the number, the more unequal. **natural**: a client is a person or an institution whose data it
+    is, for data sets that say; of more than asked for, the largest.
+
+    **lognormal:1** makes the clients of iid and dirichlet differ in size, by a factor of e at one standard deviation;
+    nobody gets fewer than 10 samples, if there are so many.
+
+        fedpareto data show digits --clients 8 --partition shards:2
+
+        fedpareto data show digits --clients 30 --partition dirichlet:0.3 --sizes lognormal:1 --plot digits.png
+
+    The same words go into a specification, [simulation] partition = "shards:2", and to a worker:
+    --part 3/8 --partition shards:2.
+    """
+    from federation.tasks import DataError, DataSource, Part, PartError, TaskError
+    from federation.tasks import task as find_task
+
+    if find_spec("torch") is None:
+        raise Failure("a task's data is read with torch, not installed here: install fedpareto[torch]")
+    if plot is not None and find_spec("matplotlib") is None:
+        raise Failure("--plot draws with matplotlib, not installed here: install fedpareto[experiments]")
+    from federation.tasks.census import census
+    from fedpareto.cli import shares
+    from fedpareto.cli.render import console
+    from simulation.population import client_names
+
+    try:
+        part = Part(0, clients, partition, seed, sizes)
+    except PartError as error:
+        raise Failure(str(error), code=USAGE) from error
+    try:
+        found = census(find_task(task), DataSource(data, download=download), part)
+    except (TaskError, DataError) as error:
+        raise Failure(str(error)) from error
+    names = client_names(clients)
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "task": task,
+                    "partition": partition,
+                    "sizes": sizes,
+                    "seed": seed,
+                    "samples": int(found.sizes.sum()),
+                    "heterogeneity": None if math.isnan(found.heterogeneity) else found.heterogeneity,
+                    "clients": list(shares.document(found, names)),
+                },
+                indent=2,
+            )
+        )
+    else:
+        screen = console()
+        screen.print(shares.table(found, found.owners or names))
+        screen.print(f"\n{shares.sentence(found)}")
+    if plot is not None:
+        shares.draw(found, found.owners or names, f"{task}: {partition}, sizes {sizes}, seed {seed}", plot)
