@@ -204,6 +204,29 @@ def test_every_number_that_a_round_records_is_defined(
     assert set(DEFINITIONS) - set(found) == missing
 
 
+def test_a_report_is_written_once_unless_told_otherwise(
+    centre: Federation, finished: tuple[str, tuple[str, ...]]
+) -> None:
+    arguments = [sys.executable, "-m", "fedpareto", "report", finished[0][:8], "--home", str(centre.home / "admin")]
+
+    def report(*more: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*arguments, *more], capture_output=True, text=True, timeout=120, check=False, cwd=centre.directory
+        )
+
+    done = report()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "report-finished.html: 2 rounds, 3 clients\n"
+    page = (centre.directory / "report-finished.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert finished[0] in page
+    again = report()
+    assert (again.returncode, "--force" in again.stderr) == (2, True)
+    assert report("--force").returncode == 0
+    nowhere = report("--output", "no/such/page.html")
+    assert (nowhere.returncode, "cannot write no/such/page.html" in nowhere.stderr) == (1, True)
+
+
 def test_updates_carry_the_signed_envelope_for_a_third_party(
     centre: Federation, stub: AdminStub, finished: tuple[str, tuple[str, ...]]
 ) -> None:

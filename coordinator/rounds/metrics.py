@@ -38,17 +38,17 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "loss/jain": ("(sum F)² / (N sum F²) of the clients' losses, for a task without accuracy", "Jain, 1984"),
         "improved": (
             "share of the round's participants whose training loss did not rise in the step; a tie counts",
-            f"9.2; {_HU}, section 6",
+            f"9.2; {_HU}",
         ),
         "direction_norm": ("length of the direction d that the algorithm made of the updates", "9.5"),
         "stationarity": (
             "length of the shortest vector in the convex hull of the participants' updates: 0 exactly where no "
             "direction is good for all of them; up to 512 updates",
-            f"9.5; {_HU}, definition 2",
+            f"9.5; {_HU}",
         ),
         "stationarity/relative": ("the same divided by the length of the longest update, in [0, 1]", "9.5"),
         "stationary": ("1 when the algorithm found no direction and the model stayed as it was, else 0", "3.6"),
-        "conflicts": ("pairs of updates with a negative inner product", f"5; {_WANG}, definition 1"),
+        "conflicts": ("pairs of updates with a negative inner product", f"5; {_WANG}"),
         "conflict_depth": ("the least cosine of such a pair; 0 without conflicts", f"5; {_WANG}"),
         "conflict_mean": ("the mean cosine of such pairs; 0 without conflicts", f"5; {_WANG}"),
         "descent_min": (

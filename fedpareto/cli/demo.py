@@ -184,15 +184,13 @@ def _report(console: "Console", rehearsal: "Rehearsal", outcomes: "Sequence[Outc
         if item.state != "COMPLETED":
             console.print(f"{item.name}: {item.state} after {item.rounds_done} rounds: {item.reason}")
     command = _command()
-    admin = (
-        f"{command} admin"
-        if rehearsal.directory == DEFAULT_DIRECTORY
-        else (f"{command} admin --home {rehearsal.home / 'admin'}")
-    )
+    home = "" if rehearsal.directory == DEFAULT_DIRECTORY else f" --home {rehearsal.home / 'admin'}"
+    admin = f"{command} admin{home}"
     name = outcomes[0].name
     console.print("\nEvery process has been stopped; the record is there to be looked at. Type next:", soft_wrap=True)
     for line in (f"rounds {name}", f"round {name} -1", f"round {outcomes[1].name} 0", f"updates {name} --round 0"):
         console.print(f"    {admin} {line}", soft_wrap=True)
+    console.print(f"    {command} report {name}{home}", soft_wrap=True)
     console.print(f"    {command} coordinator serve --home {rehearsal.home}", soft_wrap=True)
 
 

@@ -14,6 +14,7 @@ from fedpareto.cli import admin, coordinator, data, experiment, worker
 from fedpareto.cli.aggregate import aggregate_command
 from fedpareto.cli.demo import demo_command
 from fedpareto.cli.failure import INTERRUPTED, Failure
+from fedpareto.cli.report import report_command
 from fedpareto.cli.simulate import simulate_command
 
 _HELP = """Federated learning that sacrifices none of its members.
@@ -51,6 +52,7 @@ app.add_typer(worker.app, name="worker")
 app.add_typer(admin.app, name="admin")
 app.command("simulate")(simulate_command)
 app.add_typer(experiment.app, name="experiment")
+app.command("report")(report_command)
 app.add_typer(data.app, name="data")
 app.command("aggregate")(aggregate_command)
 

@@ -1,0 +1,284 @@
+"""Charts as inline SVG. Colours are classes of the page's style sheet; details are tooltips."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedpareto.report.html import Html, join, tag
+
+WIDTH, HEIGHT = 760.0, 262.0
+LEFT, RIGHT, TOP, BOTTOM = 60.0, 14.0, 26.0, 38.0
+_INNER = WIDTH - LEFT - RIGHT
+_MARKERS = 80  # points of a line that get a marker, each with a tooltip
+_COLUMNS = 360  # of a heat map; of more rounds, several are averaged
+_SHADES = 12
+_LARGEST = 1e100  # what is beyond is somebody's claim, and would leave the rest flat
+
+Format = Callable[[float], str]
+
+
+def general(value: float) -> str:
+    """A number in four digits."""
+    return f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line, or a layer of bars.
+
+    Attributes:
+        name: for the legend.
+        values: one for each x; NaN where there is none.
+        colour: the number of its colour, 0 to 5.
+        dashed: for what is only there to compare with.
+    """
+
+    name: str
+    values: Sequence[float]
+    colour: int
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The vertical axis.
+
+    Attributes:
+        name: what is measured, with its unit.
+        format: how a value is written.
+        low: where it must begin at the latest; None where the values say so.
+        high: where it must end at the earliest.
+        log: by decades; values that are not positive are left out.
+    """
+
+    name: str
+    format: Format
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+
+
+class _Scale:
+    """From values to heights."""
+
+    def __init__(self, axis: Axis, values: Sequence[float]) -> None:
+        self._log = axis.log
+        known = [value for value in values if self.known(value)]
+        known += [value for value in (axis.low, axis.high) if value is not None]
+        low, high = (min(known), max(known)) if known else (0.1, 1.0)
+        self.ticks = _decades(low, high) if axis.log else _steps(low, high)
+        self._low, self._high = self._of(self.ticks[0]), self._of(self.ticks[-1])
+
+    def _of(self, value: float) -> float:
+        return math.log10(value) if self._log else value
+
+    def known(self, value: float) -> bool:
+        return abs(value) <= _LARGEST and (value > 0 or not self._log)
+
+    def y(self, value: float) -> float:
+        share = (self._of(value) - self._low) / (self._high - self._low)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+
+def _steps(low: float, high: float) -> list[float]:
+    """About five round numbers that enclose the values."""
+    if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):
+        low, high = (low - 0.5 * abs(low), high + 0.5 * abs(high)) if low else (0.0, 1.0)
+    raw = (high - low) / 4
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= raw * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [step * i for i in range(first, max(last, first + 1) + 1)]
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Powers of ten that enclose the values, or a finer series where the values are close to each other."""
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    fine = [factor * 10.0**i for i in range(first - 1, last + 2) for factor in (1, 2, 5)]
+    above = next(i for i, tick in enumerate(fine) if tick >= high * (1 - 1e-9))
+    below = max(i for i, tick in enumerate(fine) if tick <= low * (1 + 1e-9))
+    if above - below <= 6:
+        return fine[below : max(above, below + 1) + 1]
+    step = max(1, math.ceil((last - first) / 6))
+    return [10.0**i for i in range(first, last + step, step)]
+
+
+def lines(
+    rounds: Sequence[int], series: Sequence[Series], axis: Axis, *, band: tuple[Series, Series] | None = None
+) -> Html:
+    """Lines over rounds; `band` is a shaded area between two more."""
+    scale = _Scale(axis, [value for line in [*series, *(band or ())] for value in line.values])
+    x = _rounds_to_x(rounds)
+    parts = [_grid(scale, axis), _round_axis(rounds, x)]
+    if band:
+        edges = [
+            (x[i], scale.y(low), scale.y(high))
+            for i, (low, high) in enumerate(zip(band[0].values, band[1].values, strict=True))
+            if scale.known(low) and scale.known(high)
+        ]
+        outline = [(at, high) for at, _, high in edges] + [(at, low) for at, low, _ in reversed(edges)]
+        parts.append(tag("polygon", points=_points(outline), class_=f"band f{band[0].colour}"))
+    for line in series:
+        known = [(i, value) for i, value in enumerate(line.values) if scale.known(value)]
+        points = [(x[i], scale.y(value)) for i, value in known]
+        dashed = " dashed" if line.dashed else ""
+        parts.append(tag("polyline", points=_points(points), class_=f"line s{line.colour}{dashed}"))
+        if len(known) <= _MARKERS and not line.dashed:
+            parts += [
+                tag(
+                    "circle",
+                    tag("title", f"round {rounds[i]}: {line.name} {axis.format(value)}"),
+                    cx=at, cy=height, r=2.6, class_=f"f{line.colour}",
+                )
+                for (i, value), (at, height) in zip(known, points, strict=True)
+            ]  # fmt: skip
+    return join([_legend(series), _svg(axis.name, HEIGHT, parts)])
+
+
+def stacked(rounds: Sequence[int], layers: Sequence[Series], axis: Axis) -> Html:
+    """Bars over rounds, layer upon layer."""
+    totals = [sum(values) for values in zip(*(layer.values for layer in layers), strict=True)]
+    scale = _Scale(axis, [0.0, *totals])
+    x = _rounds_to_x(rounds)
+    width = max(0.6, 0.8 * _INNER / max(len(rounds), 8))
+    parts = [_grid(scale, axis), _round_axis(rounds, x)]
+    for i, number in enumerate(rounds):
+        base = 0.0
+        for layer in layers:
+            value = layer.values[i]
+            if value > 0:
+                top, bottom = scale.y(base + value), scale.y(base)
+                title = tag("title", f"round {number}: {layer.name} {axis.format(value)}")
+                box = {"x": x[i] - width / 2, "y": top, "width": width, "height": bottom - top}
+                parts.append(tag("rect", title, **box, class_=f"f{layer.colour}"))
+                base += value
+    return join([_legend(layers), _svg(axis.name, HEIGHT, parts)])
+
+
+def bars(names: Sequence[str], values: Sequence[float], axis: Axis, *, marked: int, line: Series) -> Html:
+    """A bar for each name, in the order given; the first `marked` in another colour, and a line across at a value."""
+    scale = _Scale(axis, [0.0, *values, *line.values])
+    slot = _INNER / max(len(names), 1)
+    width = min(0.8 * slot, 40.0)
+    parts = [_grid(scale, axis)]
+    labelled = len(names) <= 40
+    height = HEIGHT + (min(max(map(len, names), default=0), 24) * 5.0 if labelled else 0.0)
+    for i, (name, value) in enumerate(zip(names, values, strict=True)):
+        middle = LEFT + (i + 0.5) * slot
+        top, bottom = scale.y(max(value, 0.0)), scale.y(min(value, 0.0))
+        box = {"x": middle - width / 2, "y": top, "width": width, "height": bottom - top}
+        title = tag("title", f"{name}: {axis.format(value)}")
+        parts.append(tag("rect", title, **box, class_="f1" if i < marked else "f0"))
+        if labelled:
+            foot = HEIGHT - BOTTOM + 12
+            turn = f"rotate(-50 {middle:.1f} {foot:.1f})"
+            parts.append(tag("text", _cut(name), x=middle, y=foot, text_anchor="end", transform=turn))
+    across = scale.y(line.values[0])
+    ends = {"x1": LEFT, "x2": WIDTH - RIGHT, "y1": across, "y2": across}
+    parts.append(tag("line", tag("title", line.name), **ends, class_=f"line s{line.colour} dashed"))
+    return _svg(axis.name, height, parts)
+
+
+def heat(rounds: Sequence[int], names: Sequence[str], values: Sequence[Sequence[float]], format_: Format) -> Html:
+    """Shades for `values` (a row for each name, a column for each round), from 0 to the largest; NaN is left blank."""
+    together = -(-len(rounds) // _COLUMNS)
+    rows = [[_mean(row[i : i + together]) for i in range(0, len(row), together)] for row in values]
+    largest = max((value for row in rows for value in row if math.isfinite(value)), default=0.0)
+    columns = len(rows[0]) if rows else 1
+    cell = (_INNER - 60) / columns, min(16.0, max(3.0, 560.0 / max(len(names), 1)))
+    left, top = LEFT + 60, 4.0
+    height = top + cell[1] * len(names)
+    shades: dict[int, list[str]] = {}
+    for i, row in enumerate(rows):
+        for j, value in enumerate(row):
+            if math.isfinite(value):
+                shade = round(_SHADES * max(value, 0.0) / largest) if largest > 0 else 0
+                shades.setdefault(shade, []).append(f"M{j} {i}h1v1h-1z")
+    cells = [
+        tag("path", d="".join(found), class_="f0", fill_opacity=_shade(shade / _SHADES))
+        for shade, found in sorted(shades.items())
+    ]
+    frame = f"translate({left:.2f} {top:.2f}) scale({cell[0]:.4f} {cell[1]:.4f})"
+    every = max(1, math.ceil(11 / cell[1]))
+    labels = [
+        tag("text", _cut(name), x=left - 6, y=top + (i + 0.5) * cell[1] + 3.5, text_anchor="end")
+        for i, name in enumerate(names)
+        if i % every == 0
+    ]
+    ticks = [
+        tag("text", str(rounds[i]), x=left + (i // together + 0.5) * cell[0], y=height + 16, text_anchor="middle")
+        for i in _spread(len(rounds))
+    ]
+    steps = [k / 4 for k in range(5)]
+    keys = [
+        join([tag("i", class_="key b0", style=f"opacity:{_shade(k):.2f}"), f" {format_(largest * k)} "]) for k in steps
+    ]
+    averaged = f" (each column is the mean of {together} rounds)" if together > 1 else ""
+    legend = tag("p", *keys, averaged, class_="legend")
+    drawing = [tag("g", *cells, transform=frame, shape_rendering="crispEdges"), *labels, *ticks]
+    drawing.append(tag("text", "round", x=left + (_INNER - 60) / 2, y=height + 31, text_anchor="middle", class_="axis"))
+    return join([legend, _svg("", height + 36, drawing)])
+
+
+def _shade(share: float) -> float:
+    """The opacity of a cell; the lightest one still tells itself from a blank."""
+    return 0.05 + 0.95 * share
+
+
+def _svg(name: str, height: float, parts: Sequence[str]) -> Html:
+    title = [tag("text", name, x=4.0, y=12.0, class_="axis")] if name else []
+    return tag("svg", *title, *parts, viewBox=f"0 0 {WIDTH:.0f} {height:.0f}", role="img", aria_label=name or "weights")
+
+
+def _legend(series: Sequence[Series]) -> Html:
+    keys = (
+        join([tag("i", class_=f"key b{line.colour}{' thin' if line.dashed else ''}"), f" {line.name} "])
+        for line in series
+    )
+    return tag("p", *keys, class_="legend")
+
+
+def _grid(scale: _Scale, axis: Axis) -> Html:
+    return join(
+        join(
+            [
+                tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=scale.y(tick), y2=scale.y(tick), class_="grid"),
+                tag("text", axis.format(tick), x=LEFT - 6, y=scale.y(tick) + 3.5, text_anchor="end"),
+            ]
+        )
+        for tick in scale.ticks
+    )
+
+
+def _round_axis(rounds: Sequence[int], x: Sequence[float]) -> Html:
+    ticks = [
+        tag("text", str(rounds[i]), x=x[i], y=HEIGHT - BOTTOM + 16, text_anchor="middle") for i in _spread(len(rounds))
+    ]
+    name = tag("text", "round", x=LEFT + _INNER / 2, y=HEIGHT - 4, text_anchor="middle", class_="axis")
+    return join([*ticks, name])
+
+
+def _rounds_to_x(rounds: Sequence[int]) -> list[float]:
+    margin = _INNER / max(len(rounds), 8) / 2
+    first, last = rounds[0], rounds[-1]
+    span = max(last - first, 1)
+    return [LEFT + margin + (number - first) / span * (_INNER - 2 * margin) for number in rounds]
+
+
+def _spread(count: int) -> list[int]:
+    """At most about ten indices, evenly apart."""
+    step = next(step for power in range(9) for step in (10**power, 2 * 10**power, 5 * 10**power) if count <= 10 * step)
+    return list(range(0, count, step))
+
+
+def _points(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if math.isfinite(value)]
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= 18 else f"{name[:17]}…"
