@@ -37,6 +37,13 @@ def test_the_table_counts_what_rehearsing_workers_load() -> None:
     assert " ".join(lines[5:]).startswith(" 4 clients, 1,797 samples: 448 to 450 (median 449.5) each;")
 
 
+def test_the_documented_table_is_the_one_that_is_printed() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "partitions.md").read_text()
+    block = page.split("```console\n$ fedpareto data show ")[1].split("```")[0]
+    command, _, table = block.partition("\n")
+    assert [line.rstrip() for line in show(*command.split()).splitlines()] == table.splitlines()
+
+
 def test_many_clients_are_summarised_after_the_first() -> None:
     lines = show("digits", "--clients", "30", "--partition", "dirichlet:0.1", "--sizes", "lognormal:1").splitlines()
     names = [line.split()[0] for line in lines[1:25]]
