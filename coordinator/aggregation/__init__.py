@@ -17,7 +17,7 @@ from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.gram import combine, gram
 from coordinator.aggregation.registry import HyperparameterError, algorithm
 from coordinator.aggregation.rules import Rows, TooFewUpdatesError
-from coordinator.aggregation.streaming import Row
+from coordinator.aggregation.streaming import Row, one_thread
 from federation.vectors import RowFile
 
 __all__ = ["Aggregate", "HyperparameterError", "TooFewUpdatesError", "aggregate"]
@@ -125,18 +125,19 @@ def aggregate(
     else:
         rest = (lambda0 * present)[kept]
         K = K[np.ix_(kept, kept)]
-        answer = rule.decide(
-            Rows(
-                gram=K,
-                prior=rest / rest.sum() if rest.sum() > 0 else present[kept] / present[kept].sum(),
-                samples=counts[kept],
-                losses=_of(told["losses"], kept),
-                accuracies=_of(told["accuracies"], kept),
-                clients=tuple(client for client, use in zip(names, kept, strict=True) if use),
-                ages=None if ages is None else elapsed[kept],
-                state=after,
+        with one_thread():
+            answer = rule.decide(
+                Rows(
+                    gram=K,
+                    prior=rest / rest.sum() if rest.sum() > 0 else present[kept] / present[kept].sum(),
+                    samples=counts[kept],
+                    losses=_of(told["losses"], kept),
+                    accuracies=_of(told["accuracies"], kept),
+                    clients=tuple(client for client, use in zip(names, kept, strict=True) if use),
+                    ages=None if ages is None else elapsed[kept],
+                    state=after,
+                )
             )
-        )
         streamed = Direction(answer, [rows[i] for i in np.flatnonzero(kept)], K)
         direction = np.concatenate(list(streamed)) * (not streamed.stationary)
         weights[np.flatnonzero(kept)[: len(answer.weights)]] = answer.weights

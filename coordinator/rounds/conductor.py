@@ -203,16 +203,17 @@ class Conductor:
         """Makes the new model, stores it, and records the signed step."""
         with self._database.read() as session:
             state = session.get_one(Run, self._run_id).state_data
-        made = make_step(
-            step,
-            algorithm=self._algorithm,
-            spec=self._spec,
-            number=current.number,
-            base_model=current.base_model,
-            state=state,
-            blobs=self._around.blobs,
-            device=self._around.device,
-        )
+        with one_thread():
+            made = make_step(
+                step,
+                algorithm=self._algorithm,
+                spec=self._spec,
+                number=current.number,
+                base_model=current.base_model,
+                state=state,
+                blobs=self._around.blobs,
+                device=self._around.device,
+            )
         self._record_step(current, step, phases, made)
 
     def _record_step(self, current: Round, step: Step, phases: int, made: Stepped) -> None:
