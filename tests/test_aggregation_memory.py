@@ -377,7 +377,7 @@ def test_an_earlier_update_that_is_gone_is_an_error() -> None:
     run = Run("fedfv", tau=1)
     run.play("a", np.eye(2)[:1])
     del run.store["payload-a-0"]
-    with pytest.raises(LookupError, match=r"fedfv with tau = 1 needs the update of a of round 0: 'payload-a-0'"):
+    with pytest.raises(LookupError, match="payload-a-0"):
         run.play("b", np.eye(2)[1:])
     run.play("a", np.eye(2)[:1])  # of those who are present, nothing is needed
 

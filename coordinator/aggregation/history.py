@@ -55,7 +55,7 @@ class Remembering(Algorithm, ABC):
         """One round, with the updates of earlier ones.
 
         Raises:
-            LookupError: one of them is not stored any more.
+            LookupError: one of them is gone, or those of this round were not stored. No smaller window takes its place.
         """
         replies = self.usable((yield Train()))
         history = self._recall(context, replies)
@@ -70,13 +70,7 @@ class Remembering(Algorithm, ABC):
         for client, entry in _entries(context.state).items():
             if client in present or not 1 <= context.number - entry["round"] <= window:
                 continue
-            try:
-                row = context.recall(entry["payload"])
-            except LookupError as error:
-                raise LookupError(
-                    f"{self.name} with tau = {self.tau} needs the update of {client} of round {entry['round']}: {error}"
-                ) from error
-            found.append(Past(client_id=client, row=row, **entry))
+            found.append(Past(client_id=client, row=context.recall(entry["payload"]), **entry))
         return tuple(sorted(found, key=lambda past: (past.round, past.client_id)))
 
     def _remember(self, context: RoundContext, replies: Replies) -> dict[str, dict[str, Any]]:
