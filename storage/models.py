@@ -276,7 +276,7 @@ class Run(Base):
     spec_digest: Mapped[str] = mapped_column(DIGEST)
     initial_model: Mapped[str] = mapped_column(ForeignKey("models.digest"))
     model: Mapped[str] = mapped_column(ForeignKey("models.digest"))  # the current one
-    state_data: Mapped[dict[str, Any]] = mapped_column(default=dict)  # the algorithm's state after the last step
+    state_data: Mapped[dict[str, Any]] = mapped_column(default=dict)  # after the last step; see rounds.stepping
     submitted_by: Mapped[str] = mapped_column(String(200))
     created: Mapped[datetime]
     started: Mapped[datetime | None]
