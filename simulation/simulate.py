@@ -107,7 +107,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             backend, learned, self._population.splits, device=chosen, ray_address=ray_address
         )
         self._stopping = False
-        self._home = _home(home, self.spec.name, resume)
+        self._home = _home(home, resume)
         self._database = Database.open(self._home.database_url, durable=False)
         try:
             self._database.lock_exclusive()
@@ -252,7 +252,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         collect(self._database, self._blobs, now=later, grace_seconds=0, keep_rounds=_KEEP_ROUNDS)
 
 
-def _home(directory: Path, name: str, resume: bool) -> Home:
+def _home(directory: Path, resume: bool) -> Home:
     if resume:
         return Home.load(directory)
-    return Home.init(directory, Settings(federation_id=name), now=utc_now())
+    return Home.init(directory, Settings(federation_id="simulation"), now=utc_now())
