@@ -26,16 +26,20 @@ _MEASURED = {
     ),
     "loss": ("loss/train", "loss/validation", "loss/test", "loss/jain", "improved"),
     "direction": ("direction_norm", "stationarity", "stationarity/relative", "descent_min", "descent_share"),
-    "conflicts": ("conflicts", "conflict_depth", "conflict_mean", "entropy", "step/rate"),
+    "conflicts": ("conflicts", "conflict_depth", "conflict_mean"),
+    "weights": ("entropy", "step/rate"),
 }
 _ELSEWHERE = ("accuracy/worst", "loss/worst", "bytes/up", "bytes/refused", "bytes/down", "stationary")
+_COUNTS = ("conflicts", "evaluated", "iterations")
 _WORDS = {  # where the name says too little without its group
     "stationarity/relative": "relative",
+    "direction_norm": "norm",
     "conflicts": "pairs",
     "conflict_depth": "least cosine",
     "conflict_mean": "mean cosine",
     "descent_min": "least cosine with an update",
     "descent_share": "not against it",
+    "step/rate": "server's rate",
 }
 _STATIONARY = (
     "No direction is good for every participant, so the model stayed as it was. Either it is Pareto-stationary for "
@@ -182,17 +186,18 @@ def run(item: Run) -> RenderableType:
 def rounds(items: Sequence[RoundSummary]) -> RenderableType:
     """The rounds of a run."""
     table = _table(
-        ">round", "state", ">replies", ">mean", ">worst\n5 %", "worst client", ">improved", ">conflicts", ">||d||",
-        ">up", ">time",
+        ">round", "state", ">replies", ">refused", ">mean", ">worst\n5 %", "worst client", ">improved",
+        ">conflicts", ">||d||", ">up", ">time",
         gap=1,
     )  # fmt: skip
-    table.columns[5].overflow, table.columns[5].no_wrap, table.columns[5].max_width = "ellipsis", True, 13
+    table.columns[6].overflow, table.columns[6].no_wrap, table.columns[6].max_width = "ellipsis", True, 13
     notes = []
     for summary in items:
         table.add_row(
             str(summary.round),
             state(name_of(summary, "state")),
             f"{summary.accepted}/{summary.asked}",
+            str(summary.rejected),
             percent(metric(summary, "accuracy/mean")),
             percent(metric(summary, "accuracy/worst5")),
             summary.worst_client or "–",
@@ -202,9 +207,9 @@ def rounds(items: Sequence[RoundSummary]) -> RenderableType:
             size(metric(summary, "bytes/up")),
             f"{summary.seconds:.2f} s" if math.isfinite(summary.seconds) else "–",
         )
-        remarks = [summary.reason, f"{summary.rejected} updates refused" if summary.rejected else ""]
-        if any(remarks):
-            notes.append(Text(f"round {summary.round}: {'; '.join(filter(None, remarks))}"))
+        if summary.reason:
+            more = ": no direction is good for every participant" if metric(summary, "stationary") == 1 else ""
+            notes.append(Text(f"round {summary.round}: {summary.reason}{more}"))
     return Group(table, *notes) if items else Text("no rounds yet")
 
 
@@ -251,13 +256,14 @@ def _measured(summary: RoundSummary) -> Iterator[tuple[str, str]]:
     known = {name for names in _MEASURED.values() for name in names} | set(_ELSEWHERE)
     groups = {**_MEASURED, "algorithm": tuple(sorted(set(summary.metrics) - known))}
     for label, names in groups.items():
-        found = [
-            f"{_WORDS.get(name, name.rpartition('/')[2].replace('_', ' '))} {number(summary.metrics[name])}"
-            for name in names
-            if name in summary.metrics
-        ]
+        found = [_named(name, summary.metrics[name]) for name in names if name in summary.metrics]
         if found:
             yield label, ", ".join(found)
+
+
+def _named(name: str, value: float) -> str:
+    words = _WORDS.get(name, name.rpartition("/")[2].replace("_", " "))
+    return f"{words} {_count(value) if name in _COUNTS else number(value)}"
 
 
 def _suspects(item: GetRoundResponse) -> list[str]:
