@@ -42,16 +42,26 @@ def test_a_run_steps_as_the_library_says(stage: Stage, name: str, keys: dict[str
         np.testing.assert_allclose([getattr(updates[who], told) for who in NAMES], computed, rtol=1e-12, atol=1e-15)
 
 
-def test_a_round_with_fewer_updates_than_the_rule_needs_is_skipped_and_says_how_many_it_needs(stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("name", "more", "needs"),
+    [
+        ("krum", "", "krum with byzantine = 1 needs at least 5"),
+        ("multi-krum", "algorithm.select = 2", "multi-krum with byzantine = 1 needs at least 5"),
+        ("fedavg", 'algorithm.pre = ["nnm"]\nalgorithm.byzantine = 2', "nnm with byzantine = 2 needs at least 5"),
+    ],
+)
+def test_a_round_with_fewer_updates_than_the_rule_needs_is_skipped_and_says_how_many_it_needs(
+    stage: Stage, name: str, more: str, needs: str
+) -> None:
     task = stage.task()
     players = stage.cast(task, *NAMES)
-    run = stage.submit(spec("few", task, rounds=2, algorithm="krum", more="selection.minimum = 5"))
+    run = stage.submit(spec(task, task, rounds=2, algorithm=name, more=f"selection.minimum = 5\n{more}"))
     for player in players[:4]:
         player.reply(player.order())
     players[4].decline(players[4].order(), "busy")
     skipped = stage.wait_round(run, 0)
     assert (skipped.state, skipped.result_model) == (RoundState.SKIPPED, None)
-    assert skipped.reason == "aggregation: krum with byzantine = 1 needs at least 5 updates; there are 4"
+    assert skipped.reason == f"aggregation: {needs} updates; there are 4"
     stage.play(run, *players)
     assert stage.rounds(run)[1].state is RoundState.COMPLETED
     assert stage.run(run).state is RunState.COMPLETED

@@ -5,6 +5,7 @@ of the final model equals that of the undisturbed run.
 """
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -156,6 +157,27 @@ def test_what_a_run_remembers_survives(scene: Scene, remembered: tuple[str, str]
     scene.fed.serve()
     assert scene.remembered(run) == remembered
     assert all(name in remembered[1] for name in ("first", "second", "average", "lambda"))
+
+
+LOOKING_BACK = REMEMBERING.replace('name = "afl"', 'name = "fedfv"\ntau = 2\nalpha = 0').replace(
+    "rounds = 2", "rounds = 4"
+)
+LOOKING_BACK = LOOKING_BACK.replace("[selection]", '[selection]\nmethod = "count"\ncount = 2')
+
+
+def test_the_updates_of_earlier_rounds_survive(scene: Scene) -> None:
+    assert scene.fed.coordinator is not None
+    undisturbed, _ = scene.remembered(scene.submit(spec=LOOKING_BACK))
+    scene.fed.coordinator.kill()
+    crashing = scene.fed.serve(crash="between-rounds")
+    run = scene.submit(crash=True, spec=LOOKING_BACK)
+    crashing.wait_killed()
+    scene.fed.serve()
+    final, state = scene.remembered(run)
+    assert final == undisturbed
+    history = json.loads(state)["rule"]["history"]
+    assert {entry["round"] for entry in history.values()} == {2, 3}
+    assert {entry["payload"] for entry in history.values()} <= set(json.loads(state)["blobs"])
 
 
 @pytest.mark.parametrize("point", ["training", "trained", "spooled", "uploading", "before-receipt", "after-receipt"])
