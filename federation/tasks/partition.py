@@ -182,8 +182,11 @@ def _dealt(pool: Pool, part: Part) -> list[tuple[Indices, Indices | None]]:
 
 
 def _cut(pool: Pool, own: Indices, official: Indices | None, part: Part) -> Splits:
+    from torch import from_numpy  # noqa: PLC0415
+
     def dataset(whole: Pool, indices: Indices) -> Dataset:
-        return Dataset(whole.x[indices], whole.y[indices])
+        chosen = from_numpy(indices)
+        return Dataset(whole.x.index_select(0, chosen), whole.y.index_select(0, chosen))
 
     train, validation, test = split(len(own), seed=part.seed, index=part.index, test=official is None)
     kept = dataset(pool, own[test]) if pool.test is None or official is None else dataset(pool.test, official)
