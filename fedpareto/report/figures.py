@@ -265,7 +265,8 @@ def _norms(data: RunData) -> Html:
         "On a logarithmic scale, the length of the direction that was taken, and of the shortest vector in the "
         "convex hull of the updates. The latter is 0 exactly at a Pareto-stationary point, where no direction is "
         "good for every participant: it tells how much common progress was left, whatever the algorithm made of it. "
-        f"Relative to the longest update it is in the table.{stood}"
+        "Relative to the longest update it is in the table. A rule that normalises updates takes a direction of "
+        f"another scale than theirs.{stood}"
     )
     series = [Series("direction", norm, 0), Series("shortest common direction", left, 2)]
     found = {"direction": norm, "stationarity": left, "relative": relative, "rate": rate}
