@@ -6,7 +6,7 @@ Both draw the same batches as a real worker of that name does, so that what they
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from federation.training import (
 
 Outcome = TrainResult | TrainingDiverged
 Stopped = Callable[[], bool]
+
+_KEPT = 4  # copies of joined samples; with more, memory would grow with the number of clients squared
 
 
 class LocalWork(ABC):
@@ -124,6 +126,7 @@ class Stacked(LocalWork):
             name: {kind: self._place(getattr(own, kind)) for kind in ("train", "validation", "test")}
             for name, own in splits.items()
         }
+        self._kept: dict[tuple[str, ...], Dataset] = {}
 
     def train(
         self,
@@ -206,12 +209,12 @@ class Stacked(LocalWork):
 
         losses = []
         velocity = [torch.zeros_like(part) for part in values] if work.momentum else []
-        batches = _Batches([self._splits[name]["train"] for name in members], work.batch_size, keys, self._device)
+        batches = self._batches(members, work.batch_size, keys)
         self._model.train()
         for _ in range(total):
             if stopped():
                 raise TrainingStopped
-            x, y = batches.next()
+            x, y = next(batches)
             leaves = [part.requires_grad_() for part in values]
             loss = vmap(loss_of)(leaves, x, y)
             gradients = list(torch.autograd.grad(loss.sum(), leaves))
@@ -230,6 +233,36 @@ class Stacked(LocalWork):
             losses.append(loss.detach())
         return torch.stack(losses)
 
+    def _batches(self, members: list[str], size: int, keys: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Minibatches side by side, (clients, batch, ...), each in the order that its own worker would draw."""
+        data = [self._splits[name]["train"] for name in members]
+        count = len(data[0])
+        if size == 0 or size >= count:
+            whole = self._joined(members, "train")
+            while True:
+                yield _per_client(whole.x, len(members)), _per_client(whole.y, len(members))
+        generators = [torch.Generator().manual_seed(key) for key in keys]
+        while True:
+            orders = [torch.randperm(count, generator=each).to(self._device) for each in generators]
+            for begin in range(0, count, size):
+                pairs = [(part, order[begin : begin + size]) for part, order in zip(data, orders, strict=True)]
+                yield (
+                    torch.stack([part.x[index] for part, index in pairs]),
+                    torch.stack([part.y[index] for part, index in pairs]),
+                )
+
+    def _joined(self, clients: list[str], split: str) -> Dataset:
+        """The samples of several clients, one after the other; the last few such are kept: they may be asked again."""
+        if len(clients) == 1:
+            return self._splits[clients[0]][split]
+        key = (split, *clients)
+        if key not in self._kept:
+            parts = [self._splits[name][split] for name in clients]
+            while len(self._kept) >= _KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[key] = Dataset(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+        return self._kept[key]
+
     def _measure(
         self, model: list[Tensor], clients: Sequence[str], split: str, stopped: Stopped
     ) -> dict[str, tuple[dict[str, float], float | None, int]]:
@@ -241,10 +274,10 @@ class Stacked(LocalWork):
             for some in self._passes(clients, split):
                 if stopped():
                     raise TrainingStopped
-                parts = [self._splits[name][split] for name in some]
-                output = functional_call(self._model, named, (torch.cat([part.x for part in parts]),))
+                output = functional_call(self._model, named, (self._joined(some, split).x,))
                 begin = 0
-                for name, part in zip(some, parts, strict=True):
+                for name in some:
+                    part = self._splits[name][split]
                     place = slice(begin, begin + len(part))
                     begin = place.stop
                     own = tree_map(lambda whole, place=place: whole[place], output)
@@ -276,34 +309,8 @@ class Stacked(LocalWork):
         return Dataset(data.x.detach().to(self._device), data.y.detach().to(self._device))
 
 
-class _Batches:
-    """The minibatches of several clients side by side, each in the order that its own worker would draw."""
-
-    def __init__(self, data: list[Dataset], size: int, keys: list[int], device: torch.device) -> None:
-        self._data = data
-        self._count = len(data[0])
-        self._size = size if 0 < size < self._count else self._count
-        self._device = device
-        self._generators = [torch.Generator().manual_seed(key) for key in keys]
-        self._begin = self._count
-        self._orders: list[Tensor] = []
-        self._whole: tuple[Tensor, Tensor] | None = None
-
-    def next(self) -> tuple[Tensor, Tensor]:
-        """Batches: x (clients, batch, ...) and y (clients, batch, ...)."""
-        if self._size == self._count:
-            if self._whole is None:
-                self._whole = torch.stack([part.x for part in self._data]), torch.stack([part.y for part in self._data])
-            return self._whole
-        if self._begin >= self._count:
-            self._orders = [torch.randperm(self._count, generator=each).to(self._device) for each in self._generators]
-            self._begin = 0
-        chosen = [order[self._begin : self._begin + self._size] for order in self._orders]
-        self._begin += self._size
-        pairs = list(zip(self._data, chosen, strict=True))
-        return torch.stack([part.x[index] for part, index in pairs]), torch.stack(
-            [part.y[index] for part, index in pairs]
-        )
+def _per_client(joined: Tensor, clients: int) -> Tensor:
+    return joined.view(clients, -1, *joined.shape[1:])
 
 
 def why_not_stacked(task: Task, splits: Mapping[str, Splits], device: str, *, strict: bool = False) -> str:
