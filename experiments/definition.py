@@ -321,9 +321,9 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Overrides:
 
 
 def slug(text: str) -> str:
-    """A name as it may stand in the name of a run and of a file: lower-case letters, digits, dots and hyphens."""
+    """A name as it may stand in the name of a run and of a file: lower-case letters, digits and hyphens."""
     spelled = text.lower().replace("+", "-plus").replace("%", "-percent")
-    return re.sub(r"[^a-z0-9.]+", "-", spelled).strip("-.")
+    return re.sub(r"[^a-z0-9]+", "-", spelled).strip("-")
 
 
 def _must_be_distinct(what: str, values: Sequence[str]) -> None:

@@ -37,12 +37,12 @@ class Table:
 
     def markdown(self) -> str:
         """The table in Markdown: names to the left, numbers to the right."""
-        marks = ["---" if name in _NAMES else "---:" for name in self.header]
+        marks = ["---" if name in _TEXTS else "---:" for name in self.header]
         lines = [self.header, tuple(marks), *self.rows]
         return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
-_NAMES = ("Method", "Condition")
+_TEXTS = ("Method", "Condition")
 
 
 def ours(results: Iterable[Result], cell: Cell, measure: str) -> Spread:
@@ -67,23 +67,45 @@ def published(experiment: Experiment, cell: Cell, column: Column) -> Spread:
 
 def comparison(experiment: Experiment, results: Sequence[Result]) -> Table:
     """A row for each cell that has results: what came out, what was published, and the difference of the two."""
-    conditions = any(condition.name for condition in experiment.conditions)
-    header = ["Method", *(["Condition"] if conditions else []), "Seeds"]
+    header = _names(experiment)
     for column in experiment.columns:
         header += [column.title, "published", "Δ"] if column.published else [column.title]
     rows = []
     for cell in _with_results(experiment, results):
-        seeds = [item.seed for item in results if (item.method, item.condition) == _key(cell)]
-        row = [cell.method.name, *([cell.condition.name] if conditions else []), str(len(seeds))]
+        row = _named(experiment, results, cell)
         for column in experiment.columns:
-            measured = ours(results, cell, column.measure)
-            row.append(str(measured))
-            if column.published:
-                printed = published(experiment, cell, column)
-                difference = measured.mean - printed.mean
-                row += [str(printed), f"{difference:+.2f}" if math.isfinite(difference) else UNKNOWN]
+            measured, printed = ours(results, cell, column.measure), published(experiment, cell, column)
+            row += [str(measured), *([str(printed), _difference(measured, printed)] if column.published else [])]
         rows.append(tuple(row))
     return Table(experiment.title, tuple(header), tuple(rows))
+
+
+def summary(experiment: Experiment, results: Sequence[Result]) -> Table:
+    """The same where room is scarce: means, with the difference from the published ones in brackets."""
+    header = _names(experiment) + [f"{item.title} (Δ)" if item.published else item.title for item in experiment.columns]
+    rows = []
+    for cell in _with_results(experiment, results):
+        row = _named(experiment, results, cell)
+        for column in experiment.columns:
+            measured = Spread(ours(results, cell, column.measure).mean)
+            difference = _difference(measured, published(experiment, cell, column))
+            row.append(str(measured) if difference == UNKNOWN else f"{measured} ({difference})")
+        rows.append(tuple(row))
+    return Table(experiment.title, tuple(header), tuple(rows))
+
+
+def _difference(measured: Spread, printed: Spread) -> str:
+    difference = measured.mean - printed.mean
+    return f"{difference:+.2f}" if math.isfinite(difference) else UNKNOWN
+
+
+def _names(experiment: Experiment) -> list[str]:
+    return ["Method", *(["Condition"] if any(item.name for item in experiment.conditions) else []), "Seeds"]
+
+
+def _named(experiment: Experiment, results: Sequence[Result], cell: Cell) -> list[str]:
+    seeds = sum((item.method, item.condition) == _key(cell) for item in results)
+    return [cell.method.name, *([cell.condition.name] if "Condition" in _names(experiment) else []), str(seeds)]
 
 
 def grids(experiment: Experiment, results: Sequence[Result]) -> tuple[Table, ...]:

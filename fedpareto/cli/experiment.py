@@ -349,7 +349,8 @@ def _show(
         typer.echo(dumps(document))
         return
     for table in shown:
-        console.print(_rich(table))
+        narrow = table.title == experiment.title  # with the published columns it does not fit a terminal
+        console.print(_rich(tables.summary(experiment, results) if narrow else table))
     console.print(f"in {store.directory}: table.md, results.csv, curves.csv, run.json, {len(figures)} figures")
 
 

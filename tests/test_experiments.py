@@ -1,0 +1,362 @@
+"""The papers' experiments: every file can be run, numbers land in the right place, interrupted ones go on."""
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.aggregation.registry import algorithm
+from experiments import measures, plots, provenance, tables, toml
+from experiments.definition import Experiment, ExperimentError, load, merged, names, parse, slug
+from experiments.published import read
+from experiments.results import Job, Result, Store, write_results
+from experiments.runner import Event, Runner, Settings
+from federation.attacks import Attack
+from federation.runs import RunSpec
+from federation.tasks import Part, available
+from fedpareto.cli.failure import Failure
+from fedpareto.cli.main import app
+from simulation.history import History
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLES = ROOT.parent / "shared" / "tables"
+
+every_experiment = pytest.mark.parametrize("name", names())
+
+TINY = """
+title = "Tiny"
+source = "Nobody, 2026, table 0"
+seeds = [1]
+columns = [{ title = "Avg.", measure = "mean", published = "avg" }, { title = "Std", measure = "std" }]
+published.file = "fedfv_table3_fmnist3.csv"
+spec = { task = "digits", rounds = 3, simulation.clients = 4, train.steps = 2, evaluate.every = 2 }
+quick.spec.rounds = 1
+plots = [
+    { kind = "curves", measure = "mean", title = "curves" },
+    { kind = "bars", measure = "mean", title = "bars" },
+    { kind = "sweep", measure = "mean", title = "sweep" },
+    { kind = "heat", measure = "mean", title = "heat" },
+]
+methods = [
+    { name = "FedAvg", spec.algorithm.name = "fedavg" },
+    { name = "FedMGDA+ eps=0.1", spec.algorithm = { name = "fedmgda+", epsilon = 0.1 }, x = 0.1 },
+]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small are trained fastest by one."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def tiny(changes: str = "") -> Experiment:
+    return parse("tiny", TINY + changes)
+
+
+def result(method: str, seed: int, mean: float, condition: str = "") -> Result:
+    curve = [{"round": float(t), "mean": mean - 10 + t} for t in (1, 2, 3)]
+    return Result(method, condition, seed, {}, {"mean": mean, "std": 1.0, "seconds": 1.0}, curve)
+
+
+@every_experiment
+def test_every_run_of_every_experiment_has_a_specification_an_algorithm_an_attack_and_a_task(name: str) -> None:
+    whole = load(name)
+    tasks = {item.name for item in available()}
+    for experiment in (whole, whole.in_quick_form()):
+        assert experiment.cells()
+        for cell in experiment.cells():
+            spec = RunSpec.parse(toml.dumps(cell.given(experiment.seeds[0])))
+            assert spec == cell.spec(experiment.seeds[0])
+            algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
+            assert spec.task in tasks
+            Part(0, spec.simulation.clients, spec.simulation.partition, 0, spec.simulation.sizes)
+            if spec.simulation.attack:
+                Attack.parse(spec.simulation.attack)
+
+
+@every_experiment
+def test_every_published_column_exists_and_every_curve_that_is_named_has_points(name: str) -> None:
+    experiment = load(name)
+    if experiment.published is not None:
+        header = read(experiment.published.file)[0].keys()
+        assert {column.published for column in experiment.columns if column.published} <= header
+        assert any(experiment.published_values(cell) for cell in experiment.cells())
+    for method in experiment.methods:
+        if method.curve and experiment.curves is not None:
+            for measure in experiment.curves.columns:
+                assert len(experiment.curves.curve(method.curve, measure)[0]) > 10
+
+
+@every_experiment
+def test_no_two_runs_of_an_experiment_share_a_specification(name: str) -> None:
+    experiment = load(name)
+    documents = [json.dumps(cell.document, sort_keys=True) for cell in experiment.cells()]
+    assert len(set(documents)) == len(documents)
+
+
+def test_the_page_of_experiments_lists_each_with_its_size() -> None:
+    text = (ROOT / "docs/experiments.md").read_text()
+    for name in names():
+        experiment, quick = load(name), load(name).in_quick_form()
+        sizes = f"{len(experiment.cells())} × {len(experiment.seeds)} | {experiment.spec['rounds']}"
+        runs = f"{len(quick.cells()) * len(quick.seeds)} × {quick.spec['rounds']}"
+        assert f"| `{name}` | {experiment.title} | {experiment.source} | {sizes} | {runs} |" in text
+
+
+def test_published_numbers_are_those_of_the_reference_tables() -> None:
+    if not TABLES.is_dir():
+        pytest.skip(f"no reference tables beside the project: {TABLES} does not exist")
+    copies = [path for path in (ROOT / "experiments/catalogue").glob("*.csv") if (TABLES / path.name).exists()]
+    assert len(copies) == 6
+    assert [path.name for path in copies if path.read_text() != (TABLES / path.name).read_text()] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("nonsense = 1", "nonsense: no such key"),
+        ("conditions = [{ name = 'a' }, { name = 'a' }]", "conditions: twice 'a'"),
+        ("curves = { file = 'none.csv', columns = {} }", "curves.file: no such file"),
+        ("quick.methods = ['FedProx']", "no method 'FedProx': there are FedAvg, FedMGDA+ eps=0.1"),
+        ("seeds = ", "not a TOML document"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_key(changes: str, message: str) -> None:
+    with pytest.raises(ExperimentError) as refused:
+        tiny(changes)
+    assert message in str(refused.value)
+
+
+def test_a_method_that_names_a_published_row_which_is_not_there_is_refused() -> None:
+    with pytest.raises(ExperimentError, match="no published row has"):
+        parse("tiny", TINY.replace('name = "FedAvg",', 'name = "FedAvg", row = { method = "FedSGD" },'))
+
+
+def test_a_wrong_specification_is_refused_with_the_method_and_the_key() -> None:
+    cell = parse("tiny", TINY.replace("rounds = 3", "rounds = 0")).cells()[0]
+    with pytest.raises(ExperimentError, match=r"tiny, FedAvg: rounds: .* got 0"):
+        cell.spec(1)
+
+
+def test_a_condition_changes_what_a_method_has_and_a_method_may_leave_conditions_out() -> None:
+    experiment = load("fedmgda-adult-bias")
+    cells = experiment.cells(["AFL"], ["bias 1"])
+    assert [cell.document["simulation"]["attack"] for cell in cells] == ["bias=1"]
+    assert cells[0].spec(3).simulation.clients == 2
+    assert experiment.published_values(cells[0])["phd_acc"] == "74.25"
+    assert experiment.cells(["AFL"], ["bias 5000"]) == ()
+
+
+def test_sections_are_merged_and_other_values_replaced() -> None:
+    assert merged({"a": {"b": 1, "c": [1]}, "d": 2}, {"a": {"c": [2]}, "d": 3}) == {"a": {"b": 1, "c": [2]}, "d": 3}
+
+
+def test_names_become_names_of_runs() -> None:
+    assert slug("FedMGDA+ eps=0.05, NNM 20 %") == "fedmgda-plus-eps-0-05-nnm-20-percent"
+
+
+def test_the_table_shows_ours_the_published_number_and_the_difference() -> None:
+    results = [result("FedAvg", 1, 80.0), result("FedAvg", 2, 82.0)]
+    table = tables.comparison(tiny(), results)
+    assert table.header == ("Method", "Seeds", "Avg.", "published", "Δ", "Std")
+    assert table.rows == (("FedAvg", "2", "81.00 ± 1.00", "80.42 ± 0.76", "+0.58", "1.00 ± 0.00"),)
+    assert table.markdown().splitlines()[1] == "| --- | ---: | ---: | ---: | ---: | ---: |"
+    assert tables.summary(tiny(), results).rows == (("FedAvg", "2", "81.00 (+0.58)", "1.00"),)
+
+
+def test_one_seed_has_no_deviation_and_what_was_not_published_no_difference() -> None:
+    table = tables.comparison(tiny(), [result("FedMGDA+ eps=0.1", 1, 80.0)])
+    assert table.rows[0][2:5] == ("80.00", "79.33 ± 1.11", "+0.67")
+    assert str(tables.Spread(math.nan)) == "–"
+
+
+def test_methods_and_conditions_make_a_grid_of_what_is_there() -> None:
+    experiment = load("robustness")
+    results = [
+        result("FedAvg", 0, 50.0, "no attack"),
+        result("FedAvg", 0, 10.0, "ALIE 20 %"),
+        result("median", 0, 40.0, "no attack"),
+    ]
+    table = tables.grids(experiment, results)[0]
+    assert table.header == ("Method", "no attack", "ALIE 20 %")
+    assert table.rows == (("FedAvg", "50.00", "10.00"), ("median", "40.00", ""))
+
+
+def test_every_kind_of_figure_is_drawn(tmp_path: Path) -> None:
+    results = [result(method, seed, 80.0) for method in ("FedAvg", "FedMGDA+ eps=0.1") for seed in (1, 2)]
+    drawn = plots.draw(tiny(), results, tmp_path)
+    assert [path.name for path in drawn] == ["curves-mean.png", "bars-mean.png", "sweep-mean.png", "heat-mean.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    assert plots.draw(tiny(), [], tmp_path) == []
+
+
+def test_results_are_stored_whole_with_unknown_numbers_and_count_for_their_specification_only(tmp_path: Path) -> None:
+    store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
+    assert store.find(job) is None
+    store.keep(job, {"mean": 80.0, "std": math.nan}, [{"round": 1.0}])
+    found = store.find(job)
+    assert found is not None
+    assert found.final["mean"] == 80.0
+    assert math.isnan(found.final["std"])
+    changed = Job(parse("tiny", TINY.replace("rounds = 3", "rounds = 4")).cells()[0], 7)
+    assert (changed.name, store.find(changed)) == (job.name, None)
+    store.forget(job)
+    assert store.find(job) is None
+
+
+def test_the_csv_file_has_a_row_for_each_result_and_leaves_unknown_numbers_empty(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    write_results(path, [result("a, b", 1, 80.0), Result("c", "", 2, {}, {"mean": math.nan, "extra": 1.0}, [])])
+    first, second = csv.DictReader(path.open())
+    assert (first["method"], first["mean"], first["extra"]) == ("a, b", "80", "")
+    assert (second["mean"], second["extra"], second["std"]) == ("", "1", "")
+
+
+def history() -> History:
+    """Two rounds of three clients, of which the last attacks."""
+    scores = {"client-000": 0.5, "client-001": 1.0, "client-002": 0.0}
+    clients = tuple(
+        {"round": 1, "client": name, "split": split, "loss": 2 * value, "accuracy": value, "samples": samples}
+        for (name, value), samples in zip(scores.items(), (10, 30, 60), strict=True)
+        for split in ("train", "test")
+    )
+    rounds = tuple(
+        {"round": t, "state": state, "reason": "", "seconds": 1.5, "improved": improved, "stationary": 0.0}
+        for t, state, improved in ((0, "SKIPPED", None), (1, "COMPLETED", 0.75))
+    )
+    updates = ({"round": 1, "client": "client-002", "accepted": False, "reason": "not-finite"},)
+    import numpy as np
+
+    spec = RunSpec.parse('name = "a"\ntask = "digits"\nrounds = 2')
+    return History("id", spec, "COMPLETED", np.zeros(1, np.float32), ("client-002",), 3.0, rounds, clients, updates)
+
+
+def test_what_is_measured_is_in_percent_and_can_leave_attackers_out() -> None:
+    everybody = measures.final(history())
+    assert (everybody["mean"], everybody["pooled"], everybody["client/client-002"]) == (50.0, 35.0, 0.0)
+    honest = measures.final(history(), exclude=("client-002",))
+    assert (honest["mean"], honest["std"], honest["variance"]) == (75.0, 25.0, 625.0)
+    assert (honest["pooled"], honest["loss/train"], honest["worst"]) == (87.5, 1.5, 50.0)
+    assert (honest["improved"], honest["skipped"], honest["refusals"], honest["seconds"]) == (75.0, 1.0, 1.0, 3.0)
+    assert "client/client-002" not in honest
+    assert [item["round"] for item in measures.rounds(history())] == [2.0]
+
+
+def test_a_run_that_is_stopped_goes_on_where_it_was_and_comes_to_the_same(tmp_path: Path) -> None:
+    job = Job(tiny().cells()[0], 1)
+    stopped, straight = Store(tmp_path / "stopped"), Store(tmp_path / "straight")
+    runner = Runner(stopped, Settings())
+    events: list[Event] = []
+
+    def stop_after_the_first_round(event: Event) -> None:
+        events.append(event)
+        runner.stop()
+
+    runner.run([job, job], stop_after_the_first_round)
+    assert [event.kind for event in events] == ["round", "stopped"]
+    assert stopped.workspace(job).is_dir()
+    for store in (stopped, straight):
+        ended: list[Event] = []
+        Runner(store, Settings()).run([job], ended.append)
+        assert (ended[-1].kind, ended[-1].done) == ("finished", 3)
+        assert not store.workspace(job).exists()
+    ours, theirs = stopped.find(job), straight.find(job)
+    assert ours is not None
+    assert theirs is not None
+    assert {**ours.final, "seconds": 0} == {**theirs.final, "seconds": 0}
+    assert [item["round"] for item in ours.rounds] == [2.0, 3.0]
+
+
+def test_runs_beside_each_other_are_processes_that_fail_finish_and_stop_by_themselves(tmp_path: Path) -> None:
+    jobs = [
+        Job(parse("tiny", TINY.replace(*change)).cells()[0], seed)
+        for seed, change in enumerate((("clients = 4", "clients = 5000"), ("", ""), ("rounds = 3", "rounds = 1000000")))
+    ]
+    store = Store(tmp_path)
+    runner = Runner(store, Settings(parallel=2))
+    last: dict[int, Event] = {}
+
+    def stop_when_the_endless_one_is_all_that_is_left(event: Event) -> None:
+        last[event.job.seed] = event
+        if {seed: item.kind for seed, item in last.items()} == {0: "failed", 1: "finished", 2: "round"}:
+            runner.stop()
+
+    runner.run(jobs, stop_when_the_endless_one_is_all_that_is_left)
+    assert {seed: event.kind for seed, event in last.items()} == {0: "failed", 1: "finished", 2: "stopped"}
+    assert "5000" in last[0].reason
+    assert [store.find(job) is not None for job in jobs] == [False, True, False]
+    assert store.workspace(jobs[2]).is_dir()
+
+
+def test_the_command_runs_an_experiment_makes_only_what_is_missing_and_compares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.definition.load", lambda name: parse(name, TINY))
+    out = tmp_path / "out"
+    first = CliRunner().invoke(app, ["experiment", "run", "tiny", "--out", str(out), "--methods", "fedavg"])
+    assert first.exit_code == 0, first.output
+    assert "1/1  FedAvg, seed 1: mean" in first.output
+    again = CliRunner().invoke(app, ["experiment", "run", "tiny", "--out", str(out), "--json"])
+    assert again.exit_code == 0, again.output
+    document = json.loads(again.stdout)
+    assert [item["method"] for item in document["results"]] == ["FedAvg", "FedMGDA+ eps=0.1"]
+    assert [session["finished"] for session in document["record"]["sessions"]] == [1, 1]
+    assert document["figures"] == ["curves-mean.png", "bars-mean.png", "sweep-mean.png", "heat-mean.png"]
+    assert len(list(csv.DictReader((out / "curves.csv").open()))) == 4
+    table = (out / "table.md").read_text()
+    (out / "table.md").unlink()
+    compared = CliRunner().invoke(app, ["experiment", "compare", "tiny", "--out", str(out)])
+    assert compared.exit_code == 0, compared.output
+    assert (out / "table.md").read_text() == table
+    assert "2 of 2 runs" in table
+
+
+def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
+    (tmp_path / "adult").mkdir()
+    (tmp_path / "adult" / "adult.data.gz").touch()
+    listed = CliRunner().invoke(app, ["experiment", "list", "--data", str(tmp_path), "--json"])
+    there = {item["name"]: item["data_there"] for item in json.loads(listed.stdout)["experiments"]}
+    assert set(there) == set(names())
+    assert [name for name, found in there.items() if found] == ["fedmgda-adult-bias"]
+    assert CliRunner().invoke(app, ["experiment", "list"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "fedfv-table9"], "no experiment 'fedfv-table9': there are "),
+        (["run", "fedfv-table3"], "fedfv-table3 needs data: --data DIR, with FashionMNIST/raw in it"),
+        (["run", "fedfv-table3", "--data", "."], ". lacks the data of fedfv-table3: FashionMNIST/raw"),
+        (["run", "robustness", "--quick", "--methods", "FedSGD"], "no method 'FedSGD': there are FedAvg, "),
+        (["run", "robustness", "--quick", "--seeds", "one"], "--seeds 'one': expected whole numbers"),
+        (["run", "robustness", "--quick", "--seeds=-1"], "seed: Input should be greater than or equal to 0"),
+        (["compare", "ours", "--out", "nowhere"], "no results in nowhere: `fedpareto experiment run ours` makes them"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_what_can(arguments: list[str], message: str) -> None:
+    refused = CliRunner().invoke(app, ["experiment", *arguments]).exception
+    assert isinstance(refused, Failure)
+    assert refused.code == 2
+    assert message in refused.message
+
+
+def test_a_command_on_record_names_no_directories() -> None:
+    words = ["fedpareto", "experiment", "run", "a", "--data", "/home/me/data", "--out=/home/me/x y", "--seeds", "1,2"]
+    assert provenance.command(words) == "fedpareto experiment run a --data DATA --out=OUT --seeds 1,2"
+
+
+def test_toml_that_is_written_is_read_as_it_was() -> None:
+    import tomllib
+
+    document = {"a": 'ä"\n', "b": [1, 2.5e-9, True], "c": {"d": {"e f": 1.0}, "g": "x"}, "h": {}}
+    assert tomllib.loads(toml.dumps(document)) == document
