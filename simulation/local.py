@@ -31,6 +31,7 @@ from federation.training import (
 Outcome = TrainResult | TrainingDiverged
 Stopped = Callable[[], bool]
 
+_GATHERED = 32  # minibatches at a time
 _KEPT = 4  # copies of joined samples; with more, memory would grow with the number of clients squared
 
 
@@ -244,12 +245,12 @@ class Stacked(LocalWork):
         generators = [torch.Generator().manual_seed(key) for key in keys]
         while True:
             orders = [torch.randperm(count, generator=each).to(self._device) for each in generators]
-            for begin in range(0, count, size):
-                pairs = [(part, order[begin : begin + size]) for part, order in zip(data, orders, strict=True)]
-                yield (
-                    torch.stack([part.x[index] for part, index in pairs]),
-                    torch.stack([part.y[index] for part, index in pairs]),
-                )
+            gathered = [torch.split(order, size * _GATHERED) for order in orders]
+            for chosen in zip(*gathered, strict=True):
+                pairs = list(zip(data, chosen, strict=True))
+                x = torch.stack([part.x.index_select(0, index) for part, index in pairs])
+                y = torch.stack([part.y.index_select(0, index) for part, index in pairs])
+                yield from zip(torch.split(x, size, dim=1), torch.split(y, size, dim=1), strict=True)
 
     def _joined(self, clients: list[str], split: str) -> Dataset:
         """The samples of several clients, one after the other; the last few such are kept: they may be asked again."""
