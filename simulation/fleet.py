@@ -20,6 +20,7 @@ from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundin
 from coordinator.rounds.intake import content_problem, payload_problem
 from coordinator.rounds.states import close_phase, end_assignment
 from federation.attacks import attack_seed
+from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.envelope import envelope_digest
 from federation.refusals import Refusal
@@ -45,6 +46,7 @@ class SimulatedFleet(Fleet):
         algorithm: the run's, to know whether it needs updates later.
         population: the clients.
         local: what trains and evaluates them.
+        probe: measures how far a backdoor has come, where attackers plant one.
         stopped: whether to give up; asked while clients train.
     """
 
@@ -56,6 +58,7 @@ class SimulatedFleet(Fleet):
         algorithm: Algorithm,
         population: Population,
         local: LocalWork,
+        probe: Probe | None,
         stopped: Callable[[], bool],
     ) -> None:
         self._run = run
@@ -63,6 +66,7 @@ class SimulatedFleet(Fleet):
         self._keeps_updates = algorithm.keeps_updates
         self._population = population
         self._local = local
+        self._probe = probe
         self._stopped = stopped
         self._last_base: Vector | None = None
 
@@ -79,6 +83,12 @@ class SimulatedFleet(Fleet):
             return self._evaluate(question, base)
         except TrainingStopped:
             raise Held from None
+
+    def observe(self, model: str) -> dict[str, float]:
+        """See the base: `backdoor`, the attackers' success rate."""
+        if self._probe is None:
+            return {}
+        return {"backdoor": self._probe.rate(model_row(self._around.blobs.path(model)).read())}
 
     # --- evaluation: nothing to record but the scores, which the conductor does
 

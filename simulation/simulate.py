@@ -17,14 +17,15 @@ from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleet import Held, RunFacts, Surroundings
 from coordinator.rounds.specification import parse_run
 from coordinator.rounds.states import move_run
+from federation.attacks.probe import Probe
 from federation.digests import digest
-from federation.tasks import DataSource, initial_model, task
-from federation.training import pick_device
+from federation.tasks import Dataset, DataSource, Task, initial_model, task
+from federation.training import Trainer, pick_device
 from federation.vectors import to_bytes
 from simulation.backends import Backend, pick_backend
 from simulation.fleet import SimulatedFleet, enroll
 from simulation.history import History, read_history
-from simulation.population import populate
+from simulation.population import Population, populate
 from storage import models
 from storage.blobs import BlobStore
 from storage.database import Database
@@ -106,6 +107,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         self.backend: Backend = pick_backend(
             backend, learned, self._population.splits, device=chosen, ray_address=ray_address
         )
+        self._probe = _probe(learned, self._population, chosen)
         self._stopping = False
         self._home = _home(home, resume)
         self._database = Database.open(self._home.database_url, durable=False)
@@ -166,6 +168,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             algorithm=self._algorithm,
             population=self._population,
             local=self.backend.local,
+            probe=self._probe,
             stopped=lambda: self._stopping,
         )
         try:
@@ -250,6 +253,16 @@ class Simulation(AbstractContextManager["Simulation"]):
     def _collect(self) -> None:
         later = datetime.fromtimestamp(time.time() + 1, UTC)  # nobody else writes here: nothing is too young
         collect(self._database, self._blobs, now=later, grace_seconds=0, keep_rounds=_KEEP_ROUNDS)
+
+
+def _probe(learned: Task, population: Population, device: str) -> Probe | None:
+    """What measures a backdoor's success, on the honest clients' test samples; None where nobody plants one."""
+    attack = next(iter(population.attackers.values()), None)
+    honest = [own for name, own in population.splits.items() if name not in population.attackers]
+    if attack is None or not honest:
+        return None
+    clean = Dataset(torch.cat([own.test.x for own in honest]), torch.cat([own.test.y for own in honest]))
+    return None if attack.triggered(clean) is None else Probe(attack, Trainer(learned, honest[0], device), clean)
 
 
 def _home(directory: Path, resume: bool) -> Home:

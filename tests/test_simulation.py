@@ -190,3 +190,12 @@ def test_the_command_simulates_shows_and_resumes(tmp_path: Path) -> None:
     assert len(json.loads(rounds.stdout)) == 3 or rounds.returncode == 0, rounds.stderr
     wrong = run_cli("simulate", str(file), "--home", str(tmp_path / "other"), "--backend", "abacus")
     assert (wrong.returncode, "no backend 'abacus'" in wrong.stderr) == (2, True)
+
+
+def test_the_success_of_a_backdoor_is_measured() -> None:
+    text = spec(clients=5, attackers=2, attack="backdoor:target=3", algorithm="fedavg", partition="iid", rounds=8)
+    rates = simulate(text).rounds["backdoor"].tolist()
+    assert len(rates) == 8
+    assert all(0 <= rate <= 1 for rate in rates)
+    assert rates[-1] > 0.8  # plain averaging lets it in
+    assert "backdoor" not in simulate(spec(rounds=1)).rounds

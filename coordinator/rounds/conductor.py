@@ -294,13 +294,14 @@ class Conductor:
         self._finish_round(current, model, replies)
 
     def _finish_round(self, current: Round, model: str, replies: Replies | None) -> None:
+        observed = {} if replies is None else self._fleet.observe(model)
         now = self._around.clock()
         with self._database.begin() as session:
             self._run.running(session)
             round_ = session.get_one(Round, current.round_id)
             if replies is not None:
                 session.add_all(outcome.evaluations(current.round_id, model, replies, self._spec.evaluate.splits))
-                scores = outcome.scores(replies) | outcome.improved(session, current.round_id, replies)
+                scores = outcome.scores(replies) | outcome.improved(session, current.round_id, replies) | observed
                 round_.metrics = {**round_.metrics, **_numbers(scores)}
             round_.metrics = {**round_.metrics, **outcome.traffic(session, current.round_id)}
             move_round(round_, RoundState.COMPLETED, now)

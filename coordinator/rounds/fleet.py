@@ -124,6 +124,14 @@ class Fleet(ABC):
             Held: the run is not RUNNING, or the coordinator is stopping.
         """
 
+    def observe(self, model: str) -> dict[str, float]:
+        """What no client says of an evaluated model and a simulation can measure, by the metric's name.
+
+        Args:
+            model: its digest.
+        """
+        return {}
+
 
 def states(session: Session, phase_id: int) -> Counter[AssignmentState]:
     """How many assignments of a phase are in each state."""

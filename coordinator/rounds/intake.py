@@ -288,7 +288,7 @@ def _must_match(manifest: UpdateManifest, order: AssignmentManifest) -> None:
 
 
 def content_problem(manifest: UpdateManifest, *, trains: bool, limit: int) -> Refusal | None:
-    """What is wrong with the numbers in a manifest, of a client that was asked to train or not; None when nothing is."""
+    """What is wrong with the numbers in a manifest; None when nothing is. `trains`: the client was asked to train."""
     if manifest.samples > limit or (trains and manifest.samples == 0):
         return Refusal("limit:samples", f"{manifest.samples} training samples claimed; between 1 and {limit} are taken")
     for name, value in [*manifest.losses.items(), *manifest.metrics.items()]:
