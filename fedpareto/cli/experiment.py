@@ -348,7 +348,7 @@ def _show(
 
         typer.echo(dumps(document))
         return
-    for table in shown:
+    for table in filter(lambda item: item.rows, shown):
         narrow = table.title == experiment.title  # with the published columns it does not fit a terminal
         console.print(_rich(tables.summary(experiment, results) if narrow else table))
     console.print(f"in {store.directory}: table.md, results.csv, curves.csv, run.json, {len(figures)} figures")
