@@ -14,6 +14,7 @@ COPY federation federation
 COPY storage storage
 COPY coordinator coordinator
 COPY worker worker
+COPY simulation simulation
 COPY experiments experiments
 COPY fedpareto fedpareto
 RUN /opt/fedpareto/bin/pip install --no-cache-dir --constraint constraints.txt ".${EXTRAS:+[$EXTRAS]}"
