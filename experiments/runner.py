@@ -4,10 +4,11 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import SpawnContext
 from pathlib import Path
 from queue import Empty
 from typing import TYPE_CHECKING, Any, Literal
@@ -147,28 +148,63 @@ class Runner:
     def _run_apart(self, jobs: Sequence[Job], tell: Tell) -> None:
         context = multiprocessing.get_context("spawn")
         told: multiprocessing.Queue[Event] = context.Queue()
-        waiting, running = list(jobs), dict[str, tuple[Job, SpawnProcess]]()
-        while running or (waiting and not self._stopping):
-            while waiting and len(running) < self._settings.parallel and not self._stopping:
-                job = waiting.pop(0)
-                process = context.Process(target=_child, args=(job, self._store, self._settings, told), daemon=True)
-                process.start()
-                running[job.name] = job, process
+        waiting, children = list(jobs), list[_Child]()
+        while any(child.job for child in children) or (waiting and not self._stopping):
+            while waiting and not self._stopping and (child := self._idle(children, context, told)):
+                child.begin(waiting.pop(0))
             if self._stopping:
-                for _, process in running.values():
-                    process.terminate()  # which the child takes for a request to stop
+                for child in children:
+                    child.process.terminate()  # which it takes for a request to stop
             # Looked at before the queue: what a process that is gone has told is in the queue by then.
-            gone = [name for name, (_, process) in running.items() if not process.is_alive()]
+            gone = [child for child in children if not child.process.is_alive()]
             event = _next(told)
             if event is not None:
                 tell(event)
                 if event.kind != "round":
-                    running.pop(event.job.name)[1].join()
+                    next(child for child in children if child.job == event.job).job = None
                 continue
-            for name in gone:
-                job, process = running.pop(name)
-                kind: Kind = "stopped" if self._stopping else "failed"
-                tell(Event(job, kind, reason=f"its process ended with {process.exitcode}"))
+            for child in gone:
+                children.remove(child)
+                if child.job is not None:
+                    kind: Kind = "stopped" if self._stopping else "failed"
+                    tell(Event(child.job, kind, reason=f"its process ended with {child.process.exitcode}"))
+        for child in children:
+            child.end()
+
+    def _idle(self, children: "list[_Child]", context: SpawnContext, told: Any) -> "_Child | None":
+        """A child without a job: one that is there, for starting takes seconds, or a new one; None at the limit."""
+        for child in children:
+            if child.job is None and child.process.is_alive():
+                return child
+        if len(children) >= self._settings.parallel:
+            return None
+        children.append(_Child(context, self._store, self._settings, told))
+        return children[-1]
+
+
+class _Child:
+    """A process that makes one run after the other.
+
+    Attributes:
+        job: what it is at; None when it waits.
+        process: itself.
+    """
+
+    def __init__(self, context: SpawnContext, store: Store, settings: Settings, told: Any) -> None:
+        self.job: Job | None = None
+        self._jobs = context.SimpleQueue()
+        self.process = context.Process(target=_work, args=(self._jobs, store, settings, told), daemon=True)
+        self.process.start()
+
+    def begin(self, job: Job) -> None:
+        """Gives it a job."""
+        self.job = job
+        self._jobs.put(job)
+
+    def end(self) -> None:
+        """Lets it go."""
+        self._jobs.put(None)
+        self.process.join()
 
 
 def _next(told: "multiprocessing.Queue[Event]") -> Event | None:
@@ -178,12 +214,19 @@ def _next(told: "multiprocessing.Queue[Event]") -> Event | None:
         return None
 
 
-def _child(job: Job, store: Store, settings: Settings, told: Any) -> None:
-    """One run in a process of its own."""
+def _work(jobs: Any, store: Store, settings: Settings, told: Any) -> None:
+    """What a child does: run after run, until it is told that there are no more or to stop."""
     runner = Runner(store, settings)
+    stopping = threading.Event()
+
+    def stop(*_: object) -> None:
+        stopping.set()
+        runner.stop()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: runner.stop())
+        signal.signal(number, stop)
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.parallel))
-    told.put(runner.run_one(job, told.put))
+    while not stopping.is_set() and (job := jobs.get()) is not None:
+        told.put(runner.run_one(job, told.put))
