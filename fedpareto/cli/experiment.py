@@ -79,6 +79,9 @@ def run_command(
     name: Name,
     quick: QuickForm = False,
     seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Only these seeds, or others than its own.")] = "",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Fewer rounds (or more) than the experiment has; the table says how many.")
+    ] = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME,NAME,...", help="Only these methods; may be repeated, for names with commas."),
@@ -109,7 +112,7 @@ def run_command(
     from experiments.runner import Settings
     from fedpareto.cli.render import console as make_console
 
-    experiment = _experiment(name, quick, seeds)
+    experiment = _experiment(name, quick, seeds, rounds)
     _must_have_data(experiment, data)
     wanted = _jobs(experiment, methods or [], conditions or [])
     store = Store(_directory(name, quick, out))
@@ -137,6 +140,9 @@ def compare_command(
     name: Name,
     quick: QuickForm = False,
     seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Only these seeds, or others than its own.")] = "",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Fewer rounds (or more) than the experiment has; the table says how many.")
+    ] = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -144,15 +150,15 @@ def compare_command(
     from experiments.results import Store
     from fedpareto.cli.render import console as make_console
 
-    experiment = _experiment(name, quick, seeds)
+    experiment = _experiment(name, quick, seeds, rounds)
     store = Store(_directory(name, quick, out))
     if not store.directory.is_dir():
         raise Failure(f"no results in {store.directory}: `fedpareto experiment run {name}` makes them", code=USAGE)
     _show(make_console(stderr=as_json), experiment, store, store.record(), as_json=as_json)
 
 
-def _experiment(name: str, quick: bool, seeds: str) -> "Experiment":
-    from experiments.definition import ExperimentError, load
+def _experiment(name: str, quick: bool, seeds: str, rounds: int | None) -> "Experiment":
+    from experiments.definition import ExperimentError, load, merged
 
     try:
         experiment = load(name)
@@ -160,6 +166,8 @@ def _experiment(name: str, quick: bool, seeds: str) -> "Experiment":
         raise Failure(str(error), code=USAGE) from None
     if quick:
         experiment = experiment.in_quick_form()
+    if rounds is not None:
+        experiment = experiment.model_copy(update={"spec": merged(experiment.spec, {"rounds": rounds})})
     if not seeds:
         return experiment
     try:
