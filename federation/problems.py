@@ -20,5 +20,7 @@ def explain(problem: Any, known: str, *, secret: Collection[str] = ()) -> str:
         return f"{key}: no such key; {known}"
     if problem["type"] == "missing":
         return f"{key}: missing; it has no default"
-    message = f"{key}: {problem['msg'].removeprefix('Value error, ')}"
-    return (message if key in secret else f"{message}; got {problem['input']!r}")[:MAX_CHARACTERS]
+    message, value = f"{key}: {problem['msg'].removeprefix('Value error, ')}", problem["input"]
+    # Our own validators of a whole section name what is wrong in it, and others often repeat the text that was given.
+    told = problem["type"] == "value_error" and (isinstance(value, dict) or repr(value) in message)
+    return (message if told or key in secret else f"{message}; got {value!r}")[:MAX_CHARACTERS]

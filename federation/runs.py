@@ -14,9 +14,10 @@ Every key is optional but `name`, `task` and `rounds`. An unknown or wrong key i
 import tomllib
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from federation.problems import explain
+from federation.tasks import Part
 
 IDENTIFIER = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
 
@@ -53,7 +54,8 @@ class AlgorithmSpec(BaseModel):
         return dict(self.model_extra or {})
 
 
-_OPTIMISER_KEYS = {
+# The settings of the server's step that each optimiser takes; the others would do nothing, and are refused.
+OPTIMISER_KEYS = {
     "sgd": (),
     "momentum": ("beta1",),
     "adam": ("beta1", "beta2", "tau"),
@@ -75,15 +77,15 @@ class ServerSpec(_Section):
     optimiser: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
         "sgd", description="sgd steps along the direction itself; the others remember (Reddi et al., 2021)"
     )
-    beta1: float = Field(0.9, ge=0, lt=1, description="what is left of the momentum after a round; not for sgd")
-    beta2: float = Field(0.99, ge=0, lt=1, description="the same of the squared directions; for adam and yogi")
-    tau: float = Field(1e-3, gt=0, description="adaptivity: smaller adapts more; for adam, yogi and adagrad")
+    beta1: float = Field(0.9, ge=0, lt=1, description="what is left of the momentum after a round")
+    beta2: float = Field(0.99, ge=0, lt=1, description="what is left of the squared directions after a round")
+    tau: float = Field(1e-3, gt=0, description="adaptivity: smaller adapts more")
 
     @model_validator(mode="after")
     def _settings_of_the_optimiser(self) -> "ServerSpec":
         for key in ("beta1", "beta2", "tau"):
-            if key in self.model_fields_set and key not in _OPTIMISER_KEYS[self.optimiser]:
-                able = [name for name, keys in _OPTIMISER_KEYS.items() if key in keys]
+            if key in self.model_fields_set and key not in OPTIMISER_KEYS[self.optimiser]:
+                able = [name for name, keys in OPTIMISER_KEYS.items() if key in keys]
                 raise ValueError(f'{key} is for optimiser = {" or ".join(able)}, not for "{self.optimiser}"')
         return self
 
@@ -161,6 +163,28 @@ class SimulationSpec(_Section):
     partition_seed: int = Field(0, ge=0, description="of the partition; the run's `seed` is of everything else")
     attackers: int = Field(0, ge=0, description="how many of the clients, the last by name, are attackers")
     attack: str = Field("", description='what they do, such as "sign-flip" or "scale=100,bias=1000"')
+
+    @field_validator("partition")
+    @classmethod
+    def _a_partition(cls, value: str) -> str:
+        Part(0, 1, value)
+        return value
+
+    @field_validator("sizes")
+    @classmethod
+    def _sizes_of_the_partition(cls, value: str, info: ValidationInfo) -> str:
+        if "partition" in info.data:  # one that is wrong itself was left out
+            Part(0, 1, info.data["partition"], sizes=value)
+        return value
+
+    @field_validator("attack")
+    @classmethod
+    def _an_attack(cls, value: str) -> str:
+        from federation.attacks import Attack  # noqa: PLC0415 - it needs NumPy, which `fedpareto --help` does not
+
+        if value:
+            Attack.parse(value)
+        return value
 
     @model_validator(mode="after")
     def _both_or_neither(self) -> "SimulationSpec":

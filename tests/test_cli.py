@@ -102,6 +102,18 @@ def test_bad_usage_ends_with_exit_code_2(arguments: tuple[str, ...]) -> None:
         (SPEC + "[train]\nepoch = 1", "train.epoch: no such key"),
         (SPEC + "[train]\nepochs = 1\nsteps = 5", "train: give either epochs or steps"),
         (SPEC + '[selection]\nmethod = "some"', "selection.method"),
+        (SPEC + "[server]\ntau = 1.0", 'server: tau is for optimiser = adam or yogi or adagrad, not for "sgd"'),
+        (SPEC + '[simulation]\npartition = "slices"', "simulation.partition: unknown scheme 'slices': use iid"),
+        (SPEC + '[simulation]\nsizes = "big"', "simulation.sizes: unknown sizes 'big': use equal or lognormal:SIGMA"),
+        (
+            SPEC + '[simulation]\npartition = "shards:2"\nsizes = "lognormal:1"',
+            "simulation.sizes: sizes 'lognormal:1' go with iid and dirichlet; 'shards:2' has sizes of its own",
+        ),
+        (
+            SPEC + '[simulation]\nattackers = 1\nattack = "tickle"',
+            "simulation.attack: 'tickle' is no attack: there are",
+        ),
+        (SPEC + "[simulation]\nattackers = 1", "simulation: attackers = 1 and attack = '': give both or neither"),
         (SPEC + '[algorithm]\nname = "fedmagic"', "algorithm.name: no algorithm 'fedmagic'"),
         (SPEC + '[algorithm]\nname = "fedmgda+"\nepsilon = 7', "algorithm.epsilon must lie in [0, 1]"),
         (SPEC + '[algorithm]\nname = "fedavg"\nepsilon = 0.1', "algorithm.epsilon: fedavg has no such hyper-parameter"),
@@ -132,7 +144,7 @@ def test_what_submit_explains_is_a_specification_with_every_key() -> None:
     expected = RunSpec(name="my-run", task="digits", rounds=30)
     # The document states both measures of local work; unstated, steps replace epochs.
     assert spec == expected
-    keys = {key.path for key in explain.every_key() if not key.algorithm}
+    keys = {key.path for key in explain.every_key() if not key.algorithm and not key.optimisers}
     written = tomllib.loads(done.stdout)
     assert keys == {
         f"{section}.{key}" if isinstance(value, dict) else section
@@ -140,6 +152,8 @@ def test_what_submit_explains_is_a_specification_with_every_key() -> None:
         for key in (value if isinstance(value, dict) else [""])
     }
     assert "# epsilon = 1.0" in done.stdout
+    assert "# momentum, adam, yogi, adagrad: what is left of the momentum" in done.stdout
+    assert "\n# beta1 = 0.9\n" in done.stdout
 
 
 def test_the_keys_are_also_there_as_json() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from coordinator.aggregation.registry import algorithms, common_hyperparameters, hyperparameters
-from federation.runs import RunSpec
+from federation.runs import OPTIMISER_KEYS, RunSpec, ServerSpec
 
 # For the keys without a default: something that a reader can begin with.
 _EXAMPLES = {"name": '"my-run"', "task": '"digits"', "rounds": "30"}
@@ -26,6 +26,7 @@ class Key:
         default: as TOML spells it; None when the key must be given.
         meaning: in words.
         algorithm: the algorithm whose hyper-parameter it is; empty for the others.
+        optimisers: the server's optimisers that take it, where not all of them do.
     """
 
     path: str
@@ -33,6 +34,7 @@ class Key:
     default: str | None
     meaning: str
     algorithm: str = ""
+    optimisers: tuple[str, ...] = ()
 
 
 def every_key() -> list[Key]:
@@ -46,7 +48,7 @@ def every_key() -> list[Key]:
 
 
 def template(items: Iterable[Key]) -> str:
-    """The keys as a complete specification with every default."""
+    """The keys as a complete specification with every default; what only some rules or optimisers take, in comments."""
     lines = ["# A run specification: every key, with its default."]
     section = ""
     for key in items:
@@ -57,9 +59,10 @@ def template(items: Iterable[Key]) -> str:
         must = "must be given" if key.default is None else ""
         what = "; ".join(filter(None, (key.type, must)))
         lines.append("")
-        lines.append(f"# {key.algorithm + ': ' if key.algorithm else ''}{key.meaning or name} ({what})")
+        owners = key.algorithm or ", ".join(key.optimisers)  # only they take it: not everybody's specification does
+        lines.append(f"# {owners + ': ' if owners else ''}{key.meaning or name} ({what})")
         value = _EXAMPLES.get(name, '""') if key.default is None else key.default
-        lines.append(f"{'# ' if key.algorithm else ''}{name} = {value}")
+        lines.append(f"{'# ' if owners else ''}{name} = {value}")
     return "\n".join(lines) + "\n"
 
 
@@ -71,7 +74,8 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
         else:
             default = None if field.is_required() else _toml(field.default)
             words = ", ".join([_type(kind), *filter(None, map(_bound, field.metadata))])
-            yield Key(f"{prefix}{name}", words, default, field.description or "")
+            takers = tuple(each for each, own in OPTIMISER_KEYS.items() if model is ServerSpec and name in own)
+            yield Key(f"{prefix}{name}", words, default, field.description or "", optimisers=takers)
 
 
 def _hyperparameters() -> Iterator[Key]:
