@@ -100,35 +100,46 @@ class Conductor:
 
     def _begin_round(self, number: int) -> Round:
         """Waits for the pool, selects, and records the selection before anybody is asked."""
-        rule = self._spec.selection
         while True:
             complete = self._fleet.complete()  # asked first: whoever makes it complete must be in the pool
-            with self._database.begin() as session:
-                run = self._run.running(session)
-                pool = self._fleet.pool(session)
-                if len(pool) >= rule.minimum and complete:
-                    selected = selection.select(rule, pool, seed=self._spec.seed, round_number=number)
-                    run.reason = ""
-                    begun = Round(
-                        run_id=self._run_id,
-                        number=number,
-                        state=RoundState.OPEN,
-                        base_model=run.model,
-                        selected=selected,
-                        wanted=min(len(selected), selection.wanted(rule, len(pool))),
-                        started=self._around.clock(),
-                    )
-                    session.add(begun)
-                    break
-                waiting = f"waiting for clients: {len(pool)} of {rule.minimum} are ready for {self._spec.task}"
-                if len(pool) >= rule.minimum:
-                    waiting = "waiting for clients to come back after a restart"
-                if run.reason != waiting:
-                    run.reason = waiting
-                    log.info("run %s: %s", self._run_id, waiting)
-            self._around.changed()
-            self._around.wait(None if len(pool) < rule.minimum else 1.0)
-        log.info("run %s round %d: selected %s", self._run_id, number, ", ".join(selected))
+            with self._database.read() as session:
+                run = session.get_one(Run, self._run_id)
+                if run.state is not RunState.RUNNING:
+                    raise Held
+                missing = self._missing(session, complete)
+            if missing != run.reason or not missing:  # only then is there anything to write
+                with self._database.begin() as session:
+                    run = self._run.running(session)
+                    run.reason = missing = self._missing(session, complete)
+                    if not missing:
+                        begun = self._selected(session, run, number)
+                        break
+                log.info("run %s: %s", self._run_id, missing)
+                self._around.changed()
+            self._around.wait(None if complete else 1.0)
+        log.info("run %s round %d: selected %s", self._run_id, number, ", ".join(begun.selected))
+        return begun
+
+    def _missing(self, session: Session, complete: bool) -> str:
+        """Whom a round has to wait for; empty when it can begin."""
+        ready, minimum = len(self._fleet.pool(session)), self._spec.selection.minimum
+        if ready < minimum:
+            return f"waiting for clients: {ready} of {minimum} are ready for {self._spec.task}"
+        return "" if complete else "waiting for clients to come back after a restart"
+
+    def _selected(self, session: Session, run: Run, number: int) -> Round:
+        rule, pool = self._spec.selection, self._fleet.pool(session)
+        selected = selection.select(rule, pool, seed=self._spec.seed, round_number=number)
+        begun = Round(
+            run_id=self._run_id,
+            number=number,
+            state=RoundState.OPEN,
+            base_model=run.model,
+            selected=selected,
+            wanted=min(len(selected), selection.wanted(rule, len(pool))),
+            started=self._around.clock(),
+        )
+        session.add(begun)
         return begun
 
     def _conduct_round(self, current: Round) -> None:
