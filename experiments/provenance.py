@@ -27,7 +27,7 @@ def hardware(device: str) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{os.cpu_count()} cores, {_cpu()}",
         "cpu": _cpu(),
         "cores": os.cpu_count(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
     }
 
 
