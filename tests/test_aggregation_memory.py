@@ -198,6 +198,19 @@ def test_fedfa_leaves_out_who_reports_no_accuracy_and_counts_only_who_took_part(
         conversation.send(Replies([silent]))
 
 
+def test_fedfa_leaves_out_an_accuracy_that_is_no_share() -> None:
+    told = {"ann": 0.5, "ben": -1.0, "cleo": 1e300, "dan": 1.0}
+    conversation = algorithm("fedfa").round(RoundContext(number=0, total=1))
+    next(conversation)
+    replies = [
+        Reply(client_id=name, samples=1, losses={}, metrics={"train/accuracy": accuracy}, rows=(np.ones(2),))
+        for name, accuracy in told.items()
+    ]
+    with pytest.raises(StopIteration) as end:
+        conversation.send(Replies(replies))
+    assert [reply.client_id for reply in end.value.value.replies] == ["ann", "dan"]
+
+
 @settings(deadline=None)
 @given(zoo, st.lists(st.floats(0, 1), min_size=9, max_size=9), st.floats(0, 1))
 def test_fedfa_weights_are_a_distribution(U: Matrix, accuracies: list[float], alpha: float) -> None:

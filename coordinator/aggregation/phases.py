@@ -170,8 +170,8 @@ class Replies(Sequence[Reply]):
         return self if len(told) == len(self) else Replies(told, device=self._device)
 
     def with_accuracies(self) -> "Replies":
-        """Those that report the accuracy of the base model on their training split."""
-        told = [reply for reply in self._replies if math.isfinite(reply.metrics.get(TRAIN_ACCURACY, math.nan))]
+        """Those that report the accuracy of the base model on their training split: a share, from 0 to 1."""
+        told = [reply for reply in self._replies if 0 <= reply.metrics.get(TRAIN_ACCURACY, math.nan) <= 1]
         return self if len(told) == len(self) else Replies(told, device=self._device)
 
     def prior(self, kind: Literal["uniform", "samples"]) -> NDArray[np.float64]:
