@@ -232,6 +232,14 @@ def test_opposite_updates_leave_the_dual_cone_stationary() -> None:
     assert not result.coefficients.any()
 
 
+def test_two_clients_that_oppose_each_other_but_for_rounding_stop_no_round() -> None:
+    for seed in range(20):
+        U = matrix("random", 9, 1000, seed).astype(np.float32)
+        d = aggregate("dual-cone", np.vstack([U, np.float32(-3) * U[8]])).direction
+        assert (U @ d > -1e-6 * norms(U).mean() * norms(U)).all()
+        assert np.linalg.norm(d) > 0
+
+
 @pytest.mark.parametrize("name", ["dual-cone", "fedmgda+auto"])
 def test_one_client_that_opposes_all_others_stops_what_has_no_box_and_an_operator_is_told(name: str) -> None:
     U = matrix("nearly parallel", 5, 8, 0)

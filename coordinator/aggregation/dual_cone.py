@@ -12,7 +12,9 @@ from coordinator.aggregation.history import Remembering
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
 
-_RESIDUAL_TOLERANCE = 1e-9
+# What float32 leaves of rows that would cancel is noise, and no longer than the square root of K's rounding: followed,
+# it would take weights of millions, and two clients that send u and -3u could stop every round.
+_RESOLUTION = _RESIDUAL_TOLERANCE = 1e-6
 _ROUNDING = 1e-13
 
 
@@ -40,7 +42,7 @@ class DualCone(Remembering):
         """See the class.
 
         Raises:
-            UnsolvedError: the optimality conditions are violated by more than 1e-9 of the mean norm.
+            UnsolvedError: the optimality conditions are violated by more than 1e-6 of sum c_i ||u_i||.
         """
         inverse, shares = inverse_norms(rows.gram), rows.prior * rows.norms
         total = float(shares.sum())
@@ -71,7 +73,7 @@ def nonnegative_least_squares(points: Matrix, start: Vector) -> tuple[Vector, in
         passive[worst] = True
         while passive.any():
             target = np.zeros(m)
-            target[passive] = np.linalg.lstsq(points[passive].T, -fixed, rcond=None)[0]
+            target[passive] = np.linalg.lstsq(points[passive].T, -fixed, rcond=_RESOLUTION)[0]
             behind = passive & (target <= 0)
             if not behind.any():
                 x, barred[:] = target, False
@@ -86,6 +88,7 @@ def nonnegative_least_squares(points: Matrix, start: Vector) -> tuple[Vector, in
 
 
 def _residual(unit: Matrix, start: Vector, extra: Vector) -> float:
-    """By how much a row is opposed, or one that was corrected is not met exactly, relative to sum lambda0_i ||u_i||."""
-    slope = unit @ (start + extra)
+    """By how much a row is opposed, or one that was corrected is not met exactly, relative to sum c_i ||u_i||."""
+    shares = start + extra
+    slope = unit @ (shares / shares.sum())
     return max(0.0, float(-slope.min()), float(np.abs(slope[extra > 0]).max(initial=0.0)))
