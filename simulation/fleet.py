@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.base import Algorithm
@@ -68,7 +68,6 @@ class SimulatedFleet(Fleet):
         self._local = local
         self._probe = probe
         self._stopped = stopped
-        self._last_base: Vector | None = None
 
     def pool(self, session: Session) -> dict[str, int]:
         """See the base: everybody with training samples."""
@@ -151,11 +150,10 @@ class SimulatedFleet(Fleet):
 
     def _attack(self, question: Question, base: Vector, outcomes: dict[str, TrainResult | TrainingDiverged]) -> None:
         """Attackers know the honest updates of the round; their own places are taken by what they make of them."""
-        change = np.zeros_like(base) if self._last_base is None else self._last_base - base
-        self._last_base = base
         attacks = {name: one for name, one in self._population.attackers.items() if name in outcomes}
         if not attacks:
             return
+        change = self._change(question, base)
         honest = [one for name, one in sorted(outcomes.items()) if name not in attacks and isinstance(one, TrainResult)]
         for objective in self._phase(question).objectives:
             rows = [one.rows[objective] for one in honest]
@@ -173,6 +171,16 @@ class SimulatedFleet(Fleet):
                 outcomes[name] = TrainResult(
                     outcome.rows, attack.on_losses(outcome.losses), outcome.metrics, outcome.samples, outcome.seconds
                 )
+
+    def _change(self, question: Question, base: Vector) -> Vector:
+        """w_{t-1} - w_t, zeros in the first round: from the record, so that an interrupted simulation knows it too."""
+        with self._around.database.read() as session:
+            before = session.scalar(
+                select(models.Round.base_model).where(
+                    models.Round.run_id == self._run.run_id, models.Round.number == question.round - 1
+                )
+            )
+        return np.zeros_like(base) if before is None else model_row(self._around.blobs.path(before)).read() - base
 
     def _take(
         self, question: Question, name: str, outcome: TrainResult | TrainingDiverged, seconds: float
@@ -253,16 +261,17 @@ class SimulatedFleet(Fleet):
         )
 
     def _record(self, question: Question, assignments: list[Assignment]) -> None:
+        """Puts a phase on record, in place of what an interrupted simulation left of it: the step is made of this."""
         now = self._around.clock()
         with self._around.database.begin() as session:
-            found = session.scalar(
-                select(models.Phase.phase_id).where(
-                    models.Phase.round_id == question.round_id, models.Phase.number == question.number
-                )
-            )
-            if found is not None:
-                return  # before the simulation was interrupted
             self._run.running(session)
+            left = select(models.Phase.phase_id).where(
+                models.Phase.round_id == question.round_id, models.Phase.number == question.number
+            )
+            asked = select(Assignment.assignment_id).where(Assignment.phase_id.in_(left))
+            session.execute(delete(models.Update).where(models.Update.assignment_id.in_(asked)))
+            session.execute(delete(Assignment).where(Assignment.phase_id.in_(left)))
+            session.execute(delete(models.Phase).where(models.Phase.phase_id.in_(left)))
             phase = models.Phase(
                 round_id=question.round_id,
                 number=question.number,
