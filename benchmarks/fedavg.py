@@ -1,0 +1,164 @@
+"""Plain FedAvg in PyTorch, the peer of `simulate.py`: its local training is also what Flower's clients do there.
+
+Of fedpareto it imports the tasks alone, so that it runs wherever there is PyTorch.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from federation.tasks import DataSource, Pool, task
+from federation.tasks.vision import Cifar10
+
+State = dict[str, Tensor]
+
+
+class MadeUpPhotographs(Cifar10):
+    """As `cifar10`, with noise around one picture for each class: 62 for each of ten clients, who train on 50."""
+
+    def pool(self, source: DataSource) -> Pool:
+        generator = torch.Generator().manual_seed(0)
+        y = torch.arange(620) % 10
+        pictures = torch.randint(64, 192, (10, 3, 32, 32), generator=generator)
+        noise = torch.randint(-64, 64, (620, 3, 32, 32), generator=generator)
+        return Pool((pictures[y] + noise).to(torch.uint8), y)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What all have to do.
+
+    Attributes:
+        task: its name.
+        steps: of SGD in a round, at each client.
+        batch_size: the last batch of a pass may be shorter.
+        learning_rate: of SGD.
+        threads: of torch.
+        initial: the first model, (d,).
+        x: the training samples of each client.
+        y: their labels.
+        seeds: of the order of the batches, for each round and client.
+    """
+
+    task: str
+    steps: int
+    batch_size: int
+    learning_rate: float
+    threads: int
+    initial: Tensor
+    x: list[Tensor]
+    y: list[Tensor]
+    seeds: list[list[int]]
+
+    @classmethod
+    def read(cls, path: Path) -> "Case":
+        return cls(**torch.load(path))
+
+    def write(self, path: Path) -> None:
+        torch.save(vars(self), path)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of it.
+
+    Attributes:
+        model: the last one, (d,).
+        ends: when each round ended, by `time.monotonic`.
+        software: name and version.
+    """
+
+    model: Tensor
+    ends: list[float]
+    software: str
+
+    @classmethod
+    def read(cls, path: Path) -> "Result":
+        return cls(**torch.load(path))
+
+    def write(self, path: Path) -> None:
+        torch.save(vars(self), path)
+
+
+class Client:
+    """Any of a case's clients; they share one model."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._task = task(case.task)
+        self.model = self._task.model()
+
+    def initial(self) -> State:
+        vector_to_parameters(self.case.initial, self.model.parameters())
+        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+    def train(self, state: State, client: int, round_: int) -> State:
+        """The state after local SGD; the next call overwrites it."""
+        self.model.load_state_dict(state)
+        self.model.train()
+        optimiser = torch.optim.SGD(self.model.parameters(), lr=self.case.learning_rate)
+        for x, y in islice(self._batches(client, round_), self.case.steps):
+            optimiser.zero_grad()
+            self._task.losses(self.model(x), y)["loss"].backward()
+            optimiser.step()
+        return self.model.state_dict()
+
+    def measure(self, state: State, client: int) -> tuple[float, int]:
+        """Loss and right answers of a state on the client's training samples."""
+        self.model.load_state_dict(state)
+        self.model.eval()
+        with torch.no_grad():
+            output, y = self.model(self.case.x[client]), self.case.y[client]
+            right = self._task.correct(output, y)
+            assert right is not None
+            return self._task.losses(output, y)["loss"].item(), int(right.sum())
+
+    def vector(self, state: State) -> Tensor:
+        self.model.load_state_dict(state)
+        return parameters_to_vector(self.model.parameters()).detach()
+
+    def _batches(self, client: int, round_: int) -> Iterator[tuple[Tensor, Tensor]]:
+        x, y = self.case.x[client], self.case.y[client]
+        generator = torch.Generator().manual_seed(self.case.seeds[round_][client])
+        while True:
+            for chosen in torch.randperm(len(y), generator=generator).split(self.case.batch_size):
+                yield x[chosen], y[chosen]
+
+
+@cache
+def opened(path: Path) -> Client:
+    """The clients of a case, read once in a process."""
+    case = Case.read(path)
+    torch.set_num_threads(case.threads)
+    return Client(case)
+
+
+def plain(path: Path, result: Path, *, measure: bool) -> None:
+    """The loop: every client trains from the model of the round, and the models are averaged by their samples.
+
+    Args:
+        path: of the case.
+        result: where to write the result.
+        measure: whether each client also measures the model that it starts from, as fedpareto's do.
+    """
+    clients = opened(path)
+    case = clients.case
+    samples = [len(y) for y in case.y]
+    state, ends = clients.initial(), []
+    for round_ in range(len(case.seeds)):
+        mean = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        for client, count in enumerate(samples):
+            if measure:
+                clients.measure(state, client)
+            for name, tensor in clients.train(state, client, round_).items():
+                mean[name].add_(tensor, alpha=count / sum(samples))
+        state = mean
+        ends.append(time.monotonic())
+    Result(clients.vector(state), ends, f"PyTorch {torch.__version__}").write(result)

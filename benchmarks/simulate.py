@@ -1,0 +1,241 @@
+"""Client-rounds per second of `fedpareto.simulate`, beside a plain PyTorch loop and Flower's simulation.
+
+    python benchmarks/simulate.py [--flower PYTHON] [--threads N] [--repeats 3] [--quick] [--json]
+
+All train the same model by FedAvg on the same samples, in the same batches, from the same initial model, with every
+client in every round; that the last models agree is checked. Each runs in a process of its own, one after the other,
+best of several. A rate is over the rounds after the first, which has the start-up, and before the last, which has
+fedpareto's only evaluation.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fedavg import Case, Client, Result, plain
+from torch.nn.utils import vector_to_parameters
+
+from federation.runs import RunSpec
+from federation.tasks import DataSource, initial_model, task
+from federation.training import training_seed
+from fedpareto.notebook import simulate
+from simulation.population import populate
+
+CORES = len(os.sched_getaffinity(0))
+HERE = Path(__file__).resolve().parent
+PHOTOGRAPHS = "fedavg:MadeUpPhotographs"
+# Of the distance that the model has moved, how far from PyTorch's it may end. In the large model rounding turns a ReLU on
+# or off now and then, which comes to 1e-2 after ten rounds; batches in another order come to 5e-2.
+AGREE = 2e-2
+SPEC = """
+name = "benchmark"
+task = "{task}"
+rounds = {rounds}
+algorithm = {{ name = "fedavg", prior = "samples" }}
+train = {{ epochs = 0, steps = {steps}, batch_size = 10, learning_rate = {learning_rate} }}
+evaluate = {{ every = 0, splits = ["train"] }}
+simulation = {{ clients = {clients}, partition = "iid" }}
+"""
+Contender = Callable[[Path, Path], None]  # reads a case, writes a result
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained.
+
+    Attributes:
+        threads: of torch, where one process trains. Those of Ray, one for each core, have one each.
+    """
+
+    task: str
+    clients: int
+    steps: int
+    learning_rate: float
+    rounds: int
+    threads: int
+
+    def spec(self) -> str:
+        return SPEC.format(**vars(self))
+
+    def case(self) -> Case:
+        """The same work, spelt out for those who know nothing of run specifications."""
+        learned, spec = task(self.task), RunSpec.parse(self.spec().encode())
+        population = populate(learned, spec.simulation, DataSource(), seed=spec.seed)
+        return Case(
+            task=self.task,
+            steps=spec.train.steps,
+            batch_size=spec.train.batch_size,
+            learning_rate=spec.train.learning_rate,
+            threads=self.threads,
+            initial=torch.from_numpy(initial_model(learned, spec.seed)[1]),
+            x=[own.train.x for own in population.splits.values()],
+            y=[own.train.y for own in population.splits.values()],
+            seeds=[[training_seed(spec.seed, t, name) for name in population.splits] for t in range(self.rounds)],
+        )
+
+
+def ours(case: Path, result: Path, *, backend: str, spec: str) -> None:
+    threads, ends = Case.read(case).threads, []
+    done = simulate(
+        spec, device="cpu", backend=backend, threads=threads, progress=lambda _: ends.append(time.monotonic())
+    )
+    if done.state != "COMPLETED":
+        raise RuntimeError(f"the run ended as {done.state}")
+    Result(torch.from_numpy(np.array(done.model)), ends, f"fedpareto {version('fedpareto')}").write(result)
+
+
+def apart(work: Contender, case: Path, result: Path) -> None:
+    """Calls it in a process of its own."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=(case, result))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(f"{work} failed with {process.exitcode}")
+
+
+def flower(case: Path, result: Path, *, python: str) -> None:
+    one_thread = case.with_suffix(".one")
+    Case(**{**vars(Case.read(case)), "threads": 1}).write(one_thread)
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run(
+        [python, HERE / "flower_app.py", one_thread, result, str(CORES)],
+        env={**os.environ, **quiet},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode or not result.is_file():
+        raise SystemExit(f"Flower failed:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
+
+
+def contenders(setting: Setting, python: str | None) -> dict[str, Contender | None]:
+    backends = ["loop", "stacked", *(["ray"] if find_spec("ray") else [])]
+    return {
+        "PyTorch": partial(apart, partial(plain, measure=False)),
+        "PyTorch, measuring too": partial(apart, partial(plain, measure=True)),
+        **{f"fedpareto {name}": partial(apart, partial(ours, backend=name, spec=setting.spec())) for name in backends},
+        "Flower": partial(flower, python=python) if python else None,
+    }
+
+
+def compare(setting: Setting, python: str | None, repeats: int, directory: Path) -> dict[str, Any]:
+    """Every contender's best rate, and what its last model is worth."""
+    case = setting.case()
+    path = directory / "case"
+    case.write(path)
+    runs: dict[str, list[Run]] = {}
+    for turn in range(repeats):
+        for name, contender in contenders(setting, python).items():
+            runs.setdefault(name, [])
+            if contender is not None:
+                result, began = directory / f"{name} {turn}", time.monotonic()
+                contender(path, result)
+                runs[name].append(Run(began, Result.read(result), setting.clients))
+    peer = max(runs["PyTorch"], key=lambda run: run.rate)
+    rows = {name: row(case, max(some, key=lambda run: run.rate), peer) if some else None for name, some in runs.items()}
+    return {**vars(setting), "parameters": len(case.initial), "cores": CORES, "results": rows}
+
+
+class Run:
+    """One run of a contender.
+
+    Attributes:
+        start: seconds from its process's start to the end of the first round.
+        rate: client-rounds per second after that.
+        result: what it wrote.
+    """
+
+    def __init__(self, began: float, result: Result, clients: int) -> None:
+        first, *_, last, _ = result.ends
+        self.start = first - began
+        self.rate = clients * (len(result.ends) - 2) / (last - first)
+        self.result = result
+
+
+def row(case: Case, run: Run, peer: Run) -> dict[str, Any]:
+    clients, model = Client(case), run.result.model
+    vector_to_parameters(model, clients.model.parameters())
+    state = clients.model.state_dict()
+    samples = [len(y) for y in case.y]
+    losses, right = zip(*(clients.measure(state, client) for client in range(len(samples))), strict=True)
+    return {
+        "software": run.result.software,
+        "client_rounds_per_second": run.rate,
+        "ratio": run.rate / peer.rate,
+        "start_seconds": run.start,
+        "loss": float(np.average(losses, weights=samples)),
+        "accuracy": sum(right) / sum(samples),
+        "norm": float(model.norm()),
+        "difference": float((model - peer.result.model).norm() / (peer.result.model - case.initial).norm()),
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    print(
+        f"\n{found['task']}, {found['parameters']:,} parameters, {found['clients']} clients, {found['rounds']} rounds"
+    )
+    print(f"of {found['steps']} steps of 10; {found['threads']} of {found['cores']} cores, Ray all")
+    heads = ("client-rounds/s", "of PyTorch", "start s", "loss", "accuracy", "norm", "difference")
+    print(f"{'':<24}" + "".join(f"{head:>{max(10, len(head) + 2)}}" for head in heads))
+    for name, one in found["results"].items():
+        if one is None:
+            print(f"{name:<24}{'not measured':>17}")
+            continue
+        print(
+            f"{name:<24}{one['client_rounds_per_second']:>17.1f}{one['ratio']:>12.3f}{one['start_seconds']:>10.1f}"
+            f"{one['loss']:>10.5f}{one['accuracy']:>10.4f}{one['norm']:>10.5f}{one['difference']:>12.0e}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--flower", metavar="PYTHON", help="of an environment with Flower; see docs/benchmarks.md")
+    parser.add_argument("--threads", type=int, default=CORES, help="of torch, for the large model (default: all cores)")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="few rounds, once")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args()
+    repeats = 1 if options.quick else options.repeats
+    settings = [
+        Setting("digits", clients=20, steps=10, learning_rate=0.1, rounds=12 if options.quick else 62, threads=1),
+        Setting(
+            PHOTOGRAPHS,
+            clients=10,
+            steps=5,
+            learning_rate=0.005,
+            rounds=4 if options.quick else 10,
+            threads=options.threads,
+        ),
+    ]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent)])  # for processes of Ray and Flower
+    table = []
+    for setting in settings:
+        with tempfile.TemporaryDirectory() as directory:
+            table.append(compare(setting, options.flower, repeats, Path(directory)))
+        if not options.json:
+            show(table[-1])
+    if options.json:
+        json.dump(table, sys.stdout)
+        print()
+    for found in table:
+        for name, one in found["results"].items():
+            if one is not None and one["difference"] > AGREE:
+                raise SystemExit(f"{found['task']}: {name} has come to another model than PyTorch")
+
+
+if __name__ == "__main__":
+    main()
