@@ -127,7 +127,8 @@ class Runner:
     def _simulation(self, job: Job, workspace: Path) -> "Simulation":
         """The simulation that was interrupted, or else a new one."""
         from coordinator.home import HomeError  # noqa: PLC0415 - these load torch
-        from simulation.simulate import Simulation, SimulationError  # noqa: PLC0415
+        from simulation import SimulationError  # noqa: PLC0415
+        from simulation.simulate import Simulation  # noqa: PLC0415
 
         make = partial(
             Simulation,

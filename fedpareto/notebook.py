@@ -34,10 +34,12 @@ def simulate(
         resume: go on with the simulation in `home`.
         progress: told after every round.
 
+    Returns:
+        What became of it: `rounds`, `clients` and `updates` as tables of pandas, and the `model`.
+
     Raises:
         SpecError, TaskError, DataError, PartError, AttackError: as the specification deserves.
-        SimulationError: nothing to resume, or another simulation is there.
-        HomeError: `home` holds a federation already.
+        SimulationError: nothing to resume, or something else in `home`.
     """
     if isinstance(spec, str) and spec.endswith(".toml"):
         spec = Path(spec)

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from federation.tasks import Splits, Task
+from simulation import SimulationError
 from simulation.local import LocalWork, Loop, Stacked, why_not_stacked
 
 BACKENDS = ("auto", "stacked", "loop", "ray")
@@ -33,12 +35,16 @@ def pick_backend(
 
     Raises:
         ValueError: no such backend, or a task that the one asked for cannot train.
-        ModuleNotFoundError: "ray" without Ray.
+        SimulationError: "ray" without Ray, or a cluster that cannot be used.
     """
     if name not in BACKENDS:
         raise ValueError(f"no backend {name!r}: there are {', '.join(BACKENDS)}")
+    if ray_address is not None and name != "ray":
+        raise ValueError(f"an address of a Ray cluster ({ray_address}) goes with the backend ray, not with {name}")
     if name == "ray":
-        from simulation.ray import RayWork  # noqa: PLC0415 - an extra
+        if find_spec("ray") is None:
+            raise SimulationError("the backend ray needs Ray, not installed here: install fedpareto[ray]")
+        from simulation.cluster import RayWork  # noqa: PLC0415 - Ray is an extra
 
         work = RayWork(task.name, splits, device, ray_address)
         return Backend("ray", "", work, work.close)

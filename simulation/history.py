@@ -26,7 +26,8 @@ class History:
     Attributes:
         run_id: its id.
         spec: what was asked for.
-        state: how it ended: COMPLETED, or PAUSED when it was interrupted.
+        state: how it ended: COMPLETED, PAUSED when it was interrupted, or FAILED.
+        reason: why, unless it was completed.
         model: the last model, float32 (d,).
         attackers: the clients that attacked.
         seconds: that the rounds of this call took.
@@ -38,6 +39,7 @@ class History:
     run_id: str
     spec: RunSpec
     state: str
+    reason: str
     model: NDArray[np.float32]
     attackers: tuple[str, ...]
     seconds: float
@@ -83,6 +85,7 @@ def read_history(
         run_id=run.run_id,
         spec=RunSpec.parse(run.spec),
         state=run.state,
+        reason=run.reason,
         model=model_row(blobs.path(run.model)).read(),
         attackers=attackers,
         seconds=seconds,

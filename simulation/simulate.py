@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from sqlalchemy import select
 
 from coordinator.clock import utc_now
-from coordinator.home import Home, Settings
+from coordinator.home import SETTINGS_FILE, Home, Settings
 from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleet import Held, RunFacts, Surroundings
 from coordinator.rounds.specification import parse_run
@@ -22,6 +22,7 @@ from federation.digests import digest
 from federation.tasks import Dataset, DataSource, Task, initial_model, task
 from federation.training import Trainer, pick_device
 from federation.vectors import to_bytes
+from simulation import SimulationError
 from simulation.backends import Backend, pick_backend
 from simulation.fleet import SimulatedFleet, enroll
 from simulation.history import History, read_history
@@ -32,12 +33,9 @@ from storage.database import Database
 from storage.models import Round, RoundState, Run, RunState
 from storage.retention import collect
 
+_FEDERATION = "simulation"  # what its home calls itself
 _KEEP_ROUNDS = 2  # whose models stay
 _COLLECT_EVERY = 20  # rounds
-
-
-class SimulationError(Exception):
-    """A simulation that cannot begin or go on; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,10 @@ class Simulation(AbstractContextManager["Simulation"]):
 
     Raises:
         SpecError, TaskError, DataError, PartError, AttackError: as the specification deserves.
-        SimulationError: nothing to resume, or another simulation is there.
-        HomeError: `home` holds a federation already.
+        SimulationError: nothing to resume, something else in `home`, or no Ray for the backend of that name.
+        HomeError, IdentityError, OSError: `home` is damaged, or cannot be made.
+        ValueError: no such device or backend.
+        DatabaseBusy: another process is at it.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Simulation(AbstractContextManager["Simulation"]):
     ) -> None:
         self.spec, self._algorithm = parse_run(spec)
         self.cautions = self._algorithm.cautions()
+        found = _found(home, resume)  # first: data may take a while
         chosen = pick_device(device)
         if threads is not None:
             torch.set_num_threads(threads)
@@ -104,14 +105,19 @@ class Simulation(AbstractContextManager["Simulation"]):
         self._population = populate(
             learned, self.spec.simulation, DataSource(data, download=download), seed=self.spec.seed
         )
-        self.backend: Backend = pick_backend(
-            backend, learned, self._population.splits, device=chosen, ray_address=ray_address
-        )
-        self._probe = _probe(learned, self._population, chosen)
+        ready, minimum = sum(count > 0 for count in self._population.samples.values()), self.spec.selection.minimum
+        if ready < minimum:
+            raise SimulationError(f"{ready} clients with data, but a round needs {minimum}: see selection.minimum")
         self._stopping = False
-        self._home = _home(home, resume)
-        self._database = Database.open(self._home.database_url, durable=False)
-        try:
+        with ExitStack() as stack:
+            self.backend: Backend = pick_backend(
+                backend, learned, self._population.splits, device=chosen, ray_address=ray_address
+            )
+            stack.callback(self.backend.close)
+            self._probe = _probe(learned, self._population, chosen)
+            self._home = found or Home.init(home, Settings(federation_id=_FEDERATION), now=utc_now())
+            self._database = Database.open(self._home.database_url, durable=False)
+            stack.callback(self._database.close)
             self._database.lock_exclusive()
             self._blobs = BlobStore(self._home.blobs_dir, durable=False)
             self._around = Surroundings(
@@ -124,19 +130,21 @@ class Simulation(AbstractContextManager["Simulation"]):
                 wait=self._wait,
                 changed=lambda: None,
             )
-            self.run_id = self._resumed(spec) if resume else self._submitted(spec)
-        except BaseException:
-            self.__exit__()
-            raise
+            self.run_id = self._resumed(spec) or self._submitted(spec)
+            self._open = stack.pop_all()
 
     def __exit__(self, *_: object) -> None:
-        self.backend.close()
-        self._database.close()
+        self._open.close()
 
     @property
     def attackers(self) -> tuple[str, ...]:
         """The clients that attack."""
         return tuple(self._population.attackers)
+
+    @property
+    def done(self) -> int:
+        """How many rounds are over."""
+        return self._last_round()[0]
 
     def stop(self) -> None:
         """Ends `run` soon, from any thread or signal handler; what was done is kept and can be resumed."""
@@ -149,7 +157,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             progress: told after every round.
         """
         facts = RunFacts.load(self._database, self.run_id)
-        began, first = time.perf_counter(), self._rounds_done()
+        began, first = time.perf_counter(), self.done
 
         def changed() -> None:
             done, metrics = self._last_round()
@@ -183,17 +191,8 @@ class Simulation(AbstractContextManager["Simulation"]):
             )
 
     def _wait(self, seconds: float | None) -> None:
-        # Asked to wait, the conductor lacks clients; there will never be more of them.
         if self._stopping:
             raise Held
-        if seconds is None:
-            raise SimulationError(
-                f"a round needs {self.spec.selection.minimum} clients with data (selection.minimum); "
-                f"there are {sum(count > 0 for count in self._population.samples.values())}"
-            )
-
-    def _rounds_done(self) -> int:
-        return self._last_round()[0]
 
     def _last_round(self) -> tuple[int, Mapping[str, float]]:
         with self._database.read() as session:
@@ -230,11 +229,12 @@ class Simulation(AbstractContextManager["Simulation"]):
             )
         return run_id
 
-    def _resumed(self, document: bytes) -> str:
+    def _resumed(self, document: bytes) -> str | None:
+        """The run that the home holds; None where there is none yet, be it that it was interrupted so early."""
         with self._database.begin() as session:
             run = session.scalar(select(Run).order_by(Run.created.desc()).limit(1))
             if run is None:
-                raise SimulationError(f"{self._home.directory} holds no simulation to resume")
+                return None
             if run.spec_digest != digest(document):
                 raise SimulationError(
                     f"{self._home.directory} holds a simulation of another specification ({run.name}): "
@@ -265,7 +265,18 @@ def _probe(learned: Task, population: Population, device: str) -> Probe | None:
     return None if attack.triggered(clean) is None else Probe(attack, Trainer(learned, honest[0], device), clean)
 
 
-def _home(directory: Path, resume: bool) -> Home:
-    if resume:
-        return Home.load(directory)
-    return Home.init(directory, Settings(federation_id="simulation"), now=utc_now())
+def _found(directory: Path, resume: bool) -> Home | None:
+    """The home to go on in; None where a new one is to be made."""
+    there = (directory / SETTINGS_FILE).exists()
+    if not resume and there:
+        raise SimulationError(
+            f"{directory} is taken: go on with the simulation there (--resume), or name another directory (--home)"
+        )
+    if not resume:
+        return None
+    if not there:
+        raise SimulationError(f"{directory} holds no simulation to resume (no {SETTINGS_FILE})")
+    home = Home.load(directory)
+    if home.federation_id != _FEDERATION:
+        raise SimulationError(f"{directory} is the home of the federation {home.federation_id}, not of a simulation")
+    return home

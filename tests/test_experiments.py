@@ -238,7 +238,7 @@ def history() -> History:
     import numpy as np
 
     spec = RunSpec.parse('name = "a"\ntask = "digits"\nrounds = 2')
-    return History("id", spec, "COMPLETED", np.zeros(1, np.float32), ("client-002",), 3.0, rounds, clients, updates)
+    return History("id", spec, "COMPLETED", "", np.zeros(1, np.float32), ("client-002",), 3.0, rounds, clients, updates)
 
 
 def test_what_is_measured_is_in_percent_and_can_leave_attackers_out() -> None:

@@ -13,7 +13,8 @@ from harness import federation
 from federation.runs import SpecError
 from federation.vectors import read_vector
 from fedpareto.notebook import simulate
-from simulation.simulate import Progress, Simulation, SimulationError
+from simulation import SimulationError
+from simulation.simulate import Progress, Simulation
 
 SPEC = """
 name = "small"

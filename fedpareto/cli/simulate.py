@@ -1,12 +1,9 @@
 """`fedpareto simulate`: a run specification on simulated clients."""
 
 # ruff: noqa: PLC0415 - torch is loaded by the command, not by `fedpareto --help`
-import json
 import math
 import signal
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,23 +26,26 @@ def simulate_command(
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the task's data is.")] = None,
     home: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where the record goes; ./NAME-simulation unless said. A coordinator's home."),
+        typer.Option(metavar="DIR", help="Where the record goes, a new directory; ./NAME-simulation unless said."),
     ] = None,
     device: Annotated[str, typer.Option(help="Where clients train: auto, cpu, cuda or cuda:N.")] = "auto",
     backend: Annotated[
         str,
         typer.Option(
-            help="How clients train: stacked (all at once), loop (one by one), ray (over processes), or auto."
+            help="How clients train: stacked (all at once), loop (one by one), ray (in several processes), or auto "
+            "(stacked where that is possible and quick, else loop)."
         ),
     ] = "auto",
     ray_address: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="A Ray cluster for --backend ray; without it one of this machine."),
+        typer.Option(metavar="HOST:PORT", help="A Ray cluster that runs, for --backend ray; else one is started here."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads; small models are faster with 1. All cores unless said.")
+        int | None, typer.Option(min=1, help="CPU threads; small models are faster with 1. Every core unless said.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the simulation in --home.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the simulation in --home, after Ctrl-C say.")
+    ] = False,
     download: Annotated[
         bool, typer.Option("--download", help="Let the task fetch a public data set into --data.")
     ] = False,
@@ -53,41 +53,54 @@ def simulate_command(
 ) -> None:
     """Run a specification on simulated clients: the same engine, algorithms and record, without a network.
 
-    The section [simulation] of the specification says how many clients there are, what they hold, and who attacks. What
-    is computed equals a federation of real workers with those names and data, but for the last bits of float32.
-
-    Ctrl-C keeps what was done; --resume goes on. Look into the record as into any other:
+    The section [simulation] of the specification says how many clients there are, what they hold, and who attacks.
+    Without it there are ten, who share the data evenly. What is computed equals a federation of real workers with those
+    names and data, but for the last bits of float32.
 
         fedpareto simulate run.toml --data ~/data --home sim
 
+    Ctrl-C keeps what was done, and --resume goes on. The record is that of a coordinator:
+
         fedpareto admin --home sim/admin rounds RUN
+
+        fedpareto report RUN --home sim/admin
+
+    A federation of real workers takes the same file, and reads nothing of [simulation].
     """
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
         raise Failure("simulated clients train with torch, not installed here: install fedpareto[torch]")
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from fedpareto.cli import document
     from fedpareto.cli.render import console as make_console
+    from simulation import SimulationError
+    from storage.blobs import BlobCorrupt, BlobMissing
 
     console = make_console(stderr=as_json)
-    with _simulation(spec, home, data, download, device, backend, ray_address, threads, resume) as (
-        simulation,
-        directory,
-    ):
-        _announce(console, simulation, directory)
-        history = _run(console, simulation)
+    simulation, directory = _open(spec, home, data, download, device, backend, ray_address, threads, resume)
+    try:
+        with simulation:
+            _announce(console, simulation, directory)
+            history = _run(console, simulation)
+    except SimulationError as error:
+        raise Failure(str(error)) from None
+    except (OSError, SQLAlchemyError, BlobMissing, BlobCorrupt) as error:
+        raise Failure(f"the record in {directory} cannot be used: {_first_line(error)}") from error
+    except KeyboardInterrupt:
+        raise Failure("interrupted; the same command with --resume goes on", code=INTERRUPTED) from None
     if as_json:
-        typer.echo(json.dumps(_document(history, directory), indent=2))
+        typer.echo(document.dumps(_document(history, directory)))
     else:
         _summarise(console, history, directory)
     if history.state == "PAUSED":
-        console.print(f"stopped; {len(history.round_records)} rounds are kept: the same command with --resume goes on")
-        raise typer.Exit(INTERRUPTED)
+        raise Failure("stopped; the same command with --resume goes on", code=INTERRUPTED)
     if history.state != "COMPLETED":
-        raise Failure(f"the run ended {history.state}: {history.round_records[-1]['reason']}")
+        raise Failure(f"the run ended {history.state}: {history.reason}")
 
 
-@contextmanager
-def _simulation(
+def _open(
     spec: Path,
     home: Path | None,
     data: Path | None,
@@ -97,13 +110,14 @@ def _simulation(
     ray_address: str | None,
     threads: int | None,
     resume: bool,
-) -> "Iterator[tuple[Simulation, Path]]":
-    """The simulation that was asked for; what is wrong with that becomes a Failure."""
-    from coordinator.home import HomeError
-    from federation.attacks import AttackError
-    from federation.runs import SpecError
-    from federation.tasks import DataError, PartError, TaskError
-    from simulation.simulate import Simulation, SimulationError
+) -> "tuple[Simulation, Path]":
+    """The simulation that was asked for, and its directory; what is wrong with that becomes a Failure."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from federation.runs import RunSpec, SpecError
+    from federation.tasks import DataError
+    from simulation import SimulationError
+    from simulation.simulate import Simulation
     from storage.database import DatabaseBusy
 
     try:
@@ -111,10 +125,8 @@ def _simulation(
     except OSError as error:
         raise Failure(f"cannot read {spec}: {error.strerror}", code=USAGE) from None
     try:
-        from federation.runs import RunSpec
-
         directory = home or Path(f"{RunSpec.parse(text).name}-simulation")
-        with Simulation(
+        simulation = Simulation(
             text,
             directory,
             data=data,
@@ -124,19 +136,21 @@ def _simulation(
             ray_address=ray_address,
             threads=threads,
             resume=resume,
-        ) as simulation:
-            yield simulation, directory
+        )
     except SpecError as error:
         raise Failure(f"{spec}: {error}", code=USAGE) from None
-    except HomeError as error:
-        more = "" if resume else "; --resume goes on with the simulation there, --home names another directory"
-        raise Failure(f"{error}{more}", code=USAGE) from None
-    except (TaskError, PartError, AttackError, SimulationError, DatabaseBusy, ValueError) as error:
+    except (SimulationError, DatabaseBusy, ValueError) as error:  # tasks, attacks, devices, homes: each says what to do
         raise Failure(str(error), code=USAGE) from None
     except DataError as error:
         raise Failure(str(error)) from None
-    except ModuleNotFoundError as error:
-        raise Failure(f"--backend ray needs {error.name}, not installed here: install fedpareto[ray]") from None
+    except (OSError, SQLAlchemyError) as error:
+        raise Failure(f"{directory} cannot hold a simulation: {_first_line(error)}") from error
+    return simulation, directory
+
+
+def _first_line(error: Exception) -> str:
+    said = error.strerror if isinstance(error, OSError) else None
+    return (said or str(error)).partition("\n")[0]
 
 
 def _announce(console: "Console", simulation: "Simulation", directory: Path) -> None:
@@ -146,21 +160,24 @@ def _announce(console: "Console", simulation: "Simulation", directory: Path) -> 
     for caution in simulation.cautions:
         console.print(f"caution: {caution}", style="yellow")
     if simulation.attackers:
-        console.print(f"{', '.join(simulation.attackers)}: {simulation.spec.simulation.attack}", style="red")
-    console.print(f"the record: {directory}  run {simulation.run_id}")
+        first, last = simulation.attackers[0], simulation.attackers[-1]
+        who = first if first == last else f"{first} to {last}"
+        console.print(f"{who}: {simulation.spec.simulation.attack}", style="red")
+    done = f", {simulation.done} of {simulation.spec.rounds} rounds done" if simulation.done else ""
+    console.print(f"run {simulation.run_id} in {directory}{done}")
 
 
 def _run(console: "Console", simulation: "Simulation") -> "History":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from fedpareto.cli.render import percent
+    from fedpareto.cli.render import number, percent
 
     def stop(*_: object) -> None:
         simulation.stop()
         signal.signal(signal.SIGINT, before)  # a second Ctrl-C does not wait
 
-    before = signal.signal(signal.SIGINT, stop)
-    console.print(HEADER, style="bold")
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, stop)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -169,17 +186,20 @@ def _run(console: "Console", simulation: "Simulation") -> "History":
         TimeRemainingColumn(),
     )
     try:
-        with Progress(*columns, console=console, transient=True) as bar:
-            shown = bar.add_task("rounds", total=simulation.spec.rounds, rate=0.0)
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            shown = bar.add_task("rounds", total=simulation.spec.rounds, rate=0.0, table=False)
 
             def told(now: "Progressed") -> None:
                 bar.update(shown, completed=now.done, rate=now.rate)
                 metrics = defaultdict(lambda: math.nan, now.metrics)
                 if "accuracy/mean" in metrics or "loss/train" in metrics:
+                    if not bar.tasks[shown].fields["table"]:
+                        bar.update(shown, table=True)
+                        console.print(HEADER, style="bold")
                     console.print(
                         f"{now.done - 1:>6}  {percent(metrics['accuracy/mean']):>8}  "
                         f"{percent(metrics['accuracy/worst5']):>9}  {percent(metrics['improved']):>8}  "
-                        f"{metrics['loss/train']:>9.4g}"
+                        f"{number(metrics['loss/train']):>9}"
                     )
 
             return simulation.run(told)
@@ -191,6 +211,7 @@ def _document(history: "History", directory: Path) -> dict[str, Any]:
     return {
         "run_id": history.run_id,
         "state": history.state,
+        "reason": history.reason,
         "home": str(directory),
         "seconds": history.seconds,
         "attackers": list(history.attackers),
@@ -201,7 +222,7 @@ def _document(history: "History", directory: Path) -> dict[str, Any]:
 
 
 def _summarise(console: "Console", history: "History", directory: Path) -> None:
-    rounds = len(history.round_records)
+    rounds = sum(record["state"] in ("COMPLETED", "SKIPPED") for record in history.round_records)
     skipped = sum(record["state"] == "SKIPPED" for record in history.round_records)
     refused = sum(not record["accepted"] for record in history.update_records)
     console.print(

@@ -1,0 +1,160 @@
+"""Simulated clients spread over the processes and machines of a Ray cluster."""
+
+import logging
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.exceptions import RayError
+
+from federation.tasks import Splits, task
+from federation.training import TrainingDiverged, TrainingStopped, TrainWork
+from simulation import SimulationError
+from simulation.local import LocalWork, Loop, Outcome, Stopped
+
+_POLL_SECONDS = 0.2
+_ANSWER_SECONDS = 10.0
+
+
+class _Trainers:
+    """Some of the clients, in a process of its own."""
+
+    def __init__(self, name: str, splits: Mapping[str, Splits], device: str) -> None:
+        import torch  # noqa: PLC0415 - in the actor's process
+
+        torch.set_num_threads(1)
+        self._loop = Loop(task(name), splits, device)
+
+    def ready(self) -> None:
+        """Answers when the clients are there."""
+
+    def train(
+        self, base: NDArray[np.float32], work: TrainWork, clients: list[str], seed: int, round_: int
+    ) -> dict[str, Outcome | int]:
+        """As `LocalWork.train`; where training diverged, the step."""
+        outcomes = self._loop.train(base, work, clients, seed=seed, round_=round_, stopped=lambda: False)
+        return {name: one.step if isinstance(one, TrainingDiverged) else one for name, one in outcomes.items()}
+
+    def evaluate(
+        self, base: NDArray[np.float32], clients: list[str], splits: tuple[str, ...]
+    ) -> dict[str, dict[str, float]]:
+        """As `LocalWork.evaluate`."""
+        return self._loop.evaluate(base, clients, splits, stopped=lambda: False)
+
+
+class RayWork(LocalWork):
+    """Every client lives in one of the cluster's processes, as many as it has free CPUs (or GPUs, for training there).
+
+    A cluster that this process is connected to already is used as it is, and left so.
+
+    Args:
+        name: of the task, which every machine of the cluster must know.
+        splits: the clients' data; each part goes to its process once.
+        device: "cpu" or "cuda"; which GPU a process gets is up to Ray.
+        address: of a cluster that runs; None starts one on this machine.
+
+    Raises:
+        SimulationError: no such cluster, no GPU in it, or a machine of it that cannot train the task.
+    """
+
+    def __init__(self, name: str, splits: Mapping[str, Splits], device: str, address: str | None) -> None:
+        self._actors: list[Any] = []
+        self._started = not ray.is_initialized()
+        if self._started:
+            _connect(address)
+        try:
+            self._home = self._place(name, splits, "cuda" if device.startswith("cuda") else "cpu")
+            _gather([actor.ready.remote() for actor in self._actors], lambda: False)
+        except BaseException:
+            self.close()
+            raise
+
+    def train(
+        self,
+        base: NDArray[np.float32],
+        work: TrainWork,
+        clients: Sequence[str],
+        *,
+        seed: int,
+        round_: int,
+        stopped: Stopped,
+    ) -> dict[str, Outcome]:
+        """See the base."""
+        shared = ray.put(base)
+        asked = [actor.train.remote(shared, work, some, seed, round_) for actor, some in self._dealt(clients)]
+        outcomes: dict[str, Outcome] = {}
+        for part in _gather(asked, stopped):
+            outcomes |= {name: TrainingDiverged(one) if isinstance(one, int) else one for name, one in part.items()}
+        return outcomes
+
+    def evaluate(
+        self, base: NDArray[np.float32], clients: Sequence[str], splits: tuple[str, ...], *, stopped: Stopped
+    ) -> dict[str, dict[str, float]]:
+        """See the base."""
+        shared = ray.put(base)
+        asked = [actor.evaluate.remote(shared, some, splits) for actor, some in self._dealt(clients)]
+        found: dict[str, dict[str, float]] = {}
+        for part in _gather(asked, stopped):
+            found |= part
+        return {name: found[name] for name in clients}
+
+    def close(self) -> None:
+        """Ends the processes, in the middle of their work if need be, and the cluster if it was started here."""
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors.clear()
+        if self._started:
+            ray.shutdown()
+
+    def _place(self, name: str, splits: Mapping[str, Splits], device: str) -> dict[str, int]:
+        """Starts the processes; which of them each client lives in."""
+        resources: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        kind = "GPU" if device == "cuda" else "CPU"
+        free = int(resources.get(kind, 0))
+        if free == 0 and device == "cuda":
+            raise SimulationError("the Ray cluster has no free GPU: use --device cpu, or --backend stacked without Ray")
+        count = max(1, min(len(splits), free))
+        actor: Any = ray.remote(num_cpus=kind == "CPU", num_gpus=kind == "GPU")(_Trainers)
+        names = list(splits)
+        for index in range(count):
+            own = {client: splits[client] for client in names[index::count]}
+            self._actors.append(actor.remote(name, own, device))
+        return {client: index % count for index, client in enumerate(names)}
+
+    def _dealt(self, clients: Sequence[str]) -> list[tuple[Any, list[str]]]:
+        dealt = [(actor, [name for name in clients if self._home[name] == at]) for at, actor in enumerate(self._actors)]
+        return [(actor, some) for actor, some in dealt if some]
+
+
+def _connect(address: str | None) -> None:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is told to anybody outside
+    try:
+        if address and "://" not in address and ":" in address:
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()  # Ray itself would try for minutes
+        # Without "local" Ray would join any cluster that happens to run on this machine.
+        ray.init(address or "local", include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        what = f"there is no Ray cluster at {address}" if address else "Ray does not start on this machine"
+        raise SimulationError(
+            f"{what}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        ) from error
+
+
+def _gather(asked: list[Any], stopped: Stopped) -> list[dict[str, Any]]:
+    """The answers; what is still under way when `stopped` says so goes on until `RayWork.close`."""
+    waiting = list(asked)
+    try:
+        while waiting:
+            if stopped():
+                raise TrainingStopped
+            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_SECONDS)
+        answers: list[dict[str, Any]] = ray.get(asked)
+    except RayError as error:
+        cause = getattr(error, "cause", None) or error
+        raise SimulationError(f"a process of the Ray cluster failed: {str(cause).splitlines()[-1]}") from error
+    return answers
