@@ -38,8 +38,8 @@ from simulation.population import populate
 CORES = len(os.sched_getaffinity(0))
 HERE = Path(__file__).resolve().parent
 PHOTOGRAPHS = "fedavg:MadeUpPhotographs"
-# Of the distance that the model has moved, how far from PyTorch's it may end. In the large model rounding turns a ReLU on
-# or off now and then, which comes to 1e-2 after ten rounds; batches in another order come to 5e-2.
+# Of the distance that the model has moved, how far from PyTorch's it may end. In the large model rounding turns a ReLU
+# on or off now and then, which comes to 1e-2 after ten rounds; batches in another order come to 5e-2.
 AGREE = 2e-2
 SPEC = """
 name = "benchmark"
