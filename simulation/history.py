@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, selectinload
 
 from federation.runs import RunSpec
 from federation.vectors import model_row
@@ -121,6 +121,7 @@ def _update_records(session: Session, run_id: str) -> list[Record]:
         .join(Assignment, Assignment.phase_id == Phase.phase_id)
         .where(Round.run_id == run_id)
         .order_by(Round.number, Phase.number, Assignment.client_id)
+        .options(selectinload(Assignment.updates))
     )
     records = []
     for number, assignment in found:

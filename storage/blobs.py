@@ -285,7 +285,7 @@ class BlobStore:
 
     def _place(self, descriptor: int, temporary: Path, digest: str, size: int) -> None:
         path = self._name(digest)
-        _make_durably(path.parent, self.root)
+        _make(path.parent, self.root, durably=self._durable)
         with self._locked(fcntl.LOCK_SH):
             # A blob that is there keeps its file, which readers may have mapped, and only becomes young again. One of
             # another length is damaged and gives way.
@@ -317,11 +317,12 @@ def _missing(digest: str) -> Iterator[None]:
         raise BlobMissing(digest) from None
 
 
-def _make_durably(directory: Path, root: Path) -> None:
+def _make(directory: Path, root: Path, *, durably: bool) -> None:
     if directory != root and not directory.is_dir():
-        _make_durably(directory.parent, root)
+        _make(directory.parent, root, durably=durably)
         directory.mkdir(mode=0o700, exist_ok=True)
-        _fsync_directory(directory.parent)
+        if durably:
+            _fsync_directory(directory.parent)
 
 
 def _fsync_directory(directory: Path) -> None:
