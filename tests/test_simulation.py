@@ -1,14 +1,18 @@
 """Simulated clients: the same numbers as real ones, stacked or one by one; stopped and resumed; attacked."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
-from harness import federation
+from harness import SECONDS, federation
 
 from federation.runs import SpecError
 from federation.vectors import read_vector
@@ -200,3 +204,38 @@ def test_the_success_of_a_backdoor_is_measured() -> None:
     assert all(0 <= rate <= 1 for rate in rates)
     assert rates[-1] > 0.8  # plain averaging lets it in
     assert "backdoor" not in simulate(spec(rounds=1)).rounds
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here")
+def test_clients_spread_by_ray_do_what_others_do_until_ctrl_c_ends_every_process(tmp_path: Path) -> None:
+    text = spec(fraction=0.5, rounds=30)
+    file, home = tmp_path / "run.toml", tmp_path / "home"
+    file.write_text(text)
+    command = [sys.executable, "-u", "-m", "fedpareto", "simulate", str(file), "--home", str(home)]
+    with subprocess.Popen(
+        [*command, "--backend", "ray", "--threads", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as simulating:
+        assert simulating.stdout is not None
+        told = [simulating.stdout.readline()]
+        while told[-1] and not told[-1].startswith("    10 "):
+            told.append(simulating.stdout.readline())
+        started = psutil.Process(simulating.pid).children(recursive=True) if told[-1] else []
+        names = {process.name() for process in started}
+        if told[-1]:
+            os.killpg(simulating.pid, signal.SIGINT)  # as a terminal sends it: to all of them
+        _, said = simulating.communicate(timeout=SECONDS)
+    if "Ray does not start" in said:
+        pytest.skip(said)
+    assert (simulating.returncode, "--resume goes on" in said) == (130, True), said
+    assert "raylet" in names
+    _, left = psutil.wait_procs(started, timeout=SECONDS)
+    assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+
+    whole, resumed = simulate(text, backend="loop"), simulate(text, home=home, backend="loop", resume=True)
+    assert resumed.state == "COMPLETED"
+    assert resumed.updates["client"].tolist() == whole.updates["client"].tolist()
+    close(resumed.model, whole.model)
