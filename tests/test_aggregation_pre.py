@@ -136,6 +136,13 @@ def test_losses_are_mixed_with_the_updates_so_that_an_inflated_one_counts_less()
     assert mixed.weights[5] < 0.3
 
 
+@pytest.mark.parametrize("stage", [{"pre": ["bucket"], "bucket_size": 5}, {"pre": ["nnm"], "byzantine": 3}])
+def test_the_mean_of_the_largest_losses_that_can_be_claimed_is_finite(stage: dict[str, Any]) -> None:
+    for m in (7, 8):
+        result = aggregate("q-fedavg", np.eye(m), losses=np.full(m, np.finfo(np.float64).max), **stage)
+        assert np.isfinite(result.direction).all()
+
+
 def test_a_sign_flip_stops_fedmgda_plus_and_mixing_in_front_of_it_undoes_that() -> None:
     rng = np.random.default_rng(0)
     common = rng.standard_normal(200)

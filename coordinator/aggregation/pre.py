@@ -14,6 +14,8 @@ from coordinator.aggregation.geometry import clipping, coordinates, inverse_norm
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
 from coordinator.aggregation.rules import HyperparameterError, Matrix, Rows, TooFewUpdatesError, Vector
 
+_LARGEST_LOSS = 1e300  # a claim may be larger; means of such must not overflow
+
 
 @dataclass(frozen=True)
 class Staged:
@@ -97,7 +99,7 @@ def _after(stage: _Stage, before: Staged, points: Matrix, norms: Vector) -> Stag
         gram=mixed @ mixed.T,
         prior=stage.prior,
         samples=stage.samples,
-        losses=None if losses is None else stage.shares @ losses,
+        losses=None if losses is None else stage.shares @ np.clip(losses, -_LARGEST_LOSS, _LARGEST_LOSS),
         ages=before.rows.ages,
         round=before.rows.round,
         rounds=before.rows.rounds,
