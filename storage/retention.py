@@ -104,6 +104,8 @@ def _retained(keep_rounds: int | None) -> ColumnElement[bool]:
         return true()
     others = Round.__table__.alias("others")
     last = select(func.max(others.c.number)).where(others.c.run_id == Round.run_id).scalar_subquery()
-    return or_(
+    few = or_(
         Round.number > last - keep_rounds, and_(Round.state != RoundState.COMPLETED, Round.state != RoundState.SKIPPED)
     )
+    # Found first, so that what belongs to them is looked up, and not sought among the rows of all rounds.
+    return Round.round_id.in_(select(Round.round_id).where(few))
