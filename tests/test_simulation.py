@@ -13,12 +13,19 @@ import psutil
 import pytest
 import torch
 from harness import SECONDS, federation
+from typer.testing import CliRunner
 
+from coordinator.clock import utc_now
+from coordinator.home import Home, Settings
+from federation.keys import IdentityError
 from federation.runs import SpecError
 from federation.vectors import read_vector
+from fedpareto.cli.failure import Failure
+from fedpareto.cli.main import app
 from fedpareto.notebook import simulate
 from simulation import SimulationError
 from simulation.simulate import Progress, Simulation
+from storage.database import DatabaseBusy
 
 SPEC = """
 name = "small"
@@ -193,8 +200,55 @@ def test_the_command_simulates_shows_and_resumes(tmp_path: Path) -> None:
     assert "--resume" in again.stderr
     rounds = run_cli("admin", "--home", str(home / "admin"), "rounds", document["run_id"], "--json")
     assert len(json.loads(rounds.stdout)) == 3 or rounds.returncode == 0, rounds.stderr
-    wrong = run_cli("simulate", str(file), "--home", str(tmp_path / "other"), "--backend", "abacus")
-    assert (wrong.returncode, "no backend 'abacus'" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "code", "words"),
+    [
+        (("digits", "digitz"), [], 2, "no task 'digitz': there are adult"),
+        (("digits", "mnist"), [], 1, "mnist needs a directory: --data DIR"),
+        (("shards:2", "natural"), [], 1, "this data has no natural owners: use iid"),
+        (("shards:2", "slices"), [], 2, "run.toml: simulation.partition: unknown scheme 'slices'"),
+        (("clients = 4", "clients = 4000"), [], 1, "1797 samples cannot be cut into 8000 pieces"),
+        (("[simulation]", "minimum = 9\n[simulation]"), [], 2, "4 clients with data, but a round needs 9"),
+        (("", ""), ["--backend", "abacus"], 2, "no backend 'abacus': there are auto, stacked, loop, ray"),
+        (("", ""), ["--ray-address", "far:6379"], 2, "(far:6379) goes with the backend ray, not with auto"),
+        (("", ""), ["--device", "tpu"], 2, "no device 'tpu'"),
+        (("", ""), ["--resume"], 2, "home holds no simulation to resume"),
+    ],
+)
+def test_a_simulation_that_cannot_be_says_why_and_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str], options: list[str], code: int, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(spec().replace(*change, 1))
+    result = CliRunner().invoke(app, ["simulate", "run.toml", "--home", "home", *options])
+    assert isinstance(result.exception, Failure), result.output
+    assert (result.exception.code, words in result.exception.message) == (code, True), result.exception.message
+    assert not Path("home").exists()
+
+
+def test_homes_that_are_taken_damaged_or_no_simulations_are_told_apart(tmp_path: Path) -> None:
+    text, home = spec(rounds=1).encode(), tmp_path / "home"
+    with Simulation(text, home) as simulation:
+        simulation.run()
+        with pytest.raises(DatabaseBusy):
+            Simulation(text, home, resume=True)
+    with pytest.raises(SimulationError, match=r"home is taken: .*--resume.*--home"):
+        Simulation(text, home)
+    with Simulation(text, home, resume=True) as simulation:
+        assert (simulation.done, simulation.run().state) == (1, "COMPLETED")
+    (home / "signing.key").unlink()
+    with pytest.raises(IdentityError, match=r"signing\.key"):
+        Simulation(text, home, resume=True)
+    Home.init(tmp_path / "real", Settings(federation_id="real"), now=utc_now())
+    with pytest.raises(SimulationError, match="home of the federation real, not of a simulation"):
+        Simulation(text, tmp_path / "real", resume=True)
+
+
+def test_a_simulation_that_was_killed_before_it_began_begins_when_it_is_resumed(tmp_path: Path) -> None:
+    Home.init(tmp_path / "home", Settings(federation_id="simulation"), now=utc_now())
+    assert simulate(spec(rounds=1), home=tmp_path / "home", resume=True).state == "COMPLETED"
 
 
 def test_the_success_of_a_backdoor_is_measured() -> None:
