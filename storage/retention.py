@@ -37,10 +37,10 @@ def collect(
 ) -> Collection:
     """Removes the blobs that nothing retained refers to.
 
-    Kept are, for every run, its initial and its current model and what its algorithm keeps in blobs
-    (`Run.state_data["blobs"]`), and for every retained round its models, its Gram matrix, and the payloads of accepted
-    updates. Payloads of rejected updates and what uploads left behind go. Rows stay: a row says that a blob existed,
-    the blob store whether it still does.
+    Kept are, for every run, its initial and its current model and its vectors (`Run.state_data["vectors"]`), until it
+    ends whatever else its algorithm keeps in blobs (`Run.state_data["blobs"]`), and for every retained round its
+    models, its Gram matrix, and the payloads of accepted updates. Payloads of rejected updates and what uploads left
+    behind go. Rows stay: a row says that a blob existed, the blob store whether it still does.
 
     Safe beside live runs: a blob is stored (or claimed, `BlobStore.claim`, when it was there before) and then a row
     refers to it; until that row is committed the blob lives by its age, which is checked together with the removal.
@@ -94,8 +94,12 @@ def _referenced(session: Session, keep_rounds: int | None) -> set[str]:
     digests: set[str | None] = set()
     for query in queries:
         digests.update(session.scalars(query.where(retained).distinct()))
-    for initial, current, state in session.execute(select(Run.initial_model, Run.model, Run.state_data)):
-        digests.update((initial, current, *state.get("blobs", ())))
+    for initial, current, state, ended in session.execute(
+        select(Run.initial_model, Run.model, Run.state_data, Run.ended)
+    ):
+        digests.update((initial, current, *state.get("vectors", {}).values()))
+        if ended is None:
+            digests.update(state.get("blobs", ()))
     return {digest for digest in digests if digest}
 
 

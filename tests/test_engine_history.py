@@ -123,6 +123,10 @@ def test_collection_keeps_what_the_window_needs_and_removes_what_has_left_it(sta
             assert stage.blobs.exists(update.payload) == (update.payload in window)
     stage.play(run, *players)
     assert models(stage, run) == undisturbed(stage, "dual-cone")
+    assert len(entries(stage, run)) > 2
+    later = datetime.now(UTC) + timedelta(days=1)
+    collect(stage.served.database, stage.blobs, now=later, grace_seconds=60, keep_rounds=0)
+    assert not any(stage.blobs.exists(str(entry["payload"])) for entry in entries(stage, run).values())
 
 
 def test_an_earlier_update_that_is_lost_holds_the_run_until_it_is_back(stage: Stage) -> None:
