@@ -26,6 +26,7 @@ from fedpareto.notebook import simulate
 from simulation import SimulationError
 from simulation.simulate import Progress, Simulation
 from storage.database import DatabaseBusy
+from storage.models import Run, RunState
 
 SPEC = """
 name = "small"
@@ -166,6 +167,20 @@ def test_a_simulation_that_was_stopped_goes_on_to_the_same_bytes(tmp_path: Path)
     assert rest.model.tobytes() == whole.model.tobytes()
     with pytest.raises(SimulationError, match="another specification"):
         Simulation(spec(rounds=6).encode(), tmp_path / "home", resume=True)
+
+
+def test_a_look_into_the_record_of_a_killed_simulation_changes_nothing_that_follows(tmp_path: Path) -> None:
+    text, home = spec(rounds=4).encode(), tmp_path / "home"
+    whole = simulate(text)
+    with Simulation(text, home) as simulation:
+        simulation.run(lambda progress: simulation.stop())
+        with simulation._database.begin() as session:  # as kill -9 leaves it, in the middle of a round
+            session.get_one(Run, simulation.run_id).state = RunState.RUNNING
+    shown = run_cli("admin", "--home", str(home / "admin"), "round", simulation.run_id, "-1", "--json")
+    assert shown.returncode == 0, shown.stderr  # the coordinator behind it may have begun to ask somebody
+    rest = simulate(text, home=home, resume=True)
+    assert rest.model.tobytes() == whole.model.tobytes()
+    assert rest.updates.equals(whole.updates)
 
 
 def test_models_of_past_rounds_do_not_pile_up(tmp_path: Path) -> None:
