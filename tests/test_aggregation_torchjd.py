@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,15 @@ def test_what_is_drawn_depends_on_the_seed_and_the_round_and_on_nothing_else() -
     np.testing.assert_array_equal(step("torchjd:pcgrad", 0), first)
     assert (step("torchjd:pcgrad", 1) != first).any()
     assert (step("torchjd:pcgrad", 0, seed=1) != first).any()
+
+
+def test_runs_beside_each_other_draw_their_own() -> None:
+    U = matrix("conflicting", 6, 20, 0)
+    alone = aggregate("torchjd:pcgrad", U).coefficients
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: aggregate("torchjd:pcgrad", U).coefficients, range(200)):
+            assert found is not None
+            np.testing.assert_array_equal(found, alone)
 
 
 def test_parameters_are_those_of_torchjd() -> None:

@@ -54,7 +54,8 @@ class AFL(Algorithm):
             raise ValueError("afl needs the names of the clients, one per row")
         shares = _known(rows.state.get("lambda", {}), rows.clients)
         own = np.array([shares[client] for client in rows.clients])
-        absent = sum(share for client, share in shares.items() if client not in rows.clients)
+        present = set(rows.clients)
+        absent = sum(share for client, share in shares.items() if client not in present)
         total = max(0.0, 1.0 - absent)
         prior = own / own.sum() if own.sum() > 0 else np.full(len(own), 1.0 / len(own))
         with np.errstate(over="ignore"):

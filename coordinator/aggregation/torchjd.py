@@ -6,6 +6,7 @@ lower case>". Nothing here is loaded before such a rule is named: TorchJD comes 
 
 import dataclasses
 import inspect
+import threading
 from abc import ABC
 from collections.abc import Mapping
 from functools import cache
@@ -25,6 +26,8 @@ SUMMARY = "A weighting of TorchJD, such as torchjd:upgrad; an unknown NAME lists
 _DEFAULTS: Mapping[tuple[str, str], Any] = MappingProxyType(
     {("CAGrad", "c"): 0.4, ("FairGrad", "alpha"): 2.0, ("Krum", "n_byzantine"): 1}
 )
+
+_GENERATOR = threading.Lock()  # torch's is the whole process's, and runs are conducted beside each other
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +65,7 @@ class TorchJD(Algorithm, ABC):
             return conclude(rows.gram, rows.prior, rows.prior)
         seed = int(np.random.SeedSequence([self.seed, rows.round]).generate_state(1, np.uint64)[0] >> np.uint64(1))
         try:
-            with torch.random.fork_rng(devices=[]):
+            with _GENERATOR, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 weighting = self._make(torch.from_numpy(rows.prior)).gramian_weighting
                 found = weighting(torch.from_numpy(rows.gram / scale)).detach().numpy().astype(np.float64)
