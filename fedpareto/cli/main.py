@@ -26,6 +26,11 @@ See it at work, on this machine, in two minutes:
 
     fedpareto demo
 
+The same rounds with simulated clients, for research, and the papers' experiments made of them:
+
+    fedpareto simulate run.toml
+    fedpareto experiment list
+
 A federation of your own, in the order in which it is made:
 
     fedpareto coordinator init --home centre
@@ -34,6 +39,9 @@ A federation of your own, in the order in which it is made:
     fedpareto worker join JOIN --home hospital-a
     fedpareto worker run --home hospital-a --task digits
     fedpareto admin --home centre/admin submit run.toml --watch
+    fedpareto report RUN --home centre/admin
+
+A specification such as run.toml, with every key: `fedpareto admin submit --explain`.
 
 Exit codes: 0 done, 1 the work failed, 2 bad usage.
 """
