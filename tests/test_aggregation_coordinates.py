@@ -103,6 +103,18 @@ def test_a_direction_of_zero_is_stationary() -> None:
     assert result.diagnostics["direction_norm"] == 0
 
 
+@pytest.mark.parametrize("more", [{}, {"pre": ["normalise"]}])
+@pytest.mark.parametrize("name", ["median", "trimmed-mean"])
+def test_one_huge_update_does_not_make_the_direction_of_the_others_look_like_zero(
+    name: str, more: dict[str, list[str]]
+) -> None:
+    U = np.random.default_rng(0).standard_normal((5, 40)).astype(np.float32)
+    U[3] *= np.float32(1e30)
+    result = aggregate(name, U, **more)
+    assert result.diagnostics["stationary"] == 0
+    assert np.linalg.norm(result.direction) > 0.1
+
+
 def test_a_row_that_is_not_finite_is_dropped_and_the_rest_is_counted_anew() -> None:
     U = drawn(4, 10).astype(np.float64)
     U[1, 3] = np.inf

@@ -7,7 +7,7 @@ import numpy as np
 from coordinator.aggregation.base import measure
 from coordinator.aggregation.gram import combine, trimmed_mean
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
-from coordinator.aggregation.rules import Combination, Matrix, Vector
+from coordinator.aggregation.rules import Combination, Coordinates, Matrix, Vector
 from coordinator.aggregation.streaming import Row
 
 
@@ -53,8 +53,7 @@ class Direction:
             square += float(block @ block)
             self.products += products
             yield block
-        length = float(self._combination.weights @ np.sqrt(np.diag(self._gram)))
-        self.stationary = square <= STATIONARY_TOLERANCE * length**2
+        self.stationary = square <= STATIONARY_TOLERANCE * _length(coordinates, self._gram) ** 2
         self.norm = 0.0 if self.stationary else float(np.sqrt(square))
         self.products *= not self.stationary
 
@@ -65,3 +64,10 @@ class Direction:
             return self._combination.diagnostics
         measured = measure(self._gram, self.products, self.norm, self._combination.weights)
         return self._combination.diagnostics | measured | {"stationary": float(self.stationary)}
+
+
+def _length(coordinates: Coordinates, K: Matrix) -> float:
+    """The mean length of what is averaged, without the `trim` longest: one huge update must not make all look zero."""
+    squares = (coordinates.matrix @ K * coordinates.matrix).sum(axis=1)
+    lengths = np.sqrt(np.maximum(squares, 0.0))
+    return float(np.sort(lengths)[: len(lengths) - coordinates.trim].mean())
