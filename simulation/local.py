@@ -151,7 +151,7 @@ class Stacked(LocalWork):
             for members in groups.values():
                 keys = [training_seed(seed, round_, name) for name in members]
                 outcomes |= self._train_group(start, work, members, keys, stopped)
-        seconds = (time.perf_counter() - began) / len(clients)
+        seconds = (time.perf_counter() - began) / max(1, len(clients))
         for name, outcome in outcomes.items():
             losses, accuracy, samples = measured[name]
             if not np.isfinite(list(losses.values())).all():

@@ -142,6 +142,12 @@ def test_refused_updates_are_recorded_as_the_coordinator_would(tmp_path: Path) -
     assert history.state == "COMPLETED"
 
 
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_a_round_may_ask_none_but_attackers_that_do_not_train(backend: str) -> None:
+    history = simulate(spec(attackers=4, attack="free-rider", algorithm="fedavg"), backend=backend)
+    assert history.state == "COMPLETED"
+
+
 def test_the_same_specification_gives_the_same_bytes(tmp_path: Path) -> None:
     text = spec(fraction=0.5, algorithm="fedavg")
     first, second = simulate(text), simulate(text)
