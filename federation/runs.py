@@ -180,10 +180,10 @@ class SimulationSpec(_Section):
     @field_validator("attack")
     @classmethod
     def _an_attack(cls, value: str) -> str:
-        from federation.attacks import Attack  # noqa: PLC0415 - it needs NumPy, which `fedpareto --help` does not
+        from federation.attacks import parse_attack  # noqa: PLC0415 - it needs NumPy, which `fedpareto --help` does not
 
         if value:
-            Attack.parse(value)
+            parse_attack(value)
         return value
 
     @model_validator(mode="after")

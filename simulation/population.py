@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from federation.attacks import Attack, attack_seed
+from federation.attacks import Attack, attack_seed, parse_attack
 from federation.runs import SimulationSpec
 from federation.tasks import DataSource, Part, Splits, Task
 from federation.tasks.partition import deal_all
@@ -43,7 +43,7 @@ def populate(task: Task, spec: SimulationSpec, source: DataSource, *, seed: int)
     """
     names = client_names(spec.clients)
     dealt = _deal(task, spec, source)
-    attack = Attack.parse(spec.attack) if spec.attackers else None
+    attack = parse_attack(spec.attack) if spec.attackers else None
     attackers = dict.fromkeys(names[spec.clients - spec.attackers :], attack) if attack is not None else {}
     splits = {}
     for name, own in zip(names, dealt, strict=True):

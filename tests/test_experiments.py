@@ -15,7 +15,7 @@ from experiments.definition import Experiment, ExperimentError, load, merged, na
 from experiments.published import read
 from experiments.results import Job, Result, Store, write_results
 from experiments.runner import Event, Runner, Settings
-from federation.attacks import Attack
+from federation.attacks import parse_attack
 from federation.runs import RunSpec
 from federation.tasks import Part, available
 from fedpareto.cli.failure import Failure
@@ -81,7 +81,7 @@ def test_every_run_of_every_experiment_has_a_specification_an_algorithm_an_attac
             assert spec.task in tasks
             Part(0, spec.simulation.clients, spec.simulation.partition, 0, spec.simulation.sizes)
             if spec.simulation.attack:
-                Attack.parse(spec.simulation.attack)
+                parse_attack(spec.simulation.attack)
 
 
 @every_experiment

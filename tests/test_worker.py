@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Process, federation, wait_for
 from scripted import CLIENT, HungUp, ScriptedCoordinator, Submission, files_in, opened, scripted
 
-from federation.attacks import Attack, AttackError
+from federation.attacks import AttackError, parse_attack
 from federation.digests import digest
 from federation.envelope import CONTEXTS, seal
 from federation.identity import IdentityError, MemberFiles
@@ -267,7 +267,7 @@ def test_a_rehearsed_attack_scales_the_update_and_biases_the_reported_loss_alone
 ) -> None:
     layout, data = model
     coordinator.assign(coordinator.assignment(layout, data))
-    running = start(attacker=Attacker(Attack.parse("scale=100,bias=1000"), CLIENT))
+    running = start(attacker=Attacker(parse_attack("scale=100,bias=1000"), CLIENT))
     running.wait_for("receipt")
     assert running.events("attack")
     honest = offers["digits"].trainer.train(
@@ -294,7 +294,7 @@ def test_an_attack_on_the_data_is_honest_training_on_the_wrong_labels(
     coordinator: ScriptedCoordinator, tmp_path: Path, model: tuple[Layout, bytes]
 ) -> None:
     layout, data = model
-    flip = Attack.parse("label-flip")
+    flip = parse_attack("label-flip")
     poisoned, _ = prepare_offers(["digits"], SOURCE, device="cpu", threads=1, attack=flip, client_id=CLIENT)
     coordinator.assign(coordinator.assignment(layout, data))
     running = Running(Home(tmp_path / "home"), coordinator.member(), poisoned, Attacker(flip, CLIENT))
@@ -323,7 +323,7 @@ def test_a_free_rider_sends_noise_as_long_as_the_last_change_of_the_model_and_it
     second = first + np.float32(0.25)
     coordinator.assign(coordinator.assignment(layout, data, 0))
     coordinator.assign(coordinator.assignment(layout, to_bytes(layout, second), 1))
-    running = start(attacker=Attacker(Attack.parse("free-rider"), CLIENT))
+    running = start(attacker=Attacker(parse_attack("free-rider"), CLIENT))
     running.wait_for("receipt", 2)
     sent = [_sent(submission) for submission in coordinator.submissions]
     assert [float(row.std()) for row in sent] == pytest.approx([1e-3, 0.25], rel=0.05)
@@ -362,12 +362,12 @@ def test_accomplices_wait_for_each_other_but_not_for_ever_and_leave_nothing(tmp_
 )
 def test_an_attack_that_depends_on_what_a_worker_does_not_know_is_refused_at_the_start(text: str, words: str) -> None:
     with pytest.raises(AttackError, match=words):
-        Attacker(Attack.parse(text), CLIENT)
+        Attacker(parse_attack(text), CLIENT)
 
 
 def test_a_lone_attacker_is_told_when_its_attack_is_none() -> None:
-    assert "no attack" in Attacker(Attack.parse("mimic"), CLIENT).warning
-    assert "no attack" not in Attacker(Attack.parse("sign-flip"), CLIENT).warning
+    assert "no attack" in Attacker(parse_attack("mimic"), CLIENT).warning
+    assert "no attack" not in Attacker(parse_attack("sign-flip"), CLIENT).warning
 
 
 # Refusing

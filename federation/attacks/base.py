@@ -56,24 +56,13 @@ class Attack(ABC):
                 raise AttackError(f"{field.name} = {value:g}: the {field.name} of an attack is {wanted}")
 
     def __str__(self) -> str:
-        """What `parse` reads."""
+        """What `parse_attack` reads."""
         fields = dataclasses.fields(self)
         given = {
             field.name: getattr(self, field.name) for field in fields if getattr(self, field.name) != field.default
         }
         numbers = ",".join(f"{name}={str(value).removesuffix('.0')}" for name, value in given.items())
         return ":".join(part for part in (self.name, numbers) if part)
-
-    @classmethod
-    def parse(cls, text: str) -> "Attack":
-        """Reads "sign-flip", "alie:z=1.5" or "scale=100,bias=1000".
-
-        Raises:
-            AttackError: no such attack, no such number of it, or one out of range.
-        """
-        from federation.attacks.catalogue import read  # noqa: PLC0415 - the catalogue knows every attack
-
-        return read(text)
 
     @property
     def derived(self) -> str:

@@ -34,8 +34,12 @@ _KINDS: tuple[tuple[type, str], ...] = ((int, "a whole number"), (float, "a numb
 _HINT = "write scale=100,bias=1000, or one of the two, or the name of an attack"
 
 
-def read(text: str) -> Attack:
-    """An attack from its description, as `Attack.parse` says."""
+def parse_attack(text: str) -> Attack:
+    """Reads "sign-flip", "alie:z=1.5" or "scale=100,bias=1000".
+
+    Raises:
+        AttackError: no such attack, no such number of it, or one out of range.
+    """
     head, colon, tail = (part.strip() for part in text.partition(":"))
     if "=" in head or not head:
         return _make(Inflation, text)

@@ -107,13 +107,13 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event.")] = False,
 ) -> None:
     """Attend, and train what is assigned, until it is stopped (SIGTERM or Ctrl-C)."""
-    from federation.attacks import Attack, AttackError  # noqa: PLC0415
+    from federation.attacks import AttackError, parse_attack  # noqa: PLC0415
     from federation.tasks import DataSource, Part, PartError  # noqa: PLC0415
     from worker.home import Home, HomeError  # noqa: PLC0415
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        rehearsal = Attack.parse(attack) if attack is not None else None
+        rehearsal = parse_attack(attack) if attack is not None else None
         if accomplices is not None and rehearsal is None:
             raise AttackError(f"--accomplices {accomplices}: without --attack there is nothing to do together")
         source = DataSource(data, Part.parse(part, partition, part_seed, sizes) if part is not None else None, download)
