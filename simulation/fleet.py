@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.gram import Row
 from coordinator.aggregation.phases import Replies, Reply, Train
+from coordinator.rounds import selection
 from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings
 from coordinator.rounds.intake import content_problem, payload_problem
 from coordinator.rounds.states import close_phase, end_assignment
@@ -117,15 +118,17 @@ class SimulatedFleet(Fleet):
         )
         began = time.perf_counter()
         attackers = self._population.attackers
-        idle = [name for name in question.clients if name in attackers and not attackers[name].trains]
-        training = [name for name in question.clients if name not in idle]
+        clients = self._first(question)
+        idle = [name for name in clients if name in attackers and not attackers[name].trains]
+        training = [name for name in clients if name not in idle]
         outcomes = self._local.train(
             base, work, training, seed=self._run.spec.seed, round_=question.round, stopped=self._stopped
         )
         outcomes |= self._idle(question, base, idle)
-        seconds = (time.perf_counter() - began) / len(question.clients)
+        seconds = (time.perf_counter() - began) / len(clients)
         self._attack(question, base, outcomes)
-        replies, record = [], []
+        replies: list[Reply] = []
+        record = [self._not_needed(question, name) for name in question.clients if name not in clients]
         for name in sorted(outcomes):
             row, reply = self._take(question, name, outcomes[name], seconds)
             record.append(row)
@@ -133,6 +136,29 @@ class SimulatedFleet(Fleet):
                 replies.append(reply)
         self._record(question, record)
         return Replies(replies, device=self._around.device)
+
+    def _first(self, question: Question) -> list[str]:
+        """Who replies before the round has as many as it wants; by lot, where more were asked."""
+        if len(question.clients) <= question.wanted:
+            return question.clients
+        lot = selection.generator(self._run.spec.seed, question.round, "reply")
+        chosen = lot.choice(len(question.clients), size=question.wanted, replace=False)
+        return [question.clients[place] for place in sorted(chosen)]
+
+    def _not_needed(self, question: Question, name: str) -> Assignment:
+        assignment = self._assignment(question, name)
+        end_assignment(assignment, AssignmentState.CANCELLED, assignment.created, "not-needed")
+        return assignment
+
+    def _assignment(self, question: Question, name: str) -> Assignment:
+        return Assignment(
+            assignment_id=digest(f"{self._run.run_id}/{question.round}/{question.number}/{name}".encode())[7:39],
+            client_id=name,
+            state=AssignmentState.OPEN,
+            base_model=question.base_model,
+            envelope=b"",
+            created=self._around.clock(),
+        )
 
     def _idle(self, question: Question, base: Vector, clients: list[str]) -> dict[str, TrainResult]:
         """What clients that only pretend to train have to hand in: measured losses, and no step."""
@@ -187,14 +213,7 @@ class SimulatedFleet(Fleet):
     ) -> tuple[Assignment, Reply | None]:
         """One client's reply as the intake would take it: accepted, or refused with its reason."""
         now = self._around.clock()
-        assignment = Assignment(
-            assignment_id=digest(f"{self._run.run_id}/{question.round}/{question.number}/{name}".encode())[7:39],
-            client_id=name,
-            state=AssignmentState.OPEN,
-            base_model=question.base_model,
-            envelope=b"",
-            created=now,
-        )
+        assignment = self._assignment(question, name)
         if isinstance(outcome, TrainingDiverged):
             end_assignment(assignment, AssignmentState.DECLINED, now, "training-diverged", str(outcome))
             return assignment, None

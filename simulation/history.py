@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import select
-from sqlalchemy.orm import Session, selectinload
+from sqlalchemy.orm import Session
 
 from federation.runs import RunSpec
 from federation.vectors import model_row
 from storage.blobs import BlobStore
-from storage.models import Assignment, AssignmentState, Evaluation, Phase, Round, Run
+from storage.models import Assignment, AssignmentState, Evaluation, Phase, Round, Run, Update
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,33 +115,41 @@ def read_history(
 
 
 def _update_records(session: Session, run_id: str) -> list[Record]:
+    # Columns, not objects: the manifests of a long run do not fit into memory.
     found = session.execute(
-        select(Round.number, Assignment)
+        select(
+            Round.number,
+            Assignment.client_id,
+            Assignment.state,
+            Assignment.reason,
+            Update.samples,
+            Update.losses,
+            Update.norm,
+            Update.weight,
+            Update.coefficient,
+            Update.cosine,
+        )
         .join(Phase, Phase.round_id == Round.round_id)
         .join(Assignment, Assignment.phase_id == Phase.phase_id)
+        .outerjoin(Update, Update.assignment_id == Assignment.assignment_id)
         .where(Round.run_id == run_id)
         .order_by(Round.number, Phase.number, Assignment.client_id)
-        .options(selectinload(Assignment.updates))
     )
-    records = []
-    for number, assignment in found:
-        record: Record = {
+    return [
+        {
             "round": number,
-            "client": assignment.client_id,
-            "accepted": assignment.state is AssignmentState.FULFILLED,
-            "reason": assignment.reason,
+            "client": client,
+            "accepted": state is AssignmentState.FULFILLED,
+            "reason": reason,
+            "samples": samples,
+            "loss": losses.get("loss", next(iter(losses.values()), None)) if losses else None,
+            "norm": norm,
+            "weight": weight,
+            "coefficient": coefficient,
+            "cosine": cosine,
         }
-        for update in assignment.updates:
-            record |= {
-                "samples": update.samples,
-                "loss": update.losses.get("loss", next(iter(update.losses.values()), None)),
-                "norm": update.norm,
-                "weight": update.weight,
-                "coefficient": update.coefficient,
-                "cosine": update.cosine,
-            }
-        records.append(record)
-    return records
+        for number, client, state, reason, samples, losses, norm, weight, coefficient, cosine in found
+    ]
 
 
 def _frame(records: tuple[Record, ...]) -> "pd.DataFrame":

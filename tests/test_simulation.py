@@ -314,3 +314,12 @@ def test_clients_spread_by_ray_do_what_others_do_until_ctrl_c_ends_every_process
     assert resumed.state == "COMPLETED"
     assert resumed.updates["client"].tolist() == whole.updates["client"].tolist()
     close(resumed.model, whole.model)
+
+
+def test_with_over_selection_a_round_takes_as_many_replies_as_it_wants() -> None:
+    text = spec(clients=6, fraction=0.5, rounds=2).replace("[simulation]", "over_selection = 2.0\n\n[simulation]")
+    history = simulate(text)
+    for _, asked in history.updates.groupby("round"):
+        assert len(asked) == 6
+        assert asked["accepted"].sum() == 3
+        assert set(asked[~asked["accepted"]]["reason"]) == {"not-needed"}

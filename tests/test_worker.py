@@ -262,7 +262,7 @@ def test_training_that_diverges_is_declined(
     assert coordinator.submissions == []
 
 
-def test_a_rehearsed_attack_scales_the_update_and_biases_the_reported_loss_alone(
+def test_a_rehearsed_attack_changes_the_update_and_the_reported_loss_alone(
     coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Offer]
 ) -> None:
     layout, data = model
@@ -281,7 +281,7 @@ def test_a_rehearsed_attack_scales_the_update_and_biases_the_reported_loss_alone
     _, offset = parse_header(submission.payload)
     sent = np.frombuffer(submission.payload[offset:], dtype=np.float32)
     np.testing.assert_array_equal(sent, honest.rows["loss"] * np.float32(100))
-    assert submission.manifest.losses["loss"] == honest.losses["loss"] + 1000
+    assert submission.manifest.losses["loss"] == 100 * honest.losses["loss"] + 1000
     assert submission.manifest.metrics["train/loss"] == honest.metrics["train/loss"]
 
 

@@ -10,14 +10,14 @@ from federation.attacks.base import Attack, Matrix, Vector, option
 
 @dataclass(frozen=True)
 class Inflation(Attack):
-    """Scaling c u and bias F + b: a heavier update, a higher reported loss (Hu et al., 2022, FedMGDA+).
+    """Scaling c u and c F, and bias F + b: a heavier update, a higher reported loss (Hu et al., 2022, FedMGDA+).
 
     Averages follow the scaled update; rules that weigh clients by their losses follow the bias.
     """
 
     name = ""
 
-    scale: float = option(1.0, "multiplies the update")
+    scale: float = option(1.0, "multiplies the update and every reported loss")
     bias: float = option(0.0, "is added to every reported loss of the base model")
 
     def __str__(self) -> str:
@@ -25,8 +25,8 @@ class Inflation(Attack):
         return super().__str__() or "scale=1"
 
     def on_losses(self, losses: Mapping[str, float]) -> dict[str, float]:
-        """F + b."""
-        return {objective: loss + self.bias for objective, loss in losses.items()}
+        """The losses c F + b: whoever minimises c f has the loss of it, as well as the update."""
+        return {objective: self.scale * loss + self.bias for objective, loss in losses.items()}
 
     def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
         """The update c u."""
