@@ -47,7 +47,10 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
             f"9.5; {_HU}",
         ),
         "stationarity/relative": ("the same divided by the length of the longest update, in [0, 1]", "9.5"),
-        "stationary": ("1 when the algorithm found no direction and the model stayed as it was, else 0", "3.6"),
+        "stationary": (
+            "1 when the algorithm found no direction and the model stayed as it was, else 0; plain averages never say so",
+            "3.6",
+        ),
         "conflicts": ("pairs of updates with a negative inner product", f"5; {_WANG}"),
         "conflict_depth": ("the least cosine of such a pair; 0 without conflicts", f"5; {_WANG}"),
         "conflict_mean": ("the mean cosine of such pairs; 0 without conflicts", f"5; {_WANG}"),
