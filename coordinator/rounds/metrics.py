@@ -48,7 +48,7 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "stationarity/relative": ("the same divided by the length of the longest update, in [0, 1]", "9.5"),
         "stationary": (
-            "1 when the algorithm found no direction and the model stayed as it was, else 0; plain averages never say so",
+            "1 when the algorithm found no direction and the model stayed, else 0; plain averages never say so",
             "3.6",
         ),
         "conflicts": ("pairs of updates with a negative inner product", f"5; {_WANG}"),
