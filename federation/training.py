@@ -11,7 +11,8 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,6 +84,11 @@ class TrainWork:
         rates = (self.learning_rate, self.proximal_mu, self.momentum, self.weight_decay)
         if not (np.isfinite(rates).all() and min(rates) >= 0 and self.momentum < 1):
             raise ValueError(f"learning_rate, proximal_mu, momentum, weight_decay = {rates}: a rate is out of range")
+
+    @classmethod
+    def of(cls, settings: Any) -> "TrainWork":
+        """From a specification's `[train]` or an assignment's, which name the same things the same way."""
+        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
     def count(self, samples: int) -> int:
         """Optimiser steps on so many samples."""

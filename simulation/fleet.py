@@ -106,16 +106,7 @@ class SimulatedFleet(Fleet):
     # --- training
 
     def _train(self, question: Question, base: Vector) -> Replies:
-        train = self._run.spec.train
-        work = TrainWork(
-            epochs=train.epochs,
-            steps=train.steps,
-            batch_size=train.batch_size,
-            learning_rate=train.learning_rate,
-            proximal_mu=train.proximal_mu,
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
-        )
+        work = TrainWork.of(self._run.spec.train)
         began = time.perf_counter()
         attackers = self._population.attackers
         clients = self._first(question)

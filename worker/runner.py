@@ -285,16 +285,7 @@ class Runner:
             attacker.see(manifest, base)
             if not attacker.attack.trains:
                 return self._distort(attacker, manifest, trainer.idle(base, stopped=stopped), stopped)
-        asked = manifest.train
-        work = TrainWork(
-            epochs=asked.epochs,
-            steps=asked.steps,
-            batch_size=asked.batch_size,
-            learning_rate=asked.learning_rate,
-            proximal_mu=asked.proximal_mu,
-            momentum=asked.momentum,
-            weight_decay=asked.weight_decay,
-        )
+        work = TrainWork.of(manifest.train)
         result = trainer.train(
             base,
             work,
