@@ -9,7 +9,8 @@ import copy
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
@@ -31,6 +32,22 @@ _LOOK_EVERY = 50
 # Minibatches gathered at a time: for small models, gathering each alone costs as much as a forward pass.
 _GATHERED = 32
 SPLITS = ("train", "validation", "test")
+OBJECTIVE = r"[a-z0-9][a-z0-9-]{0,62}"
+JOINT = "loss"  # the row of an update that descends several objectives together
+
+Targets = Mapping[str, Mapping[str, float]]
+"""What the rows of an update descend: row -> objective -> weight, the loss being the weighted sum."""
+
+
+def joint_target(objectives: Sequence[str], weights: Mapping[str, float] | None = None) -> Targets:
+    """One row, for all of these objectives together: their weighted sum, or their mean where no weights are given."""
+    own = {name: 1.0 / len(objectives) for name in objectives} if weights is None else weights
+    return {JOINT: {name: own[name] for name in objectives if name in own}}
+
+
+def separate_targets(objectives: Sequence[str]) -> Targets:
+    """A row for each of these objectives."""
+    return {name: {name: 1.0} for name in objectives}
 
 
 class TrainingDiverged(Exception):
@@ -100,8 +117,10 @@ class TrainResult:
     """What training gives.
 
     Attributes:
-        rows: the update w_t - w_i for each objective, float32 (d,); subtracting it descends.
-        losses: of the base model on the whole training split, by objective, in evaluation mode, before any step.
+        rows: the update w_t - w_i for each target, float32 (d,); subtracting it descends. Of a Jacobian, the gradient
+            of each objective.
+        losses: of the base model on the whole training split, by objective, in evaluation mode, before any step; with
+            several objectives also their mean, as "loss". Empty where it was not to be measured.
         metrics: the same measurement as "train/loss", "train/accuracy", "train/samples".
         samples: training samples held.
         seconds: wall time.
@@ -119,10 +138,18 @@ class Trainer:
 
     Attributes:
         layout: the layout that a base model must have.
+        objectives: those that the client serves, in the task's order.
         samples: training samples held.
     """
 
-    def __init__(self, task: Task, splits: Splits, device: str = "cpu", threads: int | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        splits: Splits,
+        device: str = "cpu",
+        threads: int | None = None,
+        objectives: Sequence[str] | None = None,
+    ) -> None:
         """Moves the model and the data to the device.
 
         Args:
@@ -131,12 +158,12 @@ class Trainer:
             device: as torch names it, or "auto" (see `pick_device`).
             threads: CPU threads of torch, for the whole process; None leaves torch's own choice. Another number may
                 give other last bits.
+            objectives: those that the client serves; None for all of the task's.
 
         Raises:
-            TaskError: the model does not fit a flat vector, or an objective has a reserved name.
+            TaskError: the model does not fit a flat vector, an objective has a reserved name, or there is no such one.
         """
-        if reserved := {"accuracy", "samples"}.intersection(task.objectives):
-            raise TaskError(f"task {task.name!r}: {', '.join(reserved)} cannot be the name of an objective")
+        must_have_objectives(task)
         if threads is not None:
             torch.set_num_threads(threads)
         self._device = torch.device(pick_device(device))
@@ -148,17 +175,19 @@ class Trainer:
         self.layout: Layout = flat.layout(model)
         self._model = model.to(self._device)
         self._weights = _Weights(self._model, self.layout, self._device)
-        self._hold(splits)
+        self._hold(splits, objectives)
 
-    def on(self, splits: Splits) -> "Trainer":
+    def on(self, splits: Splits, objectives: Sequence[str] | None = None) -> "Trainer":
         """A trainer for another client's data; it shares the model and its buffers: one of them works at a time."""
         other = copy.copy(self)
-        other._hold(splits)
+        other._hold(splits, objectives)
         return other
 
-    def _hold(self, splits: Splits) -> None:
+    def _hold(self, splits: Splits, objectives: Sequence[str] | None) -> None:
+        self.objectives = served(self._task, objectives)
         self._data = {name: self._place(getattr(splits, name)) for name in SPLITS}
         self.samples = len(splits.train)
+        self._jacobian: tuple[object, Tensor] | None = None
 
     def train(
         self,
@@ -168,10 +197,13 @@ class Trainer:
         seed: int,
         round: int,  # noqa: A002 - the field's own word, as everywhere
         client_id: str,
+        targets: Targets | None = None,
+        from_jacobian: bool = False,
+        measure: bool = True,
         progress: Callable[[float], None] = lambda share: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> TrainResult:
-        """Local SGD from the base model, once for each objective (ALGORITHMS: the local solver).
+        """Local SGD from the base model, once for each target (ALGORITHMS: the local solver).
 
         Args:
             base: w_t, (d,).
@@ -179,6 +211,9 @@ class Trainer:
             seed: of the run.
             round: from 0.
             client_id: who trains.
+            targets: what the rows of the update descend; None is one row for the mean of the client's objectives.
+            from_jacobian: the first step is a weighted sum of the gradients that `jacobian` gives (FedCMOO, step 4).
+            measure: whether to measure the base model on the whole training split before.
             progress: told the share of the steps that is done, 0 to 1.
             stopped: asked before every step.
 
@@ -186,37 +221,91 @@ class Trainer:
             DataError: the training split is empty.
             TrainingDiverged: a loss or a parameter became non-finite.
             TrainingStopped: `stopped` said so.
+            ValueError: targets that name an objective which this client does not serve.
         """
         began = time.perf_counter()
-        if self.samples == 0:
-            raise DataError(f"no training samples for {self._task.name}")
-        names = self._task.objectives
+        self._must_have_samples()
+        targets = joint_target(self.objectives) if targets is None else targets
+        for weights in targets.values():
+            if unknown := sorted(weights.keys() - set(self.objectives)):
+                raise ValueError(f"this client does not serve {', '.join(unknown)}: it serves {self.objectives}")
         total = work.count(self.samples)
         rows: dict[str, NDArray[np.float32]] = {}
         key = training_seed(seed, round, client_id)
         with deterministic(self._device, key):
             self._weights.load(base)
-            losses, accuracy = self._measure(self._data["train"], stopped)
-            if not np.isfinite(list(losses.values())).all():
-                raise TrainingDiverged(0)
-            for number, name in enumerate(names):
+            measured = self._measured_before(measure, stopped)
+            gradients = self._jacobian_at(base, work, key) if from_jacobian else None
+            for number, (name, weights) in enumerate(targets.items()):
 
                 def report(share: float, before: int = number) -> None:
-                    progress((before + share) / len(names))
+                    progress((before + share) / len(targets))
 
-                self._descend(name, work, total, key, report, stopped)
+                self._descend(weights, work, total, key, gradients, report, stopped)
                 rows[name] = self._weights.update()
                 if not np.isfinite(rows[name]).all():
                     raise TrainingDiverged(total)
                 self._weights.reset()
-        metrics = split_metrics("train", losses, accuracy, self.samples)
-        return TrainResult(rows, losses, metrics, self.samples, time.perf_counter() - began)
+        self._jacobian = None
+        return self._result(rows, measured, began)
 
-    def idle(self, base: NDArray[np.float32], *, stopped: Callable[[], bool] = lambda: False) -> TrainResult:
+    def jacobian(
+        self,
+        base: NDArray[np.float32],
+        work: TrainWork,
+        *,
+        seed: int,
+        round: int,  # noqa: A002 - the field's own word, as everywhere
+        client_id: str,
+        measure: bool = True,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> TrainResult:
+        """The gradient of each objective at the base model, on the first minibatch of the round (FedCMOO, step 2).
+
+        The gradients are kept until the next call, for a first step made of them; `train` makes them again where they
+        are not there any more, and gives the same bytes.
+
+        Args:
+            base: w_t, (d,).
+            work: how to train; its batch size is that of the gradients.
+            seed: of the run.
+            round: from 0.
+            client_id: whose gradients.
+            measure: whether to measure the base model on the whole training split, too.
+            stopped: asked before every batch.
+
+        Returns:
+            A row (d,) for each objective that the client serves.
+
+        Raises:
+            DataError: the training split is empty.
+            TrainingDiverged: a loss or a gradient is not finite.
+            TrainingStopped: `stopped` said so.
+        """
+        began = time.perf_counter()
+        self._must_have_samples()
+        key = training_seed(seed, round, client_id)
+        with deterministic(self._device, key):
+            self._weights.load(base)
+            measured = self._measured_before(measure, stopped)
+            gradients = self._jacobian_at(base, work, key)
+        rows = {name: self._weights.flat(part) for name, part in zip(self.objectives, gradients, strict=True)}
+        if not all(np.isfinite(row).all() for row in rows.values()):
+            raise TrainingDiverged(1)
+        return self._result(rows, measured, began)
+
+    def idle(
+        self,
+        base: NDArray[np.float32],
+        *,
+        rows: Sequence[str] | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> TrainResult:
         """What a client has to hand in that measures the base model as `train` does, and makes no step: rows of zeros.
 
         Args:
             base: w_t, (d,).
+            rows: their names; None for the one of all objectives together.
             stopped: asked before every batch.
 
         Raises:
@@ -225,10 +314,43 @@ class Trainer:
         began = time.perf_counter()
         with deterministic(self._device, 0):
             self._weights.load(base)
-            losses, accuracy = self._measure(self._data["train"], stopped)
-        rows = {name: np.zeros(self.layout.size, dtype=np.float32) for name in self._task.objectives}
-        metrics = split_metrics("train", losses, accuracy, self.samples)
-        return TrainResult(rows, losses, metrics, self.samples, time.perf_counter() - began)
+            measured = self._measure(self._data["train"], stopped)
+        names = (JOINT,) if rows is None else rows
+        zeros = {name: np.zeros(self.layout.size, dtype=np.float32) for name in names}
+        return self._result(zeros, measured, began)
+
+    def _must_have_samples(self) -> None:
+        if self.samples == 0:
+            raise DataError(f"no training samples for {self._task.name}")
+
+    def _measured_before(self, measure: bool, stopped: Callable[[], bool]) -> "Measured":
+        if not measure:
+            return Measured({}, {}, self.samples)
+        measured = self._measure(self._data["train"], stopped)
+        if not np.isfinite(list(measured.losses.values())).all():
+            raise TrainingDiverged(0)
+        return measured
+
+    def _result(self, rows: Mapping[str, NDArray[np.float32]], measured: "Measured", began: float) -> TrainResult:
+        seconds = time.perf_counter() - began
+        return TrainResult(rows, measured.reported(), measured.metrics("train"), self.samples, seconds)
+
+    def _jacobian_at(self, base: NDArray[np.float32], work: TrainWork, key: int) -> Tensor:
+        """The gradients at w_t, which is loaded, as buffers, (M, padded); those that are kept, if they are these."""
+        name = (key, work.batch_size, blake3(np.ascontiguousarray(base).data.cast("B")).digest())
+        if self._jacobian is None or self._jacobian[0] != name:
+            _seed_torch(self._device, key)
+            x, y = next(self._batches(work.batch_size, key))
+            self._model.train()
+            losses = self._losses(self._model(self._task.augment(x)), y)
+            found = []
+            for objective in self.objectives:
+                self._weights.gradient.zero_()
+                last = objective == self.objectives[-1]
+                losses[objective].backward(retain_graph=not last)  # type: ignore[no-untyped-call]
+                found.append(self._weights.gradient.clone())
+            self._jacobian = (name, torch.stack(found))
+        return self._jacobian[1]
 
     def evaluate(
         self,
@@ -245,9 +367,9 @@ class Trainer:
             stopped: asked before every batch.
 
         Returns:
-            "<split>/samples", "<split>/loss" (the mean over the objectives; with several also
-            "<split>/loss/<objective>") and "<split>/accuracy". What has no value is left out: a loss that is not
-            finite, an accuracy where the task knows none, and both for an empty split.
+            "<split>/samples", "<split>/loss" and "<split>/accuracy" (means over the client's objectives; with several
+            also "<split>/loss/<objective>" and "<split>/accuracy/<objective>"). What has no value is left out: a loss
+            that is not finite, an accuracy where the task knows none, and both for an empty split.
 
         Raises:
             TrainingStopped: `stopped` said so.
@@ -256,20 +378,19 @@ class Trainer:
         with deterministic(self._device, 0):
             self._weights.load(base)
             for name in splits:
-                losses, accuracy = self._measure(self._data[name], stopped)
-                metrics |= split_metrics(name, losses, accuracy, len(self._data[name]))
+                metrics |= self._measure(self._data[name], stopped).metrics(name)
         return metrics
 
     def _place(self, data: Dataset) -> Dataset:
         # Always a copy of torch's own: the last bits of a sum depend on how its operands are aligned in memory.
         return Dataset(*(part.detach().to(self._device, copy=True).contiguous() for part in (data.x, data.y)))
 
-    def _measure(self, data: Dataset, stopped: Callable[[], bool]) -> tuple[dict[str, float], float | None]:
-        """Mean losses and accuracy over a split; nothing for an empty one."""
+    def _measure(self, data: Dataset, stopped: Callable[[], bool]) -> "Measured":
+        """Mean losses and accuracies over a split; nothing for an empty one."""
         if len(data) == 0:
-            return {}, None
-        losses = dict.fromkeys(self._task.objectives, 0.0)
-        right: float | None = 0.0
+            return Measured({}, {}, 0)
+        losses = dict.fromkeys(self.objectives, 0.0)
+        right: dict[str, float] = defaultdict(float)
         self._model.eval()
         size = self._task.evaluation_batch
         with torch.no_grad():
@@ -279,23 +400,29 @@ class Trainer:
                 x, y = data.x[begin : begin + size], data.y[begin : begin + size]
                 output = self._model(x)
                 for name, value in self._losses(output, y).items():
-                    losses[name] += value.item() * len(y)
-                hits = self._task.correct(output, y)
-                right = None if right is None or hits is None else right + hits.sum().item()
-        means = {name: value / len(data) for name, value in losses.items()}
-        return means, None if right is None else right / len(data)
+                    if name in losses:
+                        losses[name] += value.item() * len(y)
+                for name, hits in correct(self._task, output, y, self.objectives).items():
+                    right[name] += hits.sum().item()
+        count = len(data)
+        means = {name: value / count for name, value in losses.items()}
+        return Measured(means, {name: value / count for name, value in right.items()}, count)
 
     def _descend(
         self,
-        objective: str,
+        weights: Mapping[str, float],
         work: TrainWork,
         total: int,
         key: int,
+        gradients: Tensor | None,
         progress: Callable[[float], None],
         stopped: Callable[[], bool],
     ) -> None:
-        """SGD on one objective; the weights move in place."""
-        # Every objective sees the same batches and the same dropout, so that its rows differ by the objective alone.
+        """SGD on a weighted sum of objectives; the parameters move in place.
+
+        Where `gradients` (M, padded) are given, the first step is made of them, and its minibatch is passed over.
+        """
+        # Every row sees the same batches and the same dropout, so that they differ by what they descend alone.
         _seed_torch(self._device, key)
         batches = self._batches(work.batch_size, key)
         descent = _Descent(self._weights, work)
@@ -305,7 +432,13 @@ class Trainer:
             if stopped():
                 raise TrainingStopped
             x, y = next(batches)
-            loss = self._losses(self._model(x), y)[objective]
+            if step == 1 and gradients is not None:
+                shares = torch.tensor([weights.get(name, 0.0) for name in self.objectives], device=self._device)
+                torch.matmul(shares, gradients, out=self._weights.gradient)
+                descent.step()
+                _seed_torch(self._device, key ^ 1)  # what the gradients drew depends on whether they had to be made
+                continue
+            loss = _weighted(self._losses(self._model(self._task.augment(x)), y), weights)
             self._weights.gradient.zero_()
             loss.backward()  # type: ignore[no-untyped-call]
             descent.step()
@@ -404,10 +537,14 @@ class _Weights:
 
     def update(self) -> NDArray[np.float32]:
         """The update w_t - w, (d,)."""
-        difference = (self.start - self.values).cpu().numpy()
+        return self.flat(self.start - self.values)
+
+    def flat(self, buffer: Tensor) -> NDArray[np.float32]:
+        """What a buffer holds, without its gaps, (d,)."""
+        values = buffer.cpu().numpy()
         row = np.empty(self._size, dtype=np.float32)
         for target, place in self._places:
-            row[target] = difference[place]
+            row[target] = values[place]
         return row
 
 
@@ -431,16 +568,88 @@ class _Descent:
         values.sub_(direction, alpha=work.learning_rate)
 
 
-def split_metrics(split: str, losses: Mapping[str, float], accuracy: float | None, samples: int) -> dict[str, float]:
-    """What was measured on one split, as replies name it; see `Trainer.evaluate`."""
-    found = {f"{split}/samples": float(samples)}
-    if losses:
-        found[f"{split}/loss"] = sum(losses.values()) / len(losses)
-    if len(losses) > 1:
-        found |= {f"{split}/loss/{name}": value for name, value in losses.items()}
-    if accuracy is not None:
-        found[f"{split}/accuracy"] = accuracy
-    return {name: value for name, value in found.items() if np.isfinite(value)}
+@dataclass(frozen=True)
+class Measured:
+    """What a model scores on one split.
+
+    Attributes:
+        losses: mean loss by objective; empty for an empty split, or where nothing was measured.
+        accuracies: share of right samples by objective; under "" where the task tells one for all objectives.
+        samples: of the split.
+    """
+
+    losses: Mapping[str, float]
+    accuracies: Mapping[str, float]
+    samples: int
+
+    def reported(self) -> dict[str, float]:
+        """The losses as an update reports them: with several, their mean too."""
+        several = len(self.losses) > 1
+        return {**self.losses, JOINT: _mean(self.losses)} if several else dict(self.losses)
+
+    def metrics(self, split: str) -> dict[str, float]:
+        """As replies name it; see `Trainer.evaluate`."""
+        found = {f"{split}/samples": float(self.samples)}
+        for kind, values in (("loss", self.losses), ("accuracy", self.accuracies)):
+            if values:
+                found[f"{split}/{kind}"] = _mean(values)
+            if len(self.losses) > 1:
+                found |= {f"{split}/{kind}/{name}": value for name, value in values.items() if name}
+        return {name: value for name, value in found.items() if np.isfinite(value)}
+
+
+def _mean(values: Mapping[str, float]) -> float:
+    return sum(values.values()) / len(values)
+
+
+def correct(task: Task, output: object, y: Tensor, objectives: Sequence[str]) -> dict[str, Tensor]:
+    """Which samples of a batch are right, (n,) of bool, by objective; under "" where the task does not tell apart."""
+    hits = task.correct(output, y)
+    if hits is None:
+        return {}
+    return {"": hits} if isinstance(hits, Tensor) else {name: hits[name] for name in objectives if name in hits}
+
+
+def served(task: Task, objectives: Sequence[str] | None) -> tuple[str, ...]:
+    """The objectives that a client serves, in the task's order; all of them for None.
+
+    Raises:
+        TaskError: none, or one that the task does not have.
+    """
+    wanted = task.objectives if objectives is None else tuple(objectives)
+    if not wanted or not set(wanted) <= set(task.objectives):
+        raise TaskError(
+            f"task {task.name!r}: cannot serve {', '.join(wanted) or 'nothing'}; "
+            f"its objectives are {', '.join(task.objectives)}"
+        )
+    return tuple(name for name in task.objectives if name in wanted)
+
+
+def must_have_objectives(task: Task) -> None:
+    """Makes sure that the names of a task's objectives can stand in metrics, layouts and rows.
+
+    Raises:
+        TaskError: they cannot; the message says which.
+    """
+    names = task.objectives
+    several = len(names) > 1
+    for name in names:
+        if re.fullmatch(OBJECTIVE, name) is None or (several and name == JOINT) or name in ("accuracy", "samples"):
+            raise TaskError(
+                f"task {task.name!r}: {name!r} cannot be the name of an objective: lower-case letters, digits and "
+                f"hyphens, and not accuracy, samples or (with others) {JOINT}"
+            )
+    if not names or len(set(names)) < len(names):
+        raise TaskError(f"task {task.name!r}: its objectives are {names}; each needs a name of its own")
+
+
+def _weighted(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+    """sum_k weights_k losses_k; a loss that weighs 1 alone is handed on as it is."""
+    terms = [losses[name] if weight == 1.0 else weight * losses[name] for name, weight in weights.items()]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
 
 
 def training_seed(seed: int, round_: int, client_id: str) -> int:

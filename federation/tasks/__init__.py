@@ -202,7 +202,8 @@ class Task(ABC):
 
     Attributes:
         name: what the federation calls the task; set by `task`.
-        objectives: the names of the losses, in the order of the rows of an update.
+        objectives: the names of the losses. What a parameter is called says whom it serves: `heads.NAME....` is the
+            objective NAME's alone, everything else is the encoder that all share.
         evaluation_batch: samples in one forward pass where no gradient is needed.
     """
 
@@ -248,8 +249,19 @@ class Task(ABC):
 
         return {"loss": cross_entropy(output, y)}
 
-    def correct(self, output: Any, y: "torch.Tensor") -> "torch.Tensor | None":
-        """Which samples of a batch are right, (n,) of bool; None where accuracy means nothing (regression)."""
+    def augment(self, x: "torch.Tensor") -> "torch.Tensor":
+        """A training minibatch, varied at random; of the same shape. It draws from torch's global generator.
+
+        Args:
+            x: (n, ...).
+        """
+        return x
+
+    def correct(self, output: Any, y: "torch.Tensor") -> "torch.Tensor | dict[str, torch.Tensor] | None":
+        """Which samples of a batch are right, (n,) of bool; None where accuracy means nothing (regression).
+
+        A task of several objectives may tell it for each of them.
+        """
         right: torch.Tensor = output.argmax(dim=1) == y
         return right
 
