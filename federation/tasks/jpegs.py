@@ -38,7 +38,7 @@ def read(path: Path, *, test: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64
     return _decoded(path, test, (status.st_mtime_ns, status.st_size))
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # both parts of one file
 def _decoded(path: Path, test: bool, version: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     from PIL import Image  # noqa: PLC0415
 
