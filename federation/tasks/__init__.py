@@ -33,6 +33,7 @@ _BUILT_IN = {
     "femnist": "federation.tasks.femnist:Femnist",
     "mnist": "federation.tasks.vision:Mnist",
     "mnist-fedfv": "federation.tasks.fedfv:MnistFedFV",
+    "river-flow": "federation.tasks.river_flow:RiverFlow",
     "shakespeare": "federation.tasks.shakespeare:Shakespeare",
 }
 

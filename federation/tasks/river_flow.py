@@ -1,0 +1,131 @@
+"""`river-flow`: how high the Mississippi and its tributaries stand in two days, at eight places: eight objectives.
+
+Source: RF1 of the Mulan collection (Spyromitros-Xioufis, Tsoumakas, Groves, Vlahavas, Multi-target regression via input
+space expansion, Machine Learning 104, 2016). FMOL's third experiment, with eight objectives.
+"""
+
+import math
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federation.tasks import DataError, DataSource, Pool, Task
+from federation.tasks.files import lines
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+FILE = Path("rf1") / "rf1.arff"
+PLACES = ("chsi2", "nasi2", "eadm7", "sclm7", "clkm7", "vali2", "napm7", "dldi4")
+_FEATURES = 64
+_LEVELS = 8
+
+Table = NDArray[np.float64]
+
+
+class RiverFlow(Task):
+    """Predict the flow at eight gauges 48 hours ahead. `--data DIR` reads DIR/rf1/rf1.arff, which may be .gz.
+
+    Rows are hourly and in order of time: neighbours share most of their values, so that a loss on samples held back at
+    random tells how well the model fits, not how well it would forecast.
+    """
+
+    objectives = PLACES
+
+    def model(self) -> "nn.Module":
+        """Hidden layers of 32, 16 and 8, tanh, and a linear head for each place; 2816 parameters, 2744 in the encoder.
+
+        The network that the code of exact Pareto optimal search (Mahapatra and Rajan 2020) has for RF1, whose last
+        layer is the eight heads here. FMOL does not say which network it used.
+        """
+        from torch import nn  # noqa: PLC0415
+
+        from federation.tasks.multi import ManyHeads  # noqa: PLC0415
+
+        encoder = nn.Sequential(
+            OrderedDict(
+                hidden1=nn.Linear(_FEATURES, 32),
+                tanh1=nn.Tanh(),
+                hidden2=nn.Linear(32, 16),
+                tanh2=nn.Tanh(),
+                hidden3=nn.Linear(16, 8),
+                tanh3=nn.Tanh(),
+            )
+        )
+        return ManyHeads(encoder, {place: nn.Linear(8, 1) for place in PLACES})
+
+    def pool(self, source: DataSource) -> Pool:
+        """Standardised flows: 64 features, float32 (n, 64), and the eight targets, float32 (n, 8).
+
+        The features are the flows at the eight places now and 6, 12, 18, 24, 36, 48 and 60 hours ago; a missing one is
+        the mean of its column. Each column has mean 0 and standard deviation 1 over the whole file, so that a loss of 1
+        is that of always predicting the mean. Shards and Dirichlet deal by how high the rivers will stand: the octile
+        of the mean of a row's targets.
+
+        Raises:
+            DataError: no directory, or the file is missing or malformed.
+        """
+        import torch  # noqa: PLC0415
+
+        if source.directory is None:
+            raise DataError(f"river-flow needs a directory: --data DIR, with {FILE} in it")
+        table = _standardised(_read(source.directory / FILE))
+        ranks = table[:, _FEATURES:].mean(axis=1).argsort(kind="stable").argsort(kind="stable")
+        values = torch.from_numpy(table.astype(np.float32))
+        return Pool(
+            values[:, :_FEATURES].contiguous(), values[:, _FEATURES:].contiguous(), labels=ranks * _LEVELS // len(ranks)
+        )
+
+    def losses(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
+        """Mean squared error of each place: outputs (n, 1) by place, targets (n, 8)."""
+        return {place: (output[place][:, 0] - y[:, column]).square().mean() for column, place in enumerate(PLACES)}
+
+    def correct(self, output: Any, y: "torch.Tensor") -> None:
+        """None: this is regression."""
+
+
+def _standardised(table: Table) -> Table:
+    """Missing values, NaN, become the mean of their column; then mean 0 and deviation 1, where a column has any."""
+    mean = np.nanmean(table, axis=0)
+    centred = np.where(np.isnan(table), 0.0, table - mean)
+    deviation = centred.std(axis=0)
+    scaled: Table = centred / np.where(deviation > 0, deviation, 1.0)
+    return scaled
+
+
+def _read(path: Path) -> Table:
+    """(n, 72) the flows in an ARFF file, NaN where one is missing."""
+    wanted = f"expected Mulan's RF1, an ARFF file with {_FEATURES} features and {len(PLACES)} targets, all numeric"
+    columns = _FEATURES + len(PLACES)
+    names: list[str] = []
+    rows: list[list[float]] | None = None
+    for number, line in lines(path, wanted):
+        text = line.strip()
+        if not text or text.startswith("%"):
+            continue
+        if rows is not None:
+            rows.append(_row(text, columns, f"{path}, line {number}", wanted))
+        elif text.lower().startswith("@attribute"):
+            names.append(text[10:].strip().partition(" ")[0].strip("'\"").lower())
+        elif text.lower() == "@data":
+            rows = []
+    if not rows or len(names) != columns or tuple(name.partition("_")[0] for name in names[_FEATURES:]) != PLACES:
+        raise DataError(f"{path} names {len(names)} columns and has {len(rows or ())} rows; {wanted}")
+    table = np.array(rows)
+    if (empty := np.isnan(table).all(axis=0)).any():
+        raise DataError(f"{path}: nothing is known of {names[int(empty.argmax())]}; {wanted}")
+    return table
+
+
+def _row(text: str, columns: int, where: str, wanted: str) -> list[float]:
+    try:
+        values = [math.nan if value.strip() == "?" else float(value) for value in text.split(",")]
+    except ValueError as error:
+        raise DataError(f"{where}: {error}; {wanted}") from error
+    if len(values) != columns or any(map(math.isinf, values)) or any(map(math.isnan, values[_FEATURES:])):
+        raise DataError(f"{where}: not {columns} finite numbers, of which a feature may be missing (?); {wanted}")
+    return values
