@@ -26,15 +26,19 @@ _BUILT_IN = {
     "adult": "federation.tasks.adult:Adult",
     "cifar10": "federation.tasks.vision:Cifar10",
     "cifar10-fedfv": "federation.tasks.fedfv:Cifar10FedFV",
+    "cifar10-mnist": "federation.tasks.pairs:Cifar10Mnist",
     "digits": "federation.tasks.digits:Digits",
     "emnist": "federation.tasks.vision:Emnist",
     "fashion-mnist": "federation.tasks.vision:FashionMnist",
     "fashion-mnist-3": "federation.tasks.fedfv:FashionMnist3",
     "femnist": "federation.tasks.femnist:Femnist",
     "mnist": "federation.tasks.vision:Mnist",
+    "mnist-fashion": "federation.tasks.pairs:MnistFashion",
     "mnist-fedfv": "federation.tasks.fedfv:MnistFedFV",
+    "multi-mnist": "federation.tasks.pairs:MultiMnist",
     "river-flow": "federation.tasks.river_flow:RiverFlow",
     "shakespeare": "federation.tasks.shakespeare:Shakespeare",
+    "two-digits": "federation.tasks.pairs:TwoDigits",
 }
 
 
