@@ -1,0 +1,246 @@
+"""What every sketch is: how long its message is, how a client makes it, and what the server reads from all of them.
+
+A client's stochastic Jacobian A is (M_i, d): one gradient for each objective that the client serves, all at the model
+of the round. With weights p_ik the server wants the Gram matrix of the objectives' mean gradients,
+
+    G_kl = <sum_i p_ik a_ik, sum_j p_jl a_jl>,   (M, M).
+
+Messages are float32, everything that the server does is float64. The same arguments give the same bytes wherever the
+linear algebra library works with one thread; the caller sees to that.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Message = Mapping[str, NDArray[np.float32]]
+Jacobian = NDArray[np.floating[Any]]
+Matrix = NDArray[np.float64]
+Vector = NDArray[np.float64]
+
+
+class SketchError(ValueError):
+    """A sketch that does not exist or cannot be made, or a message that does not fit it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What one client contributes.
+
+    Attributes:
+        objectives: those that the client serves, in the order of the rows of its Jacobian.
+        weights: p_ik of each of them, shape (M_i,), not negative.
+        rows: the client's message.
+    """
+
+    objectives: tuple[str, ...]
+    weights: Vector
+    rows: Message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sketch(ABC):
+    """A way to tell the server enough of a Jacobian for the Gram matrix of a sum of Jacobians.
+
+    Attributes:
+        name: what run specifications call it.
+        unbiased: the expected `gram` is G, over `shared_seed`. Then `cross_gram` exists (see `linear`).
+        d: columns of a Jacobian.
+        objectives: all those of the task, M names.
+        budget: floats of the first upload of a client that serves all of them, as a share of d. Every message has at
+            least one value of each kind, however small the budget.
+
+    Raises:
+        SketchError: no columns, no objective or one named twice, a budget that is not a positive number.
+    """
+
+    name: ClassVar[str]
+    unbiased: ClassVar[bool] = False
+
+    d: int
+    objectives: tuple[str, ...]
+    budget: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.d < 1:
+            raise SketchError(f"a Jacobian has at least one column; got d = {self.d}")
+        if not self.objectives or len(set(self.objectives)) < len(self.objectives):
+            raise SketchError(f"objectives need names, each once; got {list(self.objectives)}")
+        if not (isfinite(self.budget) and self.budget > 0):
+            raise SketchError(f"budget must be finite and positive, a share of d; got {self.budget!r}")
+
+    def rows(self, objectives: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+        """Name and length of every row of the message of a client that serves these.
+
+        Raises:
+            SketchError: objectives that the task does not have, one twice, or none.
+        """
+        unknown = [name for name in objectives if name not in self.objectives]
+        if unknown:
+            raise SketchError(f"no objective {unknown[0]!r}: there are {', '.join(self.objectives)}")
+        if not objectives or len(set(objectives)) < len(objectives):
+            raise SketchError(f"a client serves one or more objectives, each once; got {list(objectives)}")
+        return self.layout(len(objectives))
+
+    @abstractmethod
+    def layout(self, served: int) -> tuple[tuple[str, int], ...]:
+        """Name and length of every row of the message of a client that serves so many objectives."""
+
+    def compress(self, A: Jacobian, *, shared_seed: int, own_seed: int) -> dict[str, NDArray[np.float32]]:
+        """The client's message: the rows that `layout` names.
+
+        Args:
+            A: the client's Jacobian, (M_i, d).
+            shared_seed: of this round, the same for every client.
+            own_seed: of this round and client.
+
+        Raises:
+            SketchError: another shape, or values that are not finite, in A or in the message as float32.
+        """
+        self._check(A)
+        rows = self._compress(A, shared_seed, own_seed)
+        return {name: narrow(name, values) for name, values in rows.items()}
+
+    @abstractmethod
+    def _compress(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
+        """The rows before they become float32; A has been looked at."""
+
+    @abstractmethod
+    def gram(self, parts: Iterable[Part], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
+        """The estimate of G, (M, M), symmetric, of these objectives in this order.
+
+        One part after the other is looked at, and none is kept. What a part says of other objectives plays no role; an
+        objective of which no part says anything has zeros.
+
+        Args:
+            parts: the clients' messages; their order decides the rounding.
+            objectives: which enter G.
+            shared_seed: the one that the clients had.
+
+        Raises:
+            SketchError: a message that does not fit.
+        """
+
+    def _check(self, A: Jacobian) -> None:
+        if A.ndim != 2 or not 1 <= len(A) <= len(self.objectives) or A.shape[1] != self.d:
+            raise SketchError(
+                f"the Jacobian has shape {A.shape}; 1 to {len(self.objectives)} rows of {self.d} columns are needed"
+            )
+        if not np.isfinite(A).all():
+            raise SketchError("the Jacobian has values that are not finite")
+
+    def _checked(self, parts: Iterable[Part]) -> Iterator[Part]:
+        for part in parts:
+            fits(part.rows, self.rows(part.objectives), self.name)
+            weights = part.weights
+            if weights.shape != (len(part.objectives),) or not (np.isfinite(weights) & (weights >= 0)).all():
+                raise SketchError(f"a part has one weight for each of {list(part.objectives)}; got {weights.tolist()}")
+            yield part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding(Sketch):
+    """A sketch whose message stands for one vector of each objective; inner products of sums of these estimate G.
+
+    The estimate is a Gram matrix, and so positive semi-definite.
+    """
+
+    @abstractmethod
+    def vectors(self, message: Message, served: int, *, shared_seed: int) -> NDArray[Any]:
+        """What a message stands for, (M_i, k) with the same k for every client."""
+
+    def gram(self, parts: Iterable[Part], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
+        """See the base."""
+        Z = self.total(parts, objectives, shared_seed=shared_seed)
+        return symmetric(Z @ Z.T)
+
+    def total(self, parts: Iterable[Part], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
+        """sum_i p_ik z_ik for each of these objectives, (M, k); (M, 0) without parts."""
+        Z = np.zeros((len(objectives), 0))
+        for part in self._checked(parts):
+            vectors = self.vectors(part.rows, len(part.objectives), shared_seed=shared_seed)
+            if not Z.size:
+                Z = np.zeros((len(objectives), vectors.shape[1]))
+            for name, weight, vector in zip(part.objectives, part.weights, vectors, strict=True):
+                if name in objectives:
+                    Z[objectives.index(name)] += weight * vector
+        return Z
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Embedding):
+    """A sketch that is one random linear map for all clients of a round, S with E[S^T S] = 1.
+
+    So its estimate is unbiased, and only the sum of the messages matters.
+    """
+
+    unbiased: ClassVar[bool] = True
+
+    def cross_gram(
+        self, first: Iterable[Part], second: Iterable[Part], objectives: tuple[str, ...], *, shared_seed: int
+    ) -> Matrix:
+        """(H_1^T H_2 + H_2^T H_1) / 2 of two independent sets of clients, (M, M), symmetric, perhaps indefinite.
+
+        Its expectation is the Gram matrix of the expected gradients, without the noise of the minibatches that the
+        square of one set's mean contains (FedCMOO, section 5). Whoever clips it to the positive semi-definite
+        matrices loses that.
+
+        Args:
+            first: messages of one set of clients.
+            second: messages of the other.
+            objectives: which enter the matrix.
+            shared_seed: one for both sets.
+
+        Raises:
+            SketchError: a message that does not fit.
+        """
+        H1 = self.total(first, objectives, shared_seed=shared_seed)
+        H2 = self.total(second, objectives, shared_seed=shared_seed)
+        if not H1.size or not H2.size:
+            return np.zeros((len(objectives), len(objectives)))
+        return symmetric(H1 @ H2.T)
+
+
+def fits(message: Message, layout: tuple[tuple[str, int], ...], whose: str) -> None:
+    """Looks whether a message has the rows of a layout.
+
+    Raises:
+        SketchError: it has not; the message begins with `whose`.
+    """
+    for name, length in layout:
+        values = message.get(name)
+        if values is None or values.shape != (length,):
+            found = "no such row" if values is None else f"shape {values.shape}"
+            raise SketchError(f"{whose}: row {name!r} has {length} values; the message has {found}")
+
+
+def narrow(name: str, values: NDArray[Any]) -> NDArray[np.float32]:
+    """A row of a message as float32.
+
+    Raises:
+        SketchError: a value that float32 cannot hold.
+    """
+    with np.errstate(over="ignore"):
+        row = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
+    if not np.isfinite(row).all():
+        raise SketchError(f"row {name!r} of the sketch leaves the range of float32: up to {np.abs(values).max():.3g}")
+    return row
+
+
+def symmetric(G: Matrix) -> Matrix:
+    """(G + G^T) / 2."""
+    return 0.5 * (G + G.T)
+
+
+def clip_to_psd(G: Matrix) -> Matrix:
+    """The positive semi-definite matrix nearest to the symmetric part of G, (M, M): negative eigenvalues become 0."""
+    G = symmetric(G)
+    values, vectors = np.linalg.eigh(G)
+    if values[0] >= 0:
+        return G
+    return symmetric((vectors * np.maximum(values, 0.0)) @ vectors.T)
