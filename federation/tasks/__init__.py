@@ -24,6 +24,8 @@ ENTRY_POINTS = "fedpareto.tasks"
 
 _BUILT_IN = {
     "adult": "federation.tasks.adult:Adult",
+    "celeba": "federation.tasks.celeba:CelebA",
+    "celeba-5": "federation.tasks.celeba:CelebA5",
     "cifar10": "federation.tasks.vision:Cifar10",
     "cifar10-fedfv": "federation.tasks.fedfv:Cifar10FedFV",
     "cifar10-mnist": "federation.tasks.pairs:Cifar10Mnist",
