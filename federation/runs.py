@@ -11,11 +11,13 @@
 Every key is optional but `name`, `task` and `rounds`. An unknown or wrong key is refused with its path.
 """
 
+import re
 import tomllib
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from federation.objectives import OBJECTIVE
 from federation.problems import explain
 from federation.tasks import Part
 
@@ -28,6 +30,7 @@ MAX_COUNT = 2**31 - 1  # of epochs, steps, clients
 MAX_DEADLINE = 366 * 86_400.0
 
 Split = Literal["train", "validation", "test"]
+Objective = Annotated[str, Field(pattern=f"^{OBJECTIVE}$")]
 
 
 class SpecError(ValueError):
@@ -124,6 +127,26 @@ class EvaluateSpec(_Section):
     deadline_seconds: float = Field(600.0, gt=0, le=MAX_DEADLINE)
 
 
+class ObjectivesSpec(_Section):
+    """The objectives of a task that has several, and who serves which: the indicator matrix."""
+
+    names: tuple[Objective, ...] = Field(
+        (), description="of the task, in its order; empty is what the task says where the run is submitted"
+    )
+    serve: dict[str, tuple[Objective, ...]] = Field(
+        {}, description="which of them a client serves, by its name; of the others, what they declare counts"
+    )
+
+
+class JacobianSpec(_Section):
+    """The phase in which clients send sketches of their gradients (FedCMOO), and its second leg."""
+
+    deadline_seconds: float = Field(600.0, gt=0, le=MAX_DEADLINE, description="later replies are refused")
+    quorum: float = Field(
+        0.5, ge=0, le=1, description="share of the wanted replies without which the round is skipped at the deadline"
+    )
+
+
 class SelectionSpec(_Section):
     """Who is asked to train in a round, and how many must answer."""
 
@@ -161,6 +184,9 @@ class SimulationSpec(_Section):
         "equal", description="how many samples each holds, for iid and dirichlet: see `data show --help`"
     )
     partition_seed: int = Field(0, ge=0, description="of the partition; the run's `seed` is of everything else")
+    objectives: str = Field(
+        "all", description="which objectives each client serves: all, or cycle:K, K of them in turn"
+    )
     attackers: int = Field(0, ge=0, description="how many of the clients, the last by name, are attackers")
     attack: str = Field("", description='what they do, such as "sign-flip" or "scale=100,bias=1000"')
 
@@ -175,6 +201,13 @@ class SimulationSpec(_Section):
     def _sizes_of_the_partition(cls, value: str, info: ValidationInfo) -> str:
         if "partition" in info.data:  # one that is wrong itself was left out
             Part(0, 1, info.data["partition"], sizes=value)
+        return value
+
+    @field_validator("objectives")
+    @classmethod
+    def _of_the_objectives(cls, value: str) -> str:
+        if re.fullmatch(r"all|cycle:[1-9][0-9]{0,3}", value) is None:
+            raise ValueError(f"unknown choice of objectives {value!r}: use all or cycle:K")
         return value
 
     @field_validator("attack")
@@ -204,7 +237,9 @@ class RunSpec(_Section):
     seed: int = Field(0, ge=0, lt=2**63)
     algorithm: AlgorithmSpec = AlgorithmSpec()
     server: ServerSpec = ServerSpec()
+    objectives: ObjectivesSpec = ObjectivesSpec()
     train: TrainSpec = TrainSpec()
+    jacobian: JacobianSpec = JacobianSpec()
     evaluate: EvaluateSpec = EvaluateSpec()
     selection: SelectionSpec = SelectionSpec()
     limits: LimitsSpec = LimitsSpec()

@@ -21,6 +21,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from torch import Tensor
 
+from federation.objectives import JOINT, OBJECTIVE, Targets, joint_target
 from federation.tasks import DataError, Dataset, Splits, Task, TaskError
 from federation.tasks import parameters as flat
 from federation.vectors import Layout
@@ -32,22 +33,6 @@ _LOOK_EVERY = 50
 # Minibatches gathered at a time: for small models, gathering each alone costs as much as a forward pass.
 _GATHERED = 32
 SPLITS = ("train", "validation", "test")
-OBJECTIVE = r"[a-z0-9][a-z0-9-]{0,62}"
-JOINT = "loss"  # the row of an update that descends several objectives together
-
-Targets = Mapping[str, Mapping[str, float]]
-"""What the rows of an update descend: row -> objective -> weight, the loss being the weighted sum."""
-
-
-def joint_target(objectives: Sequence[str], weights: Mapping[str, float] | None = None) -> Targets:
-    """One row, for all of these objectives together: their weighted sum, or their mean where no weights are given."""
-    own = {name: 1.0 / len(objectives) for name in objectives} if weights is None else weights
-    return {JOINT: {name: own[name] for name in objectives if name in own}}
-
-
-def separate_targets(objectives: Sequence[str]) -> Targets:
-    """A row for each of these objectives."""
-    return {name: {name: 1.0} for name in objectives}
 
 
 class TrainingDiverged(Exception):

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from federation.tasks import Splits, Task
 from simulation import SimulationError
-from simulation.local import LocalWork, Loop, Stacked, why_not_stacked
+from simulation.local import LocalWork, Loop, Serves, Stacked, why_not_stacked
 
 BACKENDS = ("auto", "stacked", "loop", "ray")
 
@@ -29,7 +29,13 @@ class Backend:
 
 
 def pick_backend(
-    name: str, task: Task, splits: Mapping[str, Splits], *, device: str, ray_address: str | None = None
+    name: str,
+    task: Task,
+    splits: Mapping[str, Splits],
+    *,
+    device: str,
+    serves: Serves | None = None,
+    ray_address: str | None = None,
 ) -> Backend:
     """A backend by name; "auto" is "stacked" where clients can be trained together, else "loop".
 
@@ -46,15 +52,15 @@ def pick_backend(
             raise SimulationError("the backend ray needs Ray, not installed here: install fedpareto[ray]")
         from simulation.cluster import RayWork  # noqa: PLC0415 - Ray is an extra
 
-        work = RayWork(task.name, splits, device, ray_address)
+        work = RayWork(task.name, splits, device, ray_address, serves)
         return Backend("ray", "", work, work.close)
     if name == "loop":
-        return Backend("loop", "", Loop(task, splits, device))
+        return Backend("loop", "", Loop(task, splits, device, serves))
     why = why_not_stacked(task, splits, device, strict=name == "stacked")
     if why and name == "stacked":
         raise ValueError(f"{task.name} cannot be trained stacked: {why}; use --backend loop")
     return (
-        Backend("loop", why, Loop(task, splits, device))
+        Backend("loop", why, Loop(task, splits, device, serves))
         if why
-        else Backend("stacked", "", Stacked(task, splits, device))
+        else Backend("stacked", "", Stacked(task, splits, device, serves))
     )

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from federation.tasks import Splits, task
-from federation.training import TrainingDiverged, TrainingStopped, TrainWork
+from federation.training import TrainingDiverged, TrainingStopped
 from simulation import SimulationError
-from simulation.local import LocalWork, Loop, Outcome, Stopped
+from simulation.local import LocalWork, Loop, Order, Outcome, Serves, Stopped
 
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 10.0
@@ -23,21 +23,22 @@ _ANSWER_SECONDS = 10.0
 class _Trainers:
     """Some of the clients, in a process of its own."""
 
-    def __init__(self, name: str, splits: Mapping[str, Splits], device: str) -> None:
+    def __init__(self, name: str, splits: Mapping[str, Splits], device: str, serves: Serves | None) -> None:
         import torch  # noqa: PLC0415 - in the actor's process
 
         torch.set_num_threads(1)
-        self._loop = Loop(task(name), splits, device)
+        self._loop = Loop(task(name), splits, device, serves)
 
     def ready(self) -> None:
         """Answers when the clients are there."""
 
-    def train(
-        self, base: NDArray[np.float32], work: TrainWork, clients: list[str], seed: int, round_: int
-    ) -> dict[str, Outcome | int]:
+    def train(self, base: NDArray[np.float32], order: Order, clients: list[str]) -> dict[str, Outcome | int]:
         """As `LocalWork.train`; where training diverged, the step."""
-        outcomes = self._loop.train(base, work, clients, seed=seed, round_=round_, stopped=lambda: False)
-        return {name: one.step if isinstance(one, TrainingDiverged) else one for name, one in outcomes.items()}
+        return _told(self._loop.train(base, order, clients, stopped=lambda: False))
+
+    def jacobian(self, base: NDArray[np.float32], order: Order, clients: list[str]) -> dict[str, Outcome | int]:
+        """As `LocalWork.jacobian`; where training diverged, the step."""
+        return _told(self._loop.jacobian(base, order, clients, stopped=lambda: False))
 
     def evaluate(
         self, base: NDArray[np.float32], clients: list[str], splits: tuple[str, ...]
@@ -56,12 +57,21 @@ class RayWork(LocalWork):
         splits: the clients' data; each part goes to its process once.
         device: "cpu" or "cuda"; which GPU a process gets is up to Ray.
         address: of a cluster that runs; None starts one on this machine.
+        serves: the objectives of each client; None for all.
 
     Raises:
         SimulationError: no such cluster, no GPU in it, or a machine of it that cannot train the task.
     """
 
-    def __init__(self, name: str, splits: Mapping[str, Splits], device: str, address: str | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        splits: Mapping[str, Splits],
+        device: str,
+        address: str | None,
+        serves: Serves | None = None,
+    ) -> None:
+        self._serves = serves
         self._actors: list[Any] = []
         self._started = not ray.is_initialized()
         if self._started:
@@ -74,22 +84,18 @@ class RayWork(LocalWork):
             raise
 
     def train(
-        self,
-        base: NDArray[np.float32],
-        work: TrainWork,
-        clients: Sequence[str],
-        *,
-        seed: int,
-        round_: int,
-        stopped: Stopped,
+        self, base: NDArray[np.float32], order: Order, clients: Sequence[str], *, stopped: Stopped
     ) -> dict[str, Outcome]:
         """See the base."""
         shared = ray.put(base)
-        asked = [actor.train.remote(shared, work, some, seed, round_) for actor, some in self._dealt(clients)]
-        outcomes: dict[str, Outcome] = {}
-        for part in _gather(asked, stopped):
-            outcomes |= {name: TrainingDiverged(one) if isinstance(one, int) else one for name, one in part.items()}
-        return outcomes
+        return _heard([actor.train.remote(shared, order, some) for actor, some in self._dealt(clients)], stopped)
+
+    def jacobian(
+        self, base: NDArray[np.float32], order: Order, clients: Sequence[str], *, stopped: Stopped
+    ) -> dict[str, Outcome]:
+        """See the base."""
+        shared = ray.put(base)
+        return _heard([actor.jacobian.remote(shared, order, some) for actor, some in self._dealt(clients)], stopped)
 
     def evaluate(
         self, base: NDArray[np.float32], clients: Sequence[str], splits: tuple[str, ...], *, stopped: Stopped
@@ -122,12 +128,24 @@ class RayWork(LocalWork):
         names = list(splits)
         for index in range(count):
             own = {client: splits[client] for client in names[index::count]}
-            self._actors.append(actor.remote(name, own, device))
+            self._actors.append(actor.remote(name, own, device, self._serves))
         return {client: index % count for index, client in enumerate(names)}
 
     def _dealt(self, clients: Sequence[str]) -> list[tuple[Any, list[str]]]:
         dealt = [(actor, [name for name in clients if self._home[name] == at]) for at, actor in enumerate(self._actors)]
         return [(actor, some) for actor, some in dealt if some]
+
+
+def _told(outcomes: Mapping[str, Outcome]) -> dict[str, Outcome | int]:
+    """Outcomes as they travel: an exception would lose its step."""
+    return {name: one.step if isinstance(one, TrainingDiverged) else one for name, one in outcomes.items()}
+
+
+def _heard(asked: list[Any], stopped: Stopped) -> dict[str, Outcome]:
+    outcomes: dict[str, Outcome] = {}
+    for part in _gather(asked, stopped):
+        outcomes |= {name: TrainingDiverged(one) if isinstance(one, int) else one for name, one in part.items()}
+    return outcomes
 
 
 def _connect(address: str | None) -> None:

@@ -6,7 +6,9 @@ reason. Updates stay in memory, unless the algorithm needs them in later rounds.
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.gram import Row
-from coordinator.aggregation.phases import Replies, Reply, Train
+from coordinator.aggregation.phases import Evaluate, Jacobian, Replies, Reply, Residual, Selected, Train
 from coordinator.rounds import selection
 from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings
 from coordinator.rounds.intake import content_problem, payload_problem
@@ -24,17 +26,21 @@ from federation.attacks import attack_seed
 from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.envelope import envelope_digest
+from federation.objectives import JOINT, Targets
 from federation.refusals import Refusal
+from federation.sketches.asked import jacobian_of, second_leg, sketch_of
+from federation.sketches.seeds import own_seed, shared_seed
 from federation.training import TrainingDiverged, TrainingStopped, TrainResult, TrainWork
 from federation.v1 import common_pb2
 from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
-from federation.vectors import PayloadCheck, model_row, update_layout
-from simulation.local import LocalWork
+from federation.vectors import PayloadCheck, model_layout, model_row, update_layout
+from simulation.local import LocalWork, Order, Outcome
 from simulation.population import Population
 from storage import models
 from storage.models import Assignment, AssignmentState, PhaseKind, PhaseState
 
 SOFTWARE = "simulation"
+_KINDS = {Train: PhaseKind.TRAIN, Jacobian: PhaseKind.JACOBIAN, Residual: PhaseKind.RESIDUAL}
 Vector = NDArray[np.float32]
 
 
@@ -70,17 +76,22 @@ class SimulatedFleet(Fleet):
         self._probe = probe
         self._stopped = stopped
 
+    def known(self, session: Session) -> dict[str, Selected]:
+        """See the base: everybody with training samples."""
+        serves = self._population.serves
+        return {name: Selected(n, serves[name]) for name, n in self._population.samples.items() if n > 0}
+
     def pool(self, session: Session) -> dict[str, int]:
         """See the base: everybody with training samples."""
-        return {name: count for name, count in self._population.samples.items() if count > 0}
+        return {name: one.samples for name, one in self.known(session).items()}
 
     def ask(self, question: Question) -> Replies:
         """See the base. Asked again, the same is computed again."""
         base = model_row(self._around.blobs.path(question.base_model)).read()
         try:
-            if isinstance(question.phase, Train):
-                return self._train(question, base)
-            return self._evaluate(question, base)
+            if isinstance(question.phase, Evaluate):
+                return self._evaluate(question, question.phase, base)
+            return self._work(question, question.phase, base)
         except TrainingStopped:
             raise Held from None
 
@@ -92,32 +103,32 @@ class SimulatedFleet(Fleet):
 
     # --- evaluation: nothing to record but the scores, which the conductor does
 
-    def _evaluate(self, question: Question, base: Vector) -> Replies:
-        splits = question.phase.splits if not isinstance(question.phase, Train) else ()
-        scores = self._local.evaluate(base, question.clients, splits, stopped=self._stopped)
+    def _evaluate(self, question: Question, phase: Evaluate, base: Vector) -> Replies:
+        scores = self._local.evaluate(base, question.clients, phase.splits, stopped=self._stopped)
         return Replies(
             [
-                Reply(client_id=name, samples=self._population.samples[name], losses={}, metrics=metrics)
+                Reply(
+                    client_id=name,
+                    samples=self._population.samples[name],
+                    losses={},
+                    metrics=metrics,
+                    objectives=self._population.serves[name],
+                )
                 for name, metrics in scores.items()
             ],
             device=self._around.device,
         )
 
-    # --- training
+    # --- training, and gradients
 
-    def _train(self, question: Question, base: Vector) -> Replies:
-        work = TrainWork.of(self._run.spec.train)
+    def _work(self, question: Question, phase: Train | Jacobian | Residual, base: Vector) -> Replies:
         began = time.perf_counter()
-        attackers = self._population.attackers
         clients = self._first(question)
-        idle = [name for name in clients if name in attackers and not attackers[name].trains]
-        training = [name for name in clients if name not in idle]
-        outcomes = self._local.train(
-            base, work, training, seed=self._run.spec.seed, round_=question.round, stopped=self._stopped
-        )
-        outcomes |= self._idle(question, base, idle)
-        seconds = (time.perf_counter() - began) / len(clients)
-        self._attack(question, base, outcomes)
+        if isinstance(phase, Train):
+            outcomes = self._trained(question, phase, clients, base)
+        else:
+            outcomes = self._gradients(question, phase, clients, base)
+        seconds = (time.perf_counter() - began) / max(1, len(clients))
         replies: list[Reply] = []
         record = [self._not_needed(question, name) for name in question.clients if name not in clients]
         for name in sorted(outcomes):
@@ -127,6 +138,44 @@ class SimulatedFleet(Fleet):
                 replies.append(reply)
         self._record(question, record)
         return Replies(replies, device=self._around.device)
+
+    def _order(self, question: Question, **changed: Any) -> Order:
+        spec = self._run.spec
+        return Order(work=TrainWork.of(spec.train), seed=spec.seed, round=question.round, **changed)
+
+    def _trained(self, question: Question, phase: Train, clients: list[str], base: Vector) -> dict[str, Outcome]:
+        """What the clients' training came to, and what attackers made of theirs."""
+        attackers, serves = self._population.attackers, self._population.serves
+        targets = {name: phase.targets(serves[name]) for name in clients}
+        idle = [name for name in clients if name in attackers and not attackers[name].trains]
+        training = [name for name in clients if name not in idle]
+        order = self._order(question, targets=targets, from_jacobian=phase.from_jacobian, measure=phase.measure)
+        outcomes = self._local.train(base, order, training, stopped=self._stopped)
+        outcomes |= self._idle(base, idle, targets)
+        self._attack(question, base, outcomes)
+        return outcomes
+
+    def _gradients(
+        self, question: Question, phase: Jacobian | Residual, clients: list[str], base: Vector
+    ) -> dict[str, Outcome]:
+        """The clients' sketches of their gradients, or what these lost."""
+        second = isinstance(phase, Residual)
+        asked = phase.jacobian if isinstance(phase, Residual) else phase
+        order = self._order(question, measure=asked.measure and not second)
+        outcomes = self._local.jacobian(base, order, clients, stopped=self._stopped)
+        self._attack(question, base, outcomes)
+        layout = model_layout(self._around.blobs.path(question.base_model))
+        made = sketch_of(asked, layout, self._run.objectives)
+        shared = shared_seed(self._run.spec.seed, question.round)
+        for name, outcome in outcomes.items():
+            if isinstance(outcome, TrainResult):
+                A = jacobian_of(outcome.rows, asked, layout)
+                own = own_seed(self._run.spec.seed, question.round, name)
+                rows = made.compress(A, shared_seed=shared, own_seed=own)
+                if isinstance(phase, Residual):
+                    rows = second_leg(made).residual(A, rows, phase.reference, phase.objectives)
+                outcomes[name] = replace(outcome, rows=rows)
+        return outcomes
 
     def _first(self, question: Question) -> list[str]:
         """Who replies before the round has as many as it wants; by lot, where more were asked."""
@@ -147,37 +196,38 @@ class SimulatedFleet(Fleet):
             client_id=name,
             state=AssignmentState.OPEN,
             base_model=question.base_model,
+            objectives=list(self._population.serves[name]),
             envelope=b"",
             created=self._around.clock(),
         )
 
-    def _idle(self, question: Question, base: Vector, clients: list[str]) -> dict[str, TrainResult]:
+    def _idle(self, base: Vector, clients: list[str], targets: Mapping[str, Targets]) -> dict[str, Outcome]:
         """What clients that only pretend to train have to hand in: measured losses, and no step."""
-        objectives = self._phase(question).objectives
-        results = {}
+        results: dict[str, Outcome] = {}
         for name, metrics in self._local.evaluate(base, clients, ("train",), stopped=self._stopped).items():
+            rows = {row: np.zeros_like(base) for row in targets[name]}
             losses = {
-                key: metrics[at]
-                for key in objectives
-                if (at := f"train/loss/{key}" if len(objectives) > 1 else "train/loss") in metrics
+                key.removeprefix("train/loss").removeprefix("/") or JOINT: value
+                for key, value in metrics.items()
+                if key.startswith("train/loss")
             }
-            rows = dict.fromkeys(objectives, np.zeros_like(base))
             results[name] = TrainResult(rows, losses, metrics, self._population.samples[name], 0.0)
         return results
 
-    def _attack(self, question: Question, base: Vector, outcomes: dict[str, TrainResult | TrainingDiverged]) -> None:
+    def _attack(self, question: Question, base: Vector, outcomes: dict[str, Outcome]) -> None:
         """Attackers know the honest updates of the round; their own places are taken by what they make of them."""
         attacks = {name: one for name, one in self._population.attackers.items() if name in outcomes}
         if not attacks:
             return
         change = self._change(question, base)
         honest = [one for name, one in sorted(outcomes.items()) if name not in attacks and isinstance(one, TrainResult)]
-        for objective in self._phase(question).objectives:
-            rows = [one.rows[objective] for one in honest]
+        names = dict.fromkeys(row for one in outcomes.values() if isinstance(one, TrainResult) for row in one.rows)
+        for objective in names:
+            rows = [one.rows[objective] for one in honest if objective in one.rows]
             peers = np.stack(rows) if rows else np.empty((0, len(base)), dtype=np.float32)
             for name, attack in attacks.items():
                 outcome = outcomes[name]
-                if isinstance(outcome, TrainResult):
+                if isinstance(outcome, TrainResult) and objective in outcome.rows:
                     seed = attack_seed(self._run.spec.seed, question.round, name)
                     own = outcome.rows[objective] if attack.trains else change
                     sent = attack.on_update(own, peers=peers, m=len(outcomes), seed=seed)
@@ -185,9 +235,7 @@ class SimulatedFleet(Fleet):
         for name, attack in attacks.items():
             outcome = outcomes[name]
             if isinstance(outcome, TrainResult):
-                outcomes[name] = TrainResult(
-                    outcome.rows, attack.on_losses(outcome.losses), outcome.metrics, outcome.samples, outcome.seconds
-                )
+                outcomes[name] = replace(outcome, losses=attack.on_losses(outcome.losses))
 
     def _change(self, question: Question, base: Vector) -> Vector:
         """w_{t-1} - w_t, zeros in the first round: from the record, so that an interrupted simulation knows it too."""
@@ -199,9 +247,7 @@ class SimulatedFleet(Fleet):
             )
         return np.zeros_like(base) if before is None else model_row(self._around.blobs.path(before)).read() - base
 
-    def _take(
-        self, question: Question, name: str, outcome: TrainResult | TrainingDiverged, seconds: float
-    ) -> tuple[Assignment, Reply | None]:
+    def _take(self, question: Question, name: str, outcome: Outcome, seconds: float) -> tuple[Assignment, Reply | None]:
         """One client's reply as the intake would take it: accepted, or refused with its reason."""
         now = self._around.clock()
         assignment = self._assignment(question, name)
@@ -234,9 +280,11 @@ class SimulatedFleet(Fleet):
             seconds=seconds,
         )
         limit = self._run.spec.limits.samples
-        problem = content_problem(manifest, trains=True, limit=limit) or payload_problem(check)
+        trains = isinstance(question.phase, Train)
+        problem = content_problem(manifest, trains=True, limit=limit) or payload_problem(check, trains=trains)
         envelope = SignedEnvelope(manifest=manifest.SerializeToString(deterministic=True))
-        if problem is None and self._keeps_updates:
+        keeps = problem is None and trains and self._keeps_updates
+        if keeps:
             with self._around.blobs.writer(hash=False) as writer:
                 for piece in pieces:
                     writer.write(piece)
@@ -248,7 +296,7 @@ class SimulatedFleet(Fleet):
             envelope=envelope.SerializeToString(deterministic=True),
             envelope_digest=envelope_digest(envelope),
             receipt=b"",
-            payload=payload if problem is None and self._keeps_updates else "",
+            payload=payload if keeps else "",
             payload_bytes=layout.file_bytes,
             samples=outcome.samples,
             losses={key: value for key, value in outcome.losses.items() if np.isfinite(value)},
@@ -266,6 +314,8 @@ class SimulatedFleet(Fleet):
             losses=outcome.losses,
             metrics=outcome.metrics,
             rows=rows,
+            names=tuple(outcome.rows),
+            objectives=self._population.serves[name],
             envelope=update.envelope_digest,
             payload=update.payload,
         )
@@ -285,7 +335,7 @@ class SimulatedFleet(Fleet):
             phase = models.Phase(
                 round_id=question.round_id,
                 number=question.number,
-                kind=PhaseKind.TRAIN,
+                kind=_KINDS[type(question.phase)],
                 state=PhaseState.OPEN,
                 wanted=question.wanted,
                 started=now,
@@ -294,11 +344,6 @@ class SimulatedFleet(Fleet):
             phase.assignments.extend(assignments)
             close_phase(phase, now)
             session.add(phase)
-
-    def _phase(self, question: Question) -> Train:
-        if not isinstance(question.phase, Train):
-            raise TypeError(f"{question.phase} is no training")
-        return question.phase
 
 
 def enroll(session: Session, population: Population, task: str, around: Surroundings) -> None:
@@ -313,6 +358,7 @@ def enroll(session: Session, population: Population, task: str, around: Surround
                     signing_key=bytes(32),
                     key_id=digest(name.encode()).partition(":")[2],
                     tasks={task: samples},
+                    objectives={task: list(population.serves[name])},
                     software=SOFTWARE,
                     enrolled=around.clock(),
                 )
@@ -320,8 +366,7 @@ def enroll(session: Session, population: Population, task: str, around: Surround
 
 
 def _with_row(outcome: TrainResult, objective: str, row: Vector) -> TrainResult:
-    rows: Mapping[str, Vector] = {**outcome.rows, objective: np.ascontiguousarray(row, dtype=np.float32)}
-    return TrainResult(rows, outcome.losses, outcome.metrics, outcome.samples, outcome.seconds)
+    return replace(outcome, rows={**outcome.rows, objective: np.ascontiguousarray(row, dtype=np.float32)})
 
 
 def _end(assignment: Assignment, problem: Refusal | None, now: datetime) -> None:

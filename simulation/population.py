@@ -16,10 +16,12 @@ class Population:
     Attributes:
         splits: every client's data, poisoned where its owner does that; ordered by name.
         attackers: the attack of each client that is not honest.
+        serves: the objectives of each client.
     """
 
     splits: Mapping[str, Splits]
     attackers: Mapping[str, Attack]
+    serves: Mapping[str, tuple[str, ...]]
 
     @property
     def samples(self) -> dict[str, int]:
@@ -27,7 +29,9 @@ class Population:
         return {name: len(splits.train) for name, splits in self.splits.items()}
 
 
-def populate(task: Task, spec: SimulationSpec, source: DataSource, *, seed: int) -> Population:
+def populate(
+    task: Task, spec: SimulationSpec, source: DataSource, *, seed: int, serve: Mapping[str, tuple[str, ...]]
+) -> Population:
     """Deals a task's data to the clients that a specification asks for.
 
     Args:
@@ -35,6 +39,7 @@ def populate(task: Task, spec: SimulationSpec, source: DataSource, *, seed: int)
         spec: how many clients there are, what they hold, and who attacks.
         source: where the data is.
         seed: of the run, for what attackers draw at random.
+        serve: which objectives some of them serve, by name; of the others, `spec` says it.
 
     Raises:
         DataError: missing or malformed data, or too little of it for so many clients.
@@ -52,7 +57,18 @@ def populate(task: Task, spec: SimulationSpec, source: DataSource, *, seed: int)
             if attack is None or name not in attackers
             else attack.poison(own, task, seed=attack_seed(seed, 0, name))
         )
-    return Population(splits, {name: one for name, one in attackers.items() if one is not None})
+    serves = {name: serve.get(name, own) for name, own in zip(names, _served(task, spec), strict=True)}
+    return Population(splits, {name: one for name, one in attackers.items() if one is not None}, serves)
+
+
+def _served(task: Task, spec: SimulationSpec) -> list[tuple[str, ...]]:
+    """The objectives of each client: all of them, or some in turn."""
+    kind, _, count = spec.objectives.partition(":")
+    M = len(task.objectives)
+    chosen = [
+        set(range(M)) if kind == "all" else {(at + i) % M for i in range(int(count))} for at in range(spec.clients)
+    ]
+    return [tuple(name for at, name in enumerate(task.objectives) if at in own) for own in chosen]
 
 
 def client_names(count: int) -> list[str]:

@@ -15,7 +15,7 @@ from coordinator.clock import utc_now
 from coordinator.home import SETTINGS_FILE, Home, Settings
 from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleet import Held, RunFacts, Surroundings
-from coordinator.rounds.specification import parse_run
+from coordinator.rounds.specification import fitting_objectives, parse_run
 from coordinator.rounds.states import move_run
 from federation.attacks.probe import Probe
 from federation.digests import digest
@@ -103,15 +103,25 @@ class Simulation(AbstractContextManager["Simulation"]):
             torch.set_num_threads(threads)
         learned = task(self.spec.task)
         self._population = populate(
-            learned, self.spec.simulation, DataSource(data, download=download), seed=self.spec.seed
+            learned,
+            self.spec.simulation,
+            DataSource(data, download=download),
+            seed=self.spec.seed,
+            serve=self.spec.objectives.serve,
         )
+        self._objectives = fitting_objectives(self.spec, self._algorithm, learned.objectives)
         ready, minimum = sum(count > 0 for count in self._population.samples.values()), self.spec.selection.minimum
         if ready < minimum:
             raise SimulationError(f"{ready} clients with data, but a round needs {minimum}: see selection.minimum")
         self._stopping = False
         with ExitStack() as stack:
             self.backend: Backend = pick_backend(
-                backend, learned, self._population.splits, device=chosen, ray_address=ray_address
+                backend,
+                learned,
+                self._population.splits,
+                device=chosen,
+                serves=self._population.serves,
+                ray_address=ray_address,
             )
             stack.callback(self.backend.close)
             self._probe = _probe(learned, self._population, chosen)
@@ -222,6 +232,7 @@ class Simulation(AbstractContextManager["Simulation"]):
                     spec_digest=digest(document),
                     initial_model=model,
                     model=model,
+                    objectives=list(self._objectives),
                     state_data={},
                     submitted_by="simulation",
                     created=now,

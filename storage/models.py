@@ -139,6 +139,8 @@ class PhaseKind(StrEnum):
 
     TRAIN = "TRAIN"
     EVALUATE = "EVALUATE"
+    JACOBIAN = "JACOBIAN"
+    RESIDUAL = "RESIDUAL"
 
 
 class PhaseState(StrEnum):
@@ -202,6 +204,7 @@ class Client(Base):
     signing_key: Mapped[bytes]  # raw Ed25519 public key, 32 bytes
     key_id: Mapped[str] = mapped_column(String(64), unique=True)  # hexadecimal
     tasks: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> training samples, from the last hello
+    objectives: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> those that it serves, likewise
     device: Mapped[str] = mapped_column(Prose(200), default="")
     software: Mapped[str] = mapped_column(Prose(200), default="")
     enrolled: Mapped[datetime]
@@ -276,6 +279,7 @@ class Run(Base):
     spec_digest: Mapped[str] = mapped_column(DIGEST)
     initial_model: Mapped[str] = mapped_column(ForeignKey("models.digest"))
     model: Mapped[str] = mapped_column(ForeignKey("models.digest"))  # the current one
+    objectives: Mapped[list[str]] = mapped_column(default=lambda: ["loss"])  # of the task, in its order
     state_data: Mapped[dict[str, Any]] = mapped_column(default=dict)  # after the last step; see rounds.stepping
     submitted_by: Mapped[str] = mapped_column(String(200))
     created: Mapped[datetime]
@@ -304,6 +308,7 @@ class Round(Base):
     wanted: Mapped[int]  # replies that the round wants; more are asked when it over-selects
     evaluation_phase: Mapped[int | None]  # the number of the phase that evaluates the result; it follows the others
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
+    objectives: Mapped[dict[str, Any]] = mapped_column(default=dict)  # of several; see rounds.outcome.objectives
     started: Mapped[datetime]
     stepped: Mapped[datetime | None]
     ended: Mapped[datetime | None]
@@ -345,6 +350,8 @@ class Assignment(Base):
     reason: Mapped[str] = mapped_column(REASON, default="")
     message: Mapped[str] = mapped_column(Prose(400), default="")
     base_model: Mapped[str] = mapped_column(ForeignKey("models.digest"), index=True)
+    reference: Mapped[str | None] = mapped_column(DIGEST)  # a blob that the work needs besides the model
+    objectives: Mapped[list[str]] = mapped_column(default=list)  # that the client works on
     envelope: Mapped[bytes]  # SignedEnvelope of an AssignmentManifest, as sent
     created: Mapped[datetime]
     ended: Mapped[datetime | None]
@@ -395,6 +402,7 @@ class Evaluation(Base):
     split: Mapped[str] = mapped_column(String(20))
     loss: Mapped[float | None]
     accuracy: Mapped[float | None]
+    objectives: Mapped[dict[str, float]] = mapped_column(default=dict)  # of several: "loss/<name>", "accuracy/<name>"
     samples: Mapped[int] = mapped_column(BigInteger)
 
 

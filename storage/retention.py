@@ -88,6 +88,7 @@ def _referenced(session: Session, keep_rounds: int | None) -> set[str]:
         select(Round.result_model),
         select(Round.gram),
         select(Assignment.base_model).join(Assignment.phase).join(Phase.round),
+        select(Assignment.reference).join(Assignment.phase).join(Phase.round),
         select(Evaluation.model).join(Round, Evaluation.round_id == Round.round_id),
         payloads,
     )

@@ -1,5 +1,6 @@
 """What must hold before an assignment is done: it is the coordinator's word, it is for us, and its owner allowed it."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,8 +10,11 @@ from google.protobuf.message import DecodeError
 from federation.digests import parse
 from federation.envelope import key_id, unseal
 from federation.identity import MemberFiles
+from federation.objectives import Targets, joint_target
 from federation.refusals import Refusal
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
+from federation.sketches import SketchError
+from federation.sketches.asked import second_leg, sketch_of
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, TrainWork
 from federation.vectors import Layout, update_layout
 
 SPLITS = ("train", "validation", "test")
@@ -38,11 +42,13 @@ class Allowed:
 
     Attributes:
         layout: of the task's model.
-        objectives: the rows of an update, in order.
+        objectives: all of the task's, in its order.
+        serves: those that this client serves.
     """
 
     layout: Layout
     objectives: tuple[str, ...]
+    serves: tuple[str, ...]
 
 
 def check_assignment(
@@ -82,13 +88,18 @@ def check_assignment(
     require(manifest.task in allowed, "task-not-allowed", "the owner of this worker did not allow this task")
     task = allowed[manifest.task]
     _require_base_model(manifest, task)
-    if manifest.WhichOneof("work") == "train":
+    kind = manifest.WhichOneof("work")
+    if kind in ("train", "jacobian", "residual"):
+        try:
+            wanted = _rows(manifest, task)
+        except (SketchError, ValueError) as error:
+            raise Declined(manifest.assignment_id, "work", str(error)[:500]) from None
         rows = [(row.objective, row.dtype, row.length) for row in manifest.rows]
-        wanted = [(objective, "F32", task.layout.size) for objective in task.objectives]
-        require(rows == wanted, "rows", f"this task gives the rows {wanted}, asked were {rows}"[:500])
-        size = update_layout([(name, length) for name, _, length in wanted]).file_bytes
-        require(manifest.max_payload_bytes >= size, "limit:payload", f"an update of this task takes {size} bytes")
-    elif manifest.WhichOneof("work") == "evaluate":
+        expected = [(name, "F32", length) for name, length in wanted]
+        require(rows == expected, "rows", f"this work gives the rows {expected}, asked were {rows}"[:500])
+        size = update_layout(wanted).file_bytes
+        require(manifest.max_payload_bytes >= size, "limit:payload", f"what this work gives takes {size} bytes")
+    elif kind == "evaluate":
         require(not manifest.rows, "rows", "an evaluation gives no rows")
         splits = list(manifest.evaluate.splits)
         known = splits and all(split in SPLITS for split in splits) and len(set(splits)) == len(splits)
@@ -96,6 +107,46 @@ def check_assignment(
     else:
         require(False, "work", "it asks for a kind of work that this version does not know: update the worker")
     return manifest
+
+
+def targets_of(work: TrainWork, serves: tuple[str, ...]) -> Targets:
+    """What the rows of an update descend, as an assignment says it.
+
+    Raises:
+        ValueError: an objective that is not served, a weight that is no number, or a row that is named twice.
+    """
+    if not work.targets:
+        return joint_target(serves)
+    targets = {target.row: {item.objective: item.weight for item in target.weights} for target in work.targets}
+    if len(targets) < len(work.targets):
+        raise ValueError("a row of the update is named twice")
+    for row, weights in targets.items():
+        if not weights or any(name not in serves for name in weights):
+            raise ValueError(f"row {row!r} descends {sorted(weights)}; this client serves {', '.join(serves)}")
+        if not all(math.isfinite(value) for value in weights.values()):
+            raise ValueError(f"row {row!r} descends objectives with weights that are no numbers")
+    return targets
+
+
+def _rows(manifest: AssignmentManifest, task: Allowed) -> list[tuple[str, int]]:
+    """The rows, and their lengths, that come of work on what a client holds.
+
+    Raises:
+        SketchError, ValueError: it cannot be done.
+    """
+    if manifest.WhichOneof("work") == "train":
+        return [(row, task.layout.size) for row in targets_of(manifest.train, task.serves)]
+    second = manifest.WhichOneof("work") == "residual"
+    asked = manifest.residual.jacobian if second else manifest.jacobian
+    objectives = tuple(asked.objectives)
+    if objectives != task.serves:
+        raise ValueError(f"gradients of {', '.join(objectives)} are asked for; this client serves {task.serves}")
+    made = sketch_of(asked, task.layout, task.objectives)
+    if not second:
+        return list(made.rows(objectives))
+    if unknown := set(manifest.residual.objectives) - set(task.objectives):
+        raise ValueError(f"the reference is of {sorted(unknown)}, which the task does not have")
+    return list(second_leg(made).residual_layout(len(objectives), len(manifest.residual.objectives)))
 
 
 def _require_base_model(manifest: AssignmentManifest, task: Allowed) -> None:

@@ -5,7 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC
 from pathlib import Path
 
@@ -16,12 +16,15 @@ from federation.channels import refusal_from_rpc_error
 from federation.envelope import seal
 from federation.identity import MemberFiles
 from federation.refusals import Refusal
+from federation.sketches.asked import jacobian_of, second_leg, sketch_of
+from federation.sketches.base import Message
+from federation.sketches.seeds import own_seed, shared_seed
 from federation.tasks import DataError
 from federation.training import Trainer, TrainingDiverged, TrainingStopped, TrainResult, TrainWork
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
-from federation.vectors import Vector, read_vector, update_layout, write_vectors
-from worker.assignments import Allowed, Declined, check_assignment
+from federation.vectors import Vector, read_vector, update_layout, update_rows, write_vectors
+from worker.assignments import Allowed, Declined, check_assignment, targets_of
 from worker.attacker import Attacker
 from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
@@ -30,6 +33,12 @@ from worker.session import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND, Session
 from worker.spool import Spool
 
 LOGGER = logging.getLogger("fedpareto.worker")
+_DOING = {
+    "train": "training",
+    "evaluate": "evaluating",
+    "jacobian": "making gradients",
+    "residual": "comparing gradients",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,13 +197,14 @@ class Runner:
             return self._stopping or job.unwanted
 
         base = self._base_model(manifest, offer, stopped)
+        reference = self._reference(manifest, stopped)
         kind = manifest.WhichOneof("work") or ""
         fields = {"assignment_id": name, "run_id": manifest.run_id, "round": manifest.round, "kind": kind}
-        doing = "training" if kind == "train" else "evaluating"
+        doing = _DOING.get(kind, kind)
         self._events.tell(doing, f"assignment {name} round {manifest.round}: {doing}", **fields)
         self._session.beat(name, 0.0)
         try:
-            result = self._work(manifest, offer, base, job, stopped)
+            result = self._work(manifest, offer, base, reference, job, stopped)
         except TrainingDiverged as error:
             raise Declined(name, "training-diverged", str(error)) from error
         except DataError as error:
@@ -214,7 +224,7 @@ class Runner:
         self._finished()
 
     def _base_model(self, manifest: AssignmentManifest, offer: Offer, stopped: Callable[[], bool]) -> Vector:
-        path = self._fetch(manifest, stopped)
+        path = self._fetch(manifest, manifest.base_model, manifest.base_model_bytes, stopped)
         try:
             layout, vector = read_vector(path)
         except Refusal as refusal:
@@ -225,13 +235,23 @@ class Runner:
             )
         return vector
 
-    def _fetch(self, manifest: AssignmentManifest, stopped: Callable[[], bool]) -> Path:
+    def _reference(self, manifest: AssignmentManifest, stopped: Callable[[], bool]) -> Message:
+        """What all clients' sketches add up to; empty for work that does not need it."""
+        if manifest.WhichOneof("work") != "residual":
+            return {}
+        path = self._fetch(manifest, manifest.residual.reference, manifest.residual.reference_bytes, stopped)
+        try:
+            return {name: row.read() for name, row in update_rows(path).items()}
+        except Refusal as refusal:
+            raise Declined(manifest.assignment_id, "layout", f"the reference: {refusal.message}") from refusal
+
+    def _fetch(self, manifest: AssignmentManifest, digest: str, size: int, stopped: Callable[[], bool]) -> Path:
         def chunks(offset: int) -> Iterator[bytes]:
             stub = self._session.stub()
             if stub is None:
                 raise TrainingStopped
-            wanted = FetchBlobRequest(digest=manifest.base_model, offset=offset)
-            timeout = ANSWER_SECONDS + (manifest.base_model_bytes - offset) / SLOWEST_BYTES_PER_SECOND
+            wanted = FetchBlobRequest(digest=digest, offset=offset)
+            timeout = ANSWER_SECONDS + (size - offset) / SLOWEST_BYTES_PER_SECOND
             for response in stub.FetchBlob(wanted, timeout=timeout):
                 if stopped():
                     raise TrainingStopped
@@ -240,7 +260,7 @@ class Runner:
         name = manifest.assignment_id
         while not stopped():
             try:
-                path = self._cache.get(manifest.base_model, manifest.base_model_bytes, chunks)
+                path = self._cache.get(digest, size, chunks)
             except ModelMismatch as error:
                 raise Declined(name, "base-model", str(error)) from error
             except (grpc.RpcError, ValueError) as error:  # ValueError: the session closed the channel a moment ago
@@ -268,11 +288,13 @@ class Runner:
         manifest: AssignmentManifest,
         offer: Offer,
         base: Vector,
+        reference: Message,
         job: _Job,
         stopped: Callable[[], bool],
     ) -> TrainResult:
         trainer = offer.trainer
-        if manifest.WhichOneof("work") == "evaluate":
+        kind = manifest.WhichOneof("work")
+        if kind == "evaluate":
             began = time.perf_counter()
             metrics = trainer.evaluate(base, tuple(manifest.evaluate.splits), stopped=stopped)
             return TrainResult({}, {}, metrics, trainer.samples, time.perf_counter() - began)
@@ -280,22 +302,62 @@ class Runner:
         def progress(share: float) -> None:
             job.progress = share
 
+        if kind in ("jacobian", "residual"):
+            return self._gradients(manifest, offer, base, reference, stopped)
         attacker = self._attacker
+        targets = targets_of(manifest.train, offer.allowed.serves)
         if attacker is not None:
             attacker.see(manifest, base)
             if not attacker.attack.trains:
-                return self._distort(attacker, manifest, trainer.idle(base, stopped=stopped), stopped)
-        work = TrainWork.of(manifest.train)
+                idle = trainer.idle(base, rows=tuple(targets), stopped=stopped)
+                return self._distort(attacker, manifest, idle, stopped)
         result = trainer.train(
             base,
-            work,
+            TrainWork.of(manifest.train),
             seed=manifest.seed,
             round=manifest.round,
             client_id=self._member.client_id,
+            targets=targets,
+            from_jacobian=manifest.train.from_jacobian,
+            measure=not manifest.train.unmeasured,
             progress=progress,
             stopped=stopped,
         )
         return result if attacker is None else self._distort(attacker, manifest, result, stopped)
+
+    def _gradients(
+        self,
+        manifest: AssignmentManifest,
+        offer: Offer,
+        base: Vector,
+        reference: Message,
+        stopped: Callable[[], bool],
+    ) -> TrainResult:
+        """The sketch of the gradients at the base model; or what it lost, where there is a reference."""
+        second = manifest.WhichOneof("work") == "residual"
+        asked = manifest.residual.jacobian if second else manifest.jacobian
+        client, layout = self._member.client_id, offer.allowed.layout
+        result = offer.trainer.jacobian(
+            base,
+            TrainWork(steps=1, batch_size=asked.batch_size, learning_rate=1.0),
+            seed=manifest.seed,
+            round=manifest.round,
+            client_id=client,
+            measure=asked.measure and not second,
+            stopped=stopped,
+        )
+        if self._attacker is not None:
+            result = self._distort(self._attacker, manifest, result, stopped)
+        made = sketch_of(asked, layout, offer.allowed.objectives)
+        A = jacobian_of(result.rows, asked, layout)
+        rows = made.compress(
+            A,
+            shared_seed=shared_seed(manifest.seed, manifest.round),
+            own_seed=own_seed(manifest.seed, manifest.round, client),
+        )
+        if second:
+            rows = second_leg(made).residual(A, rows, reference, tuple(manifest.residual.objectives))
+        return replace(result, rows=rows)
 
     def _distort(
         self, attacker: Attacker, manifest: AssignmentManifest, honest: TrainResult, stopped: Callable[[], bool]

@@ -39,6 +39,7 @@ def prepare_offers(
     threads: int | None,
     attack: Attack | None = None,
     client_id: str = "",
+    objectives: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[dict[str, Offer], str]:
     """Loads the owner's tasks and this client's data.
 
@@ -49,12 +50,13 @@ def prepare_offers(
         threads: CPU threads of torch; None leaves its own choice.
         attack: what poisons the data to train on; None for an honest member.
         client_id: whose data it is.
+        objectives: those that the owner serves, by task; of a task that is not named, all.
 
     Returns:
         What is ready to be worked on, by task name, and the device in words.
 
     Raises:
-        TaskError: no such task.
+        TaskError: no such task, or no such objective of it.
         DataError: missing or malformed data.
         ValueError: no such device, or an attack that does not fit the data.
     """
@@ -65,8 +67,8 @@ def prepare_offers(
         splits = found.load(source)
         if attack is not None:
             splits = attack.poison(splits, found, seed=attack_seed(0, 0, client_id))
-        trainer = Trainer(found, splits, chosen, threads)
-        offers[name] = Offer(Allowed(trainer.layout, tuple(found.objectives)), trainer)
+        trainer = Trainer(found, splits, chosen, threads, (objectives or {}).get(name))
+        offers[name] = Offer(Allowed(trainer.layout, tuple(found.objectives), trainer.objectives), trainer)
     return offers, describe_device(chosen)
 
 
@@ -99,7 +101,10 @@ class Worker:
         hello = Hello(
             software=software(),
             device=device,
-            tasks=[TaskOffer(task=name, samples=offer.trainer.samples) for name, offer in offers.items()],
+            tasks=[
+                TaskOffer(task=name, samples=offer.trainer.samples, objectives=offer.trainer.objectives)
+                for name, offer in offers.items()
+            ],
         )
         spool = Spool(home.spool, home.receipts)
         self._session = Session(

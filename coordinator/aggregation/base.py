@@ -45,6 +45,14 @@ class Algorithm(ABC):
 
     stages: Stages = dataclasses.field(default_factory=Stages)
 
+    def fit(self, objectives: tuple[str, ...]) -> None:
+        """Makes sure that a task's objectives suit the hyper-parameters.
+
+        Raises:
+            HyperparameterError: they do not; the message names the key.
+        """
+        del objectives  # a rule over clients takes any
+
     def cautions(self) -> tuple[str, ...]:
         """What an operator should know before clients take part: how one of them could abuse the rule."""
         if not self.reads_losses:

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from coordinator.aggregation.gram import gram
 from coordinator.aggregation.rules import Combination, Rows
 from coordinator.aggregation.streaming import Row
+from federation.objectives import JOINT, Targets, joint_target, separate_targets
+from federation.vectors import FLOAT_BYTES, RowFile
 
-DEFAULT_OBJECTIVES = ("loss",)
 TRAIN_ACCURACY = "train/accuracy"
 
 
@@ -32,12 +33,59 @@ class Train:
     """Ask the round's selected clients to train from the current model.
 
     Attributes:
-        objectives: the rows of the update that each client sends, in order.
+        separate: whether each client sends a row for each of its objectives, trained for that one alone, rather than
+            one row that descends them together.
+        weights: of the objectives in the loss of that one row; None is the mean of the client's own.
+        from_jacobian: whether the first step is to be made of the gradients of the round's `Jacobian`.
+        measure: whether the base model is to be measured on the training split first.
         clients: ask these clients only; None asks everybody who was selected.
     """
 
-    objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
+    separate: bool = False
+    weights: Mapping[str, float] | None = None
+    from_jacobian: bool = False
+    measure: bool = True
     clients: tuple[str, ...] | None = None
+
+    def targets(self, objectives: Sequence[str]) -> Targets:
+        """What the rows of a client that serves these objectives descend."""
+        return separate_targets(objectives) if self.separate else joint_target(objectives, self.weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jacobian:
+    """Ask for a sketch of the gradients of each client's objectives at the current model, on one minibatch.
+
+    Attributes:
+        sketch: which one, by name; see federation.sketches.
+        budget: the floats that it may take, as a share of the columns that count.
+        encoder_only: whether only the columns of the encoder count.
+        measure: whether the base model is to be measured on the training split, too.
+        clients: ask these clients only; None asks everybody who was selected.
+    """
+
+    sketch: str
+    budget: float
+    encoder_only: bool = False
+    measure: bool = False
+    clients: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residual:
+    """Ask what the sketches of the round's Jacobian lost, against what they add up to.
+
+    Attributes:
+        jacobian: the phase that the sketches were made for.
+        reference: what they add up to, itself a sketch: rows by name.
+        objectives: those of the reference.
+        clients: those whose sketches are in it.
+    """
+
+    jacobian: Jacobian
+    reference: Mapping[str, NDArray[np.float32]]
+    objectives: tuple[str, ...]
+    clients: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +101,7 @@ class Evaluate:
     clients: tuple[str, ...] | None = None
 
 
-Phase = Train | Evaluate
+Phase = Train | Evaluate | Jacobian | Residual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +111,13 @@ class Reply:
     Attributes:
         client_id: the client.
         samples: training samples that it claims.
-        losses: losses of the base model on its training split, by objective, as it claims.
+        losses: losses of the base model on its training split, by objective, as it claims; with several objectives
+            also their mean, as "loss".
         metrics: further measurements, "<split>/<name>".
-        rows: its update, one row (d,) per objective of the phase; empty for a phase without payload.
+        rows: its update, a row (d,) for each target of the phase, or the rows of its sketch; empty for a phase without
+            payload.
+        names: of the rows.
+        objectives: those that the client worked on.
         envelope: the digest of its signed envelope, by which the record of the step names the reply.
         payload: the digest of the stored update, by which a later round may recall it; empty where it is not stored.
     """
@@ -75,6 +127,8 @@ class Reply:
     losses: Mapping[str, float]
     metrics: Mapping[str, float]
     rows: tuple[Row, ...] = ()
+    names: tuple[str, ...] = (JOINT,)
+    objectives: tuple[str, ...] = (JOINT,)
     envelope: str = ""
     payload: str = ""
 
@@ -102,6 +156,23 @@ def _forgotten(payload: str) -> Row:
     raise LookupError(f"update {payload} cannot be recalled: none of the earlier rounds is at hand")
 
 
+def _nobody(purpose: str) -> tuple[str, ...]:
+    raise LookupError(f"nobody can be drawn for {purpose!r}: there is no pool of clients at hand")
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What is known of a client before it is asked.
+
+    Attributes:
+        samples: training samples that it claims.
+        objectives: those that it serves.
+    """
+
+    samples: int
+    objectives: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundContext:
     """What a round may depend on besides its replies.
@@ -113,6 +184,13 @@ class RoundContext:
         state: the algorithm's state after the last step.
         device: where gram and combine run, "cpu" or "cuda".
         recall: the row (d,) of an earlier update by the digest of its payload; LookupError where it is not kept.
+        objectives: of the run's task, in its order.
+        parameters: d; 0 where it is not known.
+        encoder: the columns of the encoder; none where they are not known.
+        seed: of the run.
+        local_rate: eta_l, the clients' learning rate.
+        selected: the round's clients.
+        draw: an independent choice of as many clients as the round selected, by a word that says what it is for.
     """
 
     number: int
@@ -121,6 +199,13 @@ class RoundContext:
     state: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"
     recall: Callable[[str], Row] = _forgotten
+    objectives: tuple[str, ...] = (JOINT,)
+    parameters: int = 0
+    encoder: tuple[slice, ...] = ()
+    seed: int = 0
+    local_rate: float = 1.0
+    selected: Mapping[str, "Selected"] = field(default_factory=dict)
+    draw: Callable[[str], tuple[str, ...]] = _nobody
 
 
 class Replies(Sequence[Reply]):
@@ -164,9 +249,14 @@ class Replies(Sequence[Reply]):
             self._grams[key] = gram([*self.updates, *(past.row for past in history)], device=self._device)
         return self._grams[key]
 
+    def gram_over(self, columns: Sequence[slice]) -> NDArray[np.float64]:
+        """K of these columns of the updates alone, shape (m, m)."""
+        parts = ([cut(row, part) for row in self.updates] for part in columns)
+        return sum((gram(part, device=self._device) for part in parts), np.zeros((1, 1)))
+
     def with_losses(self) -> "Replies":
         """Those that report a loss."""
-        told = [reply for reply in self._replies if math.isfinite(reply.losses.get(DEFAULT_OBJECTIVES[0], math.nan))]
+        told = [reply for reply in self._replies if math.isfinite(reply.losses.get(JOINT, math.nan))]
         return self if len(told) == len(self) else Replies(told, device=self._device)
 
     def with_accuracies(self) -> "Replies":
@@ -184,9 +274,8 @@ class Replies(Sequence[Reply]):
         return shares
 
     def rows(self, context: RoundContext) -> Rows:
-        """What a rule for one objective sees: K and one scalar of each kind per client."""
-        objective = DEFAULT_OBJECTIVES[0]
-        losses = [reply.losses.get(objective, np.nan) for reply in self._replies]
+        """What a rule over clients sees: K and one scalar of each kind per client, each of whom sent one row."""
+        losses = [reply.losses.get(JOINT, np.nan) for reply in self._replies]
         accuracies = [reply.metrics.get(TRAIN_ACCURACY, np.nan) for reply in self._replies]
         return Rows(
             gram=self.gram,
@@ -209,11 +298,13 @@ class Step:
         replies: the replies whose rows are combined.
         combination: their coefficients and weights, the algorithm's next state, diagnostics.
         history: updates of earlier rounds, whose rows follow those of the replies.
+        consulted: the replies to the round's earlier phases that the combination was found from.
     """
 
     replies: Replies
     combination: Combination
     history: tuple[Past, ...] = ()
+    consulted: tuple[Reply, ...] = ()
 
     @property
     def rows(self) -> list[Row]:
@@ -224,6 +315,13 @@ class Step:
     def gram(self) -> NDArray[np.float64]:
         """K over `rows`."""
         return self.replies.gram_with(self.history)
+
+
+def cut(row: Row, columns: slice) -> Row:
+    """Some columns of a row."""
+    if isinstance(row, RowFile):
+        return RowFile(row.path, row.offset + FLOAT_BYTES * columns.start, columns.stop - columns.start)
+    return row[columns]
 
 
 RoundGenerator = Generator[Phase, Replies, Step]

@@ -13,16 +13,19 @@ from coordinator.aggregation.coordinate_wise import Median, TrimmedMean
 from coordinator.aggregation.dual_cone import DualCone
 from coordinator.aggregation.fedavg import FedAvg
 from coordinator.aggregation.fedavg_n import FedAvgN
+from coordinator.aggregation.fedcmoo import FedCMOO, FedCMOOPref
 from coordinator.aggregation.fedfa import FedFa
 from coordinator.aggregation.fedfv import FedFV
 from coordinator.aggregation.fedmgda import FedMGDA
 from coordinator.aggregation.fedmgda_auto import FedMGDAAuto
 from coordinator.aggregation.fedmgda_plus import FedMGDAPlus
+from coordinator.aggregation.fsmgda import FSMGDA
 from coordinator.aggregation.geometric_median import GeometricMedian
 from coordinator.aggregation.krum import Krum, MultiKrum
 from coordinator.aggregation.norm_clipping import NormClipping
 from coordinator.aggregation.pre import Stages
 from coordinator.aggregation.q_fedavg import QFedAvg
+from coordinator.aggregation.scalarised import Scalarised
 
 __all__ = [
     "Algorithm",
@@ -55,6 +58,10 @@ _ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
             GeometricMedian,
             CentredClipping,
             NormClipping,
+            Scalarised,
+            FSMGDA,
+            FedCMOO,
+            FedCMOOPref,
         )
     }
 )
@@ -131,11 +138,14 @@ def _typed(key: str, value: Any, kind: Any) -> Any:
         return value
     if kind == tuple[str, ...] and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return tuple(value)
+    if kind == tuple[float, ...] and isinstance(value, list | tuple):
+        return tuple(_typed(f"{key}[{at}]", item, float) for at, item in enumerate(value))
     expected = {
         float: "a number",
         bool: "true or false",
         int: "an integer",
         str: "text",
         tuple[str, ...]: "a list of texts",
+        tuple[float, ...]: "a list of numbers",
     }[kind]
     raise HyperparameterError(f"{key} must be {expected}; got {value!r}")

@@ -112,6 +112,29 @@ class Coordinates:
             raise ValueError(f"of {len(self.matrix)} values, {self.trim} cannot be left out at each end")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Objectives:
+    """What a rule over objectives found.
+
+    Attributes:
+        names: of the M objectives that somebody served in this round, in the task's order.
+        weights: lambda, shape (M,): not negative, sum 1.
+        gram: of their gradients or averaged updates, as far as it is known, shape (M, M).
+        mode: how the weights were found.
+        left_out: of the run's other objectives, why.
+        notes: what an operator should know of this round.
+        divergence: of the losses from what the preference asks for (KL); None where there is no preference.
+    """
+
+    names: tuple[str, ...]
+    weights: Vector
+    gram: Matrix | None
+    mode: str
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    divergence: float | None = None
+
+
 @dataclass(frozen=True)
 class Combination:
     """A rule's answer: the direction c U, or what `coordinates` says.
@@ -123,6 +146,7 @@ class Combination:
         state: for the next round; JSON.
         diagnostics: measurements by name.
         coordinates: for a coordinate-wise rule.
+        objectives: for a rule that weighs objectives.
     """
 
     coefficients: Vector
@@ -130,3 +154,4 @@ class Combination:
     state: dict[str, Any]
     diagnostics: dict[str, float]
     coordinates: Coordinates | None = None
+    objectives: Objectives | None = None

@@ -19,7 +19,7 @@ import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.phases import Evaluate, Replies, RoundContext, RoundGenerator, Step
+from coordinator.aggregation.phases import Evaluate, Jacobian, Replies, Residual, RoundContext, RoundGenerator, Step
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import TooFewUpdatesError
@@ -30,7 +30,9 @@ from coordinator.rounds.states import move_round, move_run
 from coordinator.rounds.stepping import Skipped, Stepped, canonical, make_step, recall, result_of
 from federation.digests import digest
 from federation.envelope import seal
-from federation.v1.common_pb2 import StepManifest
+from federation.objectives import encoder_columns
+from federation.v1.common_pb2 import ObjectiveWeight, StepManifest
+from federation.vectors import model_layout
 from storage import models
 from storage.models import Round, RoundState, Run, RunState
 
@@ -160,6 +162,8 @@ class Conductor:
         """
         with self._database.read() as session:
             state = session.get_one(Run, self._run_id).state_data
+            known = self._fleet.known(session)
+        layout = model_layout(self._around.blobs.path(current.base_model))
         context = RoundContext(
             number=current.number,
             total=self._spec.rounds,
@@ -167,6 +171,13 @@ class Conductor:
             state=state.get("rule", {}),
             device=self._around.device,
             recall=partial(recall, self._around.blobs),
+            objectives=self._run.objectives,
+            parameters=layout.size,
+            encoder=encoder_columns(layout),
+            seed=self._spec.seed,
+            local_rate=self._spec.train.learning_rate,
+            selected={name: known[name] for name in current.selected if name in known},
+            draw=partial(self._draw, current),
         )
         conversation: RoundGenerator = self._algorithm.round(context)
         number = 0
@@ -186,9 +197,11 @@ class Conductor:
                 )
             )
             self._checkpoint()
-            need = selection.quorum(self._spec.selection, wanted)
+            gradients = isinstance(phase, Jacobian | Residual)
+            need = selection.quorum((self._spec.jacobian if gradients else self._spec.selection).quorum, wanted)
             if len(replies) < need:
-                raise Skipped(f"quorum: {len(replies)} of {len(clients)} clients replied, {need} are needed")
+                asked = "with gradients" if gradients else "replied"
+                raise Skipped(f"quorum: {len(replies)} of {len(clients)} clients {asked}, {need} are needed")
             try:
                 with one_thread():
                     phase = conversation.send(replies)
@@ -198,6 +211,15 @@ class Conductor:
                 # Of these updates, by whoever sent them: the next round's may do better.
                 raise Skipped(f"aggregation: {error}") from error
             number += 1
+
+    def _draw(self, current: Round, purpose: str) -> tuple[str, ...]:
+        """Another choice of clients for the same round."""
+        with self._database.read() as session:
+            pool = self._fleet.pool(session)
+        drawn = selection.select(
+            self._spec.selection, pool, seed=self._spec.seed, round_number=current.number, purpose=purpose
+        )
+        return tuple(drawn)
 
     def _skip(self, current: Round, why: str) -> None:
         with self._database.begin() as session:
@@ -254,6 +276,10 @@ class Conductor:
                 hyperparameters=canonical(self._spec.algorithm.hyperparameters),
                 state_before=digest(canonical(run.state_data).encode()),
                 state_after=digest(canonical(made.state).encode()),
+                consulted=[reply.envelope for reply in step.consulted],
+                weights=[
+                    ObjectiveWeight(objective=name, weight=value) for name, value in outcome.weights(step).items()
+                ],
             )
             manifest.created.FromDatetime(now)
             for model in sorted({made.model, made.result}):
@@ -264,7 +290,8 @@ class Conductor:
             round_.gram = made.gram
             round_.evaluation_phase = phases
             round_.step = seal(manifest, self._around.signing_key).SerializeToString()
-            measured = {**made.direction.diagnostics, **outcome.agreement(step)}
+            round_.objectives, numbers = outcome.objectives(step, self._run.objectives)
+            measured = {**made.direction.diagnostics, **outcome.agreement(step), **numbers}
             round_.metrics = {"step/rate": made.rate, **_numbers(measured)}
             move_round(round_, RoundState.STEPPED, now, "stationary" if made.stationary else "")
             run.model = made.model
@@ -312,7 +339,11 @@ class Conductor:
             round_ = session.get_one(Round, current.round_id)
             if replies is not None:
                 session.add_all(outcome.evaluations(current.round_id, model, replies, self._spec.evaluate.splits))
-                scores = outcome.scores(replies) | outcome.improved(session, current.round_id, replies) | observed
+                scores = (
+                    outcome.scores(replies, self._run.objectives)
+                    | outcome.improved(session, current.round_id, replies)
+                    | observed
+                )
                 round_.metrics = {**round_.metrics, **_numbers(scores)}
             round_.metrics = {**round_.metrics, **outcome.traffic(session, current.round_id)}
             move_round(round_, RoundState.COMPLETED, now)

@@ -20,7 +20,7 @@ from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleet import Held, RunFacts, Surroundings
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.remote import RemoteFleet
-from coordinator.rounds.specification import parse_run
+from coordinator.rounds.specification import fitting_objectives, parse_run
 from coordinator.rounds.states import RUN_ENDED, close_phase, end_assignment, move_round, move_run
 from federation.digests import digest
 from federation.refusals import Refusal
@@ -156,7 +156,9 @@ class Engine:
 
     # --- operators' words
 
-    def submit(self, spec: bytes, model: str, *, by: str, paused: bool = False) -> Submitted:
+    def submit(
+        self, spec: bytes, model: str, *, by: str, paused: bool = False, objectives: tuple[str, ...] = ()
+    ) -> Submitted:
         """Takes a run.
 
         Args:
@@ -164,12 +166,14 @@ class Engine:
             model: the digest of the initial model; its `models` row and its blob exist.
             by: who submits, for the record.
             paused: wait for `resume` before the first round.
+            objectives: of the task, in its order, where the specification does not name them.
 
         Raises:
             Refusal: `spec`, `run-exists`.
         """
         try:
             parsed, rule = parse_run(spec)
+            objectives = fitting_objectives(parsed, rule, objectives)
         except SpecError as error:
             raise Refusal("spec", str(error)) from error
         run_id = self._new_id()[:12]
@@ -191,6 +195,7 @@ class Engine:
                     spec_digest=digest(spec),
                     initial_model=model,
                     model=model,
+                    objectives=list(objectives),
                     state_data={},
                     submitted_by=by,
                     created=now,

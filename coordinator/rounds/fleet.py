@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.phases import Phase, Replies
+from coordinator.aggregation.phases import Phase, Replies, Selected
 from federation.runs import RunSpec
 from storage.blobs import BlobStore
 from storage.database import Database
@@ -30,12 +30,14 @@ class RunFacts:
         spec: what was submitted, parsed.
         spec_digest: the digest of what was submitted.
         parameters: d, the number of the model's trainable parameters.
+        objectives: of the task, in its order.
     """
 
     run_id: str
     spec: RunSpec
     spec_digest: str
     parameters: int
+    objectives: tuple[str, ...]
 
     @classmethod
     def load(cls, database: Database, run_id: str) -> "RunFacts":
@@ -43,7 +45,7 @@ class RunFacts:
         with database.read() as session:
             run = session.get_one(Run, run_id)
             parameters = session.get_one(Model, run.initial_model).parameters
-            return cls(run_id, RunSpec.parse(run.spec), run.spec_digest, parameters)
+            return cls(run_id, RunSpec.parse(run.spec), run.spec_digest, parameters, tuple(run.objectives))
 
     def running(self, session: Session) -> Run:
         """The run, locked: no word of an operator comes in between until the transaction ends.
@@ -107,6 +109,10 @@ class Question:
 
 class Fleet(ABC):
     """The clients of one run. Whatever a fleet answers is on record before it is returned."""
+
+    @abstractmethod
+    def known(self, session: Session) -> dict[str, Selected]:
+        """Every client that may be asked, now or when it comes back, by id: its samples, and what it serves."""
 
     @abstractmethod
     def pool(self, session: Session) -> dict[str, int]:

@@ -21,6 +21,7 @@ class Attendance:
     Attributes:
         client_id: the client.
         tasks: the tasks that it offers, with its training samples.
+        objectives: the objectives of each that it serves.
         assignment_id: what it is working on, as its last heartbeat told; empty when idle.
         progress: how far it is, 0 to 1.
         outbox: what to say next; a refusal ends the stream with it, None ends it quietly.
@@ -28,6 +29,7 @@ class Attendance:
 
     client_id: str
     tasks: dict[str, int]
+    objectives: dict[str, list[str]]
     loop: asyncio.AbstractEventLoop
     last_seen: datetime
     outbox: "asyncio.Queue[AttendResponse | Refusal | None]" = field(default_factory=asyncio.Queue)

@@ -42,12 +42,18 @@ class Admission:
         envelope_digest: the name of the envelope.
         manifest: the verified manifest.
         layout: of the payload that the assignment asks for; None when it asks for none.
+        trains: the assignment asks to train.
     """
 
     envelope: SignedEnvelope
     envelope_digest: str
     manifest: UpdateManifest
     layout: Layout | None
+    trains: bool
+
+    def problem(self, check: PayloadCheck) -> Refusal | None:
+        """What is wrong with the content of the payload that arrived whole; None when nothing is."""
+        return payload_problem(check, trains=self.trains)
 
 
 class Intake:
@@ -108,8 +114,8 @@ class Intake:
         manifest = unseal(envelope, UpdateManifest, _key_of(client))
         _must_match(manifest, order)
         layout = update_layout([(row.objective, row.length) for row in order.rows]) if order.rows else None
-        admission = Admission(envelope, name, manifest, layout)
-        problem = content_problem(manifest, trains=order.WhichOneof("work") == "train", limit=limit)
+        admission = Admission(envelope, name, manifest, layout, trains=order.WhichOneof("work") == "train")
+        problem = content_problem(manifest, trains=bool(order.rows), limit=limit)
         if problem is not None:
             self._refuse_for_good(admission, problem)
         return admission
@@ -127,7 +133,7 @@ class Intake:
         Raises:
             Refusal: the content is wrong, or somebody else's reply or the deadline came first.
         """
-        problem = payload_problem(check) if check is not None else None
+        problem = admission.problem(check) if check is not None else None
         if problem is not None:
             self._refuse_for_good(admission, problem)
         return self._record(admission, None)
@@ -220,11 +226,16 @@ def _sample_limit(spec: bytes) -> int:
     return RunSpec.parse(spec).limits.samples
 
 
-def payload_problem(check: PayloadCheck) -> Refusal | None:
-    """What is wrong with the content of a payload that arrived whole; None when nothing is."""
+def payload_problem(check: PayloadCheck, *, trains: bool) -> Refusal | None:
+    """What is wrong with the content of a payload that arrived whole; None when nothing is.
+
+    Args:
+        check: of the payload.
+        trains: it is an update; gradients, and what is left of them, may be zero.
+    """
     if check.problem is not None:
         return check.problem
-    if check.zero_rows:
+    if trains and check.zero_rows:
         rows = ", ".join(check.zero_rows)
         return Refusal("zero", f"every element is zero: {rows}; such an update has no direction")
     return None
@@ -288,7 +299,7 @@ def _must_match(manifest: UpdateManifest, order: AssignmentManifest) -> None:
 
 
 def content_problem(manifest: UpdateManifest, *, trains: bool, limit: int) -> Refusal | None:
-    """What is wrong with the numbers in a manifest; None when nothing is. `trains`: the client was asked to train."""
+    """What is wrong with the numbers in a manifest; None when nothing is. `trains`: it needs training samples."""
     if manifest.samples > limit or (trains and manifest.samples == 0):
         return Refusal("limit:samples", f"{manifest.samples} training samples claimed; between 1 and {limit} are taken")
     for name, value in [*manifest.losses.items(), *manifest.metrics.items()]:

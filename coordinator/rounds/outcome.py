@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from sqlalchemy import func, select
@@ -61,6 +62,58 @@ def agreement(step: Step) -> dict[str, float]:
     return {**conflicts(K), **metrics.stationarity(K)}
 
 
+def weights(step: Step) -> dict[str, float]:
+    """The weights of the objectives; none where the rule does not know them."""
+    found = step.combination.objectives
+    return {} if found is None else dict(zip(found.names, found.weights.tolist(), strict=True))
+
+
+def objectives(step: Step, names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, float]]:
+    """What a round of a run with several objectives knew of them: for its record, and as metrics.
+
+    Args:
+        step: of the round.
+        names: of the run's objectives.
+
+    Returns:
+        For the record "names", "clients" (how many counted for each), "losses" (of the base model, means over the
+        clients that serve it), and of a rule that weighs objectives "weights", "mode", "left_out", "notes" and
+        "cosines" (of the objectives that have weights, row after row; null where the rule did not compare them).
+        Nothing for a single objective.
+    """
+    if len(names) < 2:
+        return {}, {}
+    told: dict[str, dict[str, float]] = {name: {} for name in names}
+    for reply in (*step.consulted, *step.replies):
+        for name in names:
+            if name in reply.objectives and name in reply.losses:
+                told[name].setdefault(reply.client_id, reply.losses[name])
+    counts = {name: sum(name in reply.objectives for reply in step.replies) for name in names}
+    losses = {name: float(np.mean(list(values.values()))) for name, values in told.items() if values}
+    record: dict[str, Any] = {"names": list(names), "clients": counts, "losses": losses}
+    found = step.combination.objectives
+    if found is None:
+        return record, {}
+    record |= {
+        "weights": weights(step),
+        "mode": found.mode,
+        "left_out": dict(found.left_out),
+        "notes": list(found.notes),
+        "cosines": None,
+    }
+    numbers = {f"weight/{name}": value for name, value in weights(step).items()}
+    if found.divergence is not None:
+        numbers["preference/divergence"] = found.divergence
+    if found.gram is not None:
+        lengths = np.sqrt(np.maximum(np.diag(found.gram), 0.0))
+        scale = np.outer(lengths, lengths)
+        cosines = np.divide(found.gram, scale, out=np.zeros_like(found.gram), where=scale > 0)
+        record["cosines"] = np.clip(cosines, -1.0, 1.0).tolist()
+        numbers |= {f"objective/{name}": value for name, value in conflicts(found.gram).items()}
+        numbers["objective/stationarity"] = metrics.length(found.gram, found.weights)
+    return record, numbers
+
+
 def evaluations(round_id: int, model: str, replies: Replies, splits: tuple[str, ...]) -> list[Evaluation]:
     """What every client measured, split by split, as rows of the database."""
     return [
@@ -71,6 +124,11 @@ def evaluations(round_id: int, model: str, replies: Replies, splits: tuple[str, 
             split=split,
             loss=reply.metrics.get(f"{split}/loss"),
             accuracy=_accuracy(reply, split),
+            objectives={
+                name.removeprefix(f"{split}/"): value
+                for name, value in reply.metrics.items()
+                if name.startswith((f"{split}/loss/", f"{split}/accuracy/"))
+            },
             samples=int(min(max(reply.metrics.get(f"{split}/samples", 0.0), 0.0), 2.0**53)),  # a claim, of any size
         )
         for reply in replies
@@ -78,27 +136,46 @@ def evaluations(round_id: int, model: str, replies: Replies, splits: tuple[str, 
     ]
 
 
-def _accuracy(reply: Reply, split: str) -> float | None:
+def _accuracy(reply: Reply, split: str, objective: str = "") -> float | None:
     """The accuracy that a client claims; None where it claims none, or one that is no share."""
-    value = reply.metrics.get(f"{split}/accuracy", math.nan)
+    value = reply.metrics.get(f"{split}/accuracy/{objective}".removesuffix("/"), math.nan)
     return value if 0 <= value <= 1 else None
 
 
-def scores(replies: Replies) -> dict[str, float]:
-    """The clients' test accuracies (validation or train where a task holds no test split) and their mean losses."""
+def scores(replies: Replies, names: tuple[str, ...]) -> dict[str, float]:
+    """The clients' test accuracies (validation or train where a task holds no test split) and their mean losses.
+
+    Args:
+        replies: to the evaluation.
+        names: of the run's objectives; with several, each has its own.
+    """
     found: dict[str, float] = {}
     for split in SCORED:
         claimed = [_accuracy(reply, split) for reply in replies]
         values = [value for value in claimed if value is not None]
         if values:
             found |= metrics.accuracies(values)
+            found |= _by_objective(replies, names, split)
             break
+    for name in names if len(names) > 1 else ():
+        for split in SCORED:
+            if values := _measured(replies, f"{split}/loss/{name}"):
+                found[f"loss/{split}/{name}"] = float(np.mean(values))
     losses = {split: _measured(replies, f"{split}/loss") for split in SCORED}
     found |= {f"loss/{split}": float(np.mean(values)) for split, values in losses.items() if values}
     judged = next((values for values in losses.values() if values), [])
     if judged and "accuracy/mean" not in found:
         found |= {"loss/worst": max(judged), "loss/jain": metrics.jain(judged)}
     found["evaluated"] = float(len(replies))
+    return found
+
+
+def _by_objective(replies: Replies, names: tuple[str, ...], split: str) -> dict[str, float]:
+    found = {}
+    for name in names if len(names) > 1 else ():
+        claimed = [_accuracy(reply, split, name) for reply in replies]
+        if values := [value for value in claimed if value is not None]:
+            found[f"accuracy/objective/{name}"] = float(np.mean(values))
     return found
 
 
@@ -112,7 +189,7 @@ def improved(session: Session, round_id: int, replies: Replies) -> dict[str, flo
         select(Update)
         .join(Assignment)
         .join(Phase)
-        .where(Phase.round_id == round_id, Phase.kind == PhaseKind.TRAIN, Update.accepted)
+        .where(Phase.round_id == round_id, Phase.kind.in_((PhaseKind.TRAIN, PhaseKind.JACOBIAN)), Update.accepted)
     )
     name = "train/loss"
     before = {update.client_id: update.metrics[name] for update in updates if name in update.metrics}

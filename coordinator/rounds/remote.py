@@ -6,26 +6,48 @@ close it        (stragglers are recorded with their reason), then hand out the r
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from types import MappingProxyType
 
+import numpy as np
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, contains_eager
 
-from coordinator.aggregation.gram import Row
-from coordinator.aggregation.phases import Replies, Reply, Train
+from coordinator.aggregation.phases import Evaluate, Jacobian, Phase, Replies, Reply, Residual, Selected, Train
 from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings, states
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.states import close_phase, end_assignment
 from federation.envelope import seal
+from federation.objectives import Targets
+from federation.runs import RunSpec, TrainSpec
+from federation.sketches.asked import second_leg, sketch_of
 from federation.v1 import common_pb2
-from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, TrainWork
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    EvaluateWork,
+    JacobianWork,
+    ObjectiveWeight,
+    ResidualWork,
+    Target,
+    TrainWork,
+)
 from federation.v1.federation_pb2 import AttendResponse, Cancel
-from federation.vectors import update_layout, update_rows
+from federation.vectors import RowFile, model_layout, to_bytes, update_layout, update_rows
 from storage import models
 from storage.models import Assignment, AssignmentState, PhaseKind, PhaseState, Run, RunState
 
 log = logging.getLogger(__name__)
+
+# What a phase is called on record, and the section of the specification that has its deadline.
+_KINDS: Mapping[type[Phase], tuple[PhaseKind, str]] = MappingProxyType(
+    {
+        Train: (PhaseKind.TRAIN, "train"),
+        Evaluate: (PhaseKind.EVALUATE, "evaluate"),
+        Jacobian: (PhaseKind.JACOBIAN, "jacobian"),
+        Residual: (PhaseKind.RESIDUAL, "jacobian"),
+    }
+)
 
 
 class RemoteFleet(Fleet):
@@ -60,14 +82,22 @@ class RemoteFleet(Fleet):
         """See the base."""
         return self._pool_complete()
 
+    def known(self, session: Session) -> dict[str, Selected]:
+        """See the base: active clients that offer the task and serve at least one of the run's objectives."""
+        active = session.scalars(select(models.Client).where(models.Client.state == models.ClientState.ACTIVE))
+        known = {
+            client.client_id: Selected(
+                int(client.tasks[self._spec.task]), serves(client, self._spec, self._run.objectives)
+            )
+            for client in active
+            if client.tasks.get(self._spec.task, 0) > 0
+        }
+        return {name: one for name, one in known.items() if one.objectives}
+
     def pool(self, session: Session) -> dict[str, int]:
         """See the base."""
-        spec = self._spec
-        active = session.scalars(select(models.Client).where(models.Client.state == models.ClientState.ACTIVE))
-        pool = {
-            client.client_id: int(client.tasks[spec.task]) for client in active if client.tasks.get(spec.task, 0) > 0
-        }
-        if spec.selection.pool == "attending":
+        pool = {client: one.samples for client, one in self.known(session).items()}
+        if self._spec.selection.pool == "attending":
             attending = self._hub.attending()
             pool = {client: samples for client, samples in pool.items() if client in attending}
         return pool
@@ -86,11 +116,9 @@ class RemoteFleet(Fleet):
     def _open_phase(self, question: Question) -> tuple[int, list[str]]:
         """Records the phase with one signed assignment per client. Returns its id and whom to tell."""
         now = self._around.clock()
-        seconds = (
-            self._spec.train.deadline_seconds
-            if isinstance(question.phase, Train)
-            else self._spec.evaluate.deadline_seconds
-        )
+        kind, settings = _KINDS[type(question.phase)]
+        seconds = getattr(self._spec, settings).deadline_seconds
+        reference = self._store_reference(question.phase)
         with self._database.begin() as session:
             found = session.scalar(
                 select(models.Phase).where(
@@ -104,7 +132,7 @@ class RemoteFleet(Fleet):
             opened = models.Phase(
                 round_id=question.round_id,
                 number=question.number,
-                kind=PhaseKind.TRAIN if isinstance(question.phase, Train) else PhaseKind.EVALUATE,
+                kind=kind,
                 state=PhaseState.OPEN,
                 wanted=question.wanted,
                 started=now,
@@ -119,8 +147,10 @@ class RemoteFleet(Fleet):
                 .order_by(models.Client.client_id)
                 .with_for_update(read=True)
             ).all()
+            known = self.known(session)
             for client_id in sorted(active):
-                manifest = self._manifest(question, client_id, size)
+                objectives = known[client_id].objectives if client_id in known else self._run.objectives
+                manifest = self._manifest(question, client_id, size, objectives, reference)
                 manifest.created.FromDatetime(now)
                 manifest.deadline.FromDatetime(deadline)
                 opened.assignments.append(
@@ -129,6 +159,8 @@ class RemoteFleet(Fleet):
                         client_id=client_id,
                         state=AssignmentState.OPEN,
                         base_model=question.base_model,
+                        reference=reference,
+                        objectives=list(objectives),
                         envelope=seal(manifest, self._around.signing_key).SerializeToString(),
                         created=now,
                     )
@@ -144,7 +176,16 @@ class RemoteFleet(Fleet):
         )
         return opened.phase_id, sorted(active)
 
-    def _manifest(self, question: Question, client_id: str, size: int) -> AssignmentManifest:
+    def _store_reference(self, phase: Phase) -> str | None:
+        """Puts what clients need besides the model into the blob store. Returns its digest."""
+        if not isinstance(phase, Residual):
+            return None
+        layout = update_layout([(name, len(values)) for name, values in phase.reference.items()])
+        return self._around.blobs.put(to_bytes(layout, np.concatenate(list(phase.reference.values()))))
+
+    def _manifest(
+        self, question: Question, client_id: str, size: int, objectives: tuple[str, ...], reference: str | None
+    ) -> AssignmentManifest:
         manifest = AssignmentManifest(
             federation_id=self._around.federation_id,
             run_id=self._run.run_id,
@@ -158,24 +199,42 @@ class RemoteFleet(Fleet):
             task=self._spec.task,
             seed=self._spec.seed,
         )
-        if isinstance(question.phase, Train):
-            train = self._spec.train
-            manifest.train.CopyFrom(
-                TrainWork(
-                    epochs=train.epochs,
-                    steps=train.steps,
-                    batch_size=train.batch_size,
-                    learning_rate=train.learning_rate,
-                    proximal_mu=train.proximal_mu,
-                    momentum=train.momentum,
-                    weight_decay=train.weight_decay,
-                )
+        phase = question.phase
+        rows: list[tuple[str, int]] = []
+        if isinstance(phase, Train):
+            targets = phase.targets(objectives)
+            manifest.train.CopyFrom(_train_work(self._spec.train, phase, targets))
+            rows = [(name, self._run.parameters) for name in targets]
+        elif isinstance(phase, Evaluate):
+            manifest.evaluate.CopyFrom(EvaluateWork(splits=phase.splits))
+        else:
+            asked = phase if isinstance(phase, Jacobian) else phase.jacobian
+            work = JacobianWork(
+                batch_size=self._spec.train.batch_size,
+                objectives=objectives,
+                sketch=asked.sketch,
+                budget=asked.budget,
+                encoder_only=asked.encoder_only,
+                measure=asked.measure,
             )
-            rows = [(objective, self._run.parameters) for objective in question.phase.objectives]
+            layout = model_layout(self._around.blobs.path(question.base_model))
+            made = sketch_of(asked, layout, self._run.objectives)
+            if isinstance(phase, Residual):
+                manifest.residual.CopyFrom(
+                    ResidualWork(
+                        jacobian=work,
+                        reference=reference or "",
+                        reference_bytes=self._around.blobs.size(reference or ""),
+                        objectives=phase.objectives,
+                    )
+                )
+                rows = list(second_leg(made).residual_layout(len(objectives), len(phase.objectives)))
+            else:
+                manifest.jacobian.CopyFrom(work)
+                rows = list(made.rows(objectives))
+        if rows:
             manifest.rows.extend(common_pb2.Row(objective=name, dtype="F32", length=length) for name, length in rows)
             manifest.max_payload_bytes = update_layout(rows).file_bytes
-        else:
-            manifest.evaluate.CopyFrom(EvaluateWork(splits=question.phase.splits))
         return manifest
 
     def _announce(self, phase_id: int, clients: list[str]) -> None:
@@ -236,23 +295,53 @@ class RemoteFleet(Fleet):
         """The accepted replies; the bytes of every update are checked against their digest before they are used."""
         with self._database.read() as session:
             updates = session.scalars(
-                select(models.Update).join(Assignment).where(Assignment.phase_id == phase_id, models.Update.accepted)
+                select(models.Update)
+                .join(Assignment)
+                .where(Assignment.phase_id == phase_id, models.Update.accepted)
+                .options(contains_eager(models.Update.assignment))
             ).all()
         replies = []
         for update in updates:
-            rows: tuple[Row, ...] = ()
+            rows: dict[str, RowFile] = {}
             if update.payload:
                 self._around.blobs.verify(update.payload)
-                rows = tuple(update_rows(self._around.blobs.path(update.payload)).values())
+                rows = update_rows(self._around.blobs.path(update.payload))
             replies.append(
                 Reply(
                     client_id=update.client_id,
                     samples=update.samples,
                     losses=update.losses,
                     metrics=update.metrics,
-                    rows=rows,
+                    rows=tuple(rows.values()),
+                    names=tuple(rows),
+                    objectives=tuple(update.assignment.objectives),
                     envelope=update.envelope_digest,
                     payload=update.payload,
                 )
             )
         return Replies(replies, device=self._around.device)
+
+
+def serves(client: models.Client, spec: RunSpec, objectives: tuple[str, ...]) -> tuple[str, ...]:
+    """Which of a run's objectives a client serves: what it declares, within what the specification says of it."""
+    declared = client.objectives.get(spec.task) or objectives
+    allowed = spec.objectives.serve.get(client.client_id, objectives)
+    return tuple(name for name in objectives if name in declared and name in allowed)
+
+
+def _train_work(spec: TrainSpec, phase: Train, targets: Targets) -> TrainWork:
+    return TrainWork(
+        epochs=spec.epochs,
+        steps=spec.steps,
+        batch_size=spec.batch_size,
+        learning_rate=spec.learning_rate,
+        proximal_mu=spec.proximal_mu,
+        momentum=spec.momentum,
+        weight_decay=spec.weight_decay,
+        from_jacobian=phase.from_jacobian,
+        unmeasured=not phase.measure,
+        targets=[
+            Target(row=row, weights=[ObjectiveWeight(objective=name, weight=value) for name, value in weights.items()])
+            for row, weights in targets.items()
+        ],
+    )

@@ -26,9 +26,9 @@ def asked(spec: SelectionSpec, pool: int) -> int:
     return min(pool, math.ceil(wanted(spec, pool) * spec.over_selection - 1e-9))
 
 
-def quorum(spec: SelectionSpec, want: int) -> int:
+def quorum(share: float, want: int) -> int:
     """Without how many replies the round is skipped: at least one."""
-    return max(1, math.ceil(spec.quorum * want - 1e-9))
+    return max(1, math.ceil(share * want - 1e-9))
 
 
 def generator(seed: int, round_number: int, purpose: str) -> np.random.Generator:
@@ -36,7 +36,9 @@ def generator(seed: int, round_number: int, purpose: str) -> np.random.Generator
     return np.random.default_rng(int(digest(f"{purpose}/{seed}/{round_number}".encode())[7:39], 16))
 
 
-def select(spec: SelectionSpec, samples: Mapping[str, int], *, seed: int, round_number: int) -> list[str]:
+def select(
+    spec: SelectionSpec, samples: Mapping[str, int], *, seed: int, round_number: int, purpose: str = "select"
+) -> list[str]:
     """The clients asked to train, ordered by name.
 
     Args:
@@ -44,6 +46,7 @@ def select(spec: SelectionSpec, samples: Mapping[str, int], *, seed: int, round_
         samples: the pool: client id -> training samples (clients without samples are left out: they have no vote).
         seed: the run's seed.
         round_number: t, from 0.
+        purpose: choices for different purposes are independent.
     """
     pool = sorted(client for client, count in samples.items() if count > 0)
     count = asked(spec, len(pool))
@@ -53,5 +56,5 @@ def select(spec: SelectionSpec, samples: Mapping[str, int], *, seed: int, round_
     if spec.by == "samples":
         sizes = np.array([samples[client] for client in pool], dtype=np.float64)
         chance = sizes / sizes.sum()
-    drawn = generator(seed, round_number, "select").choice(len(pool), size=count, replace=False, p=chance)
+    drawn = generator(seed, round_number, purpose).choice(len(pool), size=count, replace=False, p=chance)
     return sorted(pool[int(index)] for index in drawn)

@@ -1,6 +1,7 @@
 """A run specification with the algorithm that it names: what a run needs to be taken."""
 
 from coordinator.aggregation.registry import Algorithm, HyperparameterError, algorithm
+from federation.objectives import JOINT
 from federation.runs import RunSpec, SpecError
 
 
@@ -18,3 +19,27 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
     if rule.optimiser() is not None and spec.server.optimiser != "sgd":
         raise SpecError(f"server.optimiser: {rule.name} brings its own; leave it out")
     return spec, rule
+
+
+def fitting_objectives(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]) -> tuple[str, ...]:
+    """The objectives of a run.
+
+    Args:
+        spec: of the run.
+        rule: that it names.
+        objectives: of the task, in its order, as whoever submits knows them; the specification's own come first.
+
+    Raises:
+        SpecError: they suit neither the rule nor what the specification says of them.
+    """
+    named = spec.objectives.names or objectives or (JOINT,)
+    if len(set(named)) < len(named):
+        raise SpecError(f"objectives.names: {', '.join(named)}: each once")
+    for client, served in spec.objectives.serve.items():
+        if unknown := [name for name in served if name not in named]:
+            raise SpecError(f"objectives.serve.{client}: no objective {unknown[0]!r}; there are {', '.join(named)}")
+    try:
+        rule.fit(named)
+    except HyperparameterError as error:
+        raise SpecError(f"algorithm.{error}") from error
+    return named

@@ -170,7 +170,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         size = self._blobs.size(digest)
         with self._database.begin() as session:
             note_model(session, digest, size=size, parameters=layout.size, created=self._clock())
-        return self._engine.submit(header.spec, digest, by=by, paused=header.paused)
+        return self._engine.submit(
+            header.spec, digest, by=by, paused=header.paused, objectives=tuple(header.objectives)
+        )
 
     async def ListRuns(  # noqa: N802
         self, request: messages.ListRunsRequest, context: Context

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from datetime import datetime
@@ -9,14 +10,15 @@ from functools import partial
 from typing import BinaryIO
 
 import grpc
-from sqlalchemy import select
+from sqlalchemy import or_, select
 
 from coordinator.members.access import Access
 from coordinator.rounds.hub import Attendance, Hub
-from coordinator.rounds.intake import Admission, Intake, payload_problem
+from coordinator.rounds.intake import Admission, Intake
 from coordinator.services.calls import FIRST_MESSAGE_SECONDS, NEXT_CHUNK_SECONDS, Threads, next_message
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
 from federation.digests import parse
+from federation.objectives import OBJECTIVE
 from federation.refusals import Refusal
 from federation.v1 import federation_pb2_grpc
 from federation.v1.common_pb2 import SignedEnvelope
@@ -38,6 +40,7 @@ from storage.models import Assignment, AssignmentState, Client, ClientState
 log = logging.getLogger(__name__)
 
 MISSED_HEARTBEATS = 3
+MAX_OBJECTIVES = 1000
 MAX_TASKS = 100
 MAX_TASK_NAME = 120
 
@@ -96,6 +99,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         attendance = Attendance(
             client_id=client_id,
             tasks=_offers(first.hello),
+            objectives=_objectives(first.hello),
             loop=asyncio.get_running_loop(),
             last_seen=self._clock(),
         )
@@ -152,6 +156,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         with self._database.begin() as session:
             client = session.get_one(Client, attendance.client_id, with_for_update=True)
             client.tasks = attendance.tasks
+            client.objectives = attendance.objectives
             client.software = hello.software[:200]
             client.device = hello.device[:200]
             client.last_seen = attendance.last_seen
@@ -186,7 +191,10 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         with self._database.read() as session:
             offered = _is_digest(digest) and session.scalar(
                 select(Assignment.assignment_id)
-                .where(Assignment.client_id == client_id, Assignment.base_model == digest)
+                .where(
+                    Assignment.client_id == client_id,
+                    or_(Assignment.base_model == digest, Assignment.reference == digest),
+                )
                 .limit(1)
             )
         if not offered:
@@ -244,7 +252,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             found = check.finish()
             if found != admitted.manifest.payload:
                 raise Refusal("payload-digest", f"the payload is {found}, declared was {admitted.manifest.payload}")
-            if payload_problem(check) is None:
+            if admitted.problem(check) is None:
                 await self._in_thread(writer.commit, found)
         finally:
             await self._in_thread(writer.discard)
@@ -270,3 +278,13 @@ def _offers(hello: Hello) -> dict[str, int]:
         if len(offer.task) > MAX_TASK_NAME:
             raise Refusal("limit:tasks", f"a task name of {len(offer.task)} characters; at most {MAX_TASK_NAME}")
     return {offer.task: min(offer.samples, 2**53) for offer in hello.tasks}
+
+
+def _objectives(hello: Hello) -> dict[str, list[str]]:
+    """What the worker says that it serves, by task."""
+    for offer in hello.tasks:
+        if len(offer.objectives) > MAX_OBJECTIVES:
+            raise Refusal("limit:tasks", f"{len(offer.objectives)} objectives of a task; at most {MAX_OBJECTIVES}")
+        if wrong := [name for name in offer.objectives if re.fullmatch(OBJECTIVE, name) is None]:
+            raise Refusal("limit:tasks", f"{wrong[0][:80]!r} cannot be the name of an objective")
+    return {offer.task: list(dict.fromkeys(offer.objectives)) for offer in hello.tasks}

@@ -150,19 +150,25 @@ class TaskSummary(_message.Message):
 
     TASK_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
+    OBJECTIVES_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """The task."""
     samples: _builtins.int
     """Training samples."""
+    @_builtins.property
+    def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The objectives that it serves."""
+
     def __init__(
         self,
         *,
         task: _builtins.str = ...,
         samples: _builtins.int = ...,
+        objectives: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["samples", b"samples", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "samples", b"samples", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -345,6 +351,7 @@ class RunHeader(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     MODEL_BYTES_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
+    OBJECTIVES_FIELD_NUMBER: _builtins.int
     spec: _builtins.bytes
     """The run specification: the bytes of a TOML document."""
     model: _builtins.str
@@ -353,6 +360,10 @@ class RunHeader(_message.Message):
     """Its size in bytes."""
     paused: _builtins.bool
     """True when the run shall wait for `resume` before its first round."""
+    @_builtins.property
+    def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The task's objectives, in its order; one called "loss" when none is named."""
+
     def __init__(
         self,
         *,
@@ -360,10 +371,11 @@ class RunHeader(_message.Message):
         model: _builtins.str = ...,
         model_bytes: _builtins.int = ...,
         paused: _builtins.bool = ...,
+        objectives: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_bytes", b"model_bytes", "paused", b"paused", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_bytes", b"model_bytes", "objectives", b"objectives", "paused", b"paused", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -420,6 +432,8 @@ class Run(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     LATEST_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
+    OBJECTIVES_FIELD_NUMBER: _builtins.int
+    SERVING_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id, unique in the federation."""
     name: _builtins.str
@@ -458,6 +472,14 @@ class Run(_message.Message):
     def latest(self) -> Global___RoundSummary:
         """The last round that was evaluated."""
 
+    @_builtins.property
+    def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The objectives, in the task's order."""
+
+    @_builtins.property
+    def serving(self) -> _containers.RepeatedCompositeFieldContainer[Global___Serving]:
+        """Which client serves which of them: the indicator matrix. Only in GetRun."""
+
     def __init__(
         self,
         *,
@@ -476,14 +498,44 @@ class Run(_message.Message):
         parameters: _builtins.int = ...,
         latest: Global___RoundSummary | None = ...,
         spec: _builtins.str = ...,
+        objectives: _abc.Iterable[_builtins.str] | None = ...,
+        serving: _abc.Iterable[Global___Serving] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "ended", b"ended", "latest", b"latest", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "created", b"created", "ended", b"ended", "latest", b"latest", "model", b"model", "name", b"name", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "created", b"created", "ended", b"ended", "latest", b"latest", "model", b"model", "name", b"name", "objectives", b"objectives", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "serving", b"serving", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Run: _TypeAlias = Run  # noqa: Y015
+
+@_typing.final
+class Serving(_message.Message):
+    """One row of the indicator matrix."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    OBJECTIVES_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The client."""
+    @_builtins.property
+    def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The objectives that it serves in this run."""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        objectives: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "objectives", b"objectives"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Serving: _TypeAlias = Serving  # noqa: Y015
 
 @_typing.final
 class RoundSummary(_message.Message):
@@ -880,6 +932,9 @@ class PhaseProgress(_message.Message):
     ASKED_FIELD_NUMBER: _builtins.int
     REPLIED_FIELD_NUMBER: _builtins.int
     DEADLINE_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    BYTES_UP_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """The round."""
     phase: _builtins.int
@@ -890,9 +945,19 @@ class PhaseProgress(_message.Message):
     """Clients asked."""
     replied: _builtins.int
     """Replies in."""
+    bytes_up: _builtins.int
+    """Bytes of the payloads that came in."""
     @_builtins.property
     def deadline(self) -> _timestamp_pb2.Timestamp:
         """When it ends, whoever has replied by then."""
+
+    @_builtins.property
+    def started(self) -> _timestamp_pb2.Timestamp:
+        """When it began."""
+
+    @_builtins.property
+    def ended(self) -> _timestamp_pb2.Timestamp:
+        """When it ended; unset while it lasts."""
 
     def __init__(
         self,
@@ -903,14 +968,95 @@ class PhaseProgress(_message.Message):
         asked: _builtins.int = ...,
         replied: _builtins.int = ...,
         deadline: _timestamp_pb2.Timestamp | None = ...,
+        started: _timestamp_pb2.Timestamp | None = ...,
+        ended: _timestamp_pb2.Timestamp | None = ...,
+        bytes_up: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "ended", b"ended", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "deadline", b"deadline", "kind", b"kind", "phase", b"phase", "replied", b"replied", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "bytes_up", b"bytes_up", "deadline", b"deadline", "ended", b"ended", "kind", b"kind", "phase", b"phase", "replied", b"replied", "round", b"round", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PhaseProgress: _TypeAlias = PhaseProgress  # noqa: Y015
+
+@_typing.final
+class ObjectiveResult(_message.Message):
+    """One objective in a round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    weight: _builtins.float
+    """Its weight (lambda); NaN where the algorithm does not weigh objectives."""
+    loss: _builtins.float
+    """The loss of the base model, the mean over the clients that serve it; NaN where nobody measured it."""
+    left_out: _builtins.str
+    """Why it was left out of this round; empty where it was not."""
+    clients: _builtins.int
+    """The clients whose replies counted for it."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        weight: _builtins.float = ...,
+        loss: _builtins.float = ...,
+        left_out: _builtins.str = ...,
+        clients: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "left_out", b"left_out", "loss", b"loss", "name", b"name", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectiveResult: _TypeAlias = ObjectiveResult  # noqa: Y015
+
+@_typing.final
+class Objectives(_message.Message):
+    """What a round knew of its objectives."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    COSINES_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    """How the weights were found: "pgd", "exact", "balance", "descent", "min-norm", ..."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObjectiveResult]:
+        """In the task's order."""
+
+    @_builtins.property
+    def cosines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The cosines between their gradients (or averaged updates), row after row; none where they were not compared."""
+
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What an operator should know: that the programme was infeasible, say."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ObjectiveResult] | None = ...,
+        cosines: _abc.Iterable[_builtins.float] | None = ...,
+        mode: _builtins.str = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosines", b"cosines", "mode", b"mode", "notes", b"notes", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Objectives: _TypeAlias = Objectives  # noqa: Y015
 
 @_typing.final
 class ListRoundsRequest(_message.Message):
@@ -1030,6 +1176,8 @@ class Participation(_message.Message):
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
+    OBJECTIVES_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The client."""
     state: _common_pb2.AssignmentState.ValueType
@@ -1060,6 +1208,14 @@ class Participation(_message.Message):
     def evaluation(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Measurements of the model after the step on its own splits."""
 
+    @_builtins.property
+    def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The objectives that it worked on."""
+
+    @_builtins.property
+    def answered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The phases of the round that it answered."""
+
     def __init__(
         self,
         *,
@@ -1077,10 +1233,12 @@ class Participation(_message.Message):
         payload_bytes: _builtins.int = ...,
         seconds: _builtins.float = ...,
         evaluation: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        objectives: _abc.Iterable[_builtins.str] | None = ...,
+        answered: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "coefficient", b"coefficient", "cosine", b"cosine", "envelope", b"envelope", "evaluation", b"evaluation", "key_id", b"key_id", "loss_before", b"loss_before", "payload_bytes", b"payload_bytes", "reason", b"reason", "samples", b"samples", "seconds", b"seconds", "state", b"state", "update_norm", b"update_norm", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "client_id", b"client_id", "coefficient", b"coefficient", "cosine", b"cosine", "envelope", b"envelope", "evaluation", b"evaluation", "key_id", b"key_id", "loss_before", b"loss_before", "objectives", b"objectives", "payload_bytes", b"payload_bytes", "reason", b"reason", "samples", b"samples", "seconds", b"seconds", "state", b"state", "update_norm", b"update_norm", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1099,6 +1257,7 @@ class GetRoundResponse(_message.Message):
     GRAM_CLIENTS_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
+    OBJECTIVES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> Global___Run:
         """The run."""
@@ -1127,6 +1286,10 @@ class GetRoundResponse(_message.Message):
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PhaseProgress]:
         """The phases, in order."""
 
+    @_builtins.property
+    def objectives(self) -> Global___Objectives:
+        """The objectives; absent where the task has one."""
+
     def __init__(
         self,
         *,
@@ -1137,10 +1300,11 @@ class GetRoundResponse(_message.Message):
         gram_clients: _abc.Iterable[_builtins.str] | None = ...,
         step: _common_pb2.SignedEnvelope | None = ...,
         phases: _abc.Iterable[Global___PhaseProgress] | None = ...,
+        objectives: Global___Objectives | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "step", b"step", "summary", b"summary"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "run", b"run", "step", b"step", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosines", b"cosines", "gram_clients", b"gram_clients", "participations", b"participations", "phases", b"phases", "run", b"run", "step", b"step", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosines", b"cosines", "gram_clients", b"gram_clients", "objectives", b"objectives", "participations", b"participations", "phases", b"phases", "run", b"run", "step", b"step", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1200,7 +1364,7 @@ class ClientScores(_message.Message):
     """The client."""
     @_builtins.property
     def scores(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """"<split>/loss" and "<split>/accuracy"."""
+        """"<split>/loss" and "<split>/accuracy"; of several objectives also "<split>/loss/<objective>" and so on."""
 
     def __init__(
         self,
@@ -1225,6 +1389,8 @@ class ExportRoundsResponse(_message.Message):
     SUMMARY_FIELD_NUMBER: _builtins.int
     PARTICIPATIONS_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
+    OBJECTIVES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def summary(self) -> Global___RoundSummary:
         """The round in numbers."""
@@ -1237,16 +1403,26 @@ class ExportRoundsResponse(_message.Message):
     def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClientScores]:
         """Every client that evaluated, by name."""
 
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PhaseProgress]:
+        """The phases, in order."""
+
+    @_builtins.property
+    def objectives(self) -> Global___Objectives:
+        """The objectives; absent where the task has one."""
+
     def __init__(
         self,
         *,
         summary: Global___RoundSummary | None = ...,
         participations: _abc.Iterable[Global___Participation] | None = ...,
         scores: _abc.Iterable[Global___ClientScores] | None = ...,
+        phases: _abc.Iterable[Global___PhaseProgress] | None = ...,
+        objectives: Global___Objectives | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["summary", b"summary"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["participations", b"participations", "scores", b"scores", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "participations", b"participations", "phases", b"phases", "scores", b"scores", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

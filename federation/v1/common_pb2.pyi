@@ -172,6 +172,10 @@ class _PhaseKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PhaseKind.V
     """Train and send an update."""
     PHASE_KIND_EVALUATE: _PhaseKind.ValueType  # 2
     """Evaluate and send measurements."""
+    PHASE_KIND_JACOBIAN: _PhaseKind.ValueType  # 3
+    """Send a sketch of the gradients of the objectives."""
+    PHASE_KIND_RESIDUAL: _PhaseKind.ValueType  # 4
+    """Send what the sketch lost."""
 
 class PhaseKind(_PhaseKind, metaclass=_PhaseKindEnumTypeWrapper):
     """The kinds of work that a phase asks for."""
@@ -182,6 +186,10 @@ PHASE_KIND_TRAIN: PhaseKind.ValueType  # 1
 """Train and send an update."""
 PHASE_KIND_EVALUATE: PhaseKind.ValueType  # 2
 """Evaluate and send measurements."""
+PHASE_KIND_JACOBIAN: PhaseKind.ValueType  # 3
+"""Send a sketch of the gradients of the objectives."""
+PHASE_KIND_RESIDUAL: PhaseKind.ValueType  # 4
+"""Send what the sketch lost."""
 Global___PhaseKind: _TypeAlias = PhaseKind  # noqa: Y015
 
 @_typing.final
@@ -247,6 +255,60 @@ class Row(_message.Message):
 Global___Row: _TypeAlias = Row  # noqa: Y015
 
 @_typing.final
+class ObjectiveWeight(_message.Message):
+    """How much one objective counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    objective: _builtins.str
+    """The objective."""
+    weight: _builtins.float
+    """Its weight."""
+    def __init__(
+        self,
+        *,
+        objective: _builtins.str = ...,
+        weight: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["objective", b"objective", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectiveWeight: _TypeAlias = ObjectiveWeight  # noqa: Y015
+
+@_typing.final
+class Target(_message.Message):
+    """What one row of an update descends: a weighted sum of objectives."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    row: _builtins.str
+    """The row."""
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObjectiveWeight]:
+        """The weights; an objective that is not named has none."""
+
+    def __init__(
+        self,
+        *,
+        row: _builtins.str = ...,
+        weights: _abc.Iterable[Global___ObjectiveWeight] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["row", b"row", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Target: _TypeAlias = Target  # noqa: Y015
+
+@_typing.final
 class TrainWork(_message.Message):
     """Work: train on the client's own training split, starting from the base model."""
 
@@ -259,6 +321,9 @@ class TrainWork(_message.Message):
     PROXIMAL_MU_FIELD_NUMBER: _builtins.int
     MOMENTUM_FIELD_NUMBER: _builtins.int
     WEIGHT_DECAY_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    FROM_JACOBIAN_FIELD_NUMBER: _builtins.int
+    UNMEASURED_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     """Passes over the training split; 0 when `steps` counts instead."""
     steps: _builtins.int
@@ -273,6 +338,16 @@ class TrainWork(_message.Message):
     """The momentum of local SGD; its buffer starts at zero in every round."""
     weight_decay: _builtins.float
     """The L2 penalty of local SGD."""
+    from_jacobian: _builtins.bool
+    """True when the first step is a weighted sum of the gradients of the round's JacobianWork."""
+    unmeasured: _builtins.bool
+    """True when the base model need not be measured on the whole training split first."""
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___Target]:
+        """What each row of the update descends, in the order of the rows. None is one row, "loss", for the mean of the
+        objectives that the client serves.
+        """
+
     def __init__(
         self,
         *,
@@ -283,14 +358,99 @@ class TrainWork(_message.Message):
         proximal_mu: _builtins.float = ...,
         momentum: _builtins.float = ...,
         weight_decay: _builtins.float = ...,
+        targets: _abc.Iterable[Global___Target] | None = ...,
+        from_jacobian: _builtins.bool = ...,
+        unmeasured: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "learning_rate", b"learning_rate", "momentum", b"momentum", "proximal_mu", b"proximal_mu", "steps", b"steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "from_jacobian", b"from_jacobian", "learning_rate", b"learning_rate", "momentum", b"momentum", "proximal_mu", b"proximal_mu", "steps", b"steps", "targets", b"targets", "unmeasured", b"unmeasured", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrainWork: _TypeAlias = TrainWork  # noqa: Y015
+
+@_typing.final
+class JacobianWork(_message.Message):
+    """Work: the gradient of each objective at the base model, on one minibatch, as a sketch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    OBJECTIVES_FIELD_NUMBER: _builtins.int
+    SKETCH_FIELD_NUMBER: _builtins.int
+    BUDGET_FIELD_NUMBER: _builtins.int
+    ENCODER_ONLY_FIELD_NUMBER: _builtins.int
+    MEASURE_FIELD_NUMBER: _builtins.int
+    batch_size: _builtins.int
+    """Samples in the minibatch; 0 means the whole training split."""
+    sketch: _builtins.str
+    """What is sent of the gradients: "count", "svd", "svd-two-way", "top-k", "mask", "gram" or "exact"."""
+    budget: _builtins.float
+    """The floats to send, as a share of the columns."""
+    encoder_only: _builtins.bool
+    """True when only the columns of the encoder count, and those of the heads are left out."""
+    measure: _builtins.bool
+    """True when the base model is to be measured on the whole training split, too."""
+    @_builtins.property
+    def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The objectives, in this order."""
+
+    def __init__(
+        self,
+        *,
+        batch_size: _builtins.int = ...,
+        objectives: _abc.Iterable[_builtins.str] | None = ...,
+        sketch: _builtins.str = ...,
+        budget: _builtins.float = ...,
+        encoder_only: _builtins.bool = ...,
+        measure: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "budget", b"budget", "encoder_only", b"encoder_only", "measure", b"measure", "objectives", b"objectives", "sketch", b"sketch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JacobianWork: _TypeAlias = JacobianWork  # noqa: Y015
+
+@_typing.final
+class ResidualWork(_message.Message):
+    """Work: what the sketch of the round's JacobianWork lost, against what all clients' sketches add up to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JACOBIAN_FIELD_NUMBER: _builtins.int
+    REFERENCE_FIELD_NUMBER: _builtins.int
+    REFERENCE_BYTES_FIELD_NUMBER: _builtins.int
+    OBJECTIVES_FIELD_NUMBER: _builtins.int
+    reference: _builtins.str
+    """The digest of what the sketches add up to, itself sketched: a safetensors file."""
+    reference_bytes: _builtins.int
+    """The size of that blob in bytes."""
+    @_builtins.property
+    def jacobian(self) -> Global___JacobianWork:
+        """The work that the sketch was made for."""
+
+    @_builtins.property
+    def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The objectives of the reference, in this order."""
+
+    def __init__(
+        self,
+        *,
+        jacobian: Global___JacobianWork | None = ...,
+        reference: _builtins.str = ...,
+        reference_bytes: _builtins.int = ...,
+        objectives: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["jacobian", b"jacobian"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jacobian", b"jacobian", "objectives", b"objectives", "reference", b"reference", "reference_bytes", b"reference_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResidualWork: _TypeAlias = ResidualWork  # noqa: Y015
 
 @_typing.final
 class EvaluateWork(_message.Message):
@@ -334,6 +494,8 @@ class AssignmentManifest(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     TRAIN_FIELD_NUMBER: _builtins.int
     EVALUATE_FIELD_NUMBER: _builtins.int
+    JACOBIAN_FIELD_NUMBER: _builtins.int
+    RESIDUAL_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     MAX_PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
@@ -372,6 +534,14 @@ class AssignmentManifest(_message.Message):
         """Evaluate."""
 
     @_builtins.property
+    def jacobian(self) -> Global___JacobianWork:
+        """Give a Jacobian."""
+
+    @_builtins.property
+    def residual(self) -> Global___ResidualWork:
+        """Say what its sketch lost."""
+
+    @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Row]:
         """The rows that the reply's payload must hold, in this order; none where the reply has no payload."""
 
@@ -398,17 +568,19 @@ class AssignmentManifest(_message.Message):
         task: _builtins.str = ...,
         train: Global___TrainWork | None = ...,
         evaluate: Global___EvaluateWork | None = ...,
+        jacobian: Global___JacobianWork | None = ...,
+        residual: Global___ResidualWork | None = ...,
         rows: _abc.Iterable[Global___Row] | None = ...,
         max_payload_bytes: _builtins.int = ...,
         seed: _builtins.int = ...,
         deadline: _timestamp_pb2.Timestamp | None = ...,
         created: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "deadline", b"deadline", "evaluate", b"evaluate", "train", b"train", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "deadline", b"deadline", "evaluate", b"evaluate", "jacobian", b"jacobian", "residual", b"residual", "train", b"train", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "base_model", b"base_model", "base_model_bytes", b"base_model_bytes", "client_id", b"client_id", "created", b"created", "deadline", b"deadline", "evaluate", b"evaluate", "federation_id", b"federation_id", "max_payload_bytes", b"max_payload_bytes", "phase", b"phase", "round", b"round", "rows", b"rows", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "task", b"task", "train", b"train", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "base_model", b"base_model", "base_model_bytes", b"base_model_bytes", "client_id", b"client_id", "created", b"created", "deadline", b"deadline", "evaluate", b"evaluate", "federation_id", b"federation_id", "jacobian", b"jacobian", "max_payload_bytes", b"max_payload_bytes", "phase", b"phase", "residual", b"residual", "round", b"round", "rows", b"rows", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "task", b"task", "train", b"train", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate", "jacobian", "residual"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -646,6 +818,8 @@ class StepManifest(_message.Message):
     STATE_BEFORE_FIELD_NUMBER: _builtins.int
     STATE_AFTER_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
+    CONSULTED_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
     run_id: _builtins.str
@@ -686,6 +860,14 @@ class StepManifest(_message.Message):
     def created(self) -> _timestamp_pb2.Timestamp:
         """When the step was made."""
 
+    @_builtins.property
+    def consulted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The digests of the envelopes of the replies to the round's earlier phases, from which the weights were found."""
+
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObjectiveWeight]:
+        """The weights of the objectives; none for an algorithm that does not know them."""
+
     def __init__(
         self,
         *,
@@ -703,10 +885,12 @@ class StepManifest(_message.Message):
         state_before: _builtins.str = ...,
         state_after: _builtins.str = ...,
         created: _timestamp_pb2.Timestamp | None = ...,
+        consulted: _abc.Iterable[_builtins.str] | None = ...,
+        weights: _abc.Iterable[Global___ObjectiveWeight] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "coefficients", b"coefficients", "created", b"created", "federation_id", b"federation_id", "gram", b"gram", "hyperparameters", b"hyperparameters", "rate", b"rate", "result_model", b"result_model", "round", b"round", "run_id", b"run_id", "state_after", b"state_after", "state_before", b"state_before", "updates", b"updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "coefficients", b"coefficients", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "gram", b"gram", "hyperparameters", b"hyperparameters", "rate", b"rate", "result_model", b"result_model", "round", b"round", "run_id", b"run_id", "state_after", b"state_after", "state_before", b"state_before", "updates", b"updates", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -98,19 +98,25 @@ class TaskOffer(_message.Message):
 
     TASK_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
+    OBJECTIVES_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """The task's name."""
     samples: _builtins.int
     """Training samples that this client holds for it."""
+    @_builtins.property
+    def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The objectives of the task that this client serves."""
+
     def __init__(
         self,
         *,
         task: _builtins.str = ...,
         samples: _builtins.int = ...,
+        objectives: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["samples", b"samples", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "samples", b"samples", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

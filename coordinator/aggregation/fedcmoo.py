@@ -1,0 +1,260 @@
+"""FedCMOO and FedCMOO-Pref (Askin et al., 2025, "Federated Communication-Efficient Multi-Objective Optimization")."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregation.fedavg import FedAvg
+from coordinator.aggregation.objectives import (
+    ObjectiveRule,
+    Service,
+    training,
+    weights_after,
+    weights_before,
+)
+from coordinator.aggregation.phases import (
+    Jacobian,
+    Replies,
+    Reply,
+    Residual,
+    RoundContext,
+    RoundGenerator,
+    Selected,
+    Step,
+    Train,
+)
+from coordinator.aggregation.preference import preferred, require_cvxpy
+from coordinator.aggregation.rules import (
+    Combination,
+    HyperparameterError,
+    Matrix,
+    Objectives,
+    Rows,
+    TooFewUpdatesError,
+    Vector,
+)
+from federation.objectives import width
+from federation.sketches import SKETCHES, Linear, Part, SketchError, TwoWaySvd, clip_to_psd, sketch
+from federation.sketches.seeds import own_seed, shared_seed
+from federation.vectors import RowFile
+
+SKETCH_HELP = f"what clients send of their Jacobians: {', '.join(SKETCHES)}"
+BUDGET_HELP = "the floats of that, as a share of the columns that count (scope)"
+UNBIASED_HELP = (
+    "estimate the Gram matrix from two further, independent choices of clients, whose products are unbiased (the "
+    "theory version, section 5); for sketches that are linear"
+)
+LATECOMERS_HELP = "selected clients that missed the Jacobian are asked to train, too"
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """The weights of one round, and how they were found.
+
+    Attributes:
+        weights: lambda, shape (M,).
+        mode: how.
+        notes: what an operator should know.
+        divergence: of the losses from the preference; None where there is none.
+    """
+
+    weights: Vector
+    mode: str
+    notes: tuple[str, ...] = ()
+    divergence: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation(ObjectiveRule, ABC):
+    """The rounds of the FedCMOO family: Jacobian, weights back, training on the weighted sum, plain average."""
+
+    measures: ClassVar[bool] = False  # whether the weights depend on losses
+
+    scope: str = field(default="encoder", metadata=ObjectiveRule.__dataclass_fields__["scope"].metadata)
+    sketch: str = field(default="count", metadata={"help": SKETCH_HELP})
+    budget: float = field(default=1.0, metadata={"help": BUDGET_HELP})
+    unbiased: bool = field(default=False, metadata={"help": UNBIASED_HELP})
+    latecomers: bool = field(default=False, metadata={"help": LATECOMERS_HELP})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            made = sketch(self.sketch, d=1, objectives=("loss",), budget=self.budget)
+        except SketchError as error:
+            raise HyperparameterError(f"sketch: {error}") from error
+        if self.unbiased and not isinstance(made, Linear):
+            able = ", ".join(name for name, kind in SKETCHES.items() if issubclass(kind, Linear))
+            raise HyperparameterError(f"unbiased: {self.sketch} is not linear; it goes with {able}")
+
+    @abstractmethod
+    def choose(self, G: Matrix, losses: Mapping[str, float], service: Service, context: RoundContext) -> Weighed:
+        """The weights of the objectives of `service`, from their Gram matrix and the losses that were measured."""
+
+    def combine(self, rows: Rows) -> Combination:
+        """The plain average of the updates, which descend the weighted sum already."""
+        return FedAvg().combine(rows)
+
+    def round(self, context: RoundContext) -> RoundGenerator:
+        """See the class."""
+        made = sketch(self.sketch, d=width(self.columns(context)), objectives=context.objectives, budget=self.budget)
+        ask = Jacobian(
+            sketch=self.sketch,
+            budget=self.budget,
+            encoder_only=self.scope == "encoder",
+            measure=self.measures,
+        )
+        replies = yield ask
+        told = tuple(replies)
+        service = Service.among(replies, context)
+        seed = shared_seed(context.seed, context.number)
+        if self.unbiased and isinstance(made, Linear):
+            sets = []
+            for purpose in ("jacobian-1", "jacobian-2"):
+                drawn = yield dataclasses.replace(ask, measure=False, clients=context.draw(purpose))
+                told += tuple(drawn)
+                sets.append((drawn, Service.among(drawn, context)))
+            (first, one), (second, other) = sets
+            present = tuple(name for name in service.objectives if name in one.objectives and name in other.objectives)
+            service = service.only(present, "no client of an independent choice serves it")
+            G = made.cross_gram(parts(first, one), parts(second, other), present, shared_seed=seed)
+        elif isinstance(made, TwoWaySvd):
+            reference = made.reference(
+                parts(replies, service),
+                service.objectives,
+                shared_seed=seed,
+                own_seed=own_seed(context.seed, context.number, ""),
+            )
+            clients = tuple(reply.client_id for reply in replies)
+            again = yield Residual(jacobian=ask, reference=reference, objectives=service.objectives, clients=clients)
+            told += tuple(again)
+            G = made.gram(parts(replies, service, again), service.objectives, shared_seed=seed)
+        else:
+            G = made.gram(parts(replies, service), service.objectives, shared_seed=seed)
+        if not service.objectives:
+            raise TooFewUpdatesError("no objective has gradients in this round")
+        losses = service.mean((reply.client_id, reply.losses) for reply in replies)
+        chosen = self.choose(clip_to_psd(G), losses, service, context)
+        wanted = dict(zip(service.objectives, chosen.weights.tolist(), strict=True))
+        answered = {reply.client_id: Selected(reply.samples, reply.objectives) for reply in replies}
+        able = {**context.selected, **answered} if self.latecomers else answered
+        factors, busy = training(wanted, able, context)
+        replies = yield Train(weights=factors, from_jacobian=True, measure=not self.measures, clients=busy)
+        combination = dataclasses.replace(
+            self.decide(replies.rows(context)),
+            state=weights_after(context.state, context.objectives, service.objectives, chosen.weights),
+            objectives=Objectives(
+                names=service.objectives,
+                weights=chosen.weights,
+                gram=G,
+                mode=chosen.mode,
+                left_out=service.left_out,
+                notes=chosen.notes,
+                divergence=chosen.divergence,
+            ),
+        )
+        return Step(replies, combination, consulted=told)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedCMOO(Conversation):
+    """One joint trajectory for each client, on weights that the server finds from sketches of the Jacobians.
+
+    Clients send a sketch of their gradients; the server estimates the Gram matrix of the objectives, finds weights
+    (Algorithm 2: `pgd` tracks the min-norm point slowly, from the last round's weights), and everybody trains on the
+    weighted sum, the first step with the gradients that are there already. The upload is that of a model and a sketch,
+    whatever the number of objectives.
+    """
+
+    name: ClassVar[str] = "fedcmoo"
+
+    weights: str = field(default="pgd", metadata=ObjectiveRule.__dataclass_fields__["weights"].metadata)
+
+    def choose(self, G: Matrix, losses: Mapping[str, float], service: Service, context: RoundContext) -> Weighed:
+        """See the base."""
+        before = weights_before(context.state, context.objectives, service.objectives)
+        return Weighed(self.weigh(G, before, context), self.weights)
+
+
+PREFERENCE_HELP = "r, a positive number for each objective: r_1 F_1 = ... = r_M F_M is aimed at; none is equal ones"
+THRESHOLD_HELP = "the divergence (KL) from which on balance comes first; below, all losses descend"
+SLACK_HELP = "objectives whose r_k F_k is within this share of the largest count as the worst; 0 is the worst alone"
+MINIMUM_HELP = "each weight is at least this much of 1/M: lambda <- (1 - minimum) lambda + minimum / M"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedCMOOPref(Conversation):
+    """FedCMOO towards losses in a given proportion (appendix C; the linear programme of Mahapatra and Rajan, 2020).
+
+    It reads the losses that clients report: their means decide where the model is on the front.
+    """
+
+    name: ClassVar[str] = "fedcmoo-pref"
+    reads_losses: ClassVar[bool] = True
+    measures: ClassVar[bool] = True
+
+    preference: tuple[float, ...] = field(default=(), metadata={"help": PREFERENCE_HELP})
+    threshold: float = field(default=0.01, metadata={"help": THRESHOLD_HELP})
+    slack: float = field(default=0.0, metadata={"help": SLACK_HELP})
+    minimum: float = field(default=0.2, metadata={"help": MINIMUM_HELP})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_cvxpy()
+        if self.preference and not (np.isfinite(self.preference).all() and min(self.preference) > 0):
+            raise HyperparameterError(f"preference must be positive numbers; got {list(self.preference)}")
+        for key in ("threshold", "slack", "minimum"):
+            value = getattr(self, key)
+            if not 0 <= value <= (np.inf if key == "threshold" else 1):
+                raise HyperparameterError(f"{key} is out of range: {value}")
+
+    def fit(self, objectives: tuple[str, ...]) -> None:
+        """See the base."""
+        if self.preference and len(self.preference) != len(objectives):
+            raise HyperparameterError(
+                f"preference: {len(self.preference)} numbers for {len(objectives)} objectives: {', '.join(objectives)}"
+            )
+
+    def choose(self, G: Matrix, losses: Mapping[str, float], service: Service, context: RoundContext) -> Weighed:
+        """See the base."""
+        untold = [name for name in service.objectives if name not in losses]
+        if untold:
+            raise TooFewUpdatesError(f"no client reported a loss of {', '.join(untold)}")
+        given = dict(zip(context.objectives, self.preference or (1.0,) * len(context.objectives), strict=True))
+        found = preferred(
+            G,
+            np.array([losses[name] for name in service.objectives]),
+            np.array([given[name] for name in service.objectives]),
+            threshold=self.threshold,
+            slack=self.slack,
+            minimum=self.minimum,
+        )
+        return Weighed(found.weights, found.mode, tuple(filter(None, (found.note,))), found.divergence)
+
+    def usable(self, replies: Replies) -> Replies:
+        """Everybody's update: the losses were read with the Jacobians."""
+        return replies
+
+
+def parts(replies: Replies, service: Service, again: Replies | None = None) -> Iterator[Part]:
+    """What each client says of its Jacobian, in one phase or in two, one client after the other."""
+    second = {reply.client_id: reply for reply in again or ()}
+    for reply in replies:
+        weights = [
+            service.weight(reply.client_id, name) if name in service.objectives else 0.0 for name in reply.objectives
+        ]
+        rows = _arrays(reply)
+        if reply.client_id in second:
+            rows |= _arrays(second[reply.client_id])
+        yield Part(reply.objectives, np.array(weights), rows)
+
+
+def _arrays(reply: Reply) -> dict[str, NDArray[np.float32]]:
+    return {
+        name: row.read() if isinstance(row, RowFile) else np.asarray(row, dtype=np.float32)
+        for name, row in zip(reply.names, reply.rows, strict=True)
+    }

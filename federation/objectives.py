@@ -1,0 +1,52 @@
+"""Objectives by name: what the rows of an update descend, and which parameters are whose.
+
+A parameter called `heads.NAME....` is the objective NAME's alone; everything else is the encoder, which all objectives
+share. So whoever has a model's layout knows the encoder, and need not load its task.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from federation.vectors import Layout
+
+OBJECTIVE = r"[a-z0-9][a-z0-9-]{0,62}"  # the form of a name
+JOINT = "loss"  # the row of an update that descends several objectives together
+HEADS = "heads."
+
+Targets = Mapping[str, Mapping[str, float]]
+"""What the rows of an update descend: row -> objective -> weight, the loss being the weighted sum."""
+
+
+def joint_target(objectives: Sequence[str], weights: Mapping[str, float] | None = None) -> Targets:
+    """One row, for all of these objectives together: their weighted sum, or their mean where no weights are given."""
+    own = {name: 1.0 / len(objectives) for name in objectives} if weights is None else weights
+    return {JOINT: {name: own[name] for name in objectives if name in own}}
+
+
+def separate_targets(objectives: Sequence[str]) -> Targets:
+    """A row for each of these objectives."""
+    return {name: {name: 1.0} for name in objectives}
+
+
+def encoder_columns(layout: "Layout") -> tuple[slice, ...]:
+    """Where the encoder is in the flat vector (d,): as few slices as it takes, in order.
+
+    A model that is nothing but heads is its own encoder.
+    """
+    found: list[slice] = []
+    offset = 0
+    for tensor in layout.tensors:
+        end = offset + tensor.size
+        if not tensor.name.startswith(HEADS):
+            if found and found[-1].stop == offset:
+                found[-1] = slice(found[-1].start, end)
+            else:
+                found.append(slice(offset, end))
+        offset = end
+    return tuple(found) or (slice(0, offset),)
+
+
+def width(columns: Sequence[slice]) -> int:
+    """How many columns these slices hold."""
+    return sum(part.stop - part.start for part in columns)
