@@ -172,7 +172,7 @@ def submit(
     if spec is None:
         raise Failure("name the run specification: fedpareto admin submit SPEC.toml, or see --explain", code=USAGE)
     text, parsed = upload.read_spec(spec)
-    initial = upload.model_file(model) if model else upload.made_model(parsed.task, parsed.seed)
+    initial = upload.model_file(model, parsed.task) if model else upload.made_model(parsed.task, parsed.seed)
     with _connect(context, home) as stub:
         response = _submit(stub, text, initial, paused)
         run = response.run

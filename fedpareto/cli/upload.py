@@ -21,11 +21,13 @@ class InitialModel:
         pieces: makes its bytes, from the start, in pieces of at most 1 MiB.
         size: bytes.
         digest: of all of them.
+        objectives: of the task, in its order; none where the task could not be asked.
     """
 
     pieces: Callable[[], Iterator[bytes]]
     size: int
     digest: str
+    objectives: tuple[str, ...] = ()
 
 
 def read_spec(path: Path) -> tuple[bytes, RunSpec]:
@@ -65,7 +67,8 @@ def made_model(task_name: str, seed: int) -> InitialModel:
     from federation.tasks import TaskError, initial_model, task
 
     try:
-        layout, vector = initial_model(task(task_name), seed)
+        found = task(task_name)
+        layout, vector = initial_model(found, seed)
     except TaskError as error:
         raise Failure(str(error), code=USAGE) from None
     except ModuleNotFoundError as error:
@@ -80,15 +83,16 @@ def made_model(task_name: str, seed: int) -> InitialModel:
             for start in range(0, len(part), CHUNK_BYTES):
                 yield bytes(part[start : start + CHUNK_BYTES])
 
-    return _hashed(pieces, len(header) + len(data))
+    return _hashed(pieces, len(header) + len(data), tuple(found.objectives))
 
 
-def model_file(path: Path) -> InitialModel:
-    """The initial model in a file.
+def model_file(path: Path, task_name: str) -> InitialModel:
+    """The initial model of a task in a file.
 
     Raises:
         Failure: it is not a model file.
     """
+    from federation.tasks import TaskError, task
     from federation.vectors import model_layout
 
     try:
@@ -103,14 +107,18 @@ def model_file(path: Path) -> InitialModel:
             while piece := file.read(CHUNK_BYTES):
                 yield piece
 
-    return _hashed(pieces, path.stat().st_size)
+    try:
+        objectives = tuple(task(task_name).objectives)
+    except (TaskError, ModuleNotFoundError):  # a task of the members' own: the specification may name its objectives
+        objectives = ()
+    return _hashed(pieces, path.stat().st_size, objectives)
 
 
-def _hashed(pieces: Callable[[], Iterator[bytes]], size: int) -> InitialModel:
+def _hashed(pieces: Callable[[], Iterator[bytes]], size: int, objectives: tuple[str, ...]) -> InitialModel:
     state = hasher()
     for piece in pieces():
         state.update(piece)
-    return InitialModel(pieces, size, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}")
+    return InitialModel(pieces, size, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", objectives)
 
 
 def submit(
@@ -132,7 +140,9 @@ def submit(
     """
 
     def requests() -> Iterator[SubmitRunRequest]:
-        header = RunHeader(spec=spec, model=model.digest, model_bytes=model.size, paused=paused)
+        header = RunHeader(
+            spec=spec, model=model.digest, model_bytes=model.size, paused=paused, objectives=model.objectives
+        )
         yield SubmitRunRequest(header=header)
         for piece in model.pieces():
             yield SubmitRunRequest(chunk=piece)

@@ -89,6 +89,14 @@ def run(
         str, typer.Option(help="How many samples a part of iid or dirichlet has: equal or lognormal:SIGMA.")
     ] = "equal",
     part_seed: Annotated[int, typer.Option(help="Seed of the cut; the same for all parts.")] = 0,
+    objectives: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[TASK=]NAMES",
+            help="Of a task with several objectives, those that this client serves: left,right; all of them without it. "
+            "With several tasks: TASK=left,right, repeated.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, ...")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for training.")] = None,
     download: Annotated[bool, typer.Option(help="Let tasks fetch public data sets into --data.")] = False,
@@ -124,7 +132,8 @@ def run(
         place.require_joined()
         with place.lock():
             member = _load_member(home, passphrase_file)
-            _work(place, member, task, source, device, threads, rehearsal, accomplices, as_json)
+            served = _served(objectives or [], task)
+            _work(place, member, task, source, served, device, threads, rehearsal, accomplices, as_json)
     except HomeError as error:
         raise Failure(str(error)) from error
 
@@ -148,6 +157,7 @@ def _work(
     member: "MemberFiles",
     tasks: list[str],
     source: "DataSource",
+    objectives: dict[str, tuple[str, ...]],
     device: str,
     threads: int | None,
     attack: "Attack | None",
@@ -174,6 +184,7 @@ def _work(
             threads=threads,
             attack=attack,
             client_id=member.client_id,
+            objectives=objectives,
         )
         worker = Worker(
             home=home,
@@ -193,6 +204,20 @@ def _work(
     except SessionError as error:
         raise Failure(str(error)) from error
     logging.getLogger("fedpareto.worker").info("stopped")
+
+
+def _served(texts: list[str], tasks: list[str]) -> dict[str, tuple[str, ...]]:
+    """The objectives that the owner serves, by task."""
+    served: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, equals, names = text.rpartition("=")
+        if not equals and len(set(tasks)) > 1:
+            raise Failure(f"--objectives {text}: of which task? Write TASK={text}", code=USAGE)
+        name = name if equals else tasks[0]
+        if name not in tasks or name in served:
+            raise Failure(f"--objectives {text}: name each task of --task at most once", code=USAGE)
+        served[name] = tuple(part.strip() for part in names.split(",") if part.strip())
+    return served
 
 
 def _load_member(home: Path, passphrase_file: Path | None) -> "MemberFiles":
