@@ -1,0 +1,243 @@
+"""Every sketch of the Jacobian at equal budgets: the error of the Gram matrix, of the weights, time and floats.
+
+Ten clients, Dirichlet(0.3) over the labels; stochastic Jacobians of the encoder at initialisation and after some steps
+of SGD; every draw has its own minibatches and seeds. Two objectives are the two labels of a sample, ten are the classes
+of the first label, each against the rest. Without --data, labels and inputs are synthetic; with it, `multi-mnist`.
+
+nRMSE is ||Ghat - G||_F / ||G||_F. The l1 columns compare weights from Ghat with those from G: min-norm, and FindWeights
+from uniform ones. "excess" is how much longer than the shortest direction that of the min-norm weights of Ghat is.
+Floats are those that a client sends, on both legs where there are two.
+"""
+
+import argparse
+import csv
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from coordinator.aggregation.find_weights import clip_to_psd, find_weights
+from coordinator.aggregation.qp import min_norm
+from coordinator.aggregation.streaming import one_thread
+from federation.objectives import HEADS
+from federation.sketches import SKETCHES, Part, Sketch, TwoWaySvd
+from federation.sketches.count import CountSketch
+from federation.sketches.draws import signs, words
+from federation.tasks import DataSource, Pool, Task, task
+from federation.tasks import Part as Share
+from federation.tasks.multi import ManyHeads
+from federation.tasks.pairs import TwoLabels
+from federation.tasks.parameters import build
+from federation.tasks.partition import deal_all
+
+CLIENTS, CLASSES, BATCH = 10, 10, 128
+COLUMNS = ("nrmse", "l1_exact", "l1_pgd", "excess", "client_ms", "server_ms", "floats")
+
+T = TypeVar("T")
+Losses = Callable[[Any, Tensor], list[Tensor]]
+
+
+class Synthetic(TwoLabels):
+    """Two labels, each with a cluster for every class, in one noisy input; an encoder of 26,920 parameters."""
+
+    objectives = ("left", "right")
+
+    def model(self) -> nn.Module:
+        encoder = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 40), nn.ReLU())
+        return ManyHeads(encoder, {name: nn.Linear(40, CLASSES) for name in self.objectives})
+
+    def pool(self, source: DataSource) -> Pool:
+        rng = np.random.default_rng(1)
+        y = rng.integers(0, CLASSES, (20_000, 2))
+        left, right = rng.standard_normal((2, CLASSES, 64))
+        x = left[y[:, 0]] + right[y[:, 1]] + 2 * rng.standard_normal((len(y), 64))
+        inputs = torch.from_numpy(x.astype(np.float32))
+        return Pool(inputs, torch.from_numpy(y), labels=CLASSES * y[:, 0] + y[:, 1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndependentHash(CountSketch):
+    """CountSketch as it is usually defined: a bucket of its own for every coordinate."""
+
+    def _compress(
+        self, A: NDArray[np.floating[Any]], shared_seed: int, own_seed: int
+    ) -> dict[str, NDArray[np.floating[Any]]]:
+        bits = -(-self.d // 64)
+        raw = words(shared_seed, bits + self.d)
+        bucket = (raw[bits:] % np.uint64(self.buckets)).astype(np.int64)
+        flips = signs(raw[:bits], self.d)
+        return {"sums": np.stack([np.bincount(bucket, weights=row * flips, minlength=self.buckets) for row in A])}
+
+
+KINDS: dict[str, type[Sketch]] = {**SKETCHES, "count, independent hash": IndependentHash}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model, its clients' data, and what its objectives are."""
+
+    name: str
+    model: nn.Module
+    clients: list[tuple[Tensor, Tensor]]
+    losses: Losses
+
+    def encoder(self) -> list[Tensor]:
+        return [p for name, p in self.model.named_parameters() if not name.startswith(HEADS)]
+
+    def batch(self, client: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        x, y = self.clients[client]
+        chosen = torch.from_numpy(rng.permutation(len(y))[:BATCH])
+        return x[chosen], y[chosen]
+
+    def jacobians(self, seed: int) -> list[NDArray[np.float32]]:
+        rng = np.random.default_rng(seed)
+        torch.manual_seed(seed)
+        found = []
+        for client in range(len(self.clients)):
+            x, y = self.batch(client, rng)
+            losses = self.losses(self.model(x), y)
+            rows = [torch.autograd.grad(loss, self.encoder(), retain_graph=True) for loss in losses]
+            found.append(torch.stack([torch.cat([part.reshape(-1) for part in row]) for row in rows]).numpy())
+        return found
+
+    def train(self, steps: int) -> None:
+        rng = np.random.default_rng(0)
+        torch.manual_seed(0)
+        optimiser = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        for step in range(steps):
+            x, y = self.batch(step % len(self.clients), rng)
+            optimiser.zero_grad()
+            torch.stack(self.losses(self.model(x), y)).mean().backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+
+
+def settings(what: Task, directory: Path | None) -> Iterator[Setting]:
+    splits = deal_all(what.pool(DataSource(directory)), Share(0, CLIENTS, "dirichlet:0.3"))
+    clients = [(own.train.x, own.train.y) for own in splits]
+
+    def both(output: Any, y: Tensor) -> list[Tensor]:
+        return list(what.losses(output, y).values())
+
+    def each_against_the_rest(output: Any, y: Tensor) -> list[Tensor]:
+        logits = output[what.objectives[0]]
+        return [binary_cross_entropy_with_logits(logits[:, k], (y[:, 0] == k).float()) for k in range(CLASSES)]
+
+    for losses in (both, each_against_the_rest):
+        yield Setting(what.name or "synthetic", build(what).train(), clients, losses)
+
+
+def milliseconds(work: Callable[[], T]) -> tuple[T, float]:
+    start = time.perf_counter()
+    found = work()
+    return found, 1e3 * (time.perf_counter() - start)
+
+
+def measure(kind: Sketch, jacobians: list[NDArray[np.float32]], G: NDArray[np.float64], seed: int) -> dict[str, float]:
+    names = kind.objectives
+    weights = np.full(len(names), 1 / len(jacobians))
+    client = server = 0.0
+    parts = []
+    for i, A in enumerate(jacobians):
+        rows, spent = milliseconds(partial(kind.compress, A, shared_seed=seed, own_seed=1000 * seed + i))
+        client += spent
+        parts.append(Part(names, weights, rows))
+    if isinstance(kind, TwoWaySvd):
+        down, spent = milliseconds(partial(kind.reference, parts, names, shared_seed=seed, own_seed=seed))
+        server += spent
+        for i, (A, part) in enumerate(zip(jacobians, parts, strict=True)):
+            rows, spent = milliseconds(partial(kind.residual, A, part.rows, down, names))
+            client += spent
+            parts[i] = Part(names, weights, {**part.rows, **rows})
+    found, spent = milliseconds(partial(kind.gram, parts, names, shared_seed=seed))
+    server += spent
+    uniform = np.full(len(names), 1 / len(names))
+    exact, estimated = min_norm(G).weights, min_norm(clip_to_psd(found)).weights
+    shortest = float(exact @ G @ exact)
+    return {
+        "nrmse": float(np.linalg.norm(found - G) / np.linalg.norm(G)),
+        "l1_exact": float(np.abs(estimated - exact).sum()),
+        "l1_pgd": float(np.abs(find_weights(found, uniform) - find_weights(G, uniform)).sum()),
+        "excess": math.sqrt(float(estimated @ G @ estimated) / shortest) - 1,
+        "client_ms": client / len(jacobians),
+        "server_ms": server,
+        "floats": float(sum(len(row) for row in parts[0].rows.values())),
+    }
+
+
+def compare(setting: Setting, stage: str, budgets: list[float], draws: int) -> Iterator[dict[str, Any]]:
+    drawn = [setting.jacobians(seed) for seed in range(1, draws + 1)]
+    M, d = drawn[0][0].shape
+    grams = []
+    for jacobians in drawn:
+        total = np.mean([A.astype(np.float64) for A in jacobians], axis=0)
+        grams.append(total @ total.T)
+    for name, kind in KINDS.items():
+        for budget in budgets if name not in ("gram", "exact") else [math.nan]:
+            made = kind(d=d, objectives=tuple(map(str, range(M))), budget=1.0 if math.isnan(budget) else budget)
+            cells = [
+                measure(made, jacobians, G, seed) for seed, (jacobians, G) in enumerate(zip(drawn, grams, strict=True))
+            ]
+            means = {column: float(np.mean([cell[column] for cell in cells])) for column in COLUMNS}
+            yield {"setting": setting.name, "M": M, "d": d, "stage": stage, "sketch": name, "budget": budget} | means
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| sketch | budget | nRMSE | l1 min-norm | l1 FindWeights | excess | client ms | server ms | floats | of d |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        budget = "" if math.isnan(row["budget"]) else f"{row['budget']:g}"
+        lines.append(
+            f"| {row['sketch']} | {budget} | {row['nrmse']:.3f} | {row['l1_exact']:.3f} | {row['l1_pgd']:.4f} "
+            f"| {row['excess']:.1%} | {row['client_ms']:.1f} | {row['server_ms']:.1f} | {row['floats']:,.0f} "
+            f"| {row['floats'] / row['d']:.4f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="two draws, 30 steps")
+    parser.add_argument("--data", type=Path, help="directory with MNIST (and CIFAR-10 for --large)")
+    parser.add_argument("--large", action="store_true", help="cifar10-mnist, 1.7 million parameters, instead")
+    parser.add_argument("--steps", type=int, default=300, help="of SGD, between the two stages")
+    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="directory for jacobian.md and jacobian.csv")
+    options = parser.parse_args()
+    if options.large and not options.data:
+        parser.error("--large needs --data")
+    if options.quick:
+        options.steps, options.draws = 30, 2
+    torch.set_num_threads(1)
+    what = task("cifar10-mnist" if options.large else "multi-mnist") if options.data else Synthetic()
+    results: list[dict[str, Any]] = []
+    pages = []
+    with one_thread():
+        for setting in settings(what, options.data):
+            for stage, steps in (("initial", 0), (f"after {options.steps} steps", options.steps)):
+                setting.train(steps)
+                rows = list(compare(setting, stage, [1.0, 0.1, 0.01], options.draws))
+                results += rows
+                pages.append(f"## {setting.name}, M = {rows[0]['M']}, d = {rows[0]['d']:,}, {stage}\n\n{table(rows)}\n")
+                print(pages[-1], flush=True)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "jacobian.md").write_text("\n".join(pages))
+        with (options.out / "jacobian.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(results[0]))
+            writer.writeheader()
+            writer.writerows(results)
+
+
+if __name__ == "__main__":
+    main()
