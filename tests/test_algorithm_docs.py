@@ -23,7 +23,7 @@ def tables() -> list[dict[str, dict[str, Any]]]:
 
 
 def defaults(fields: "tuple[dataclasses.Field[Any], ...]") -> dict[str, Any]:
-    return {field.name: field.default for field in fields}
+    return {field.name: list(field.default) if field.default == () else field.default for field in fields}
 
 
 def test_the_page_lists_every_algorithm_in_order_with_its_hyperparameters_and_defaults() -> None:
