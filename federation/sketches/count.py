@@ -21,8 +21,8 @@ class CountSketch(Linear):
 
     The hash is balanced. The coordinates are cut into consecutive blocks of k, and each block is laid over the buckets
     with a random rotation of its own. Two coordinates of one block never meet; two of different blocks meet with
-    probability 1/k, as with an independent hash. So the variance is never larger than with that, and much smaller
-    where large values lie together, as those of a layer do. With k = d nothing meets, and the sketch is exact.
+    probability 1/k, as with an independent hash. So the mean squared error is never larger than with that: it is about
+    1 - k/d times as large, and less where large values lie together. With k = d the sketch is exact.
     """
 
     name: ClassVar[str] = "count"
@@ -48,8 +48,9 @@ class CountSketch(Linear):
         rotations = (raw[bits:] % np.uint64(k)).astype(np.int64)
         sums = np.zeros((len(A), k))
         for start in range(0, self.d, _CHUNK):
-            columns = np.arange(start, min(self.d, start + _CHUNK))
+            part = slice(start, min(self.d, start + _CHUNK))
+            columns = np.arange(part.start, part.stop)
             bucket = (columns + rotations[columns // k]) % k
             for i, row in enumerate(A):
-                sums[i] += np.bincount(bucket, weights=row[columns] * flips[columns], minlength=k)
+                sums[i] += np.bincount(bucket, weights=row[part] * flips[part], minlength=k)
         return {"sums": sums}
