@@ -11,9 +11,11 @@ Floats are those that a client sends, on both legs where there are two.
 
 import argparse
 import csv
+import json
 import math
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -173,7 +175,7 @@ def measure(kind: Sketch, jacobians: list[NDArray[np.float32]], G: NDArray[np.fl
     }
 
 
-def compare(setting: Setting, stage: str, budgets: list[float], draws: int) -> Iterator[dict[str, Any]]:
+def compare(setting: Setting, stage: str, budgets: Sequence[float | None], draws: int) -> Iterator[dict[str, Any]]:
     drawn = [setting.jacobians(seed) for seed in range(1, draws + 1)]
     M, d = drawn[0][0].shape
     grams = []
@@ -181,8 +183,8 @@ def compare(setting: Setting, stage: str, budgets: list[float], draws: int) -> I
         total = np.mean([A.astype(np.float64) for A in jacobians], axis=0)
         grams.append(total @ total.T)
     for name, kind in KINDS.items():
-        for budget in budgets if name not in ("gram", "exact") else [math.nan]:
-            made = kind(d=d, objectives=tuple(map(str, range(M))), budget=1.0 if math.isnan(budget) else budget)
+        for budget in budgets if name not in ("gram", "exact") else [None]:
+            made = kind(d=d, objectives=tuple(map(str, range(M))), budget=budget or 1.0)
             cells = [
                 measure(made, jacobians, G, seed) for seed, (jacobians, G) in enumerate(zip(drawn, grams, strict=True))
             ]
@@ -196,7 +198,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        budget = "" if math.isnan(row["budget"]) else f"{row['budget']:g}"
+        budget = "" if row["budget"] is None else f"{row['budget']:g}"
         lines.append(
             f"| {row['sketch']} | {budget} | {row['nrmse']:.3f} | {row['l1_exact']:.3f} | {row['l1_pgd']:.4f} "
             f"| {row['excess']:.1%} | {row['client_ms']:.1f} | {row['server_ms']:.1f} | {row['floats']:,.0f} "
@@ -212,6 +214,7 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="cifar10-mnist, 1.7 million parameters, instead")
     parser.add_argument("--steps", type=int, default=300, help="of SGD, between the two stages")
     parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--out", type=Path, help="directory for jacobian.md and jacobian.csv")
     options = parser.parse_args()
     if options.large and not options.data:
@@ -229,7 +232,11 @@ def main() -> None:
                 rows = list(compare(setting, stage, [1.0, 0.1, 0.01], options.draws))
                 results += rows
                 pages.append(f"## {setting.name}, M = {rows[0]['M']}, d = {rows[0]['d']:,}, {stage}\n\n{table(rows)}\n")
-                print(pages[-1], flush=True)
+                if not options.json:
+                    print(pages[-1], flush=True)
+    if options.json:
+        json.dump(results, sys.stdout)
+        print()
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "jacobian.md").write_text("\n".join(pages))
