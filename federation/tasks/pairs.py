@@ -116,7 +116,7 @@ class _Grey(_Composed):
 
         from federation.tasks.augmentation import rotated  # noqa: PLC0415
 
-        return rotated(x, torch.empty(len(x), device=x.device).uniform_(-25, 25), self.mean)
+        return rotated(x, 50 * torch.rand(len(x), device=x.device) - 25, self.mean)
 
 
 class MultiMnist(_Grey):
