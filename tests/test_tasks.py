@@ -33,7 +33,7 @@ BUILT_IN = {
     *("digits", "mnist", "fashion-mnist", "cifar10", "emnist", "femnist", "adult", "shakespeare"),
     *("fashion-mnist-3", "cifar10-fedfv", "mnist-fedfv"),
     *("two-digits", "multi-mnist", "mnist-fashion", "cifar10-mnist"),
-    *("river-flow", "celeba", "celeba-5"),
+    *("river-flow", "celeba", "celeba-5", "qm9"),
 }
 
 

@@ -38,6 +38,7 @@ _BUILT_IN = {
     "mnist-fashion": "federation.tasks.pairs:MnistFashion",
     "mnist-fedfv": "federation.tasks.fedfv:MnistFedFV",
     "multi-mnist": "federation.tasks.pairs:MultiMnist",
+    "qm9": "federation.tasks.qm9:Qm9",
     "river-flow": "federation.tasks.river_flow:RiverFlow",
     "shakespeare": "federation.tasks.shakespeare:Shakespeare",
     "two-digits": "federation.tasks.pairs:TwoDigits",

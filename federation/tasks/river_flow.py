@@ -7,16 +7,16 @@ space expansion, Machine Learning 104, 2016). FMOL's third experiment, with eigh
 import math
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import DataError, DataSource, Pool, Task
+from federation.tasks import DataError, DataSource, Pool
 from federation.tasks.files import lines
+from federation.tasks.regression import Regression
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 FILE = Path("rf1") / "rf1.arff"
@@ -27,7 +27,7 @@ _LEVELS = 8
 Table = NDArray[np.float64]
 
 
-class RiverFlow(Task):
+class RiverFlow(Regression):
     """Predict the flow at eight gauges 48 hours ahead. `--data DIR` reads DIR/rf1/rf1.arff, which may be .gz.
 
     Rows are hourly and in order of time: neighbours share most of their values, so that a loss on samples held back at
@@ -79,13 +79,6 @@ class RiverFlow(Task):
         return Pool(
             values[:, :_FEATURES].contiguous(), values[:, _FEATURES:].contiguous(), labels=ranks * _LEVELS // len(ranks)
         )
-
-    def losses(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
-        """Mean squared error of each place: outputs (n, 1) by place, targets (n, 8)."""
-        return {place: (output[place][:, 0] - y[:, column]).square().mean() for column, place in enumerate(PLACES)}
-
-    def correct(self, output: Any, y: "torch.Tensor") -> None:
-        """None: this is regression."""
 
 
 def _standardised(table: Table) -> Table:
