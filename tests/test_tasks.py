@@ -33,6 +33,7 @@ BUILT_IN = {
     *("digits", "mnist", "fashion-mnist", "cifar10", "emnist", "femnist", "adult", "shakespeare"),
     *("fashion-mnist-3", "cifar10-fedfv", "mnist-fedfv"),
     *("two-digits", "multi-mnist", "mnist-fashion", "cifar10-mnist"),
+    *("multi-mnist-l1", "multi-mnist-fmol", "multi-mnist-fmol-256"),
     *("river-flow", "celeba", "celeba-5", "qm9"),
 }
 
