@@ -73,6 +73,12 @@ def test_the_demo_learns_beside_an_attacker_and_leaves_its_record(tmp_path: Path
     assert runs["fedavg", True]["pull"] > 0.8
     assert runs["fedavg", False]["pull"] < 0.5
 
+    served = {run["algorithm"]: run for run in document["objectives"]}
+    assert document["left_only"] == "member-1"
+    assert all(run["state"] == "COMPLETED" for run in served.values()), progress
+    assert served["fsmgda"]["bytes_up"] > 1.7 * served["scalarised"]["bytes_up"]
+    assert served["fedcmoo"]["bytes_up"] < 1.2 * served["scalarised"]["bytes_up"]
+
     assert processes_of(directory) == []
     shown = fedpareto("admin", "--home", document["admin_home"], "rounds", "fedmgda-attacked", "--json")
     assert shown.returncode == 0, shown.stderr
@@ -80,6 +86,9 @@ def test_the_demo_learns_beside_an_attacker_and_leaves_its_record(tmp_path: Path
     last = fedpareto("admin", "--home", document["admin_home"], "round", "fedavg-attacked", "-1", "--json")
     parts = {part["client_id"]: part for part in json.loads(last.stdout)["participations"]}
     assert parts["member-4"]["loss_before"] > 1000
+    whole = fedpareto("admin", "--home", document["admin_home"], "run", "fedcmoo-objectives", "--json")
+    serving = {row["client_id"]: row["objectives"] for row in json.loads(whole.stdout)["serving"]}
+    assert serving == {"member-1": ["left"], **{f"member-{n}": ["left", "right"] for n in (2, 3, 4)}}
     assert processes_of(directory) == []
     assert (directory / "logs" / "coordinator.log").stat().st_size > 0
     assert (directory / "members" / "member-1" / "data" / "digits.npz").is_file()

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from federation.v1.admin_pb2_grpc import AdminStub
     from fedpareto.cli.outcomes import Outcome
-    from fedpareto.cli.processes import Processes
     from fedpareto.cli.rehearsal import Rehearsal
+    from fedpareto.cli.second_act import Served
     from fedpareto.cli.upload import InitialModel
 
 ATTACK = "scale=100,bias=1000"
@@ -52,12 +52,17 @@ def demo_command(
     rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Rounds of each run.")] = 30,
     workers: Annotated[int, typer.Option(min=2, max=64, help="Members, one of them malicious at first.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Of the partition, the initial model and the training.")] = 1,
+    objectives: Annotated[
+        bool, typer.Option("--objectives", help="Only the second act: one model for two objectives, no attacker.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document; progress on stderr.")] = False,
 ) -> None:
     """Watch a federation on this machine: real processes, real TLS, one attacker.
 
     Every member holds two shards of handwritten digits sorted by class. One multiplies its update by 100 and adds
     1000 to the loss that it reports. FedMGDA+ learns beside it, then FedAvg; then both again, with that member honest.
+    In a second, shorter act all of them learn to read two digits at once, an objective for each, and one member has
+    labels for the left one only.
     """
     from importlib.util import find_spec
 
@@ -72,23 +77,25 @@ def demo_command(
     try:
         with fresh_directory(directory), Processes() as processes:
             rehearsal = Rehearsal(directory, processes, members=workers, seed=seed)
-            outcomes = _perform(console, rehearsal, processes, rounds, seed)
-            document = _record(rehearsal, outcomes, rounds, seed)
+            outcomes, served = _perform(console, rehearsal, rounds, seed, attack=not objectives)
+            document = _record(rehearsal, outcomes, served, rounds, seed)
     except KeyboardInterrupt:
         console.print("\nstopped, and every process with it")
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         typer.echo(document)
     else:
-        _report(console, rehearsal, outcomes)
+        _report(console, rehearsal, outcomes, served)
     # That plain averaging breaks under attack may be; that anything else does may not.
-    if any(item.state != "COMPLETED" for item in outcomes if not (item.attacked and item.algorithm == "fedavg")):
+    must = [item.state for item in outcomes if not (item.attacked and item.algorithm == "fedavg")]
+    if any(state != "COMPLETED" for state in [*must, *(item.state for item in served)]):
         raise typer.Exit(1)
 
 
 def _perform(
-    console: "Console", rehearsal: "Rehearsal", processes: "Processes", rounds: int, seed: int
-) -> "list[Outcome]":
+    console: "Console", rehearsal: "Rehearsal", rounds: int, seed: int, *, attack: bool
+) -> "tuple[list[Outcome], list[Served]]":
+    from fedpareto.cli import second_act
     from fedpareto.cli.client import connect
     from fedpareto.cli.upload import made_model
 
@@ -105,17 +112,21 @@ def _perform(
         _tick(console, f"{count} members have their certificates, and each its own part of the data")
         with console.status(f"{count} workers start"):
             for name in rehearsal.names:
-                rehearsal.work(name, ATTACK if name == rehearsal.attacker else "")
+                rehearsal.work(name, ATTACK if attack and name == rehearsal.attacker else "")
             initial = made_model("digits", seed)
             rehearsal.assemble(stub)
-        _tick(console, f"{count} workers attend; {rehearsal.attacker} is malicious: {ATTACK}")
-        outcomes = _both(console, rehearsal, stub, initial, rounds, seed, attacked=True)
-        with console.status(f"{rehearsal.attacker} is replaced by an honest worker"):
-            rehearsal.rest(rehearsal.attacker)
-            rehearsal.work(rehearsal.attacker)
-            rehearsal.assemble(stub)
-        _tick(console, f"{rehearsal.attacker} is honest now")
-        return outcomes + _both(console, rehearsal, stub, initial, rounds, seed, attacked=False)
+        outcomes: list[Outcome] = []
+        if attack:
+            _tick(console, f"{count} workers attend; {rehearsal.attacker} is malicious: {ATTACK}")
+            outcomes += _both(console, rehearsal, stub, initial, rounds, seed, attacked=True)
+            with console.status(f"{rehearsal.attacker} is replaced by an honest worker"):
+                rehearsal.rest(rehearsal.attacker)
+                rehearsal.work(rehearsal.attacker)
+                rehearsal.assemble(stub)
+            _tick(console, f"{rehearsal.attacker} is honest now")
+            outcomes += _both(console, rehearsal, stub, initial, rounds, seed, attacked=False)
+        _tick(console, f"two digits at once, an objective for each; {rehearsal.left_only} serves the left one only")
+        return outcomes, second_act.perform(console, rehearsal, stub, max(1, rounds // 2), seed)
 
 
 def _both(
@@ -149,7 +160,9 @@ def _tick(console: "Console", message: str) -> None:
     console.print(f"[green]✓[/green] {message}")
 
 
-def _record(rehearsal: "Rehearsal", outcomes: "Sequence[Outcome]", rounds: int, seed: int) -> str:
+def _record(
+    rehearsal: "Rehearsal", outcomes: "Sequence[Outcome]", served: "Sequence[Served]", rounds: int, seed: int
+) -> str:
     """The results as a JSON document, also kept in the directory."""
     from dataclasses import asdict
 
@@ -165,30 +178,45 @@ def _record(rehearsal: "Rehearsal", outcomes: "Sequence[Outcome]", rounds: int, 
             "rounds": rounds,
             "seed": seed,
             "runs": [asdict(item) for item in outcomes],
+            "left_only": rehearsal.left_only,
+            "objectives": [asdict(item) for item in served],
         }
     )
     (rehearsal.directory / "results.json").write_text(text + "\n")
     return text
 
 
-def _report(console: "Console", rehearsal: "Rehearsal", outcomes: "Sequence[Outcome]") -> None:
-    from fedpareto.cli import render
+def _report(
+    console: "Console", rehearsal: "Rehearsal", outcomes: "Sequence[Outcome]", served: "Sequence[Served]"
+) -> None:
+    from fedpareto.cli import render, second_act
     from fedpareto.cli.outcomes import table
 
-    console.print()
-    console.print(table(outcomes, rehearsal.attacker))
+    if outcomes:
+        console.print()
+        console.print(table(outcomes, rehearsal.attacker))
     means = {(item.algorithm, item.attacked): render.percent(item.accuracy["mean"]) for item in outcomes}
     for name in dict.fromkeys(item.algorithm for item in outcomes):
         console.print(f"{name}: {means[name, True]} on average beside the attacker, {means[name, False]} without one")
-    for item in outcomes:
+    console.print()
+    console.print(second_act.table(served))
+    ended: list[Outcome | Served] = [*outcomes, *served]
+    for item in ended:
         if item.state != "COMPLETED":
             console.print(f"{item.name}: {item.state} after {item.rounds_done} rounds: {item.reason}")
     command = _command()
     home = "" if rehearsal.directory == DEFAULT_DIRECTORY else f" --home {rehearsal.home / 'admin'}"
     admin = f"{command} admin{home}"
-    name = outcomes[0].name
+    names = [item.name for item in ended]
+    name, last = names[0], names[-1]
     console.print("\nEvery process has been stopped; the record is there to be looked at. Type next:", soft_wrap=True)
-    for line in (f"rounds {name}", f"round {name} -1", f"round {outcomes[1].name} 0", f"updates {name} --round 0"):
+    for line in (
+        f"rounds {name}",
+        f"round {names[1]} 0",
+        f"run {last}",
+        f"round {last} -1",
+        f"updates {name} --round 0",
+    ):
         console.print(f"    {admin} {line}", soft_wrap=True)
     console.print(f"    {command} report {name}{home}", soft_wrap=True)
     console.print(f"    {command} coordinator serve --home {rehearsal.home}", soft_wrap=True)

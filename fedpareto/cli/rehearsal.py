@@ -80,6 +80,11 @@ class Rehearsal:
         """The member that may turn malicious."""
         return self.names[-1]
 
+    @property
+    def left_only(self) -> str:
+        """The member that has no labels for the right one of two digits."""
+        return self.names[0]
+
     def found(self) -> None:
         """Makes the federation, and the members' data: each holds its own part of the digits and nothing else."""
         self._logs.mkdir()
@@ -109,7 +114,9 @@ class Rehearsal:
         """Starts a member's worker."""
         member = self._member(name)
         arguments = ["worker", "run", "--home", str(member / "home"), "--data", str(member / "data")]
-        arguments += ["--task", "digits", "--device", "cpu", "--threads", "1"]
+        arguments += ["--task", "digits", "--task", "two-digits", "--device", "cpu", "--threads", "1"]
+        if name == self.left_only:
+            arguments += ["--objectives", "two-digits=left"]
         if attack:
             arguments += ["--attack", attack]
         self._workers[name] = self._processes.start(f"the worker of {name}", arguments, self._logs / f"{name}.log")
