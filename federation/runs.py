@@ -103,6 +103,9 @@ class TrainSpec(_Section):
     proximal_mu: float = Field(0.0, ge=0, description="mu of the proximal term (FedProx, MGDA-Prox)")
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
+    measure: bool = Field(
+        True, description="measure the model of the round on the whole training split first: losses, `improved`"
+    )
     deadline_seconds: float = Field(3600.0, gt=0, le=MAX_DEADLINE, description="later replies are refused")
 
     @model_validator(mode="before")

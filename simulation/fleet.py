@@ -149,7 +149,12 @@ class SimulatedFleet(Fleet):
         targets = {name: phase.targets(serves[name]) for name in clients}
         idle = [name for name in clients if name in attackers and not attackers[name].trains]
         training = [name for name in clients if name not in idle]
-        order = self._order(question, targets=targets, from_jacobian=phase.from_jacobian, measure=phase.measure)
+        order = self._order(
+            question,
+            targets=targets,
+            from_jacobian=phase.from_jacobian,
+            measure=phase.measure and self._run.spec.train.measure,
+        )
         outcomes = self._local.train(base, order, training, stopped=self._stopped)
         outcomes |= self._idle(base, idle, targets)
         self._attack(question, base, outcomes)

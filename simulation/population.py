@@ -30,7 +30,12 @@ class Population:
 
 
 def populate(
-    task: Task, spec: SimulationSpec, source: DataSource, *, seed: int, serve: Mapping[str, tuple[str, ...]]
+    task: Task,
+    spec: SimulationSpec,
+    source: DataSource,
+    *,
+    seed: int,
+    serve: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Population:
     """Deals a task's data to the clients that a specification asks for.
 
@@ -57,7 +62,7 @@ def populate(
             if attack is None or name not in attackers
             else attack.poison(own, task, seed=attack_seed(seed, 0, name))
         )
-    serves = {name: serve.get(name, own) for name, own in zip(names, _served(task, spec), strict=True)}
+    serves = {name: (serve or {}).get(name, own) for name, own in zip(names, _served(task, spec), strict=True)}
     return Population(splits, {name: one for name, one in attackers.items() if one is not None}, serves)
 
 

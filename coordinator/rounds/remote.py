@@ -339,7 +339,7 @@ def _train_work(spec: TrainSpec, phase: Train, targets: Targets) -> TrainWork:
         momentum=spec.momentum,
         weight_decay=spec.weight_decay,
         from_jacobian=phase.from_jacobian,
-        unmeasured=not phase.measure,
+        unmeasured=not (phase.measure and spec.measure),
         targets=[
             Target(row=row, weights=[ObjectiveWeight(objective=name, weight=value) for name, value in weights.items()])
             for row, weights in targets.items()
