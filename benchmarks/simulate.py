@@ -46,7 +46,7 @@ name = "benchmark"
 task = "{task}"
 rounds = {rounds}
 algorithm = {{ name = "fedavg", prior = "samples" }}
-train = {{ epochs = 0, steps = {steps}, batch_size = 10, learning_rate = {learning_rate} }}
+train = {{ epochs = 0, steps = {steps}, batch_size = 10, learning_rate = {learning_rate}, measure = {measure} }}
 evaluate = {{ every = 0, splits = ["train"] }}
 simulation = {{ clients = {clients}, partition = "iid" }}
 """
@@ -68,8 +68,8 @@ class Setting:
     rounds: int
     threads: int
 
-    def spec(self) -> str:
-        return SPEC.format(**vars(self))
+    def spec(self, *, measure: bool = False) -> str:
+        return SPEC.format(**vars(self), measure=str(measure).lower())
 
     def case(self) -> Case:
         """The same work, spelt out for those who know nothing of run specifications."""
@@ -128,6 +128,7 @@ def contenders(setting: Setting, python: str | None) -> dict[str, Contender | No
         "PyTorch": partial(apart, partial(plain, measure=False)),
         "PyTorch, measuring too": partial(apart, partial(plain, measure=True)),
         **{f"fedpareto {name}": partial(apart, partial(ours, backend=name, spec=setting.spec())) for name in backends},
+        "fedpareto loop, measuring too": partial(apart, partial(ours, backend="loop", spec=setting.spec(measure=True))),
         "Flower": partial(flower, python=python) if python else None,
     }
 
