@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from federation.tasks import DataError, DataSource, Part, initial_model, task
-from federation.tasks.molecules import EdgeConvolution, MessagePassing, Set2Set, bond
+from federation.tasks.molecules import EdgeConvolution, MessagePassing, Set2Set, bond, gru, lstm
 from federation.tasks.qm9 import FOLDER, OBJECTIVES
 
 PUBLIC_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -130,6 +130,20 @@ def test_set2set_attends_to_the_atoms_that_are_there() -> None:
             query, memory = layer.cell(read, (query, memory))
             read = torch.cat([query, (atoms @ query[0]).softmax(dim=0) @ atoms[None]], dim=1)
         torch.testing.assert_close(found[row], read[0])
+
+
+def test_the_cells_are_torchs_and_can_be_stacked() -> None:
+    torch.manual_seed(0)
+    x, state, memory = torch.randn(3, 6), torch.randn(3, 4), torch.randn(3, 4)
+    update, read = torch.nn.GRUCell(6, 4), torch.nn.LSTMCell(6, 4)
+    torch.testing.assert_close(gru(update, x, state), update(x, state))
+    torch.testing.assert_close(lstm(read, x, state, memory), read(x, (state, memory)))
+    model = MessagePassing(width=8)
+    parameters = {name: torch.stack([value, value]) for name, value in model.named_parameters()}
+    molecules = torch.zeros(2, 1, 29, 8)
+    molecules[:, 0, 0, 0] = torch.tensor([6.0, 7.0])
+    both = torch.func.vmap(lambda own, x: torch.func.functional_call(model, own, (x,)))(parameters, molecules)
+    torch.testing.assert_close(both[:, 0], model(molecules[:, 0]))
 
 
 def test_neither_the_order_of_atoms_nor_the_place_in_space_matters(tmp_path: Path) -> None:

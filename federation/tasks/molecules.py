@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 ATOMS = 29  # room in a molecule, which QM9's largest take
 SLOTS = 4  # bonds of an atom
@@ -45,7 +46,7 @@ class MessagePassing(nn.Module):
         state = self.atom(atoms).relu()
         for _ in range(self.steps):
             message = self.message(state, edges, joined).relu()
-            state = self.update(message.flatten(0, 1), state.flatten(0, 1)).view_as(state)
+            state = gru(self.update, message, state)
         vector: Tensor = self.out(self.read(state, present)).relu()
         return vector
 
@@ -119,11 +120,28 @@ class Set2Set(nn.Module):
         query = memory = torch.zeros_like(state[:, 0])
         read = torch.cat([query, query], dim=-1)
         for _ in range(self.steps):
-            query, memory = self.cell(read, (query, memory))
+            query, memory = lstm(self.cell, read, query, memory)
             score = (state * query[:, None]).sum(dim=-1).masked_fill(present == 0, -torch.inf)
             seen = (score.softmax(dim=-1)[..., None] * state).sum(dim=1)
             read = torch.cat([query, seen], dim=-1)
         return read
+
+
+def gru(cell: nn.GRUCell, x: Tensor, state: Tensor) -> Tensor:
+    """What the cell makes of inputs and states, (..., width). Torch's own kernel cannot be stacked by `vmap`."""
+    new = linear(x, cell.weight_ih, cell.bias_ih).chunk(3, dim=-1)
+    old = linear(state, cell.weight_hh, cell.bias_hh).chunk(3, dim=-1)
+    reset, keep = (new[0] + old[0]).sigmoid(), (new[1] + old[1]).sigmoid()
+    candidate = (new[2] + reset * old[2]).tanh()
+    return candidate + keep * (state - candidate)
+
+
+def lstm(cell: nn.LSTMCell, x: Tensor, state: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """The cell's next state and memory, (..., width), as `gru`."""
+    gates = linear(x, cell.weight_ih, cell.bias_ih) + linear(state, cell.weight_hh, cell.bias_hh)
+    take, keep, candidate, show = gates.chunk(4, dim=-1)
+    memory = keep.sigmoid() * memory + take.sigmoid() * candidate.tanh()
+    return show.sigmoid() * memory.tanh(), memory
 
 
 def bond(kind: int, other: int) -> int:
