@@ -1,0 +1,383 @@
+"""Rules that weigh objectives, as conversations: what they ask, and what they make of the answers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from coordinator.aggregation.phases import (
+    Jacobian,
+    Phase,
+    Replies,
+    Reply,
+    Residual,
+    RoundContext,
+    RoundGenerator,
+    Selected,
+    Step,
+    Train,
+)
+from coordinator.aggregation.registry import HyperparameterError, algorithm
+from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.rounds import outcome
+from federation.objectives import encoder_columns, joint_target, separate_targets
+from federation.sketches.asked import second_leg, sketch_of
+from federation.sketches.seeds import own_seed, shared_seed
+from federation.vectors import Layout, Tensor
+from tests.matrices import reference
+
+D = 60
+LAYOUT = Layout((Tensor("body.weight", (5, 10)), Tensor("heads.left.bias", (4,)), Tensor("heads.right.bias", (6,))))
+TWO = ("left", "right")
+
+
+def context(
+    clients: Mapping[str, tuple[str, ...]], *, objectives: tuple[str, ...] = TWO, **changed: Any
+) -> RoundContext:
+    facts: dict[str, Any] = {
+        "number": 0,
+        "total": 10,
+        "objectives": objectives,
+        "parameters": D,
+        "encoder": encoder_columns(LAYOUT),
+        "selected": {name: Selected(10 * (at + 1), served) for at, (name, served) in enumerate(clients.items())},
+    }
+    return RoundContext(**(facts | changed))
+
+
+def reply(client: str, rows: Mapping[str, NDArray[np.float32]], served: tuple[str, ...] = TWO, **changed: Any) -> Reply:
+    facts: dict[str, Any] = {"samples": 10, "losses": {}, "metrics": {}, "envelope": f"envelope of {client}"}
+    return Reply(client_id=client, rows=tuple(rows.values()), names=tuple(rows), objectives=served, **(facts | changed))
+
+
+def last(conversation: RoundGenerator, replies: Replies) -> Step:
+    with pytest.raises(StopIteration) as end:
+        conversation.send(replies)
+    step = end.value.value
+    assert isinstance(step, Step)
+    return step
+
+
+class Clients:
+    """Made-up clients, each with a gradient for each of its objectives, that answer what they are asked."""
+
+    def __init__(self, serves: Mapping[str, tuple[str, ...]], losses: Mapping[str, float] | None = None) -> None:
+        rng = np.random.default_rng(len(serves))
+        common = rng.standard_normal(D)
+        self.serves = serves
+        self.losses = losses or {}
+        self.gradients = {
+            (client, name): (common + 2 * rng.standard_normal(D)).astype(np.float32)
+            for client, served in serves.items()
+            for name in served
+        }
+
+    def answer(self, phase: Phase, number: int = 0, missing: tuple[str, ...] = ()) -> Replies:
+        asked = self.serves if phase.clients is None else phase.clients
+        return Replies([self._reply(phase, name, number) for name in asked if name not in missing])
+
+    def _reply(self, phase: Phase, client: str, number: int) -> Reply:
+        served = self.serves[client]
+        if isinstance(phase, Train):
+            rows = {
+                row: sum((value * self.gradients[client, name] for name, value in weights.items()), np.zeros(D)).astype(
+                    np.float32
+                )
+                for row, weights in phase.targets(served).items()
+            }
+        else:
+            assert isinstance(phase, Jacobian | Residual)
+            asked = phase if isinstance(phase, Jacobian) else phase.jacobian
+            columns = encoder_columns(LAYOUT) if asked.encoder_only else (slice(0, D),)
+            A = np.stack([np.concatenate([self.gradients[client, n][c] for c in columns]) for n in served])
+            made = sketch_of(asked, LAYOUT, TWO)
+            rows = made.compress(A, shared_seed=shared_seed(0, number), own_seed=own_seed(0, number, client))
+            if isinstance(phase, Residual):
+                rows = second_leg(made).residual(A, rows, phase.reference, phase.objectives)
+        losses = {name: self.losses[name] for name in served if name in self.losses}
+        return reply(client, rows, served, losses=losses)
+
+    def mean(self, name: str) -> NDArray[np.float64]:
+        own = [self.gradients[client, name] for client, served in self.serves.items() if name in served]
+        return np.mean(own, axis=0, dtype=np.float64)
+
+
+ALL = dict.fromkeys(("ann", "ben", "cleo"), TWO)
+SOME = {"ann": TWO, "ben": ("left",), "cleo": ("right",), "dan": ("left",)}
+
+
+def direction(step: Step) -> NDArray[np.float64]:
+    return step.combination.coefficients @ np.array(step.rows, dtype=np.float64)
+
+
+# --- FSMGDA
+
+
+def test_fsmgda_is_the_papers_server_step() -> None:
+    for case in reference("fmol_server"):
+        names = tuple(f"objective-{k}" for k in range(case["num_objectives"]))
+        clients = [f"client-{i:02d}" for i in range(case["num_clients"])]
+        sizes = case["sizes"] or np.ones((len(names), len(clients))).tolist()
+        rows: dict[str, dict[str, NDArray[np.float64]]] = {}
+        for update in case["updates"]:
+            if update["client"] in case["participants"]:
+                rows.setdefault(clients[update["client"]], {})[names[update["objective"]]] = np.array(update["delta"])
+        weighted = case["sizes"] is not None
+        if weighted and any(len({sizes[k][i] for k in range(len(names))} - {0}) > 1 for i in range(len(clients))):
+            continue  # of a client that holds differently many samples for its objectives: a worker tells one number
+        d = len(case["x"])
+        given = RoundContext(
+            number=0,
+            total=1,
+            prior="samples" if weighted else "uniform",
+            objectives=names,
+            parameters=d,
+            encoder=(slice(0, d),),
+        )
+        conversation = algorithm("fsmgda", {"sums": True}).round(given)
+        assert next(conversation) == Train(separate=True)
+        replies = [
+            reply(client, own, tuple(own), samples=int(max(row[clients.index(client)] for row in sizes)))  # type: ignore[arg-type]
+            for client, own in rows.items()
+        ]
+        step = last(conversation, Replies(replies))
+        expected = case["expected"]
+        np.testing.assert_allclose(direction(step), expected["d"], atol=1e-8, err_msg=case["id"])
+        found = step.combination.objectives
+        assert found is not None
+        assert found.names == tuple(names[k] for k in expected["active_objectives"])
+        assert set(found.left_out) == set(names) - set(found.names)
+
+
+def test_fsmgda_sums_divide_by_the_local_rate() -> None:
+    clients = Clients(ALL)
+    given = context(ALL, local_rate=0.1)
+    steps = []
+    for sums in (False, True):
+        conversation = algorithm("fsmgda", {"sums": sums}).round(given)
+        steps.append(last(conversation, clients.answer(next(conversation))))
+    np.testing.assert_allclose(direction(steps[1]), direction(steps[0]) / 0.1)
+
+
+def test_the_scope_decides_the_weights_and_the_whole_vector_moves() -> None:
+    clients = Clients(ALL)
+    found = {}
+    for scope in ("all", "encoder"):
+        conversation = algorithm("fsmgda", {"scope": scope}).round(context(ALL))
+        step = last(conversation, clients.answer(next(conversation)))
+        assert step.combination.objectives is not None
+        found[scope] = step.combination.objectives.weights
+        means = np.stack([clients.mean(name) for name in TWO])
+        np.testing.assert_allclose(direction(step), found[scope] @ means, rtol=1e-6)
+        seen = means if scope == "all" else means[:, :50]
+        combined = found[scope] @ seen
+        assert (seen @ combined >= combined @ combined - 1e-9).all()  # the min-norm point of what it saw
+    assert abs(found["all"][0] - found["encoder"][0]) > 1e-3
+
+
+# --- FedCMOO
+
+
+@pytest.mark.parametrize("serves", [ALL, SOME], ids=["all", "some"])
+@pytest.mark.parametrize("sketch", ["exact", "svd-two-way"])
+def test_fedcmoo_steps_along_the_weighted_sum_whoever_serves_what(
+    serves: dict[str, tuple[str, ...]], sketch: str
+) -> None:
+    clients = Clients(serves)
+    conversation = algorithm("fedcmoo", {"weights": "exact", "sketch": sketch, "budget": 4.0}).round(context(serves))
+    phase = next(conversation)
+    assert phase == Jacobian(sketch=sketch, budget=4.0, encoder_only=True)
+    first = clients.answer(phase)
+    told = list(first)
+    phase = conversation.send(first)
+    if sketch == "svd-two-way":
+        assert isinstance(phase, Residual)
+        told += (second := clients.answer(phase))
+        phase = conversation.send(second)
+    assert isinstance(phase, Train)
+    assert phase.from_jacobian
+    step = last(conversation, clients.answer(phase))
+    found = step.combination.objectives
+    assert found is not None
+    means = np.stack([clients.mean(name) for name in TWO])
+    np.testing.assert_allclose(found.gram, means[:, :50] @ means[:, :50].T, rtol=1e-4)
+    np.testing.assert_allclose(direction(step), found.weights @ means, rtol=1e-4, atol=1e-6)
+    assert [one.client_id for one in step.consulted] == [one.client_id for one in told]
+    assert step.combination.state == {"weights": dict(zip(TWO, found.weights.tolist(), strict=True))}
+
+
+def test_an_objective_that_nobody_serves_keeps_its_share_and_the_record_says_so() -> None:
+    serves = {"ann": ("left",), "ben": ("left",)}
+    clients = Clients(serves)
+    given = context(serves, state={"weights": {"left": 0.3, "right": 0.7}})
+    conversation = algorithm("fedcmoo", {"sketch": "exact"}).round(given)
+    phase = conversation.send(clients.answer(next(conversation)))
+    assert isinstance(phase, Train)
+    assert phase.weights == {"left": 1.0}
+    step = last(conversation, clients.answer(phase))
+    assert step.combination.state == {"weights": {"left": pytest.approx(0.3), "right": pytest.approx(0.7)}}
+    record, numbers = outcome.objectives(step, TWO)
+    assert record["left_out"] == {"right": "no client that takes part in this round serves it"}
+    assert record["weights"] == {"left": 1.0}
+    assert numbers["weight/left"] == 1.0
+
+
+def test_who_missed_the_gradients_trains_only_where_latecomers_may() -> None:
+    clients = Clients(ALL)
+    for latecomers in (False, True):
+        conversation = algorithm("fedcmoo", {"latecomers": latecomers}).round(context(ALL))
+        phase = conversation.send(clients.answer(next(conversation), missing=("ben",)))
+        assert set(phase.clients or ()) == ({"ann", "ben", "cleo"} if latecomers else {"ann", "cleo"})
+
+
+def test_a_client_whose_objectives_weigh_nothing_is_not_asked_to_train() -> None:
+    serves = {"ann": ("left",), "ben": ("right",)}
+    clients = Clients(serves)
+    clients.gradients["ann", "left"] = clients.gradients["ben", "right"] * 0.1  # the shortest point of the hull
+    conversation = algorithm("fedcmoo", {"weights": "exact", "sketch": "exact"}).round(context(serves))
+    phase = conversation.send(clients.answer(next(conversation)))
+    assert isinstance(phase, Train)
+    assert (phase.weights, phase.clients) == ({"left": 1.0}, ("ann",))
+
+
+def test_the_unbiased_form_asks_two_further_choices() -> None:
+    clients = Clients(ALL)
+    drawn = {"jacobian-1": ("ann", "ben"), "jacobian-2": ("cleo",)}
+    given = context(ALL, draw=lambda purpose: drawn[purpose])
+    conversation = algorithm("fedcmoo", {"unbiased": True, "sketch": "exact", "steps": 1}).round(given)
+    phase = conversation.send(clients.answer(next(conversation)))
+    asked = []
+    while isinstance(phase, Jacobian):
+        asked.append(phase.clients)
+        phase = conversation.send(clients.answer(phase))
+    assert asked == list(drawn.values())
+    step = last(conversation, clients.answer(phase))
+    means = [
+        np.stack([np.mean([clients.gradients[c, name][:50] for c in some], axis=0) for name in TWO])
+        for some in drawn.values()
+    ]
+    cross = means[0] @ means[1].T
+    assert step.combination.objectives is not None
+    np.testing.assert_allclose(step.combination.objectives.gram, (cross + cross.T) / 2, rtol=1e-5)
+    assert len(step.consulted) == 3 + 2 + 1
+
+
+def test_a_preference_is_followed_and_reported() -> None:
+    clients = Clients(ALL, losses={"left": 2.0, "right": 1.0})
+    conversation = algorithm("fedcmoo-pref", {"sketch": "exact", "minimum": 0.0}).round(context(ALL))
+    phase = next(conversation)
+    assert isinstance(phase, Jacobian)
+    assert phase.measure
+    phase = conversation.send(clients.answer(phase))
+    assert isinstance(phase, Train)
+    assert not phase.measure
+    step = last(conversation, clients.answer(phase))
+    found = step.combination.objectives
+    assert found is not None
+    assert found.mode == "balance"
+    assert found.weights[0] > found.weights[1]  # the larger loss comes first
+    record, numbers = outcome.objectives(step, TWO)
+    assert record["losses"] == {"left": 2.0, "right": 1.0}
+    assert numbers["preference/divergence"] == pytest.approx(np.log(2) - np.log(3) + 2 / 3 * np.log(2), abs=1e-9)
+
+
+def test_without_losses_a_preference_cannot_be_followed() -> None:
+    clients = Clients(ALL)
+    conversation = algorithm("fedcmoo-pref", {"sketch": "exact"}).round(context(ALL))
+    with pytest.raises(TooFewUpdatesError, match="reported a loss of left, right"):
+        conversation.send(clients.answer(next(conversation)))
+
+
+@pytest.mark.parametrize("weights", ["exact", "pgd", "torchjd:upgrad"])
+@pytest.mark.parametrize("normalise", [False, True])
+def test_weights_are_a_distribution_whatever_the_scale_of_the_losses(weights: str, normalise: bool) -> None:
+    if weights.startswith("torchjd"):
+        pytest.importorskip("torchjd")
+    found = []
+    for scale in (1.0, 1e4):
+        clients = Clients(ALL)
+        for client in ALL:
+            clients.gradients[client, "right"] *= scale
+        rule = algorithm("fsmgda", {"weights": weights, "normalise": normalise})
+        conversation = rule.round(context(ALL))
+        step = last(conversation, clients.answer(next(conversation)))
+        assert step.combination.objectives is not None
+        lam = step.combination.objectives.weights
+        assert (lam >= 0).all()
+        assert lam.sum() == pytest.approx(1.0)
+        found.append(lam * np.array([1.0, scale]))
+    if normalise:  # what moves the model is the same, but for its length
+        np.testing.assert_allclose(found[0] / found[0].sum(), found[1] / found[1].sum(), rtol=1e-3)
+
+
+# --- scalarised
+
+
+def test_scalarised_weighs_each_objective_by_who_serves_it() -> None:
+    clients = Clients(SOME)
+    conversation = algorithm("scalarised", {"weights": [3.0, 1.0]}).round(context(SOME))
+    phase = next(conversation)
+    step = last(conversation, clients.answer(phase))
+    means = np.stack([clients.mean(name) for name in TWO])
+    np.testing.assert_allclose(direction(step), np.array([0.75, 0.25]) @ means, rtol=1e-5)
+
+
+def test_an_objective_without_weight_is_not_trained_for() -> None:
+    conversation = algorithm("scalarised", {"weights": [1, 0]}).round(context(SOME))
+    phase = next(conversation)
+    assert isinstance(phase, Train)
+    assert phase.clients == ("ann", "ben", "dan")
+    assert phase.targets(TWO) == {"loss": {"left": pytest.approx(1.0)}}
+
+
+# --- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("fedcmoo", {"sketch": "wavelet"}, "no sketch 'wavelet': there are count"),
+        ("fedcmoo", {"budget": 0}, "budget must be finite and positive"),
+        ("fedcmoo", {"unbiased": True, "sketch": "svd"}, "svd is not linear; it goes with"),
+        ("fedcmoo", {"weights": "guess"}, 'weights must be "exact", "pgd" or "torchjd:NAME"'),
+        ("fedcmoo", {"scope": "heads"}, "scope must be one of all, encoder"),
+        ("fedcmoo", {"steps": 0}, "beta and steps"),
+        ("fsmgda", {"pre": ["normalise"]}, "fsmgda sends several rows for each client"),
+        ("fedcmoo-pref", {"preference": [1, 0]}, "preference must be positive"),
+        ("fedcmoo-pref", {"preference": [1, "2"]}, r"preference\[1\] must be a number"),
+        ("fedcmoo-pref", {"minimum": 1.5}, "minimum is out of range"),
+        ("scalarised", {"weights": [-1, 2]}, "must not be negative"),
+        ("scalarised", {"weights": [0, 0]}, "nor all 0"),
+    ],
+)
+def test_wrong_hyperparameters_are_named(name: str, values: dict[str, object], message: str) -> None:
+    with pytest.raises(HyperparameterError, match=message):
+        algorithm(name, values)
+
+
+@pytest.mark.parametrize(("name", "key"), [("scalarised", "weights"), ("fedcmoo-pref", "preference")])
+def test_numbers_for_other_objectives_are_refused(name: str, key: str) -> None:
+    rule = algorithm(name, {key: [1.0, 2.0]})
+    rule.fit(TWO)
+    with pytest.raises(HyperparameterError, match=f"{key}: 2 .* for 3 objectives: a, b, c"):
+        rule.fit(("a", "b", "c"))
+
+
+# --- names and columns
+
+
+def test_the_encoder_is_what_no_head_owns() -> None:
+    assert encoder_columns(LAYOUT) == (slice(0, 50),)
+    mixed = Layout(
+        (Tensor("heads.a.w", (2,)), Tensor("x", (3,)), Tensor("y", (4,)), Tensor("heads.b.w", (5,)), Tensor("z", ()))
+    )
+    assert encoder_columns(mixed) == (slice(2, 9), slice(14, 15))
+    assert encoder_columns(Layout((Tensor("heads.a.w", (2,)),))) == (slice(0, 2),)
+
+
+def test_targets_of_clients_that_serve_some() -> None:
+    assert joint_target(TWO) == {"loss": {"left": 0.5, "right": 0.5}}
+    assert joint_target(("right",), {"left": 0.2, "right": 0.8}) == {"loss": {"right": 0.8}}
+    assert separate_targets(TWO) == {"left": {"left": 1.0}, "right": {"right": 1.0}}
