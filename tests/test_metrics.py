@@ -55,6 +55,25 @@ def test_improved_participants_agree_with_the_reference_vectors() -> None:
         assert percent == case["expected"]["percent"], case["id"]  # type: ignore[index]
 
 
+def test_what_all_objectives_in_one_model_cost_agrees_with_the_reference_vectors() -> None:
+    cases = reference("delta_m")
+    assert cases
+    for case in cases:
+        given: dict[str, list[float]] = case["input"]  # type: ignore[assignment]
+        found = metrics.delta_m(given["method"], given["baseline"], [bool(one) for one in given["higher_is_better"]])
+        assert found == pytest.approx(case["expected"]["delta_m_percent"], rel=1e-10), case["id"]  # type: ignore[index]
+
+
+def test_what_all_objectives_in_one_model_cost_is_positive_where_it_is_worse() -> None:
+    assert metrics.delta_m([0.6], [0.8], [True]) == pytest.approx(25)  # an accuracy that fell by a quarter
+    assert metrics.delta_m([0.6], [0.8], [False]) == pytest.approx(-25)  # a loss that fell by a quarter
+    assert metrics.delta_m([0.9, 0.3], [0.9, 0.2], [True, False]) == pytest.approx(25)  # half of 0 % and 50 %
+    with pytest.raises(ValueError, match="2 values, 1 baselines, 2 directions"):
+        metrics.delta_m([1.0, 2.0], [1.0], [True, True])
+    with pytest.raises(ValueError, match="one of them is 0"):
+        metrics.delta_m([1.0, 2.0], [1.0, 0.0], [True, True])
+
+
 def test_a_tie_counts_as_improved_and_a_non_finite_loss_does_not() -> None:
     before = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}
     after = {"a": 1.0, "b": 0.5, "c": np.nan, "d": 2.0}
@@ -143,12 +162,26 @@ def test_a_step_is_described_by_its_own_updates_whatever_the_rule() -> None:
 
 def test_an_accuracy_that_is_no_share_is_left_out_and_losses_stand_in_where_there_is_none() -> None:
     rows = np.eye(3)
-    found = outcome.scores(replies(rows, test_accuracy=[0.5, 7.0, 1.0], test_loss=[1.0, 2.0, 3.0]))
+    found = outcome.scores(replies(rows, test_accuracy=[0.5, 7.0, 1.0], test_loss=[1.0, 2.0, 3.0]), ("loss",))
     assert (found["accuracy/mean"], found["accuracy/worst"], found["loss/test"]) == (0.75, 0.5, 2.0)
     assert "loss/worst" not in found
-    found = outcome.scores(replies(rows, test_loss=[1.0, 1.0, 4.0], train_loss=[1.0, 2.0, 3.0]))
+    found = outcome.scores(replies(rows, test_loss=[1.0, 1.0, 4.0], train_loss=[1.0, 2.0, 3.0]), ("loss",))
     assert (found["loss/worst"], found["loss/jain"]) == (4.0, pytest.approx(36 / 54))
     assert not any(name.startswith("accuracy") for name in found)
+
+
+def test_each_objective_is_the_mean_over_the_clients_that_serve_it() -> None:
+    told = [
+        {"test/loss": 1.0, "test/loss/left": 1.0, "test/accuracy": 0.5, "test/accuracy/left": 0.5},
+        {"test/loss": 2.0, "test/loss/left": 3.0, "test/loss/right": 1.0, "test/accuracy/right": 7.0},
+    ]
+    answers = [
+        Reply(client_id=f"client-{i}", samples=1, losses={}, metrics=metrics, rows=()) for i, metrics in enumerate(told)
+    ]
+    found = outcome.scores(Replies(answers), ("left", "right"))
+    assert (found["loss/test"], found["loss/test/left"], found["loss/test/right"]) == (1.5, 2.0, 1.0)
+    assert found["accuracy/objective/left"] == 0.5
+    assert "accuracy/objective/right" not in found  # 7 is no share
 
 
 def test_an_update_is_d_floats_and_a_header_as_the_reference_counts() -> None:

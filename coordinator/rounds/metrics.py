@@ -13,8 +13,11 @@ LARGEST_PROGRAM = 512  # rows of K for which stationarity is measured: half a se
 
 _HU = "Hu et al., 2022"
 _WANG = "Wang et al., 2021"
+_YANG = "Yang et al., 2023"
+_ASKIN = "Askin et al., 2025"
 
 # Every number that a round records, whatever its algorithm: (definition, source). docs/metrics.md shows this table.
+# "<objective>" stands for each of a task's objectives; those names are recorded where it has several.
 DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "accuracy/mean": (
@@ -34,6 +37,17 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "loss/train": ("mean of the losses of the new model that the clients measured on their training parts", "9.2"),
         "loss/validation": ("the same on their validation parts", "9.2"),
         "loss/test": ("the same on their test parts", "9.2"),
+        "loss/train/<objective>": (
+            "mean of the losses of the new model in that objective, on the training parts of the clients that serve it",
+            "6.1, 9.7",
+        ),
+        "loss/validation/<objective>": ("the same on their validation parts", "6.1, 9.7"),
+        "loss/test/<objective>": ("the same on their test parts", "6.1, 9.7"),
+        "accuracy/objective/<objective>": (
+            "mean of the accuracies in that objective, over the clients that serve it, on the parts that the round is "
+            "judged by",
+            "6.1",
+        ),
         "loss/worst": ("the highest loss of a client, for a task without accuracy", "9.1"),
         "loss/jain": ("(sum F)² / (N sum F²) of the clients' losses, for a task without accuracy", "Jain, 1984"),
         "improved": (
@@ -62,6 +76,26 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "entropy": (
             "- sum lambda log lambda of the weights: log m when all m weigh the same, 0 when one decides",
             "9.5",
+        ),
+        "weight/<objective>": (
+            "lambda of the objective in the step; they sum to 1; absent in a round that left the objective out",
+            f"6.1, 6.2; {_YANG}; {_ASKIN}",
+        ),
+        "objective/conflicts": (
+            "pairs of objectives whose gradients (or averaged updates) have a negative inner product, as far as the "
+            "algorithm knows it",
+            "6.3",
+        ),
+        "objective/conflict_depth": ("the least cosine of such a pair; 0 without conflicts", "6.3"),
+        "objective/conflict_mean": ("the mean cosine of such pairs; 0 without conflicts", "6.3"),
+        "objective/stationarity": (
+            "sqrt(lambda' G lambda), the length of the weighted sum of the objectives' gradients (or averaged updates)",
+            f"9.5; {_YANG}",
+        ),
+        "preference/divergence": (
+            "KL divergence of the shares r_k F_k / sum r F from equal ones: 0 where the losses are as preferred, "
+            "log M at the most",
+            f"6.5, 9.4; {_ASKIN}",
         ),
         "step/rate": ("the server's learning rate of the round", "12"),
         "bytes/up": (
@@ -166,3 +200,29 @@ def stationarity(K: Matrix) -> dict[str, float]:
         return {}
     longest = math.sqrt(float(np.diag(K).max()))
     return {"stationarity": shortest, "stationarity/relative": shortest / longest if longest > 0 else 0.0}
+
+
+def delta_m(values: Sequence[float], baselines: Sequence[float], higher_is_better: Sequence[bool]) -> float:
+    """Delta_M %: how much worse a model of all objectives is than one model for each (section 9.3; Fernando et al.).
+
+    100/M times the sum over k of (-1)^delta_k (A_k - B_k) / B_k, with delta_k = 1 where higher is better.
+
+    Args:
+        values: A, a measure of each of the M objectives.
+        baselines: B, the same of a model that was trained for that objective alone, in the same federation; not 0.
+        higher_is_better: of each measure: True for an accuracy, False for a loss.
+
+    Returns:
+        In percent; positive is a loss.
+
+    Raises:
+        ValueError: not the same number of each, none at all, or a baseline of 0.
+    """
+    if not 0 < len(values) == len(baselines) == len(higher_is_better):
+        counts = f"{len(values)} values, {len(baselines)} baselines, {len(higher_is_better)} directions"
+        raise ValueError(f"delta_m takes one of each for every objective; got {counts}")
+    if 0 in baselines:
+        raise ValueError(f"delta_m is relative to the baselines, and one of them is 0: {list(baselines)}")
+    changes = [(a - b) / b for a, b in zip(values, baselines, strict=True)]
+    worse = [-change if higher else change for change, higher in zip(changes, higher_is_better, strict=True)]
+    return 100.0 * math.fsum(worse) / len(worse)

@@ -5,7 +5,8 @@ Plain functions of a session, which only read. A number that is not known is NaN
 
 import io
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,14 +14,16 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.timestamp_pb2 import Timestamp
 from sqlalchemy import and_, func, select
-from sqlalchemy.orm import Session, contains_eager, defer, selectinload
+from sqlalchemy.orm import Session, aliased, contains_eager, defer, selectinload
 
 from coordinator.rounds.hub import Attendance
 from coordinator.rounds.outcome import SCORED
+from coordinator.rounds.remote import serves
 from coordinator.rounds.states import RUN_ENDED
 from coordinator.rounds.stepping import result_of
 from coordinator.services.finding import must_be_client
 from federation.envelope import unseal
+from federation.objectives import JOINT
 from federation.refusals import Refusal
 from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as messages
@@ -38,6 +41,8 @@ from storage import models
 from storage.blobs import BlobMissing, BlobStore
 
 ENDED_ROUNDS = (models.RoundState.COMPLETED, models.RoundState.SKIPPED)
+_GRADIENTS = (models.PhaseKind.JACOBIAN, models.PhaseKind.RESIDUAL)
+_ANSWERED = (models.AssignmentState.FULFILLED, models.AssignmentState.REJECTED)
 _MAX_GRAM_BYTES = 64 << 20  # 2800 rows
 
 
@@ -71,6 +76,7 @@ def clients(
 
 def _client(client: models.Client, attendance: Attendance | None, expires: datetime | None) -> messages.Client:
     tasks = attendance.tasks if attendance is not None else client.tasks
+    objectives = attendance.objectives if attendance is not None else client.objectives
     return messages.Client(
         client_id=client.client_id,
         state=ClientState.Value(f"CLIENT_STATE_{client.state}"),
@@ -78,7 +84,10 @@ def _client(client: models.Client, attendance: Attendance | None, expires: datet
         last_seen=_time(attendance.last_seen if attendance is not None else client.last_seen),
         enrolled=_time(client.enrolled),
         certificate_expires=_time(expires),
-        tasks=[messages.TaskSummary(task=task, samples=int(count)) for task, count in sorted(tasks.items())],
+        tasks=[
+            messages.TaskSummary(task=task, samples=int(count), objectives=objectives.get(task, ()))
+            for task, count in sorted(tasks.items())
+        ],
         device=client.device,
         software=client.software,
         key_id=client.key_id,
@@ -99,7 +108,7 @@ def active_runs(session: Session) -> list[str]:
 
 
 def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.Run:
-    """A run, with its last evaluated round; with its specification if wanted."""
+    """A run, with its last evaluated round; if wanted with its specification, and who serves which objectives."""
     parsed = RunSpec.parse(item.spec)
     done = session.scalar(
         select(func.count()).where(models.Round.run_id == item.run_id, models.Round.state.in_(ENDED_ROUNDS))
@@ -130,7 +139,21 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
         parameters=model.parameters,
         latest=None if evaluated is None else summaries(session, [evaluated])[0],
         spec=item.spec.decode() if spec else "",
+        objectives=item.objectives,
+        serving=_serving(session, item, parsed) if spec else (),
     )
+
+
+def _serving(session: Session, item: models.Run, spec: RunSpec) -> list[messages.Serving]:
+    """The indicator matrix: every active client that offers the run's task, with what it serves, be that nothing."""
+    active = session.scalars(
+        select(models.Client).where(models.Client.state == models.ClientState.ACTIVE).order_by(models.Client.client_id)
+    )
+    return [
+        messages.Serving(client_id=client.client_id, objectives=serves(client, spec, tuple(item.objectives)))
+        for client in active
+        if client.tasks.get(spec.task, 0) > 0
+    ]
 
 
 @dataclass(frozen=True)
@@ -170,7 +193,7 @@ def progress(session: Session, run_id: str, since: int) -> Progress:
     return Progress(
         run=run(session, item),
         ended=summaries(session, ended),
-        phase=None if phase is None else _phase(phase),
+        phase=None if phase is None else _phases(session, [phase.round_id])[phase.round_id][phase.number],
         next_round=ended[-1].number + 1 if ended else since,
         over=item.state in RUN_ENDED,
     )
@@ -207,7 +230,7 @@ _States = dict[models.AssignmentState, int]
 
 
 def _tallies(session: Session, round_ids: list[int]) -> dict[int, _States]:
-    """How many of those who were asked to train are where, by round."""
+    """How many of those who were asked to train, or did not get that far, are where, by round."""
     tallies: dict[int, _States] = {round_id: {} for round_id in round_ids}
     states = (
         select(models.Phase.round_id, models.Assignment.state, func.count())
@@ -217,7 +240,33 @@ def _tallies(session: Session, round_ids: list[int]) -> dict[int, _States]:
     )
     for round_id, state, count in session.execute(states):
         tallies[round_id][state] = count
+    for round_id, state in _stopped(session, round_ids).values():
+        tallies[round_id][state] = tallies[round_id].get(state, 0) + 1
     return tallies
+
+
+def _stopped(session: Session, round_ids: list[int]) -> dict[tuple[int, str], tuple[int, models.AssignmentState]]:
+    """Who failed in a phase before training and was not asked to train: round and client -> round and last state."""
+    training, trained = aliased(models.Phase), aliased(models.Assignment)
+    rows = (
+        select(models.Phase.round_id, models.Assignment.client_id, models.Assignment.state)
+        .join(models.Phase)
+        .where(
+            models.Phase.round_id.in_(round_ids),
+            models.Phase.kind.in_(_GRADIENTS),
+            models.Assignment.state != models.AssignmentState.FULFILLED,
+            ~select(trained.assignment_id)
+            .join(training, training.phase_id == trained.phase_id)
+            .where(
+                training.round_id == models.Phase.round_id,
+                training.kind == models.PhaseKind.TRAIN,
+                trained.client_id == models.Assignment.client_id,
+            )
+            .exists(),
+        )
+        .order_by(models.Phase.number)
+    )
+    return {(round_id, client): (round_id, state) for round_id, client, state in session.execute(rows)}
 
 
 def _worst_clients(session: Session, round_ids: list[int]) -> dict[int, str]:
@@ -279,23 +328,8 @@ def export_rounds(session: Session, run_id: str, start: int, count: int) -> list
     ).all()
     round_ids = [item.round_id for item in items]
     scores = _scores(session, round_ids)
-    assignments = session.scalars(
-        select(models.Assignment)
-        .join(models.Assignment.phase)
-        .where(models.Phase.round_id.in_(round_ids), models.Phase.kind == models.PhaseKind.TRAIN)
-        .order_by(models.Phase.phase_id, models.Assignment.client_id)
-        .options(
-            contains_eager(models.Assignment.phase),
-            defer(models.Assignment.envelope),
-            selectinload(models.Assignment.updates).options(
-                defer(models.Update.envelope), defer(models.Update.receipt)
-            ),
-        )
-    )
-    parts: dict[int, list[messages.Participation]] = {round_id: [] for round_id in round_ids}
-    for assignment in assignments:
-        round_id = assignment.phase.round_id
-        parts[round_id].append(_participation(assignment, scores[round_id].get(assignment.client_id, {})))
+    parts = _participations(session, round_ids, scores)
+    phases = _phases(session, round_ids)
     return [
         messages.ExportRoundsResponse(
             summary=summary,
@@ -304,20 +338,25 @@ def export_rounds(session: Session, run_id: str, start: int, count: int) -> list
                 messages.ClientScores(client_id=client, scores=values)
                 for client, values in sorted(scores[item.round_id].items())
             ],
+            phases=phases[item.round_id].values(),
+            objectives=_objectives(item),
         )
         for item, summary in zip(items, summaries(session, items), strict=True)
     ]
 
 
-def _scores(session: Session, round_ids: list[int]) -> dict[int, dict[str, dict[str, float]]]:
+_Scores = dict[int, dict[str, dict[str, float]]]
+
+
+def _scores(session: Session, round_ids: list[int]) -> _Scores:
     """What every client measured after a round, by round and client."""
-    found: dict[int, dict[str, dict[str, float]]] = {round_id: {} for round_id in round_ids}
+    found: _Scores = {round_id: {} for round_id in round_ids}
     row = models.Evaluation
-    query = select(row.round_id, row.client_id, row.split, row.loss, row.accuracy).where(row.round_id.in_(round_ids))
-    for round_id, client, split, loss, accuracy in session.execute(query):
+    query = select(row.round_id, row.client_id, row.split, row.loss, row.accuracy, row.objectives)
+    for round_id, client, split, loss, accuracy, own in session.execute(query.where(row.round_id.in_(round_ids))):
         scores = found[round_id].setdefault(client, {})
-        known = {f"{split}/loss": loss, f"{split}/accuracy": accuracy}
-        scores |= {name: value for name, value in known.items() if value is not None}
+        known = {"loss": loss, "accuracy": accuracy, **own}
+        scores |= {f"{split}/{name}": value for name, value in known.items() if value is not None}
     return found
 
 
@@ -326,69 +365,177 @@ def round_detail(session: Session, blobs: BlobStore, item: models.Round) -> mess
 
     The signature of every update is verified again, so that what is shown as signed is signed in the record.
     """
-    response = messages.GetRoundResponse(run=run(session, item.run), summary=summaries(session, [item])[0])
-    response.phases.extend(_phase(phase) for phase in item.phases)
-    scores = _scores(session, [item.round_id])[item.round_id]
-    keys = _keys(session)
-    for phase in item.phases:
-        if phase.kind is models.PhaseKind.TRAIN:
-            response.participations.extend(
-                _participation(assignment, scores.get(assignment.client_id, {}), keys)
-                for assignment in phase.assignments
-            )
+    one = [item.round_id]
+    response = messages.GetRoundResponse(
+        run=run(session, item.run),
+        summary=summaries(session, [item])[0],
+        phases=_phases(session, one)[item.round_id].values(),
+        participations=_participations(session, one, _scores(session, one), _keys(session))[item.round_id],
+        objectives=_objectives(item),
+    )
     if item.step is not None:
         response.step.ParseFromString(item.step)
         _add_cosines(session, blobs, item, response)
     return response
 
 
-def _phase(phase: models.Phase) -> messages.PhaseProgress:
-    return messages.PhaseProgress(
-        round=phase.round.number,
-        phase=phase.number,
-        kind=PhaseKind.Value(f"PHASE_KIND_{phase.kind}"),
-        asked=len(phase.assignments),
-        replied=sum(
-            assignment.state in (models.AssignmentState.FULFILLED, models.AssignmentState.REJECTED)
-            for assignment in phase.assignments
-        ),
-        deadline=_time(phase.deadline),
+def _objectives(item: models.Round) -> messages.Objectives | None:
+    """What a round knew of its objectives; the cosines of one that was left out are NaN."""
+    record = item.objectives
+    if not record:
+        return None
+    weights = record.get("weights", {})
+    found = messages.Objectives(mode=record.get("mode", ""), notes=record.get("notes", ()))
+    for name in record["names"]:
+        found.results.add(
+            name=name,
+            weight=weights.get(name, math.nan),
+            loss=record["losses"].get(name, math.nan),
+            left_out=record.get("left_out", {}).get(name, ""),
+            clients=record["clients"].get(name, 0),
+        )
+    if record.get("cosines"):
+        side = len(record["names"])
+        places = [at for at, name in enumerate(record["names"]) if name in weights]
+        cosines = np.full((side, side), np.nan)
+        cosines[np.ix_(places, places)] = record["cosines"]
+        found.cosines.extend(cosines.ravel().tolist())
+    return found
+
+
+def _phases(session: Session, round_ids: list[int]) -> dict[int, dict[int, messages.PhaseProgress]]:
+    """How far each phase is, by round and by its number in it."""
+    asked: Counter[int] = Counter()
+    replied: Counter[int] = Counter()
+    here = models.Phase.round_id.in_(round_ids)
+    states = (
+        select(models.Assignment.phase_id, models.Assignment.state, func.count())
+        .join(models.Phase)
+        .where(here)
+        .group_by(models.Assignment.phase_id, models.Assignment.state)
     )
+    for phase_id, state, count in session.execute(states):
+        asked[phase_id] += count
+        replied[phase_id] += count if state in _ANSWERED else 0
+    sizes = (
+        select(models.Assignment.phase_id, func.sum(models.Update.payload_bytes))
+        .join(models.Assignment, models.Assignment.assignment_id == models.Update.assignment_id)
+        .join(models.Phase)
+        .where(here)
+        .group_by(models.Assignment.phase_id)
+    )
+    sent = {phase_id: int(total) for phase_id, total in session.execute(sizes)}
+    found: dict[int, dict[int, messages.PhaseProgress]] = {round_id: {} for round_id in round_ids}
+    query = select(models.Phase, models.Round.number).join(models.Round).where(here).order_by(models.Phase.number)
+    for phase, number in session.execute(query):
+        found[phase.round_id][phase.number] = messages.PhaseProgress(
+            round=number,
+            phase=phase.number,
+            kind=PhaseKind.Value(f"PHASE_KIND_{phase.kind}"),
+            asked=asked[phase.phase_id],
+            replied=replied[phase.phase_id],
+            deadline=_time(phase.deadline),
+            started=_time(phase.started),
+            ended=_time(phase.ended),
+            bytes_up=sent.get(phase.phase_id, 0),
+        )
+    return found
+
+
+def _participations(
+    session: Session, round_ids: list[int], scores: _Scores, keys: Mapping[str, Ed25519PublicKey] | None = None
+) -> dict[int, list[messages.Participation]]:
+    """Every client's part in each round: in its training, or in the phase where it stopped before that."""
+    evaluated: dict[tuple[int, str], list[int]] = {}
+    answers = (
+        select(models.Phase.round_id, models.Assignment.client_id, models.Phase.number)
+        .join(models.Phase)
+        .where(
+            models.Phase.round_id.in_(round_ids),
+            models.Phase.kind == models.PhaseKind.EVALUATE,
+            models.Assignment.state.in_(_ANSWERED),
+        )
+    )
+    for round_id, client, number in session.execute(answers):
+        evaluated.setdefault((round_id, client), []).append(number)
+    unread = [] if keys is not None else [defer(models.Update.envelope)]
+    assignments = session.scalars(
+        select(models.Assignment)
+        .join(models.Assignment.phase)
+        .where(models.Phase.round_id.in_(round_ids), models.Phase.kind != models.PhaseKind.EVALUATE)
+        .order_by(models.Phase.number)
+        .options(
+            contains_eager(models.Assignment.phase),
+            defer(models.Assignment.envelope),
+            selectinload(models.Assignment.updates).options(defer(models.Update.receipt), *unread),
+        )
+    )
+    asked: dict[tuple[int, str], list[models.Assignment]] = {}
+    for assignment in assignments:
+        asked.setdefault((assignment.phase.round_id, assignment.client_id), []).append(assignment)
+    found: dict[int, list[messages.Participation]] = {round_id: [] for round_id in round_ids}
+    for (round_id, client), own in sorted(asked.items()):
+        part = _participation(own, scores[round_id].get(client, {}), keys)
+        part.answered.extend(evaluated.get((round_id, client), ()))
+        found[round_id].append(part)
+    return found
 
 
 def _participation(
-    assignment: models.Assignment,
+    assignments: Sequence[models.Assignment],
     evaluation: dict[str, float],
     keys: Mapping[str, Ed25519PublicKey] | None = None,
 ) -> messages.Participation:
-    """One client's part; its signature is verified where there are keys."""
-    # The one that counts; or the last one that was refused.
-    update = max(assignment.updates, key=lambda update: (update.accepted, update.received), default=None)
+    """One client's part, from its assignments in the order of the phases; signatures are verified where there are keys.
+
+    State, update and signature are those of its training. Of a client that was not asked to train they are those of the
+    last phase that it was asked in, which the reason names.
+    """
+    trains = [one for one in assignments if one.phase.kind is models.PhaseKind.TRAIN]
+    last = trains[-1] if trains else assignments[-1]
     part = messages.Participation(
-        client_id=assignment.client_id,
-        state=AssignmentState.Value(f"ASSIGNMENT_STATE_{assignment.state}"),
-        reason=": ".join(filter(None, (assignment.reason, assignment.message))),
-        loss_before=math.nan,
+        client_id=last.client_id,
+        state=AssignmentState.Value(f"ASSIGNMENT_STATE_{last.state}"),
+        reason=": ".join(filter(None, (last.reason, last.message))),
+        loss_before=next((loss for loss in map(_loss, [*trains, *assignments]) if math.isfinite(loss)), math.nan),
         update_norm=math.nan,
         weight=math.nan,
         coefficient=math.nan,
         cosine=math.nan,
         seconds=math.nan,
         evaluation=evaluation,
+        objectives=last.objectives,
+        answered=[one.phase.number for one in assignments if one.state in _ANSWERED],
+        payload_bytes=sum(update.payload_bytes for one in assignments for update in one.updates),
     )
+    if not trains:
+        where = f"it got as far as phase {last.phase.number}, {str(last.phase.kind).lower()}"
+        part.reason = ": ".join((part.reason or "not asked to train", where))
+    update = _update(last)
     if update is None:
         return part
     part.samples = update.samples
-    part.loss_before = float(np.mean(list(update.losses.values()))) if update.losses else math.nan
+    part.seconds = (update.received - last.created).total_seconds()
+    part.key_id = "" if keys is None else _verified_key(update, keys)
+    part.envelope = update.envelope_digest
     part.update_norm = _known(update.norm)
     part.weight = _known(update.weight)
     part.coefficient = _known(update.coefficient)
     part.cosine = _known(update.cosine)
-    part.envelope = update.envelope_digest
-    part.key_id = "" if keys is None else _verified_key(update, keys)
-    part.payload_bytes = update.payload_bytes
-    part.seconds = (update.received - assignment.created).total_seconds()
     return part
+
+
+def _update(assignment: models.Assignment) -> models.Update | None:
+    """The reply that counts; or the last one that was refused."""
+    return max(assignment.updates, key=lambda update: (update.accepted, update.received), default=None)
+
+
+def _loss(assignment: models.Assignment) -> float:
+    """The loss of the base model that came with a reply; of several objectives, their mean."""
+    update = _update(assignment)
+    if update is None or not update.losses:
+        return math.nan
+    return update.losses.get(JOINT, float(np.mean(list(update.losses.values()))))
 
 
 def _keys(session: Session) -> dict[str, Ed25519PublicKey]:
@@ -416,15 +563,20 @@ def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, respons
         return  # an old round, whose blobs are not kept any more
     gram = np.load(io.BytesIO(stored), allow_pickle=False)
     sent = session.execute(
-        select(models.Update.envelope_digest, models.Update.client_id, models.Round.number)
+        select(models.Update.envelope_digest, models.Update.client_id, models.Round.number, models.Update.envelope)
         .join(models.Assignment)
         .join(models.Phase)
         .join(models.Round)
         .where(models.Round.run_id == item.run_id, models.Update.envelope_digest.in_(step.updates))
     )
-    owners = {name: client if number == item.number else f"{client}, round {number}" for name, client, number in sent}
-    per_client = len(gram) // max(len(step.updates), 1)
-    response.gram_clients.extend(owners.get(name, "?") for name in step.updates for _ in range(per_client))
+    owners: dict[str, list[str]] = {}
+    for name, client, number, envelope in sent:
+        if number != item.number:
+            owners[name] = [f"{client}, round {number}"]
+            continue
+        rows = UpdateManifest.FromString(SignedEnvelope.FromString(envelope).manifest).rows
+        owners[name] = [client if row.objective == JOINT else f"{client}/{row.objective}" for row in rows]
+    response.gram_clients.extend(owner for name in step.updates for owner in owners.get(name, ["?"]))
     lengths = np.sqrt(np.diag(gram))
     lengths = np.outer(lengths, lengths)
     cosines = np.divide(gram, lengths, out=np.zeros_like(gram), where=lengths > 0)
