@@ -271,7 +271,7 @@ class Task(ABC):
     def correct(self, output: Any, y: "torch.Tensor") -> "torch.Tensor | dict[str, torch.Tensor] | None":
         """Which samples of a batch are right, (n,) of bool; None where accuracy means nothing (regression).
 
-        A task of several objectives may tell it for each of them.
+        A task of several objectives may tell it for each of them; a sample with several labels may be right by a share.
         """
         right: torch.Tensor = output.argmax(dim=1) == y
         return right
