@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from coordinator.rounds.metrics import DEFINITIONS
 from federation.runs import RunSpec
-from federation.v1.admin_pb2 import ExportModelResponse, GetRoundResponse, Participation, RoundSummary, Run
-from federation.v1.common_pb2 import AssignmentState, RoundState, RunState, StepManifest
+from federation.v1.admin_pb2 import ExportModelResponse, GetRoundResponse, Participation, RoundSummary, Run, Serving
+from federation.v1.common_pb2 import AssignmentState, PhaseKind, RoundState, RunState, StepManifest
 from fedpareto.cli import document, download, explain, render
 from fedpareto.cli.failure import Failure
 from fedpareto.cli.main import app
@@ -255,17 +255,21 @@ def test_a_round_fits_a_hundred_columns_however_many_clients(m: int) -> None:
         assert ("-0.50" in text) == (m > 1)
 
 
+def cosines_of(item: GetRoundResponse) -> tuple[list[str], list[float]]:
+    return list(item.gram_clients), list(item.cosines)
+
+
 def test_the_heat_map_is_red_for_together_and_blue_for_apart() -> None:
     console = Console(width=100, force_terminal=True, color_system="truecolor")
     with console.capture() as capture:
-        console.print(render.heat_map(a_round(2)))
+        console.print(render.heat_map(*cosines_of(a_round(2))))
     red, blue = "48;2;255;51;51", "48;2;153;153;255"
     assert red in capture.get()
     assert blue in capture.get()
 
 
 def test_the_heat_map_says_below_it_what_its_colours_mean() -> None:
-    matrix, _, legend = text_of(render.heat_map(a_round(2))).rstrip().rpartition("\n\n")
+    matrix, _, legend = text_of(render.heat_map(*cosines_of(a_round(2)))).rstrip().rpartition("\n\n")
     assert "hospital-number-1" in matrix
     assert " ".join(legend.split()) == "blue: against each other -1 0 1 red: together"
 
@@ -296,10 +300,64 @@ def test_a_round_shows_every_number_once_and_names_the_worst_client() -> None:
     assert "worst client hospital-number-1: accuracy 25.0 %" in text
     assert "algorithm corrected 7.000" in text
     known = [name for names in render._MEASURED.values() for name in names] + list(render._ELSEWHERE)
-    assert sorted(known) == sorted(DEFINITIONS)
+    assert sorted(known) == sorted(name for name in DEFINITIONS if "<objective>" not in name)
     row = text_of(render.rounds([item.summary]))
     assert "hospital-num" in row
     assert max(len(line.rstrip()) for line in row.splitlines()) <= 100
+
+
+def test_a_round_of_several_objectives_shows_their_weights_and_why_one_was_left_out() -> None:
+    item = a_round(3)
+    item.participations[1].answered.append(0)
+    item.participations[1].reason = "not asked to train: it got as far as phase 0, jacobian"
+    item.participations[0].answered.extend([0, 1])
+    item.phases.add(phase=0, kind=PhaseKind.PHASE_KIND_JACOBIAN, asked=4, replied=3, bytes_up=12_000)
+    item.phases.add(phase=1, kind=PhaseKind.PHASE_KIND_TRAIN, asked=3, replied=2)
+    item.phases[0].started.FromJsonString("2026-03-01T12:00:00Z")
+    item.phases[0].ended.FromJsonString("2026-03-01T12:00:02.5Z")
+    found = item.objectives
+    found.results.add(name="left", weight=0.75, loss=2.5, clients=3)
+    found.results.add(name="right", weight=0.25, loss=1.5, clients=2)
+    found.results.add(name="hat", weight=math.nan, loss=math.nan, left_out="nobody serves it")
+    found.cosines.extend([1.0, -0.4, math.nan, -0.4, 1.0, math.nan, math.nan, math.nan, math.nan])
+    found.mode = "min-norm"
+    found.notes.append("the programme was infeasible")
+    item.summary.metrics.update({"loss/test/left": 2.25, "accuracy/objective/right": 0.5, "objective/conflicts": 1.0})
+    text = text_of(render.round_(item))
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
+    for row in (
+        "left 0.750 2.500 2.250 – 3",
+        "right 0.250 1.500 – 50.0 % 2",
+        "hat – – – – 0 nobody serves it",
+        "weights: min-norm",
+        "the programme was infeasible",
+        "1 left 1.00 -0.40",
+        "objectives pairs in conflict 1",
+        "JACOBIAN: 3 of 4 replied, 12.0 kB",
+        "for 2.50 s",
+        "hospital-number-0 accepted",
+        "hospital-number-1 answered",
+    ):
+        assert row in " ".join(text.split()), row
+
+
+@pytest.mark.parametrize(
+    ("clients", "objectives", "expected"),
+    [
+        (3, 2, "client-0000 ● · client-0001 · ● client-0002 ● · clients 2 1"),
+        (30, 3, "10: client-0000, … ● · · 10: client-0001, … · ● · 10: client-0002, … · · ● clients 10 10 10"),
+        (2, 40, "nobody serves objective-2, objective-3"),
+    ],
+)
+def test_the_matrix_of_who_serves_what_fits_however_many(clients: int, objectives: int, expected: str) -> None:
+    names = [f"objective-{k}" for k in range(objectives)]
+    serving = [Serving(client_id=f"client-{i:04}", objectives=[names[i % objectives]]) for i in range(clients)]
+    text = text_of(render.indicator(names, serving))
+    assert expected in " ".join(text.split())
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
+    everybody = [Serving(client_id=str(i), objectives=names) for i in range(clients)]
+    assert f"each of the {clients} clients" in text_of(render.indicator(names, everybody))
+    assert "no active client" in text_of(render.indicator(names, []))
 
 
 @pytest.mark.parametrize(

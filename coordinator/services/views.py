@@ -515,7 +515,7 @@ def _participation(
     if update is None:
         return part
     part.samples = update.samples
-    part.seconds = (update.received - last.created).total_seconds()
+    part.seconds = max(0.0, (update.received - last.created).total_seconds())
     part.key_id = "" if keys is None else _verified_key(update, keys)
     part.envelope = update.envelope_digest
     part.update_norm = _known(update.norm)

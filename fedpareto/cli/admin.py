@@ -1,5 +1,6 @@
 """`fedpareto admin ...`: what operators do. Each command is one call of the Admin service."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -230,7 +231,7 @@ def runs(context: typer.Context, home: Home = None, as_json: Json = False) -> No
 
 @app.command("run")
 def show_run(context: typer.Context, run: RunName, home: Home = None, as_json: Json = False) -> None:
-    """Show a run: its state, its numbers, its specification."""
+    """Show a run: its state, its numbers, who serves which objective, its specification."""
     from federation.v1.admin_pb2 import GetRunRequest
     from fedpareto.cli import render
 
@@ -334,7 +335,7 @@ def show_round(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Show a round: every client's part in it, and the cosines between their updates."""
+    """Show a round: its phases and objectives, every client's part, the cosines between their updates."""
     from federation.v1.admin_pb2 import GetRoundRequest
     from fedpareto.cli import render
     from fedpareto.cli.document import document
@@ -342,9 +343,16 @@ def show_round(
     with _connect(context, home, reads=True) as stub:
         response = stub.GetRound(GetRoundRequest(run=run, round=number))
     found = document(response)
-    side = len(response.gram_clients)
-    found["cosines"] = [found["cosines"][row * side : (row + 1) * side] for row in range(side)]
+    found["cosines"] = _square(found["cosines"])
+    if found["objectives"] is not None:
+        found["objectives"]["cosines"] = _square(found["objectives"]["cosines"])
     _print(as_json, found, lambda: render.round_(response))
+
+
+def _square(values: list[float]) -> list[list[float]]:
+    """A square matrix from its rows, one after the other."""
+    side = math.isqrt(len(values))
+    return [values[row * side : (row + 1) * side] for row in range(side)]
 
 
 @app.command()

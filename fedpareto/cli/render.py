@@ -1,7 +1,7 @@
 """What people see: tables that fit 100 columns, digests abbreviated, times in the local zone, cosines as a heat map."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC
 from typing import Literal
 
@@ -10,12 +10,26 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from federation.v1.admin_pb2 import Client, GetRoundResponse, PhaseProgress, RoundSummary, Run, Update
+from federation.objectives import JOINT
+from federation.v1.admin_pb2 import (
+    Client,
+    GetRoundResponse,
+    ObjectiveResult,
+    Participation,
+    PhaseProgress,
+    RoundSummary,
+    Run,
+    Serving,
+    Update,
+)
+from federation.v1.common_pb2 import AssignmentState, PhaseKind
 from fedpareto.cli.document import name_of
 
 WIDTH = 100  # columns
 DIGITS = 12  # of a digest
 NAME_WIDTH = 24  # columns; a longer name ends in an ellipsis
+SCORED = ("test", "validation", "train")  # what is shown of a round: the first of them that was measured
+MATRIX_ROWS = 24  # of the indicator matrix; more clients are put together by what they serve
 
 # A round's numbers, line by line; what an algorithm adds of its own comes last.
 _MEASURED = {
@@ -28,9 +42,14 @@ _MEASURED = {
     "direction": ("direction_norm", "stationarity", "stationarity/relative", "descent_min", "descent_share"),
     "conflicts": ("conflicts", "conflict_depth", "conflict_mean"),
     "weights": ("entropy", "step/rate"),
+    "objectives": (
+        *(f"objective/{name}" for name in ("conflicts", "conflict_depth", "conflict_mean", "stationarity")),
+        "preference/divergence",
+    ),
 }
 _ELSEWHERE = ("accuracy/worst", "loss/worst", "bytes/up", "bytes/refused", "bytes/down", "stationary")
-_COUNTS = ("conflicts", "evaluated", "iterations")
+_OF_OBJECTIVES = ("weight/", "accuracy/objective/", *(f"loss/{split}/" for split in SCORED))
+_COUNTS = ("conflicts", "evaluated", "iterations", "objective/conflicts")
 _WORDS = {  # where the name says too little without its group
     "stationarity/relative": "relative",
     "direction_norm": "norm",
@@ -40,6 +59,11 @@ _WORDS = {  # where the name says too little without its group
     "descent_min": "least cosine with an update",
     "descent_share": "not against it",
     "step/rate": "server's rate",
+    "objective/conflicts": "pairs in conflict",
+    "objective/conflict_depth": "least cosine",
+    "objective/conflict_mean": "mean cosine of these",
+    "objective/stationarity": "length of their weighted sum",
+    "preference/divergence": "divergence from the preference",
 }
 _STATIONARY = (
     "No direction is good for every participant, so the model stayed as it was. Either it is Pareto-stationary for "
@@ -133,12 +157,19 @@ def clients(items: Iterable[Client]) -> RenderableType:
             state(name_of(client, "state")),
             Text("yes", style="green") if client.attending else "no",
             when(client, "last_seen")[:16],
-            "\n".join(f"{task.task} ({task.samples})" for task in client.tasks) or "–",
+            "\n".join(f"{task.task} ({task.samples}){_offered(task.objectives)}" for task in client.tasks) or "–",
             client.device or "–",
             when(client, "certificate_expires")[:10],
             short(client.key_id)[:8],
         )
     return table if table.row_count else Text("no clients yet: make a token with `fedpareto admin token NAME`")
+
+
+def _offered(objectives: Sequence[str]) -> str:
+    """What a client serves of a task that has several objectives."""
+    if len(objectives) < 2 and list(objectives) in ([], [JOINT]):
+        return ""
+    return f": {', '.join(objectives)}" if len(objectives) <= 3 else f": {len(objectives)} objectives"
 
 
 def runs(items: Iterable[Run]) -> RenderableType:
@@ -175,12 +206,67 @@ def run(item: Run) -> RenderableType:
     grid.add_row("model", f"{short(item.model)}  ({item.parameters:,} parameters{mean})")
     for field in ("created", "started", "ended"):
         grid.add_row(field, when(item, field))
+    several = len(item.objectives) > 1
     for name, value in sorted(item.latest.metrics.items()):
-        grid.add_row(f"round {item.latest.round}", f"{name} = {number(value)}")
+        if not (several and name.startswith(_OF_OBJECTIVES)):
+            grid.add_row(f"round {item.latest.round}", f"{name} = {number(value)}")
     parts: list[RenderableType] = [grid]
+    if several:
+        if item.HasField("latest"):
+            parts += [Text(f"\nobjectives after round {item.latest.round}", style="bold"), _scores(item)]
+        parts += [Text("\nwho serves which objective", style="bold"), indicator(item.objectives, item.serving)]
     if item.spec:
         parts += [Text("\nspecification", style="bold"), Text(item.spec.rstrip())]
     return Group(*parts)
+
+
+def _scores(item: Run) -> RenderableType:
+    """What the last evaluated round came to, objective by objective."""
+    columns: list[tuple[str, str, Callable[[float], str]]] = [("weight", "weight/", number)]
+    columns += [(f"{split} loss", f"loss/{split}/", number) for split in ("train", "validation", "test")]
+    columns.append(("accuracy", "accuracy/objective/", percent))
+    columns = [one for one in columns if any(f"{one[1]}{name}" in item.latest.metrics for name in item.objectives)]
+    table = _table("objective", *(f">{title}" for title, _, _ in columns))
+    for name in item.objectives:
+        table.add_row(name, *(words(metric(item.latest, f"{prefix}{name}")) for _, prefix, words in columns))
+    return table
+
+
+def indicator(objectives: Sequence[str], serving: Sequence[Serving]) -> RenderableType:
+    """The indicator matrix: a row for each client, or for all that serve the same where they are many."""
+    if not serving:
+        return Text("no active client offers this task")
+    groups: dict[tuple[bool, ...], list[str]] = {}
+    for row in serving:
+        groups.setdefault(tuple(name in row.objectives for name in objectives), []).append(row.client_id)
+    if len(groups) == 1 and all(next(iter(groups))):
+        return Text(f"each of the {len(serving)} clients serves each of the {len(objectives)}: {', '.join(objectives)}")
+    if len(serving) <= MATRIX_ROWS:
+        rows = [(client, pattern) for pattern, names in groups.items() for client in names]
+        rows.sort()
+    else:
+        rows = [(_together(names), pattern) for pattern, names in groups.items()]
+    wide = sum(max(len(name), 2) + 2 for name in objectives) + NAME_WIDTH + 2 <= WIDTH
+    heads = list(objectives) if wide else [str(at + 1) for at in range(len(objectives))]
+    table = _table("client", *heads, gap=2 if wide else 1)
+    for label, pattern in rows:
+        table.add_row(label, *("●" if serves else "·" for serves in pattern))
+    counts = [sum(len(names) for pattern, names in groups.items() if pattern[at]) for at in range(len(objectives))]
+    nobody = [name for name, count in zip(objectives, counts, strict=True) if not count]
+    parts: list[RenderableType] = [table]
+    if wide or max(counts) < 10:
+        table.add_row("clients", *map(str, counts), style="bold")
+    else:
+        parts.append(Text(f"clients for an objective: {min(counts)} to {max(counts)}"))
+    if not wide:
+        parts.append(Text(", ".join(f"{at + 1} {name}" for at, name in enumerate(objectives))))
+    if nobody:
+        parts.append(Text(f"nobody serves {', '.join(nobody)}", style="yellow"))
+    return Group(*parts)
+
+
+def _together(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)}: {names[0]}, …"
 
 
 def rounds(items: Sequence[RoundSummary]) -> RenderableType:
@@ -235,16 +321,74 @@ def round_(item: GetRoundResponse) -> RenderableType:
     if item.HasField("step"):
         head.add_row("step", f"signed by the coordinator's key {short(item.step.key_id.hex())}")
     for phase in item.phases:
-        head.add_row(
-            f"phase {phase.phase}",
-            f"{name_of(phase, 'kind')}: {phase.replied} of {phase.asked} replied, deadline {when(phase, 'deadline')}",
-        )
+        head.add_row(f"phase {phase.phase}", _phase(phase))
     for label, words in _measured(summary):
         head.add_row(label, words)
-    parts: list[RenderableType] = [head, Text(), participations(item)]
+    parts: list[RenderableType] = [head, Text()]
+    if item.HasField("objectives"):
+        parts += [*_objectives(item), Text()]
+    parts.append(participations(item))
     if item.gram_clients:
-        parts += [Text("\ncosines between the accepted updates", style="bold"), heat_map(item)]
+        parts += [
+            Text("\ncosines between the accepted updates", style="bold"),
+            heat_map(item.gram_clients, item.cosines),
+        ]
     return Group(*parts)
+
+
+def _phase(phase: PhaseProgress) -> str:
+    words = f"{name_of(phase, 'kind')}: {phase.replied} of {phase.asked} replied"
+    if phase.bytes_up:
+        words += f", {size(phase.bytes_up)}"
+    if phase.HasField("started"):
+        words += f", from {local(phase.started)[11:]}"
+    if phase.HasField("ended"):
+        return f"{words} for {seconds(phase):.2f} s"
+    return f"{words}, deadline {when(phase, 'deadline')}"
+
+
+def seconds(phase: PhaseProgress) -> float:
+    """How long a phase lasted; NaN while it does."""
+    if not (phase.HasField("started") and phase.HasField("ended")):
+        return math.nan
+    return (phase.ended.ToDatetime(UTC) - phase.started.ToDatetime(UTC)).total_seconds()
+
+
+def _objectives(item: GetRoundResponse) -> Iterator[RenderableType]:
+    """What the round knew of its objectives, and what its clients scored in each after it."""
+    found, summary = item.objectives, item.summary
+    columns: list[tuple[str, Callable[[ObjectiveResult], str]]] = [
+        (">weight", lambda one: number(one.weight)),
+        (">loss\nbefore", lambda one: number(one.loss)),
+    ]
+    split = next(
+        (split for split in SCORED if any(f"loss/{split}/{one.name}" in summary.metrics for one in found.results)), ""
+    )
+    if split:
+        name = f">{split} loss\nafter it"
+        columns.append((name, lambda one: number(metric(summary, f"loss/{split}/{one.name}"))))
+    if any(f"accuracy/objective/{one.name}" in summary.metrics for one in found.results):
+        columns.append((">accuracy\nafter it", lambda one: percent(metric(summary, f"accuracy/objective/{one.name}"))))
+    columns.append((">clients", lambda one: str(one.clients)))
+    if any(one.left_out for one in found.results):
+        columns.append(("left out", lambda one: one.left_out))
+    table = _table("objective", *(title for title, _ in columns))
+    for result in found.results:
+        table.add_row(result.name, *(words(result) for _, words in columns))
+    yield table
+    if found.mode:
+        yield Text(f"weights: {found.mode}")
+    for note in found.notes:
+        yield Text(note, style="yellow")
+    if found.cosines:
+        yield Text("\ncosines between the objectives", style="bold")
+        yield heat_map([result.name for result in found.results], found.cosines)
+
+
+def accepted(phases: Iterable[PhaseProgress], part: Participation) -> bool:
+    """Whether a client's update was accepted: it may have answered an earlier phase of the round, and no more."""
+    trains = {phase.phase for phase in phases if phase.kind == PhaseKind.PHASE_KIND_TRAIN}
+    return part.state == AssignmentState.ASSIGNMENT_STATE_FULFILLED and not trains.isdisjoint(part.answered)
 
 
 def _measured(summary: RoundSummary) -> Iterator[tuple[str, str]]:
@@ -254,7 +398,8 @@ def _measured(summary: RoundSummary) -> Iterator[tuple[str, str]]:
         value = f"accuracy {percent(accuracy)}" if math.isfinite(accuracy) else f"loss {number(loss)}"
         yield "worst client", f"{summary.worst_client}: {value}"
     known = {name for names in _MEASURED.values() for name in names} | set(_ELSEWHERE)
-    groups = {**_MEASURED, "algorithm": tuple(sorted(set(summary.metrics) - known))}
+    own = {name for name in set(summary.metrics) - known if not name.startswith(_OF_OBJECTIVES)}
+    groups = {**_MEASURED, "algorithm": tuple(sorted(own))}
     for label, names in groups.items():
         found = [_named(name, summary.metrics[name]) for name in names if name in summary.metrics]
         if found:
@@ -295,9 +440,10 @@ def participations(item: GetRoundResponse) -> RenderableType:
     notes = []
     for part in item.participations:
         name = name_of(part, "state")
+        word = ("accepted" if accepted(item.phases, part) else "answered") if name == "FULFILLED" else name.lower()
         table.add_row(
             part.client_id,
-            Text("accepted" if name == "FULFILLED" else name.lower(), style=state(name).style),
+            Text(word, style=state(name).style),
             str(part.samples) if part.samples else "–",
             number(part.loss_before),
             number(part.update_norm),
@@ -313,19 +459,18 @@ def participations(item: GetRoundResponse) -> RenderableType:
     return Group(table, *notes)
 
 
-def heat_map(item: GetRoundResponse) -> RenderableType:
-    """The cosines between updates, as many numbers as fit, and what the colours say."""
-    m = len(item.gram_clients)
-    label = max(len(name) for name in item.gram_clients)
-    label = min(label, NAME_WIDTH)
+def heat_map(names: Sequence[str], cosines: Sequence[float]) -> RenderableType:
+    """Cosines (m, m), row after row, as many numbers as fit, and what the colours say."""
+    m = len(names)
+    label = min(max(len(name) for name in names), NAME_WIDTH)
     cell = next((width for width in (6, 4, 2) if label + 5 + width * m <= WIDTH), 0)
     if cell == 0:
         return Text(f"{m} x {m} cosines do not fit a terminal; see them with --json")
     lines = [Text(" " * (label + 5) + "".join(f"{j + 1:>{cell}}" if cell > 2 else "" for j in range(m)))]
-    for i, name in enumerate(item.gram_clients):
+    for i, name in enumerate(names):
         line = Text(f"{i + 1:>3}  {name[:label]:<{label}}")
         for j in range(m):
-            value = item.cosines[i * m + j]
+            value = cosines[i * m + j]
             line.append(_number_in(value, cell), style=_heat(value))
         lines.append(line)
     return Group(*lines, Text(), _legend())
