@@ -48,7 +48,7 @@ class Scalarised(FedAvg):
         weights = np.array([wanted[name] for name in service.objectives])
         objectives = Objectives(
             names=service.objectives,
-            weights=weights / weights.sum(),
+            weights=weights,
             gram=None,
             mode="fixed",
             left_out=service.left_out,
