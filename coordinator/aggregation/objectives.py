@@ -5,6 +5,7 @@ F_k = sum_i p_ik f_ik with p_ik = p_i / P_k for those that serve it, where p is 
 the share of all who do (Yang et al., 2023, section 3).
 """
 
+import math
 from abc import ABC
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -128,7 +129,10 @@ class Service:
         return Service(objectives, self.prior, self.share[kept], {**self.left_out, **left_out})
 
     def mean(self, values: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, float]:
-        """The mean of each objective over the clients that tell a value, by (client, objective -> value)."""
+        """The mean of each objective over the clients that tell a value, by (client, objective -> value).
+
+        An objective of which nobody tells anything is left out, and one whose mean no float64 can hold.
+        """
         totals: dict[str, float] = dict.fromkeys(self.objectives, 0.0)
         told: dict[str, float] = dict.fromkeys(self.objectives, 0.0)
         for client, known in values:
@@ -136,7 +140,8 @@ class Service:
                 if name in known:
                     told[name] += self.prior[client]
                     totals[name] += self.prior[client] * known[name]
-        return {name: totals[name] / told[name] for name in self.objectives if told[name] > 0}
+        means = {name: totals[name] / told[name] for name in self.objectives if told[name] > 0}
+        return {name: value for name, value in means.items() if math.isfinite(value)}
 
 
 def training(

@@ -89,7 +89,9 @@ def objectives(step: Step, names: tuple[str, ...]) -> tuple[dict[str, Any], dict
             if name in reply.objectives and name in reply.losses:
                 told[name].setdefault(reply.client_id, reply.losses[name])
     counts = {name: sum(name in reply.objectives for reply in step.replies) for name in names}
-    losses = {name: float(np.mean(list(values.values()))) for name, values in told.items() if values}
+    with np.errstate(over="ignore"):  # claims, of any size
+        means = {name: float(np.mean(list(values.values()))) for name, values in told.items() if values}
+    losses = {name: value for name, value in means.items() if math.isfinite(value)}
     record: dict[str, Any] = {"names": list(names), "clients": counts, "losses": losses}
     found = step.combination.objectives
     if found is None:
