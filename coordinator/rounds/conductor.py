@@ -31,6 +31,7 @@ from coordinator.rounds.stepping import Skipped, Stepped, canonical, make_step, 
 from federation.digests import digest
 from federation.envelope import seal
 from federation.objectives import encoder_columns
+from federation.sketches import SketchError
 from federation.v1.common_pb2 import ObjectiveWeight, StepManifest
 from federation.vectors import model_layout
 from storage import models
@@ -184,7 +185,7 @@ class Conductor:
         phase = next(conversation)
         while True:
             clients = list(current.selected if phase.clients is None else phase.clients)
-            wanted = current.wanted if phase.clients is None else len(clients)
+            wanted = min(current.wanted, len(clients))
             replies = self._fleet.ask(
                 Question(
                     round_id=current.round_id,
@@ -197,6 +198,7 @@ class Conductor:
                 )
             )
             self._checkpoint()
+            wanted = self._recorded(current, number, wanted)
             gradients = isinstance(phase, Jacobian | Residual)
             need = selection.quorum((self._spec.jacobian if gradients else self._spec.selection).quorum, wanted)
             if len(replies) < need:
@@ -207,19 +209,33 @@ class Conductor:
                     phase = conversation.send(replies)
             except StopIteration as end:
                 return end.value, number + 1
-            except (TooFewUpdatesError, UnsolvedError) as error:
+            except (TooFewUpdatesError, UnsolvedError, SketchError) as error:
                 # Of these updates, by whoever sent them: the next round's may do better.
                 raise Skipped(f"aggregation: {error}") from error
             number += 1
 
     def _draw(self, current: Round, purpose: str) -> tuple[str, ...]:
         """Another choice of clients for the same round."""
-        with self._database.read() as session:
-            pool = self._fleet.pool(session)
         drawn = selection.select(
-            self._spec.selection, pool, seed=self._spec.seed, round_number=current.number, purpose=purpose
+            self._spec.selection, self._pool(), seed=self._spec.seed, round_number=current.number, purpose=purpose
         )
         return tuple(drawn)
+
+    def _pool(self) -> dict[str, int]:
+        """The pool, with those who are expected back after a restart."""
+        while not self._fleet.complete():
+            self._checkpoint()
+            self._around.wait(1.0)
+        with self._database.read() as session:
+            return self._fleet.pool(session)
+
+    def _recorded(self, current: Round, number: int, wanted: int) -> int:
+        """How many replies a phase wanted when it was opened: since then, a restart may have changed the pool."""
+        phase = select(models.Phase.wanted).where(
+            models.Phase.round_id == current.round_id, models.Phase.number == number
+        )
+        with self._database.read() as session:
+            return session.scalar(phase) or wanted
 
     def _skip(self, current: Round, why: str) -> None:
         with self._database.begin() as session:
@@ -313,11 +329,7 @@ class Conductor:
         last = current.number + 1 == self._spec.rounds
         replies: Replies | None = None
         if last or (every and (current.number + 1) % every == 0):
-            while not self._fleet.complete():
-                self._checkpoint()
-                self._around.wait(1.0)
-            with self._database.read() as session:
-                pool = sorted(self._fleet.pool(session))
+            pool = sorted(self._pool())
             replies = self._fleet.ask(
                 Question(
                     round_id=current.round_id,
