@@ -137,8 +137,9 @@ class Conversation(ObjectiveRule, ABC):
             G = made.gram(parts(replies, service), service.objectives, shared_seed=seed)
         if not service.objectives:
             raise TooFewUpdatesError("no objective has gradients in this round")
+        G = clip_to_psd(G)
         losses = service.mean((reply.client_id, reply.losses) for reply in replies)
-        chosen = self.choose(clip_to_psd(G), losses, service, context)
+        chosen = self.choose(G, losses, service, context)
         wanted = dict(zip(service.objectives, chosen.weights.tolist(), strict=True))
         answered = {reply.client_id: Selected(reply.samples, reply.objectives) for reply in replies}
         able = {**context.selected, **answered} if self.latecomers else answered
@@ -225,9 +226,10 @@ class FedCMOOPref(Conversation):
         if untold:
             raise TooFewUpdatesError(f"no client reported a loss of {', '.join(untold)}")
         given = dict(zip(context.objectives, self.preference or (1.0,) * len(context.objectives), strict=True))
+        F = np.array([losses[name] for name in service.objectives])
         found = preferred(
             G,
-            np.array([losses[name] for name in service.objectives]),
+            F / max(1.0, np.abs(F).max()),  # only their proportions count, and a claim may be of any size
             np.array([given[name] for name in service.objectives]),
             threshold=self.threshold,
             slack=self.slack,
