@@ -12,9 +12,9 @@ from federation.envelope import key_id, unseal
 from federation.identity import MemberFiles
 from federation.objectives import Targets, joint_target
 from federation.refusals import Refusal
-from federation.sketches import SketchError
+from federation.sketches import SketchError, TwoWaySvd
 from federation.sketches.asked import second_leg, sketch_of
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, TrainWork
+from federation.v1.common_pb2 import AssignmentManifest, ResidualWork, SignedEnvelope, TrainWork
 from federation.vectors import Layout, update_layout
 
 SPLITS = ("train", "validation", "test")
@@ -92,7 +92,7 @@ def check_assignment(
     if kind in ("train", "jacobian", "residual"):
         try:
             wanted = _rows(manifest, task)
-        except (SketchError, ValueError) as error:
+        except (SketchError, ValueError, OverflowError) as error:
             raise Declined(manifest.assignment_id, "work", str(error)[:500]) from None
         rows = [(row.objective, row.dtype, row.length) for row in manifest.rows]
         expected = [(name, "F32", length) for name, length in wanted]
@@ -139,14 +139,23 @@ def _rows(manifest: AssignmentManifest, task: Allowed) -> list[tuple[str, int]]:
     second = manifest.WhichOneof("work") == "residual"
     asked = manifest.residual.jacobian if second else manifest.jacobian
     objectives = tuple(asked.objectives)
-    if objectives != task.serves:
-        raise ValueError(f"gradients of {', '.join(objectives)} are asked for; this client serves {task.serves}")
+    if not objectives or objectives != tuple(name for name in task.serves if name in objectives):
+        raise ValueError(f"gradients of {list(objectives)} are asked for; this client serves {list(task.serves)}")
     made = sketch_of(asked, task.layout, task.objectives)
     if not second:
         return list(made.rows(objectives))
-    if unknown := set(manifest.residual.objectives) - set(task.objectives):
-        raise ValueError(f"the reference is of {sorted(unknown)}, which the task does not have")
-    return list(second_leg(made).residual_layout(len(objectives), len(manifest.residual.objectives)))
+    return _residual_rows(manifest.residual, second_leg(made), task)
+
+
+def _residual_rows(work: ResidualWork, made: TwoWaySvd, task: Allowed) -> list[tuple[str, int]]:
+    total = tuple(work.objectives)
+    if not total or total != tuple(name for name in task.objectives if name in total):
+        raise ValueError(f"the reference is of {list(total)}; the objectives of the task are {list(task.objectives)}")
+    parse(work.reference)
+    size = update_layout(made.reference_layout(len(total))).file_bytes
+    if work.reference_bytes != size:
+        raise ValueError(f"the reference has {work.reference_bytes} bytes; one of this model has {size}")
+    return list(made.residual_layout(len(work.jacobian.objectives), len(total)))
 
 
 def _require_base_model(manifest: AssignmentManifest, task: Allowed) -> None:

@@ -349,7 +349,7 @@ class Runner:
         if self._attacker is not None:
             result = self._distort(self._attacker, manifest, result, stopped)
         made = sketch_of(asked, layout, offer.allowed.objectives)
-        A = jacobian_of(result.rows, asked, layout)
+        A = jacobian_of({name: result.rows[name] for name in asked.objectives}, asked, layout)
         rows = made.compress(
             A,
             shared_seed=shared_seed(manifest.seed, manifest.round),
