@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from running import SECONDS, Running, refused, running, wait_for
-from stage import LAYOUT, Stage, spec
+from stage import LAYOUT, LONG, Stage, spec
 
 from coordinator.members import access
 from coordinator.members.access import MAX_CONCURRENT_CALLS
@@ -188,7 +188,7 @@ def temporary(served: Running) -> list[Path]:
     return list((served.home.blobs_dir / "tmp").iterdir())
 
 
-def test_very_many_slow_uploads_leave_room_for_others_and_nothing_behind(stage: Stage) -> None:
+def test_a_newer_upload_ends_the_older_ones_of_its_assignment_which_leave_nothing_behind(stage: Stage) -> None:
     task = stage.task()
     honest, slow = stage.cast(task, "honest", "slow")
     run = stage.submit(spec("slow-uploads", task, more="selection.minimum = 2"))
@@ -203,16 +203,45 @@ def test_very_many_slow_uploads_leave_room_for_others_and_nothing_behind(stage: 
         over.wait(SECONDS)
 
     calls = [slow.member.stub.Submit.future(trickle()) for _ in range(MAX_CONCURRENT_CALLS - 1)]  # and its attendance
-    wait_for(lambda: len(temporary(stage.served)) == len(calls), "the uploads to begin")
+    wait_for(lambda: sum(call.done() for call in calls) == len(calls) - 1, "all uploads but one to end")
+    wait_for(lambda: len(temporary(stage.served)) == 1, "the files of the others to be swept")
     honest.reply(theirs)
+    assert slow.member.submit(envelope, payload).accepted
     for call in calls:
-        call.cancel()
+        with refused("ABORTED", "superseded"):
+            call.result(SECONDS)
     over.set()
     wait_for(lambda: not temporary(stage.served), "the uploads to be swept")
     under_way = stage.served.coordinator._access._calls
     wait_for(lambda: all(len(found) <= 1 for found in list(under_way.values())), "the calls to be forgotten")
-    assert slow.member.submit(envelope, payload).accepted
+    assert not stage.served.coordinator._access._strangers
     stage.play(run, honest, slow)
+
+
+def test_an_upload_ends_when_its_deadline_has_passed_whatever_is_still_to_come(stage: Stage) -> None:
+    task = stage.task()
+    (late,) = stage.cast(task, "late")
+    run = stage.submit(spec("late-upload", task))
+    order = late.order()
+    payload = late.member.payload(order)
+    on, over = threading.Event(), threading.Event()
+
+    def upload() -> Iterator[SubmitRequest]:
+        yield SubmitRequest(update=late.member.seal(late.member.manifest(order, payload)))
+        yield SubmitRequest(chunk=payload[:1])
+        on.wait(SECONDS)
+        yield SubmitRequest(chunk=payload[1:2])
+        over.wait(SECONDS)
+
+    call = late.member.stub.Submit.future(upload())
+    wait_for(lambda: temporary(stage.served), "the upload to begin")
+    stage.clock.ahead += LONG
+    on.set()
+    with refused("FAILED_PRECONDITION", "deadline"):
+        call.result(SECONDS)
+    over.set()
+    wait_for(lambda: not temporary(stage.served), "the upload to be swept")
+    stage.stop_run(run)
 
 
 def test_uploads_that_are_given_up_at_once_leave_nothing_behind(stage: Stage) -> None:
@@ -251,7 +280,8 @@ def test_of_many_replies_at_once_one_counts_and_its_own_repetitions_get_its_rece
     accepted = {i for i, end in ended if isinstance(end, bytes)}
     assert len(accepted) == 1
     assert len({end for _, end in ended if isinstance(end, bytes)}) == 1
-    assert {end for i, end in ended if i not in accepted} == {"assignment-fulfilled"}
+    assert {end for i, end in ended if i in accepted and not isinstance(end, bytes)} <= {"superseded"}
+    assert {end for i, end in ended if i not in accepted} <= {"assignment-fulfilled", "superseded"}
     assert list(stage.updates(run)) == ["twin"]
     stage.play(run, other, twin)
 

@@ -37,6 +37,7 @@ from storage.models import Certificate, Client, ClientState
 log = logging.getLogger(__name__)
 
 MAX_CONCURRENT_CALLS = 64  # of one caller: a worker needs two or three
+MAX_STRANGERS_CALLS = 512  # of all callers without a certificate: no crowd outside takes the places of members
 REQUEST_SECONDS = 20.0  # from the opening of a call to its request
 MAX_MESSAGE_CHARACTERS = 1000
 
@@ -163,10 +164,12 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         self._federation_id = federation_id
         self._clock = clock
         self._calls: dict[str, set[_Call]] = {}  # by actor; touched on the event loop only
+        self._strangers: set[_Call] = set()  # those of `_calls` that showed no certificate
         self._unrecorded: WeakValueDictionary[tuple[str, str, str], _Tally] = WeakValueDictionary()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
+        self._call: ContextVar[_Call] = ContextVar("call")
 
     async def caller(self, context: Context, *, kind: Literal["client", "admin"], role: Role | None = None) -> Caller:
         """Who makes the rpc that the running task serves. A service says here what it relies on.
@@ -184,6 +187,10 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         if caller is None:
             raise AssertionError("no caller passed")
         return caller
+
+    def ender(self) -> Callable[[Refusal], None]:
+        """What ends the rpc that the running task serves, with a refusal; to be called on the event loop."""
+        return self._call.get().end
 
     def revoke_live(self, client_id: str) -> None:
         """Ends every rpc of a client that is under way. Callable from any thread, after the revocation is committed."""
@@ -276,8 +283,13 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             calls = self._calls.setdefault(actor, set())
             if len(calls) >= MAX_CONCURRENT_CALLS:
                 raise Refusal("limit:calls", f"{MAX_CONCURRENT_CALLS} calls of yours are under way: wait for one")
+            if identity is None and len(self._strangers) >= MAX_STRANGERS_CALLS:
+                raise Refusal("limit:calls", "too many callers without a certificate: try again in a minute")
             calls.add(call)
-            if identity is not None:
+            self._call.set(call)
+            if identity is None:
+                self._strangers.add(call)
+            else:
                 await self._in_background(self._check, *identity)
                 left = (identity[0].not_after - self._clock()).total_seconds()
                 expiry = self._loop.call_later(left, call.end, _expired(identity[0]))
@@ -303,6 +315,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         finally:
             if expiry is not None:
                 expiry.cancel()
+            self._strangers.discard(call)
             if calls is not None:
                 calls.discard(call)
                 if not calls and self._calls.get(actor) is calls:
@@ -462,7 +475,8 @@ async def _write(context: Context, response: Any) -> None:
 async def _only(requests: AsyncIterator[Any]) -> Any:
     """The request of an rpc that takes one."""
     try:
-        return _checked(await asyncio.wait_for(anext(requests), REQUEST_SECONDS))
+        async with asyncio.timeout(REQUEST_SECONDS):
+            return _checked(await anext(requests))
     except (StopAsyncIteration, TimeoutError):
         raise Refusal("argument", "this rpc takes one request, and none came") from None
 

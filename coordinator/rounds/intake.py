@@ -43,6 +43,7 @@ class Admission:
         manifest: the verified manifest.
         layout: of the payload that the assignment asks for; None when it asks for none.
         trains: the assignment asks to train.
+        deadline: until when the reply counts.
     """
 
     envelope: SignedEnvelope
@@ -50,6 +51,16 @@ class Admission:
     manifest: UpdateManifest
     layout: Layout | None
     trains: bool
+    deadline: datetime
+
+    def must_be_in_time(self, now: datetime) -> None:
+        """Looks at the clock while the payload comes in.
+
+        Raises:
+            Refusal: `deadline`.
+        """
+        if now > self.deadline:
+            raise _late(self.manifest.assignment_id, self.deadline)
 
     def problem(self, check: PayloadCheck) -> Refusal | None:
         """What is wrong with the content of the payload that arrived whole; None when nothing is."""
@@ -111,10 +122,12 @@ class Intake:
             self._must_be_open(assignment)
             client = session.get_one(Client, client_id)
             limit = _sample_limit(assignment.phase.round.run.spec)
+            deadline = assignment.phase.deadline
         manifest = unseal(envelope, UpdateManifest, _key_of(client))
         _must_match(manifest, order)
         layout = update_layout([(row.objective, row.length) for row in order.rows]) if order.rows else None
-        admission = Admission(envelope, name, manifest, layout, trains=order.WhichOneof("work") == "train")
+        trains = order.WhichOneof("work") == "train"
+        admission = Admission(envelope, name, manifest, layout, trains=trains, deadline=deadline)
         problem = content_problem(manifest, trains=bool(order.rows), limit=limit)
         if problem is not None:
             self._refuse_for_good(admission, problem)
@@ -216,9 +229,13 @@ class Intake:
         if assignment.state is AssignmentState.EXPIRED or (
             assignment.state is AssignmentState.OPEN and self._clock() > assignment.phase.deadline
         ):
-            raise Refusal("deadline", f"assignment {name} ended at {assignment.phase.deadline.isoformat()}")
+            raise _late(name, assignment.phase.deadline)
         if assignment.state is not AssignmentState.OPEN:
             raise Refusal("assignment-closed", f"assignment {name} is {assignment.state}: {assignment.reason}")
+
+
+def _late(assignment_id: str, deadline: datetime) -> Refusal:
+    return Refusal("deadline", f"assignment {assignment_id} ended at {deadline.isoformat()}")
 
 
 @lru_cache(maxsize=64)

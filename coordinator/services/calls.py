@@ -16,7 +16,9 @@ T = TypeVar("T")
 async def next_message(requests: AsyncIterator[T], seconds: float) -> T | None:
     """The next message; None when the caller has finished its side or says nothing for `seconds`."""
     try:
-        return await asyncio.wait_for(anext(requests), seconds)
+        # Not wait_for, which in Python 3.11 forgets that the call was ended when a message arrives at the same moment.
+        async with asyncio.timeout(seconds):
+            return await anext(requests)
     except (StopAsyncIteration, TimeoutError):
         return None
 

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from typing import BinaryIO
@@ -82,6 +83,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         self._federation_id = federation_id
         self._heartbeat_seconds = heartbeat_seconds
         self._clock = clock
+        self._uploads: dict[str, Callable[[Refusal], None]] = {}  # what ends them, by assignment
 
     # --- attendance
 
@@ -225,21 +227,37 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         check = None
         if admitted.layout is not None:
             check = PayloadCheck(admitted.layout, admitted.manifest.payload.partition(":")[0])
-            await self._spool(request_iterator, admitted, check)
+            with self._only_upload(admitted.manifest.assignment_id):
+                await self._spool(request_iterator, admitted, check)
         elif await next_message(request_iterator, NEXT_CHUNK_SECONDS) is not None:
             raise Refusal("payload-length", "0 bytes were declared, and more came")
         return SubmitResponse(receipt=await self._in_thread(self._intake.accept, admitted, check))
+
+    @contextmanager
+    def _only_upload(self, assignment_id: str) -> Iterator[None]:
+        """One upload of an assignment at a time: the newer one ends the older, whose caller may be long gone."""
+        end = self._access.ender()
+        older = self._uploads.get(assignment_id)
+        self._uploads[assignment_id] = end
+        if older is not None:
+            older(Refusal("superseded", f"another upload for assignment {assignment_id} has begun"))
+        try:
+            yield
+        finally:
+            if self._uploads.get(assignment_id) is end:
+                del self._uploads[assignment_id]
 
     async def _spool(self, requests: AsyncIterator[SubmitRequest], admitted: Admission, check: PayloadCheck) -> None:
         """Writes the payload to the disk and looks at it once on the way; a good one becomes a blob.
 
         Raises:
-            Refusal: `limit:chunk`, `payload-length`, `payload-digest`. What is wrong with the content is in `check`.
+            Refusal: `limit:chunk`, `payload-length`, `payload-digest`, `deadline`. What is wrong with the content is in
+                `check`.
         """
         declared = admitted.manifest.payload_bytes
         writer = await self._in_thread(partial(self._blobs.writer, hash=False))
         try:
-            while (request := await next_message(requests, NEXT_CHUNK_SECONDS)) is not None:
+            while (request := await self._next_chunk(requests, admitted)) is not None:
                 if request.WhichOneof("message") != "chunk":
                     raise Refusal("header", "only chunks may follow the signed update")
                 if len(request.chunk) > MAX_CHUNK_BYTES:
@@ -256,6 +274,13 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 await self._in_thread(writer.commit, found)
         finally:
             await self._in_thread(writer.discard)
+
+    async def _next_chunk(self, requests: AsyncIterator[SubmitRequest], admitted: Admission) -> SubmitRequest | None:
+        left = max(0.0, (admitted.deadline - self._clock()).total_seconds())
+        # A little longer than is left, so that the clock says without doubt that the time is over.
+        request = await next_message(requests, min(left + 0.1, NEXT_CHUNK_SECONDS))
+        admitted.must_be_in_time(self._clock())
+        return request
 
 
 def _take(chunk: bytes, writer: BlobWriter, check: PayloadCheck) -> None:
