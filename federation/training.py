@@ -419,7 +419,7 @@ class Trainer:
             x, y = next(batches)
             if step == 1 and gradients is not None:
                 shares = torch.tensor([weights.get(name, 0.0) for name in self.objectives], device=self._device)
-                torch.matmul(shares, gradients, out=self._weights.gradient)
+                self._weights.gradient.copy_(shares @ gradients)
                 descent.step()
                 _seed_torch(self._device, key ^ 1)  # what the gradients drew depends on whether they had to be made
                 continue
