@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from federation.objectives import joint_target, separate_targets
 from federation.tasks import DataError, Dataset, DataSource, Part, Splits, Task, TaskError, initial_model, task
 from federation.tasks import parameters as flat
 from federation.tasks.models import cifar_cnn, grey_cnn
@@ -197,12 +199,13 @@ class Both(Line):
 
 def test_each_objective_gives_a_row_that_starts_at_the_base_model() -> None:
     alone, both = _trainer(Line()), _trainer(Both())
-    result = _train(both, BASE)
+    result = _train(both, BASE, targets=separate_targets(both.objectives))
     assert list(result.rows) == ["fit", "size"]
     assert result.rows["fit"].tobytes() == _train(alone, BASE).rows["loss"].tobytes()
     assert not np.allclose(result.rows["fit"], result.rows["size"])
-    assert set(result.losses) == {"fit", "size"}
-    assert result.metrics["train/loss"] == pytest.approx(sum(result.losses.values()) / 2)
+    assert set(result.losses) == {"fit", "size", "loss"}
+    assert result.metrics["train/loss"] == result.losses["loss"]
+    assert result.losses["loss"] == pytest.approx((result.losses["fit"] + result.losses["size"]) / 2)
     assert result.metrics["train/loss/fit"] == result.losses["fit"]
 
 
@@ -218,8 +221,55 @@ class Twins(Noisy):
 
 def test_the_rows_of_a_client_differ_by_the_objective_alone() -> None:
     twins = Twins()
-    rows = _train(_trainer(twins), initial_model(twins, 0)[1]).rows
+    rows = _train(_trainer(twins), initial_model(twins, 0)[1], targets=separate_targets(twins.objectives)).rows
     assert rows["left"].tobytes() == rows["right"].tobytes()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_first_step_made_of_the_gradients_is_the_step_that_training_makes(momentum: float) -> None:
+    digits = task("two-digits")
+    splits = digits.load(DataSource(part=Part(0, 20)))
+    base = initial_model(digits, 0)[1]
+    work = TrainWork(steps=4, batch_size=16, learning_rate=0.1, momentum=momentum, weight_decay=0.01, proximal_mu=0.1)
+    targets = {"loss": {"left": 0.3, "right": 0.9}}
+    trainer = Trainer(digits, splits)
+    plain = _train(trainer, base, work, targets=targets).rows["loss"]
+    again = Trainer(digits, splits)
+    gradients = again.jacobian(base, work, seed=0, round=0, client_id="a").rows
+    first = _train(again, base, replace(work, steps=1, weight_decay=0, proximal_mu=0), targets=targets).rows["loss"]
+    np.testing.assert_allclose(first, 0.1 * (0.3 * gradients["left"] + 0.9 * gradients["right"]), atol=1e-7)
+    made = _train(again, base, work, targets=targets, from_jacobian=True).rows["loss"]
+    np.testing.assert_allclose(made, plain, rtol=0, atol=2e-6 * float(np.abs(plain).max()))
+
+
+def test_a_trainer_that_has_forgotten_the_gradients_makes_them_again_to_the_same_bytes() -> None:
+    twins = Twins()  # with dropout: the numbers drawn must be the same ones, too
+    base = initial_model(twins, 0)[1]
+    work = TrainWork(steps=3, batch_size=10, learning_rate=0.1)
+    changed = {"targets": {"loss": {"left": 0.25, "right": 0.75}}, "from_jacobian": True}
+    trainer = _trainer(twins)
+    gradients = trainer.jacobian(base, work, seed=0, round=0, client_id="a").rows
+    kept = _train(trainer, base, work, **changed).rows["loss"]
+    assert _train(_trainer(twins), base, work, **changed).rows["loss"].tobytes() == kept.tobytes()
+    anew = _trainer(twins).jacobian(base, work, seed=0, round=0, client_id="a", measure=False).rows
+    assert {name: row.tobytes() for name, row in anew.items()} == {n: row.tobytes() for n, row in gradients.items()}
+    # Those of another round, client or model are not taken for these.
+    for other in ({"round": 1}, {"client_id": "b"}, {"seed": 1}):
+        trainer.jacobian(base, work, **({"seed": 0, "round": 0, "client_id": "a"} | other))
+        assert _train(trainer, base, work, **changed).rows["loss"].tobytes() == kept.tobytes()
+    trainer.jacobian(base + 1, work, seed=0, round=0, client_id="a")
+    assert _train(trainer, base, work, **changed).rows["loss"].tobytes() == kept.tobytes()
+
+
+def test_a_client_trains_for_objectives_that_it_serves_alone() -> None:
+    both = Both()
+    one = Trainer(both, both.load(DataSource()), objectives=("size",))
+    assert set(_train(one, BASE).losses) == {"size"}
+    assert list(one.jacobian(BASE, SGD, seed=0, round=0, client_id="a").rows) == ["size"]
+    with pytest.raises(ValueError, match="does not serve fit"):
+        _train(one, BASE, targets=joint_target(("fit", "size")))
+    with pytest.raises(TaskError, match="cannot serve speed"):
+        Trainer(both, both.load(DataSource()), objectives=("speed",))
 
 
 def test_dropout_is_on_in_training_and_other_in_every_round() -> None:
@@ -461,7 +511,7 @@ def test_a_base_of_another_length_is_refused() -> None:
 
 def test_objectives_and_losses_must_agree() -> None:
     class Wrong(Line):
-        objectives = ("loss", "fairness")
+        objectives = ("fit", "fairness")
 
     with pytest.raises(TaskError, match="fairness"):
         _train(_trainer(Wrong()), BASE)
