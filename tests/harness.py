@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import grpc
@@ -227,10 +228,14 @@ def federation(directory: Path, *options: str) -> Iterator[Federation]:
 class Attending:
     """An attendance stream played by hand."""
 
-    def __init__(self, member: "Member", tasks: dict[str, int]) -> None:
+    def __init__(
+        self, member: "Member", tasks: dict[str, int], serves: Mapping[str, Sequence[str]] = MappingProxyType({})
+    ) -> None:
         self._out: queue.SimpleQueue[AttendRequest | None] = queue.SimpleQueue()
         self.inbox: queue.SimpleQueue[AttendResponse | grpc.RpcError | None] = queue.SimpleQueue()
-        offers = [TaskOffer(task=task, samples=samples) for task, samples in tasks.items()]
+        offers = [
+            TaskOffer(task=task, samples=samples, objectives=serves.get(task, ())) for task, samples in tasks.items()
+        ]
         self.say(AttendRequest(hello=Hello(software="test", tasks=offers, device="cpu")))
         self.call = member.stub.Attend(iter(self._out.get, None))
         threading.Thread(target=self._read, daemon=True).start()

@@ -2,10 +2,11 @@
 
 import math
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import grpc
@@ -65,6 +66,8 @@ class Player:
         self.name = member.files.client_id
         self.stream: Attending | None = None
         self.tasks: dict[str, int] = {}
+        self.serves: dict[str, Sequence[str]] = {}  # objectives, by task; of a task that is not named, all
+        self.losses: dict[str, float] = {}  # what it reports besides the mean
         self.cancelled: list[Cancel] = []
         self.kept: list[tuple[SignedEnvelope, AssignmentManifest]] = []  # to be answered later
         self._seen: set[str] = set()
@@ -75,7 +78,7 @@ class Player:
             self.stream.close()
         self.tasks = tasks
         self.cancelled.clear()
-        self.stream = self.member.attend(**tasks)
+        self.stream = Attending(self.member, tasks, self.serves)
         welcome = self.stream.next()
         assert isinstance(welcome, AttendResponse), welcome
 
@@ -124,9 +127,10 @@ class Player:
         manifest.samples = max(self.tasks.get(order.task, 0), 1)
         manifest.metrics.clear()
         manifest.metrics.update(measurements(self.name, order))
+        manifest.losses.update(self.losses)
         for name, value in changes.items():
-            if name == "metrics":
-                manifest.metrics.update(value)  # type: ignore[arg-type]
+            if name in ("metrics", "losses"):
+                getattr(manifest, name).update(value)
             else:
                 setattr(manifest, name, value)
         return self.member.submit(self.member.seal(manifest), payload)
@@ -207,11 +211,19 @@ class Stage:
                 self.players[name] = Player(Member.enroll(join))
         return self.players[name]
 
-    def cast(self, task: str, *names: str, samples: Sequence[int] = ()) -> list[Player]:
-        """Clients that attend with one task."""
+    def cast(
+        self,
+        task: str,
+        *names: str,
+        samples: Sequence[int] = (),
+        serves: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> list[Player]:
+        """Clients that attend with one task; `serves` says which of its objectives, by client, where it is not all."""
         players = [self.player(name) for name in names]
         for player, size in zip(players, samples or [10] * len(players), strict=True):
             player.kept.clear()
+            player.losses.clear()
+            player.serves = {task: serves[player.name]} if player.name in serves else {}
             player.attend(**{task: size})
         return players
 
