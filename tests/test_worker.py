@@ -320,15 +320,19 @@ def test_a_free_rider_sends_noise_as_long_as_the_last_change_of_the_model_and_it
 ) -> None:
     layout, data = model
     first = np.frombuffer(data[len(layout.header()) :], dtype=np.float32)
-    second = first + np.float32(0.25)
+    second, third = first + np.float32(0.25), first + np.float32(0.75)
+    evaluate = coordinator.assignment(layout, to_bytes(layout, second), 1, max_payload_bytes=0)
+    evaluate.ClearField("rows")
+    evaluate.evaluate.splits.append("test")
     coordinator.assign(coordinator.assignment(layout, data, 0))
-    coordinator.assign(coordinator.assignment(layout, to_bytes(layout, second), 1))
+    coordinator.assign(evaluate)
+    coordinator.assign(coordinator.assignment(layout, to_bytes(layout, third), 2))
     running = start(attacker=Attacker(parse_attack("free-rider"), CLIENT))
-    running.wait_for("receipt", 2)
-    sent = [_sent(submission) for submission in coordinator.submissions]
-    assert [float(row.std()) for row in sent] == pytest.approx([1e-3, 0.25], rel=0.05)
-    honest = offers["digits"].trainer.evaluate(second, ("train",))
-    assert coordinator.submissions[1].manifest.losses["loss"] == honest["train/loss"]
+    running.wait_for("receipt", 3)
+    sent = [_sent(coordinator.submissions[number]) for number in (0, 2)]
+    assert [float(row.std()) for row in sent] == pytest.approx([1e-3, 0.5], rel=0.05)
+    honest = offers["digits"].trainer.evaluate(third, ("train",))
+    assert coordinator.submissions[2].manifest.losses["loss"] == honest["train/loss"]
 
 
 def test_accomplices_wait_for_each_other_but_not_for_ever_and_leave_nothing(tmp_path: Path) -> None:

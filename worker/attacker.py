@@ -63,7 +63,7 @@ class Attacker:
             self.accomplices.leave()
 
     def see(self, asked: AssignmentManifest, base: Vector) -> None:
-        """Remembers a model that work starts from, (d,): a client that does not train knows how the model changes."""
+        """Remembers a model to train from or to evaluate, (d,): who does not train knows how the model changes."""
         seen = [item for item in self._models if item[0] == asked.run_id and item[1] != asked.base_model]
         self._models = [*seen[-1:], (asked.run_id, asked.base_model, base)]
 
@@ -102,6 +102,6 @@ class Attacker:
         return replace(honest, rows=sent, losses=self.attack.on_losses(honest.losses))
 
     def _change(self) -> Vector:
-        """w_{t-1} - w_t, zeros as long as only one model has been seen."""
+        """The model seen before the last one, minus the last one: zeros as long as only one has been seen."""
         models = [model for _, _, model in self._models]
         return np.asarray(models[0] - models[-1], dtype=np.float32)

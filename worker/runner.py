@@ -294,6 +294,9 @@ class Runner:
     ) -> TrainResult:
         trainer = offer.trainer
         kind = manifest.WhichOneof("work")
+        attacker = self._attacker
+        if attacker is not None:
+            attacker.see(manifest, base)
         if kind == "evaluate":
             began = time.perf_counter()
             metrics = trainer.evaluate(base, tuple(manifest.evaluate.splits), stopped=stopped)
@@ -304,13 +307,10 @@ class Runner:
 
         if kind in ("jacobian", "residual"):
             return self._gradients(manifest, offer, base, reference, stopped)
-        attacker = self._attacker
         targets = targets_of(manifest.train, offer.allowed.serves)
-        if attacker is not None:
-            attacker.see(manifest, base)
-            if not attacker.attack.trains:
-                idle = trainer.idle(base, rows=tuple(targets), stopped=stopped)
-                return self._distort(attacker, manifest, idle, stopped)
+        if attacker is not None and not attacker.attack.trains:
+            idle = trainer.idle(base, rows=tuple(targets), stopped=stopped)
+            return self._distort(attacker, manifest, idle, stopped)
         result = trainer.train(
             base,
             TrainWork.of(manifest.train),
