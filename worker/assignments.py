@@ -120,6 +120,8 @@ def targets_of(work: TrainWork, serves: tuple[str, ...]) -> Targets:
     targets = {target.row: {item.objective: item.weight for item in target.weights} for target in work.targets}
     if len(targets) < len(work.targets):
         raise ValueError("a row of the update is named twice")
+    if any(len(targets[target.row]) < len(target.weights) for target in work.targets):
+        raise ValueError("a row of the update names an objective twice")
     for row, weights in targets.items():
         if not weights or any(name not in serves for name in weights):
             raise ValueError(f"row {row!r} descends {sorted(weights)}; this client serves {', '.join(serves)}")
