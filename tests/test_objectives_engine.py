@@ -1,0 +1,656 @@
+"""Rounds over several objectives: who serves what, phases that clients miss, and what counts of what they sent.
+
+A real coordinator on each database; the clients are played by hand, and what they send is of nothing but their names.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from running import refused, wait_for
+from stage import LONG, Player, Stage, spec
+
+from federation.envelope import unseal
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
+from federation.vectors import Layout, Tensor, read_vector, to_bytes, update_rows
+from storage.models import PhaseKind, RoundState, RunState
+
+NAMES = ("left", "mid", "right")
+LAYOUT = Layout(
+    (Tensor("encoder.weight", (8, 5)), *(Tensor(f"heads.{name}.weight", (5,)) for name in NAMES)),
+)
+MODEL = to_bytes(LAYOUT, np.linspace(-1, 1, LAYOUT.size, dtype=np.float32))
+SERVES = {"ann": ("left", "right"), "ben": ("left",), "cleo": ("mid", "right")}
+SAMPLES = {"ann": 10, "ben": 30, "cleo": 60}
+EXACT = 'algorithm.sketch = "exact"\nalgorithm.weights = "exact"'
+Rows = dict[str, dict[str, NDArray[np.float64]]]
+
+
+def begin(
+    stage: Stage,
+    algorithm: str,
+    more: str = "",
+    *,
+    rounds: int = 1,
+    serves: Mapping[str, Sequence[str]] = SERVES,
+    seed: int = 3,
+) -> tuple[str, dict[str, Player]]:
+    """A run of ann, ben and cleo; it is evaluated after its last round."""
+    task = stage.task()
+    players = stage.cast(task, *SAMPLES, samples=list(SAMPLES.values()), serves=serves)
+    for player in players:
+        player.losses = {name: 1.0 + at for at, name in enumerate(serves.get(player.name, NAMES))}
+    lines = [f"objectives.names = {list(NAMES)}", "jacobian.deadline_seconds = 800", "evaluate.every = 0", more]
+    if "selection.minimum" not in more:
+        lines.append("selection.minimum = 3")
+    text = spec(f"{algorithm}-{stage.count}", task, rounds, algorithm=algorithm, seed=seed, more="\n".join(lines))
+    return stage.submit(text, model=MODEL), {player.name: player for player in players}
+
+
+def sent(stage: Stage, run: str, phase: int, number: int = 0) -> Rows:
+    """What each client's accepted reply holds, row by row, from the blob store."""
+    return {
+        client: {
+            name: row.read().astype(np.float64) for name, row in update_rows(stage.blobs.path(one.payload)).items()
+        }
+        for client, one in stage.updates(run, number, phase).items()
+    }
+
+
+def order_of(stage: Stage, run: str, client: str, phase: int, number: int = 0) -> AssignmentManifest:
+    envelope = stage.assignments(run, number, phase)[client].envelope
+    return AssignmentManifest.FromString(SignedEnvelope.FromString(envelope).manifest)
+
+
+def step_of(stage: Stage, run: str, number: int = 0) -> StepManifest:
+    envelope = SignedEnvelope.FromString(stage.rounds(run)[number].step or b"")
+    return unseal(envelope, StepManifest, lambda _: stage.served.home.signing_key.public_key())
+
+
+def weights_of(stage: Stage, run: str, number: int = 0) -> dict[str, float]:
+    return {item.objective: item.weight for item in step_of(stage, run, number).weights}
+
+
+def moved(stage: Stage, run: str, number: int = 0) -> NDArray[np.float64]:
+    """w_t - w_{t+1}."""
+    round_ = stage.rounds(run)[number]
+    base, made = (read_vector(stage.blobs.path(str(name)))[1] for name in (round_.base_model, round_.result_model))
+    return base.astype(np.float64) - made
+
+
+def shares(prior: str) -> dict[str, dict[str, float]]:
+    """p_ik by objective and client, from SERVES and SAMPLES alone."""
+    size = {name: 1.0 if prior == "uniform" else float(count) for name, count in SAMPLES.items()}
+    mass = {key: sum(size[name] for name, own in SERVES.items() if key in own) for key in NAMES}
+    return {key: {name: size[name] / mass[key] for name, own in SERVES.items() if key in own} for key in NAMES}
+
+
+def is_min_norm(G: NDArray[np.float64], weights: NDArray[np.float64]) -> bool:
+    """Whether these weights solve min over the simplex of lambda' G lambda: its optimality conditions."""
+    products, value = G @ weights, float(weights @ G @ weights)
+    slack = 1e-6 * np.abs(G).max()
+    return bool((products >= value - slack).all() and np.allclose(products[weights > 1e-9], value, atol=slack))
+
+
+def kinds(stage: Stage, run: str, number: int = 0) -> list[PhaseKind]:
+    return [phase.kind for phase in stage.phases(run, number)]
+
+
+def answer(players: Mapping[str, Player], *names: str) -> None:
+    """These clients do the one thing that they are asked next."""
+    for name in names:
+        players[name].reply(players[name].order())
+
+
+def gone(stage: Stage, player: Player) -> None:
+    player.leave()
+    engine = stage.served.coordinator._engine
+    wait_for(lambda: player.name not in engine._hub.attending(), f"{player.name} to be gone")
+
+
+# --- who serves what
+
+
+@pytest.mark.parametrize("prior", ["uniform", "samples"])
+def test_fsmgda_averages_each_objective_over_those_that_serve_it(stage: Stage, prior: str) -> None:
+    run, players = begin(stage, "fsmgda", f'algorithm.prior = "{prior}"')
+    stage.play(run, *players.values())
+    rows = sent(stage, run, 0)
+    assert {name: tuple(own) for name, own in rows.items()} == SERVES
+    p = shares(prior)
+    means = np.array([sum(p[key][name] * rows[name][key] for name in p[key]) for key in NAMES])
+    weights = np.array([weights_of(stage, run)[key] for key in NAMES])
+    assert is_min_norm(means @ means.T, weights)
+    np.testing.assert_allclose(moved(stage, run), weights @ means, rtol=1e-5, atol=1e-6)
+    coefficients = [weights[NAMES.index(key)] * p[key][name] for name, own in SERVES.items() for key in own]
+    assert list(step_of(stage, run).coefficients) == pytest.approx(coefficients)
+    record = stage.rounds(run)[0].objectives
+    assert (record["clients"], record["left_out"]) == ({"left": 2, "mid": 1, "right": 2}, {})
+    assert {name: a.objectives for name, a in stage.assignments(run).items()} == {
+        name: list(own) for name, own in SERVES.items()
+    }
+
+
+@pytest.mark.parametrize("prior", ["uniform", "samples"])
+@pytest.mark.parametrize("scope", ["encoder", "all"])
+def test_fedcmoo_weighs_the_means_and_asks_each_client_for_its_part(stage: Stage, prior: str, scope: str) -> None:
+    run, players = begin(stage, "fedcmoo", f'{EXACT}\nalgorithm.scope = "{scope}"\nalgorithm.prior = "{prior}"')
+    stage.play(run, *players.values())
+    assert kinds(stage, run) == [PhaseKind.JACOBIAN, PhaseKind.TRAIN, PhaseKind.EVALUATE]
+    columns = 40 if scope == "encoder" else LAYOUT.size
+    gradients = {
+        name: dict(zip(SERVES[name], own["jacobian"].reshape(-1, columns), strict=True))
+        for name, own in sent(stage, run, 0).items()
+    }
+    p = shares(prior)
+    means = np.array([sum(p[key][name] * gradients[name][key] for name in p[key]) for key in NAMES])
+    G = means @ means.T
+    told = weights_of(stage, run)
+    weights = np.array([told[key] for key in NAMES])
+    assert is_min_norm(G, weights)
+    lengths = np.sqrt(np.diag(G))
+    np.testing.assert_allclose(stage.rounds(run)[0].objectives["cosines"], G / np.outer(lengths, lengths), atol=1e-9)
+    metrics = stage.rounds(run)[0].metrics
+    assert metrics["objective/stationarity"] == pytest.approx(np.sqrt(weights @ G @ weights))
+    assert {key: metrics[f"weight/{key}"] for key in NAMES} == told
+    # What a client descends is lambda_k / P_k, so that the mean of the updates descends sum_k lambda_k F_k.
+    size = {name: 1.0 if prior == "uniform" else float(count) for name, count in SAMPLES.items()}
+    average = {name: value / sum(size.values()) for name, value in size.items()}
+    for name, own in SERVES.items():
+        (target,) = order_of(stage, run, name, 1).train.targets
+        factors = {item.objective: item.weight for item in target.weights}
+        wanted = {key: told[key] * p[key][name] / average[name] for key in own if told[key] > 0}
+        assert (target.row, factors) == ("loss", pytest.approx(wanted))
+    updates = sent(stage, run, 1)
+    mean = sum(average[name] * updates[name]["loss"] for name in SERVES)
+    np.testing.assert_allclose(moved(stage, run), mean, rtol=1e-5, atol=1e-6)
+
+
+def test_the_step_names_the_replies_that_its_weights_were_found_from(stage: Stage) -> None:
+    run, players = begin(stage, "fedcmoo", 'algorithm.sketch = "svd-two-way"\nalgorithm.budget = 0.9')
+    stage.play(run, *players.values())
+    assert kinds(stage, run)[:3] == [PhaseKind.JACOBIAN, PhaseKind.RESIDUAL, PhaseKind.TRAIN]
+    step = step_of(stage, run)
+    replies = [stage.updates(run, 0, phase) for phase in range(3)]
+    assert list(step.consulted) == [replies[phase][name].envelope_digest for phase in (0, 1) for name in SERVES]
+    assert list(step.updates) == [replies[2][name].envelope_digest for name in SERVES]
+    assert [item.objective for item in step.weights] == list(NAMES)
+    assert sum(item.weight for item in step.weights) == pytest.approx(1.0)
+    # What clients send of gradients has no part in the combination, and no share on record.
+    assert all(replies[phase][name].weight is None for phase in (0, 1) for name in SERVES)
+    assert all(replies[2][name].weight == pytest.approx(1 / 3) for name in SERVES)
+
+
+@pytest.mark.parametrize("algorithm", ["fedcmoo", "fsmgda", "scalarised"])
+def test_an_objective_that_nobody_serves_is_left_out_until_somebody_does(stage: Stage, algorithm: str) -> None:
+    more = {"fedcmoo": EXACT, "fsmgda": "", "scalarised": "algorithm.weights = [1, 2, 1]"}[algorithm]
+    run, players = begin(stage, algorithm, f"{more}\nselection.minimum = 2", rounds=3)
+    others = [players["ann"], players["ben"]]
+    train = 1 if algorithm == "fedcmoo" else 0
+
+    def asked(number: int) -> bool:
+        return len(stage.rounds(run)) > number and train < len(stage.phases(run, number))
+
+    stage.play(run, *players.values(), until=lambda: asked(0), phases=train)
+    orders = {name: player.order() for name, player in players.items()}
+    players["cleo"].reply(orders["cleo"])
+    gone(stage, players["cleo"])
+    for name in ("ann", "ben"):
+        players[name].reply(orders[name])
+    stage.play(run, *others, until=lambda: asked(1), phases=train)
+    players["cleo"].attend(**players["cleo"].tasks)
+    stage.play(run, *players.values())
+
+    records = [round_.objectives for round_ in stage.rounds(run)]
+    why = {"mid": "no client that takes part in this round serves it"}
+    assert [record["left_out"] for record in records] == [{}, why, {}]
+    assert [record["clients"]["mid"] for record in records] == [1, 0, 1]
+    weights = [weights_of(stage, run, number) for number in range(3)]
+    assert [tuple(one) for one in weights] == [NAMES, ("left", "right"), NAMES]
+    assert "weight/mid" not in stage.rounds(run)[1].metrics
+    if algorithm == "scalarised":
+        assert [one["left"] for one in weights] == [0.25] * 3  # the same in every round
+        (target,) = order_of(stage, run, "ann", 0, 1).train.targets
+        assert {item.objective: item.weight for item in target.weights} == {"left": 0.25, "right": 0.5}
+    else:
+        assert [sum(one.values()) for one in weights] == pytest.approx([1.0] * 3)
+        assert stage.run(run).state_data["rule"]["weights"] == pytest.approx(weights[2])
+
+
+def test_the_share_of_an_objective_that_is_left_out_is_kept_for_it(stage: Stage) -> None:
+    # beta = 0 keeps the weights as they were: what is left of them can be followed.
+    more = 'algorithm.sketch = "exact"\nalgorithm.beta = 0.01\nalgorithm.steps = 3\nselection.minimum = 2'
+    run, players = begin(stage, "fedcmoo", more, rounds=2)
+    stage.play(run, *players.values(), until=lambda: len(stage.phases(run)) > 1, phases=1)
+    orders = {name: player.order() for name, player in players.items()}
+    players["cleo"].reply(orders["cleo"])
+    gone(stage, players["cleo"])
+    for name in ("ann", "ben"):
+        players[name].reply(orders[name])
+    stage.play(run, players["ann"], players["ben"])
+    first, second = (weights_of(stage, run, number) for number in (0, 1))
+    known = stage.run(run).state_data["rule"]["weights"]
+    assert known["mid"] == pytest.approx(first["mid"])
+    for key in ("left", "right"):
+        assert known[key] == pytest.approx((1 - first["mid"]) * second[key])
+    assert sum(known.values()) == pytest.approx(1.0)
+
+
+def test_the_specification_bounds_what_clients_serve(stage: Stage) -> None:
+    more = f'{EXACT}\nobjectives.serve.ann = ["left"]\nobjectives.serve.ben = ["left", "right"]'
+    run, players = begin(stage, "fedcmoo", more, serves={"ann": NAMES, "ben": ("mid", "right")})
+    stage.play(run, *players.values())
+    served = {name: tuple(order_of(stage, run, name, 0).jacobian.objectives) for name in SERVES}
+    assert served == {"ann": ("left",), "ben": ("right",), "cleo": NAMES}
+    assert [list(row) for row in sent(stage, run, 0).values()] == [["jacobian"]] * 3
+    assert stage.rounds(run)[0].objectives["clients"] == {"left": 2, "mid": 1, "right": 2}
+    evaluated = stage.assignments(run, 0, 2)
+    assert {name: tuple(a.objectives) for name, a in evaluated.items()} == served
+
+
+def test_a_client_that_serves_none_of_the_objectives_is_not_asked(stage: Stage) -> None:
+    more = "objectives.serve.ann = []\nselection.minimum = 1"
+    run, players = begin(stage, "fsmgda", more, serves={"ben": ("somewhere-else",)})
+    stage.play(run, *players.values())
+    assert set(stage.outcomes(run)) == set(stage.outcomes(run, 0, 1)) == {"cleo"}
+
+
+def test_whoever_serves_nothing_that_weighs_something_has_nothing_to_do(stage: Stage) -> None:
+    run, players = begin(stage, "scalarised", "algorithm.weights = [1, 0, 0]")
+    stage.play(run, *players.values())
+    assert set(stage.outcomes(run)) == {"ann", "ben"}
+    assert stage.phases(run)[0].wanted == 2
+
+
+# --- phases that clients miss
+
+
+def test_each_phase_has_its_own_deadline(stage: Stage) -> None:
+    run, players = begin(stage, "fedcmoo", EXACT)
+    stage.play(run, *players.values())
+    lengths = [(phase.deadline - phase.started).total_seconds() for phase in stage.phases(run)]
+    assert lengths == [800, 900, 900]
+
+
+def test_a_client_that_dies_between_the_phases_counts_in_the_weights_alone(stage: Stage) -> None:
+    run, players = begin(stage, "fedcmoo", EXACT)
+    answer(players, *players)
+    orders = {name: player.order() for name, player in players.items()}
+    gone(stage, players["ben"])
+    for name in ("ann", "cleo"):
+        players[name].reply(orders[name])
+    stage.pass_deadline()
+    stage.wait_round(run, 0, RoundState.STEPPED)
+    stage.play(run, players["ann"], players["cleo"])
+    assert stage.outcomes(run, 0, 1)["ben"] == ("EXPIRED", "deadline")
+    step, replies = step_of(stage, run), [stage.updates(run, 0, phase) for phase in (0, 1)]
+    assert list(step.consulted) == [replies[0][name].envelope_digest for name in SERVES]
+    assert list(step.updates) == [replies[1][name].envelope_digest for name in ("ann", "cleo")]
+    rows = sent(stage, run, 1)
+    np.testing.assert_allclose(moved(stage, run), (rows["ann"]["loss"] + rows["cleo"]["loss"]) / 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("latecomers", [False, True])
+def test_a_client_that_missed_the_gradients_trains_if_latecomers_may(stage: Stage, latecomers: bool) -> None:
+    run, players = begin(stage, "fedcmoo", f"{EXACT}\nalgorithm.latecomers = {str(latecomers).lower()}")
+    late = players["ben"].order()
+    answer(players, "ann", "cleo")
+    stage.pass_deadline()
+    stage.wait_outcome(run, "ben", "EXPIRED")
+    with refused("FAILED_PRECONDITION", "deadline"):
+        players["ben"].submit(late)
+    stage.play(run, *players.values())
+    assert set(stage.outcomes(run, 0, 1)) == ({*players} if latecomers else {"ann", "cleo"})
+    assert {client for client, _ in stage.updates(run, 0, 0).items()} == {"ann", "cleo"}
+    counts = stage.rounds(run)[0].objectives["clients"]
+    assert counts == {"left": 2 if latecomers else 1, "mid": 1, "right": 2}
+    if latecomers:  # its part of what weighs something: the mean over those who are asked is of lambda
+        (target,) = order_of(stage, run, "ben", 1).train.targets
+        told = weights_of(stage, run)
+        assert {item.objective: item.weight for item in target.weights} == pytest.approx({"left": told["left"] * 3 / 2})
+
+
+def test_too_few_gradients_skip_the_round_and_nobody_trains(stage: Stage) -> None:
+    run, players = begin(stage, "fedcmoo", f"{EXACT}\njacobian.quorum = 0.6\nselection.quorum = 0.1", rounds=2)
+    answer(players, "ann")
+    players["ben"].decline(players["ben"].order(), "busy")
+    stage.wait_outcome(run, "ben", "DECLINED")
+    stage.pass_deadline()
+    skipped = stage.wait_round(run, 0)
+    assert (skipped.state, skipped.reason) == (
+        RoundState.SKIPPED,
+        "quorum: 1 of 3 clients with gradients, 2 are needed",
+    )
+    assert stage.outcomes(run) == {
+        "ann": ("FULFILLED", ""),
+        "ben": ("DECLINED", "busy"),
+        "cleo": ("EXPIRED", "deadline"),
+    }
+    assert kinds(stage, run) == [PhaseKind.JACOBIAN]
+    assert skipped.metrics["bytes/up"] == stage.updates(run)["ann"].payload_bytes
+    for player in players.values():
+        player.orders()  # what was for the round that is over
+    assert stage.run(run).model == stage.run(run).initial_model
+
+
+def test_too_few_answers_to_the_second_leg_skip_the_round(stage: Stage) -> None:
+    run, players = begin(stage, "fedcmoo", 'algorithm.sketch = "svd-two-way"\njacobian.quorum = 1.0')
+    answer(players, *players)
+    answer(players, "ann", "ben")
+    stage.pass_deadline()
+    assert stage.wait_round(run, 0).reason == "quorum: 2 of 3 clients with gradients, 3 are needed"
+
+
+def test_a_client_without_its_second_leg_counts_without_it(stage: Stage) -> None:
+    run, players = begin(stage, "fedcmoo", 'algorithm.sketch = "svd-two-way"')
+    answer(players, *players)
+    players["cleo"].order()
+    answer(players, "ann", "ben")
+    stage.pass_deadline()
+    stage.play(run, *players.values())
+    assert stage.outcomes(run, 0, 1)["cleo"] == ("EXPIRED", "deadline")
+    assert set(stage.updates(run, 0, 2)) == set(SERVES)  # her gradients are there, and she trains
+    assert len(step_of(stage, run).consulted) == 5
+
+
+@pytest.mark.parametrize("latecomers", [False, True])
+def test_with_over_selection_the_first_to_send_gradients_train(stage: Stage, latecomers: bool) -> None:
+    more = 'selection.method = "count"\nselection.count = 2\nselection.over_selection = 1.5'
+    run, players = begin(stage, "fedcmoo", f"{EXACT}\n{more}\nalgorithm.latecomers = {str(latecomers).lower()}")
+    answer(players, "cleo", "ann")
+    stage.wait_outcome(run, "ben", "CANCELLED")
+    assert stage.outcomes(run)["ben"] == ("CANCELLED", "not-needed")
+    wait_for(lambda: len(stage.phases(run)) > 1, "the training")
+    assert [phase.wanted for phase in stage.phases(run)] == [2, 2]
+    assert set(stage.outcomes(run, 0, 1)) == ({*players} if latecomers else {"ann", "cleo"})
+    if latecomers:
+        players["ben"].orders()
+    answer(players, "ann", "cleo")
+    stage.wait_round(run, 0, RoundState.STEPPED)
+    if latecomers:
+        assert stage.outcomes(run, 0, 1)["ben"] == ("CANCELLED", "not-needed")
+
+
+def test_a_client_that_is_revoked_between_the_phases_is_not_asked_to_train(stage: Stage) -> None:
+    task, name = stage.task(), f"leaver-{stage.count}"
+    players = {player.name: player for player in stage.cast(task, "ann", "ben", name)}
+    more = f"objectives.names = {list(NAMES)}\nselection.minimum = 3\nevaluate.every = 0\n{EXACT}"
+    run = stage.submit(spec(f"leaving-{stage.count}", task, algorithm="fedcmoo", more=more), model=MODEL)
+    orders = {one: player.order() for one, player in players.items()}
+    for one in ("ann", name):
+        players[one].reply(orders[one])
+    stage.revoke(name)
+    players["ben"].reply(orders["ben"])
+    stage.play(run, players["ann"], players["ben"])
+    assert stage.outcomes(run)[name] == ("FULFILLED", "")
+    assert set(stage.outcomes(run, 0, 1)) == {"ann", "ben"}
+    assert len(step_of(stage, run).consulted) == 3
+
+
+def test_a_client_that_is_revoked_while_it_trains_is_not_waited_for(stage: Stage) -> None:
+    task, name = stage.task(), f"leaver-{stage.count}"
+    players = {player.name: player for player in stage.cast(task, "ann", "ben", name)}
+    more = f"objectives.names = {list(NAMES)}\nselection.minimum = 3\nevaluate.every = 0\n{EXACT}"
+    run = stage.submit(spec(f"leaving-{stage.count}", task, algorithm="fedcmoo", more=more), model=MODEL)
+    answer(players, *players)
+    players[name].order()
+    stage.revoke(name)
+    stage.play(run, players["ann"], players["ben"])
+    assert stage.outcomes(run, 0, 1)[name][0] == "CANCELLED"
+
+
+def test_a_client_may_serve_other_objectives_from_one_phase_to_the_next(stage: Stage) -> None:
+    run, players = begin(stage, "fedcmoo", EXACT)
+    answer(players, "ann", "cleo")
+    ben = players["ben"]
+    order = ben.order()
+    ben.serves = {order.task: ("right",)}
+    ben.attend(**ben.tasks)
+    ben.reply(order)  # of what it was asked
+    wait_for(lambda: len(stage.phases(run)) > 1, "the training")
+    (target,) = order_of(stage, run, "ben", 1).train.targets
+    assert [item.objective for item in target.weights] == ["right"]
+    stage.play(run, *players.values())
+
+
+# --- restarts: every phase of every conversation, on both databases
+
+CONVERSATIONS = {
+    "one-leg": (EXACT, 2),
+    "two-legs": ('algorithm.sketch = "svd-two-way"', 3),
+    "unbiased": (
+        "algorithm.unbiased = true\nselection.method = 'count'\nselection.count = 2\nselection.minimum = 3",
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+def test_a_restart_between_any_two_phases_leads_to_the_same_bytes(stage: Stage, conversation: str) -> None:
+    more, count = CONVERSATIONS[conversation]
+    expected, players = begin(stage, "fedcmoo", more, rounds=2)
+    stage.play(expected, *players.values())
+    assert len(stage.phases(expected)) == count
+    run, players = begin(stage, "fedcmoo", more, rounds=2)
+    for phase in range(count):
+
+        def reached(phase: int = phase) -> bool:
+            return len(stage.rounds(run)) > 0 and len(stage.phases(run)) > phase
+
+        stage.play(run, *players.values(), until=reached, phases=phase)
+        before = ids(stage, run)
+        stage.restart()
+        assert before.items() <= ids(stage, run).items()  # nobody was asked twice
+    stage.play(run, *players.values())
+    for number in (0, 1):
+        rounds = [stage.rounds(one)[number] for one in (expected, run)]
+        assert rounds[0].result_model == rounds[1].result_model != rounds[0].base_model
+        assert rounds[0].objectives == rounds[1].objectives
+        assert [phase.wanted for phase in stage.phases(run, number)] == [
+            phase.wanted for phase in stage.phases(expected, number)
+        ]
+    assert stage.run(run).state_data == stage.run(expected).state_data
+
+
+def ids(stage: Stage, run: str) -> dict[str, tuple[int, int]]:
+    return {
+        a.assignment_id: (number, phase.number)
+        for number in range(len(stage.rounds(run)))
+        for phase in stage.phases(run, number)
+        for a in stage.assignments(run, number, phase.number).values()
+    }
+
+
+def test_independent_choices_are_made_of_whoever_was_there_when_the_round_began(stage: Stage) -> None:
+    """A restart empties the pool of those who attend for a while; the choice must not depend on that."""
+    more = CONVERSATIONS["unbiased"][0]
+    run, players = begin(stage, "fedcmoo", more)
+    selected = wait_for(lambda: stage.outcomes(run) and [*stage.outcomes(run)], "the first phase")
+    orders = {name: players[name].order() for name in selected}
+    players[selected[0]].reply(orders[selected[0]])
+    stage.stop()
+    stage.start()
+    away = {player.name: player for player in players.values() if player.name != selected[1]}
+    for player in away.values():
+        player.leave()
+    for player in stage.players.values():
+        if player.name not in away:
+            player.attend(**(player.tasks if player.stream is not None else {}))
+    players[selected[1]].reply(orders[selected[1]])
+    for player in away.values():
+        player.attend(**player.tasks)
+    stage.play(run, *players.values())
+    assert [phase.wanted for phase in stage.phases(run)] == [2, 2, 2, 2, 3]
+    assert all(len(stage.outcomes(run, 0, phase)) == 2 for phase in range(3))
+
+
+# --- what clients send that they should not
+
+
+def jacobian_phase(stage: Stage, more: str = EXACT, rounds: int = 1) -> tuple[str, dict[str, Player]]:
+    return begin(stage, "fedcmoo", more, rounds=rounds)
+
+
+def test_sketches_that_are_not_what_was_asked_are_refused_and_harm_nobody_else(stage: Stage) -> None:
+    run, players = jacobian_phase(stage)
+    ann, order = players["ann"], players["ann"].order()
+    size = sum(row.length for row in order.rows)
+    values = np.ones(size, np.float32)
+    # These leave the assignment open: somebody else may have sent them.
+    for status, reason, changes in [
+        ("INVALID_ARGUMENT", "mismatch:rows", {"rows": [("sums", size)]}),
+        ("INVALID_ARGUMENT", "mismatch:rows", {"rows": [("jacobian", size - 1)]}),
+        ("INVALID_ARGUMENT", "mismatch:phase", {"phase": 1}),
+        ("INVALID_ARGUMENT", "mismatch:round", {"round": 1}),
+        ("RESOURCE_EXHAUSTED", "limit:payload", {"payload_bytes": order.max_payload_bytes + 1}),
+    ]:
+        with refused(status, reason):
+            forged(ann, order, values, **changes)
+    assert stage.outcomes(run)["ann"] == ("OPEN", "")
+    values[size // 2] = np.nan
+    with refused("INVALID_ARGUMENT", "non-finite"):  # the client's own word: for good
+        ann.submit(order, values)
+    assert stage.outcomes(run)["ann"] == ("REJECTED", "non-finite")
+    with refused("FAILED_PRECONDITION", "assignment-closed"):
+        ann.submit(order)
+    stage.play(run, *players.values())
+    assert set(stage.outcomes(run, 0, 1)) == {"ben", "cleo"}
+    assert stage.rounds(run)[0].objectives["left_out"] == {}
+    assert len(step_of(stage, run).consulted) == 2
+
+
+def forged(player: Player, order: AssignmentManifest, values: NDArray[np.float32], **changes: object) -> None:
+    """Hands in a well-formed payload of these values under a manifest of which some fields are changed."""
+    changed = AssignmentManifest()
+    changed.CopyFrom(order)
+    rows = changes.pop("rows", None)
+    if rows is not None:
+        del changed.rows[:]
+        for name, length in rows:  # type: ignore[attr-defined]
+            changed.rows.add(objective=name, dtype="F32", length=length)
+    player.submit(changed, values[: sum(row.length for row in changed.rows)], **changes)
+
+
+def test_a_payload_with_other_tensors_than_the_signed_rows_say_is_refused_for_good(stage: Stage) -> None:
+    run, players = jacobian_phase(stage)
+    ann, order = players["ann"], players["ann"].order()
+    size = sum(row.length for row in order.rows)
+    payload = to_bytes(Layout((Tensor("jacobiam", (size,)),)), np.ones(size, np.float32))
+    manifest = ann.member.manifest(order, payload)
+    with refused("INVALID_ARGUMENT", "layout"):
+        ann.member.submit(ann.member.seal(manifest), payload)
+    assert stage.outcomes(run)["ann"] == ("REJECTED", "layout")
+    stage.play(run, *players.values())
+
+
+def test_gradients_may_be_zero_an_update_may_not(stage: Stage) -> None:
+    run, players = jacobian_phase(stage)
+    ann = players["ann"]
+    order = ann.order()
+    ann.reply(order, np.zeros(sum(row.length for row in order.rows), np.float32))
+    answer(players, "ben", "cleo")
+    order = ann.order()
+    with refused("INVALID_ARGUMENT", "zero"):
+        ann.submit(order, np.zeros(LAYOUT.size, np.float32))
+    stage.play(run, *players.values())
+
+
+def test_a_reply_counts_in_its_own_phase_and_round_alone(stage: Stage) -> None:
+    run, players = jacobian_phase(stage, rounds=2)
+    ben, first = players["ben"], players["ben"].order()
+    size = sum(row.length for row in first.rows)
+    values = np.ones(size, np.float32)
+    payload = to_bytes(Layout((Tensor("jacobian", (size,)),)), values)
+    envelope = ben.member.seal(ben.member.manifest(first, payload))
+    assert ben.member.submit(envelope, payload).accepted
+    answer(players, "ann", "cleo")
+    training = ben.order()
+    # the very same reply again: the stored receipt, and nothing else happens
+    assert ben.member.submit(envelope, payload).assignment_id == first.assignment_id
+    assert stage.outcomes(run, 0, 1)["ben"] == ("OPEN", "")
+    # the Jacobian under the name of the training
+    for reason, changes in [
+        ("mismatch:phase", {"phase": first.phase, "rows": [("jacobian", size)]}),
+        ("mismatch:rows", {"rows": [("jacobian", size)]}),
+    ]:
+        with refused("INVALID_ARGUMENT", reason):
+            forged(ben, training, values, **changes)
+    with refused("INVALID_ARGUMENT", "layout"):  # it claims the rows of an update, and sends gradients
+        ben.member.submit(ben.member.seal(ben.member.manifest(training, payload)), payload)
+    assert stage.outcomes(run, 0, 1)["ben"] == ("REJECTED", "layout")
+    answer(players, "ann", "cleo")
+    again = ben.order()
+    assert (again.round, again.phase) == (1, 0)
+    assert ben.member.submit(envelope, payload).round == 0
+    with refused("INVALID_ARGUMENT", "mismatch:round"):
+        forged(ben, again, values, round=0)
+    with refused("ALREADY_EXISTS", "assignment-fulfilled"):
+        ben.submit(first, values * 2)
+    assert stage.outcomes(run, 1)["ben"] == ("OPEN", "")
+    ben.reply(again)
+    stage.play(run, *players.values())
+    assert len(step_of(stage, run, 1).consulted) == 3
+
+
+SKETCHES = ("count", "svd", "svd-two-way", "top-k", "mask", "gram", "exact")
+
+
+@pytest.mark.parametrize("sketch", SKETCHES)
+def test_gradients_of_absurd_size_end_no_run(stage: Stage, sketch: str) -> None:
+    run, players = jacobian_phase(stage, f'algorithm.sketch = "{sketch}"\nlimits.skipped_rounds = 5', rounds=2)
+
+    def absurd(size: int) -> NDArray[np.float32]:
+        return np.random.default_rng(1).choice(np.array([3e38, -3e38, 0.0], np.float32), size)
+
+    def over() -> bool:
+        for player in players.values():
+            for _, order in player.orders():
+                gradients = order.WhichOneof("work") in ("jacobian", "residual") and order.round == 0
+                size = sum(row.length for row in order.rows)
+                player.reply(order, absurd(size) if gradients and player.name == "ann" else None)
+        row = stage.run(run)
+        assert row.state in (RunState.PENDING, RunState.RUNNING, RunState.COMPLETED), row.reason
+        return row.state is RunState.COMPLETED
+
+    wait_for(over, "the run to end")
+    assert stage.rounds(run)[1].state is RoundState.COMPLETED
+    assert sum(weights_of(stage, run, 1).values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("algorithm", ["fedcmoo", "fedcmoo-pref", "fsmgda", "scalarised"])
+def test_absurd_losses_end_no_run(stage: Stage, algorithm: str) -> None:
+    more = EXACT if algorithm.startswith("fedcmoo") else ""
+    run, players = begin(stage, algorithm, more, rounds=2, serves={})
+    absurd = {
+        "ann": {"left": 1.7e308, "mid": 1.7e308, "right": -1.7e308},
+        "ben": {"left": 1.7e308, "mid": 0.0, "right": -1.7e308},
+        "cleo": {"left": 1.7e308, "loss": 1.7e308, "gibberish": 1.0},
+    }
+    for name, losses in absurd.items():
+        players[name].losses = losses
+    stage.play(run, *players.values())
+    for round_ in stage.rounds(run):
+        assert round_.state in (RoundState.COMPLETED, RoundState.SKIPPED), round_.reason
+        assert np.isfinite(list(round_.metrics.values())).all()
+    assert stage.rounds(run)[1].state is RoundState.COMPLETED or algorithm == "fedcmoo-pref"
+
+
+def test_a_preference_without_losses_skips_the_round_and_says_so(stage: Stage) -> None:
+    run, players = begin(stage, "fedcmoo-pref", EXACT, serves={})
+    for player in players.values():
+        player.losses = {"left": 1.0}
+    answer(players, *players)
+    assert stage.wait_round(run, 0).reason == "aggregation: no client reported a loss of mid, right"
+
+
+def test_a_late_word_of_a_phase_that_is_over_moves_nothing(stage: Stage) -> None:
+    run, players = begin(stage, "fedcmoo", EXACT)
+    late = players["ben"].order()
+    answer(players, "ann", "cleo")
+    stage.clock.ahead += LONG
+    with refused("FAILED_PRECONDITION", "deadline"):  # even before the engine has looked
+        players["ben"].submit(late)
+    stage.nudge()
+    stage.wait_outcome(run, "ben", "EXPIRED")
+    stage.play(run, *players.values())
