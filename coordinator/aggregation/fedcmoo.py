@@ -77,7 +77,7 @@ class Conversation(ObjectiveRule, ABC):
 
     scope: str = field(default="encoder", metadata=ObjectiveRule.__dataclass_fields__["scope"].metadata)
     sketch: str = field(default="count", metadata={"help": SKETCH_HELP})
-    budget: float = field(default=1.0, metadata={"help": BUDGET_HELP})
+    budget: float = field(default=0.1, metadata={"help": BUDGET_HELP})
     unbiased: bool = field(default=False, metadata={"help": UNBIASED_HELP})
     latecomers: bool = field(default=False, metadata={"help": LATECOMERS_HELP})
 

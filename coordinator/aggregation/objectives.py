@@ -19,7 +19,6 @@ from coordinator.aggregation.find_weights import find_weights
 from coordinator.aggregation.phases import Replies, RoundContext, Selected
 from coordinator.aggregation.qp import min_norm
 from coordinator.aggregation.rules import HyperparameterError, Matrix, Rows, TooFewUpdatesError, Vector
-from federation.sketches import clip_to_psd
 
 SCOPES = ("all", "encoder")
 WEIGHTS_HELP = (
@@ -65,7 +64,6 @@ class ObjectiveRule(Algorithm, ABC):
 
     def weigh(self, G: Matrix, before: Vector, context: RoundContext) -> Vector:
         """Lambda, shape (M,), from the Gram matrix of the objectives and the weights of the last round."""
-        G = clip_to_psd(G)
         lengths = np.sqrt(np.diag(G))
         if self.normalise:
             inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
