@@ -78,20 +78,64 @@ class Plot(_Section):
 
     Attributes:
         kind: "curves" over rounds, "bars" of the methods, "sweep" of the methods over their `x`, "heat" map of
-            methods and conditions.
-        measure: a key of `measures.final`, of `measures.rounds` for curves.
+            methods and conditions, "plane" of two objectives with the methods' paths and preferences, "radar" of
+            several objectives.
+        measure: a key of `measures.final`, of `measures.rounds` for curves; in a plane the horizontal one; of a radar
+            chart what the names of its measures begin with.
         title: what is shown.
         axis: the label of the measure.
-        x: the label of the horizontal axis of a sweep.
+        over: curves only: the horizontal measure, of `measures.rounds`.
+        against: planes only: the vertical measure.
+        x: the label of the horizontal axis of a sweep, or of curves that are not over rounds; of the vertical one of a
+            plane.
         smooth: curves only: the mean over so many evaluated rounds.
     """
 
-    kind: Literal["curves", "bars", "sweep", "heat"]
+    kind: Literal["curves", "bars", "sweep", "heat", "plane", "radar"]
     measure: str
     title: str
     axis: str = "accuracy (%)"
+    over: str = "round"
+    against: str = ""
     x: str = ""
     smooth: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _two_axes(self) -> Self:
+        if (self.kind == "plane") != bool(self.against):
+            raise ValueError("against is the second measure of a plane, which needs one; nothing else has it")
+        return self
+
+    @property
+    def slug(self) -> str:
+        """Its name in the names of files."""
+        return slug(f"{self.kind} {self.measure}" + (f" over {self.over}" if self.over != "round" else ""))
+
+
+class Target(_Section):
+    """A value of a measure that runs are to reach: a loss at most, an accuracy at least that.
+
+    Attributes:
+        measure: a key of `measures.rounds`.
+        value: what is to be reached.
+    """
+
+    measure: str
+    value: float
+
+
+class Derived(_Section):
+    """What is measured over several runs, or over the rounds of one (`experiments.derived`).
+
+    Attributes:
+        targets: when they are reached.
+        delta_m: by measure, the method that was made for it alone: what the others lose against these.
+        front: the losses of two objectives, in the order of the task's: where runs come out along the front.
+    """
+
+    targets: tuple[Target, ...] = ()
+    delta_m: dict[str, str] = {}
+    front: tuple[str, str] | None = None
 
 
 class Quick(_Section):
@@ -178,6 +222,7 @@ class Experiment(_Section):
     columns: tuple[Column, ...] = Field(min_length=1)
     published: PublishedTable | None = None
     curves: PublishedCurves | None = None
+    derived: Derived = Derived()
     plots: tuple[Plot, ...] = ()
     quick: Quick
     cost: Cost | None = None
@@ -193,7 +238,9 @@ class Experiment(_Section):
         for method in self.methods:
             chosen("condition", names, method.conditions)
         chosen("condition", names, self.quick.conditions)
-        chosen("method", [method.name for method in self.methods], self.quick.methods)
+        for wanted in (self.quick.methods, tuple(self.derived.delta_m.values())):
+            chosen("method", [method.name for method in self.methods], wanted)
+        _must_be_distinct("plots, as names of files", [plot.slug for plot in self.plots])
         if self.published is None and any(column.published for column in self.columns):
             raise ValueError("a column names a published one, but there is no [published] table")
         for method in self.methods:

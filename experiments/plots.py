@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.definition import Cell, Experiment, Plot, slug
+from experiments.definition import Cell, Experiment, Plot
+from experiments.derived import preference_of
 from experiments.published import number
 from experiments.results import Result
 from experiments.tables import ours
@@ -32,57 +33,56 @@ def draw(experiment: Experiment, results: Sequence[Result], directory: Path) -> 
         "bars": _bars,
         "sweep": _sweep,
         "heat": _heat,
+        "plane": _plane,
+        "radar": _radar,
     }
     written = []
     for plot in experiment.plots:
         figure = Figure(figsize=(10, 6), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
+        axes = figure.add_subplot(projection="polar" if plot.kind == "radar" else None)
         if kinds[plot.kind](axes, experiment, plot, results):
             axes.set_title(plot.title)
-            path = directory / f"{slug(plot.kind + '-' + plot.measure)}.png"
+            path = directory / f"{plot.slug}.png"
             figure.savefig(path, dpi=120)
             written.append(path)
     return written
 
 
 def _curves(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
-    """The mean over the seeds for each cell; published curves dashed, in the same colour."""
-    shown = False
+    """The mean over the seeds for each cell; published curves, which are over rounds, dashed in the same colour."""
+    shown = dashed = False
     for index, cell in enumerate(experiment.cells()):
-        rounds, values = _mean_curve([item for item in results if _is_of(item, cell)], plot)
-        if not len(rounds):
+        along, values = _mean_curve([item for item in results if _is_of(item, cell)], plot.over, plot.measure)
+        if not len(along) or len(along) < plot.smooth:
             continue
         colour = _colour(index)
-        axes.plot(rounds, values, color=colour, label=cell.label, linewidth=1.5)
+        smoothed = np.convolve(values, np.full(plot.smooth, 1 / plot.smooth), mode="valid")
+        axes.plot(along[plot.smooth - 1 :], smoothed, color=colour, label=cell.label, linewidth=1.5)
         shown = True
-        if experiment.curves is not None and cell.method.curve:
+        if experiment.curves is not None and cell.method.curve and plot.over == "round":
             theirs = experiment.curves.curve(cell.method.curve, plot.measure)
             axes.plot(*theirs, color=colour, linestyle="--", linewidth=1)
-    axes.set_xlabel("round" + (" (dashed: published)" if experiment.curves is not None else ""))
+            dashed = dashed or bool(theirs[0])
+    axes.set_xlabel((plot.x or plot.over) + (" (dashed: published)" if dashed else ""))
     axes.set_ylabel(plot.axis)
     _legend(axes)
     return shown
 
 
-def _mean_curve(results: Sequence[Result], plot: Plot) -> tuple[Series, Series]:
-    """Rounds that every seed has evaluated, and the mean of the measure there, smoothed over `plot.smooth` of them."""
+def _mean_curve(results: Sequence[Result], *names: str) -> tuple[Series, ...]:
+    """Several measures in the rounds that every seed has evaluated, in their order, each a mean over the seeds."""
     curves = [
         {
-            int(item["round"]): item[plot.measure]
+            item["round"]: [item[name] for name in names]
             for item in result.rounds
-            if np.isfinite(item.get(plot.measure, np.nan))
+            if all(np.isfinite(item.get(name, np.nan)) for name in names)
         }
         for result in results
     ]
-    if not curves:
-        return np.empty(0), np.empty(0)
-    rounds = np.array(sorted(set.intersection(*map(set, curves))), dtype=np.float64)
-    if len(rounds) < plot.smooth:
-        return np.empty(0), np.empty(0)
-    values = np.mean([[curve[int(t)] for t in rounds] for curve in curves], axis=0)
-    values = np.convolve(values, np.full(plot.smooth, 1 / plot.smooth), mode="valid")
-    return rounds[plot.smooth - 1 :], values
+    rounds = sorted(set.intersection(*map(set, curves))) if curves else []
+    values = [np.mean([curve[t] for curve in curves], axis=0) for t in rounds]
+    return tuple(np.array(values).T) if values else tuple(np.empty(0) for _ in names)
 
 
 def _bars(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
@@ -165,6 +165,64 @@ def _heat(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Re
             axes.text(j, i, f"{value:.0f}", ha="center", va="center", color="white" if value < 60 else "black")
     figure.colorbar(image, label=plot.axis)
     return True
+
+
+def _plane(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
+    """Where two objectives went: thin paths over the rounds, dots at the end; dashed, the rays of preferences.
+
+    Along a ray r_1 F_1 = r_2 F_2. Methods that were made for one objective alone are dotted lines at what they got it
+    to.
+    """
+    names = (plot.measure, plot.against)
+    alone = {method: name for name, method in experiment.derived.delta_m.items()}
+    ends, rays = list[tuple[float, float]](), list[tuple[str, tuple[float, ...]]]()
+    for index, cell in enumerate(experiment.cells()):
+        own = [item for item in results if _is_of(item, cell)]
+        end = tuple(ours(own, cell, name).mean for name in names)
+        if not np.isfinite(end).all():
+            continue
+        colour = _colour(index)
+        if cell.method.name in alone:
+            first = _objective(alone[cell.method.name]) == _objective(plot.measure)
+            (axes.axvline if first else axes.axhline)(end[not first], color=colour, linestyle=":", label=cell.label)
+            continue
+        axes.plot(*_mean_curve(own, *names), color=colour, linewidth=0.7, alpha=0.6)
+        axes.plot(*end, "o", color=colour, label=cell.label, zorder=3)
+        ends.append((end[0], end[1]))
+        if preference := preference_of(cell.document):
+            rays.append((colour, preference))
+    if not ends:
+        return False
+    # The beginning of a path is far away: the picture is of where they end.
+    axes.set_xlim(0, 1.4 * max(x for x, _ in ends))
+    axes.set_ylim(0, 1.4 * max(y for _, y in ends))
+    for colour, r in rays:
+        axes.axline((0, 0), slope=r[0] / r[1], color=colour, linestyle="--", linewidth=0.8)
+    axes.set_xlabel(plot.axis)
+    axes.set_ylabel(plot.x)
+    _legend(axes)
+    return True
+
+
+def _radar(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
+    """Each measure as a share of the largest of those compared (section 9.7); for losses, inside is better."""
+    cells = [cell for cell in experiment.cells() if any(_is_of(item, cell) for item in results)]
+    names = sorted({name for item in results for name in item.final if name.startswith(plot.measure)})
+    values = np.array([[ours(results, cell, name).mean for name in names] for cell in cells])
+    if len(names) < 3:
+        return False
+    shares = values / np.nanmax(values, axis=0)
+    angles = np.linspace(0, 2 * np.pi, len(names), endpoint=False)
+    for index, cell in enumerate(cells):
+        axes.plot([*angles, angles[0]], [*shares[index], shares[index, 0]], color=_colour(index), label=cell.label)
+    axes.set_xticks(angles, [name.removeprefix(plot.measure) for name in names])
+    axes.set_ylim(0, 1)
+    axes.figure.legend(fontsize="small", loc="outside lower center", ncols=3)
+    return True
+
+
+def _objective(measure: str) -> str:
+    return measure.rpartition("/")[2]
 
 
 def _is_of(result: Result, cell: Cell) -> bool:

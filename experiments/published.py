@@ -42,20 +42,27 @@ class PublishedCurves(BaseModel):
     Attributes:
         file: a CSV file of the catalogue.
         key: the column that tells the curves apart.
-        columns: our measure and the column that holds it.
+        metric: the column that says what a row measures, where a row holds one number, in column "value".
+        columns: our measure and the column that holds it, or what `metric` calls it.
+        scale: what numbers are multiplied by, by our measure: 100 makes percent of shares.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     file: File
     key: str = "run"
+    metric: str = ""
     columns: dict[str, str]
+    scale: dict[str, float] = {}
 
-    def curve(self, key: str, measure: str) -> tuple[list[int], list[float]]:
+    def curve(self, key: str, measure: str) -> tuple[list[float], list[float]]:
         """Rounds and values of one curve; empty where it was not published."""
-        column = self.columns.get(measure)
-        rows = [row for row in read(self.file) if row[self.key] == key] if column else []
-        return [int(row["round"]) for row in rows], [float(row[column or ""]) for row in rows]
+        if measure not in self.columns:
+            return [], []
+        name, scale = self.columns[measure], self.scale.get(measure, 1.0)
+        rows = [row for row in read(self.file) if row[self.key] == key and row.get(self.metric, name) == name]
+        column = "value" if self.metric else name
+        return [float(row["round"]) for row in rows], [scale * float(row[column]) for row in rows]
 
 
 def read(name: str) -> list[dict[str, str]]:

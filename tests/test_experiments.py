@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from coordinator.aggregation.registry import algorithm
 from experiments import measures, plots, provenance, tables, toml
 from experiments.definition import Experiment, ExperimentError, load, merged, names, parse, slug
+from experiments.derived import derived, kendall
 from experiments.published import read
 from experiments.results import Job, Result, Store, write_results
 from experiments.runner import Event, Runner, Settings
@@ -117,7 +118,7 @@ def test_published_numbers_are_those_of_the_reference_tables() -> None:
     if not TABLES.is_dir():
         pytest.skip(f"no reference tables beside the project: {TABLES} does not exist")
     copies = [path for path in (ROOT / "experiments/catalogue").glob("*.csv") if (TABLES / path.name).exists()]
-    assert len(copies) == 6
+    assert len(copies) == 7
     assert [path.name for path in copies if path.read_text() != (TABLES / path.name).read_text()] == []
 
 
@@ -128,6 +129,7 @@ def test_published_numbers_are_those_of_the_reference_tables() -> None:
         ("conditions = [{ name = 'a' }, { name = 'a' }]", "conditions: twice 'a'"),
         ("curves = { file = 'none.csv', columns = {} }", "curves.file: no such file"),
         ("quick.methods = ['FedProx']", "no method 'FedProx': there are FedAvg, FedMGDA+ eps=0.1"),
+        ("derived.delta_m = { mean = 'alone' }", "no method 'alone': there are FedAvg, FedMGDA+ eps=0.1"),
         ("seeds = ", "not a TOML document"),
     ],
 )
@@ -198,6 +200,129 @@ def test_every_kind_of_figure_is_drawn(tmp_path: Path) -> None:
     assert [path.name for path in drawn] == ["curves-mean.png", "bars-mean.png", "sweep-mean.png", "heat-mean.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
     assert plots.draw(tiny(), [], tmp_path) == []
+
+
+def two_objectives() -> Experiment:
+    """Three preferences and the two corners, in the plane of two losses, and what was measured."""
+    methods = "".join(
+        f'[[methods]]\nname = "r = {r}"\nspec.algorithm = {{ name = "fedcmoo-pref", preference = [{r}, 1.0] }}\n'
+        for r in (4.0, 1.0, 0.25)
+    )
+    return parse(
+        "front",
+        """
+        title = "Front"
+        source = "Nobody"
+        seeds = [1]
+        columns = [{ title = "Avg.", measure = "mean" }]
+        quick = {}
+        spec = { task = "two-digits", rounds = 3 }
+        derived.front = ["loss/test/left", "loss/test/right"]
+        derived.delta_m = { "accuracy/left" = "left", "accuracy/right" = "right" }
+        derived.targets = [{ measure = "mean", value = 50.0 }, { measure = "loss/test/left", value = 1.0 }]
+        plots = [
+            { kind = "plane", measure = "loss/test/left", against = "loss/test/right", title = "plane", x = "right" },
+            { kind = "radar", measure = "loss/test/", title = "radar" },
+            { kind = "curves", measure = "mean", over = "uploaded", title = "curves" },
+            { kind = "curves", measure = "mean", title = "curves" },
+        ]
+        [[methods]]
+        name = "left"
+        spec.algorithm = { name = "scalarised", weights = [1.0, 0.0] }
+        [[methods]]
+        name = "right"
+        spec.algorithm = { name = "scalarised", weights = [0.0, 1.0] }
+        """
+        + methods,
+    )
+
+
+def at(experiment: Experiment, method: str, left: float, right: float) -> Result:
+    """A run that ends with these losses, and accuracies that go with them."""
+    cell = next(cell for cell in experiment.cells() if cell.method.name == method)
+    losses = {"loss/test/left": left, "loss/test/right": right, "loss/test/third": left + right}
+    final = {**losses, "mean": 60.0, "accuracy/left": 100 - 50 * left, "accuracy/right": 100 - 50 * right}
+    curve = [
+        {"round": float(t), "steps": 5.0 * t, "uploaded": 0.5 * t, "mean": 20.0 * t, "loss/test/left": left + 2 - t}
+        | {"loss/test/right": right}
+        for t in (1, 2, 3)
+    ]
+    return Result(method, "", 1, cell.spec(1).model_dump(mode="json"), final, curve)
+
+
+def on_the_front(experiment: Experiment) -> list[Result]:
+    ends = {
+        "r = 4.0": (0.2, 0.8),
+        "r = 1.0": (0.4, 0.5),
+        "r = 0.25": (0.7, 0.3),
+        "left": (0.2, 2.0),
+        "right": (2.0, 0.2),
+    }
+    return [at(experiment, method, *end) for method, end in ends.items()]
+
+
+def test_points_on_a_front_have_places_and_an_order_that_is_that_of_their_preferences() -> None:
+    experiment = two_objectives()
+    found = {item.method: item.final for item in derived(experiment, on_the_front(experiment))}
+    places = {method: (final.get("front/wanted"), final.get("front/place")) for method, final in found.items()}
+    assert places == {
+        **{"r = 4.0": (1, 1), "r = 1.0": (2, 2), "r = 0.25": (3, 3)},
+        **{"left": (None, None), "right": (None, None)},
+    }
+    assert {final["front/tau"] for final in found.values() if "front/tau" in final} == {1.0}
+    assert found["r = 4.0"]["front/divergence"] == pytest.approx(0.0)
+    assert found["r = 4.0"]["front/spread"] == pytest.approx(1.0)
+    assert found["r = 1.0"]["front/spread"] == pytest.approx(1.25)
+    swapped = [at(experiment, "r = 4.0", 0.7, 0.3), at(experiment, "r = 1.0", 0.4, 0.5)]
+    assert [item.final["front/tau"] for item in derived(experiment, swapped)] == [-1.0, -1.0]
+    assert math.isnan(kendall([1.0], [2.0]))
+
+
+def test_losses_are_counted_against_runs_for_one_objective_of_the_same_seed_alone() -> None:
+    experiment = two_objectives()
+    results = on_the_front(experiment)
+    found = {item.method: item.final for item in derived(experiment, results)}
+    # 90 left alone, 90 right alone: 80 and 75 are 11.1 and 16.7 percent less.
+    assert found["r = 1.0"]["delta_m"] == pytest.approx(100 / 2 * (10 / 90 + 15 / 90))
+    lonely = derived(experiment, [item for item in results if item.method != "left"])
+    assert not any("delta_m" in item.final for item in lonely)
+
+
+def test_a_target_is_reached_in_the_first_evaluated_round_that_is_there_from_above_or_from_below() -> None:
+    experiment = two_objectives()
+    final = derived(experiment, [at(experiment, "r = 1.0", 0.4, 0.5)])[0].final
+    assert (final["rounds_to/50/mean"], final["uploaded_to/50/mean"], final["steps_to/50/mean"]) == (3, 1.5, 15)
+    assert final["rounds_to/1/loss/test/left"] == 2
+    final = derived(experiment, [at(experiment, "r = 1.0", 4.0, 0.5)])[0].final
+    assert "rounds_to/1/loss/test/left" not in final
+
+
+def test_fronts_radars_and_curves_over_bytes_are_drawn(tmp_path: Path) -> None:
+    experiment = two_objectives()
+    drawn = plots.draw(experiment, derived(experiment, on_the_front(experiment)), tmp_path)
+    names_of_files = ["plane-loss-test-left", "radar-loss-test", "curves-mean-over-uploaded", "curves-mean"]
+    assert [path.stem for path in drawn] == names_of_files
+    assert plots.draw(experiment, [], tmp_path) == []
+
+
+def test_what_objectives_come_to_is_measured_with_the_bytes_of_each_participant() -> None:
+    import fedpareto
+
+    text = 'name = "a"\ntask = "two-digits"\nrounds = 2\ntrain.steps = 2\nsimulation.clients = 3\n'
+    found = {
+        name: measures.rounds(history)[-1] | measures.final(history)
+        for name in ("fsmgda", "scalarised")
+        for history in [fedpareto.simulate(f'{text}algorithm.name = "{name}"', threads=1)]
+    }
+    last = found["fsmgda"]
+    assert last["mean"] == pytest.approx((last["accuracy/left"] + last["accuracy/right"]) / 2, abs=1e-4)
+    assert last["loss/test"] == pytest.approx((last["loss/test/left"] + last["loss/test/right"]) / 2)
+    assert last["weight/left"] + last["weight/right"] == pytest.approx(1.0)
+    assert (last["round"], last["steps"]) == (2, 4)
+    assert last["upload/d"] == pytest.approx(2.0, rel=0.01)
+    assert last["uploaded"] == pytest.approx(2 * 2 * 4 * 4788 / 1e6, rel=0.01)
+    assert found["scalarised"]["upload/d"] == pytest.approx(1.0, rel=0.01)
+    assert 0 < last["agreement"] <= 1
 
 
 def test_results_are_stored_whole_with_unknown_numbers_and_count_for_their_specification_only(tmp_path: Path) -> None:
@@ -327,7 +452,8 @@ def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
     listed = CliRunner().invoke(app, ["experiment", "list", "--data", str(tmp_path), "--json"])
     there = {item["name"]: item["data_there"] for item in json.loads(listed.stdout)["experiments"]}
     assert set(there) == set(names())
-    assert [name for name, found in there.items() if found] == ["fedmgda-adult-bias", "robustness-digits"]  # needs none
+    without_data = ["drift-digits", "objectives-digits", "preferences-digits", "robustness-digits"]
+    assert [name for name, found in there.items() if found] == sorted(["fedmgda-adult-bias", *without_data])
     assert CliRunner().invoke(app, ["experiment", "list"]).exit_code == 0
 
 

@@ -363,10 +363,11 @@ def _show(
 
 
 def _results(experiment: "Experiment", store: "Store") -> "list[Result]":
+    from experiments.derived import derived
     from experiments.results import Job
 
     found = [store.find(Job(cell, seed)) for cell in experiment.cells() for seed in experiment.seeds]
-    return [item for item in found if item is not None]
+    return derived(experiment, [item for item in found if item is not None])
 
 
 def _rich(table: Any) -> Any:

@@ -1,0 +1,98 @@
+"""What takes more than one look at one run: rounds to a target, losses against single objectives, order on a front."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+
+from coordinator.aggregation.preference import divergence
+from coordinator.rounds.metrics import delta_m
+from experiments.definition import Derived, Experiment, Target
+from experiments.results import Measures, Result
+
+
+def derived(experiment: Experiment, results: Sequence[Result]) -> list[Result]:
+    """The results with what the experiment wants to know beyond single runs, in `final`.
+
+    Of each target `rounds_to/VALUE/MEASURE`, the first evaluated round that reached it, `uploaded_to/...`, what each
+    participant had sent by then (MB), and `steps_to/...`, the local steps that it had made. `delta_m` (%), see
+    `coordinator.rounds.metrics.delta_m`, of the same seed and condition. On a front, of methods with a preference:
+    `front/wanted` and `front/place`, the ranks by preference and by what came out, from 1, where the first objective
+    counts most; `front/tau`, Kendall's tau of the two, the same for all; `front/divergence`, mu of the last losses from
+    the preference, and `front/spread`, the largest r_k F_k over the smallest.
+    """
+    wanted = experiment.derived
+    found = []
+    for item in results:
+        together = [other for other in results if (other.condition, other.seed) == (item.condition, item.seed)]
+        own = dict(item.final)
+        for target in wanted.targets:
+            own |= _reached(target, item.rounds)
+        own |= _against_baselines(wanted, own, {other.method: other.final for other in together})
+        if wanted.front is not None:
+            own |= _on_the_front(wanted.front, item, together)
+        found.append(replace(item, final=own))
+    return found
+
+
+def _reached(target: Target, rounds: Iterable[Measures]) -> Measures:
+    for measures in rounds:
+        value = measures.get(target.measure, math.nan)
+        if value >= target.value if _higher_is_better(target.measure) else value <= target.value:
+            name = f"{target.value:g}/{target.measure}"
+            first = {"rounds_to": "round", "uploaded_to": "uploaded", "steps_to": "steps"}
+            return {f"{what}/{name}": measures[key] for what, key in first.items() if key in measures}
+    return {}
+
+
+def _against_baselines(wanted: Derived, own: Measures, by_method: Mapping[str, Measures]) -> Measures:
+    names = list(wanted.delta_m)
+    baselines = [by_method.get(wanted.delta_m[name], {}).get(name, math.nan) for name in names]
+    values = [own.get(name, math.nan) for name in names]
+    if not names or not np.isfinite([*values, *baselines]).all():
+        return {}
+    return {"delta_m": delta_m(values, baselines, [_higher_is_better(name) for name in names])}
+
+
+def _on_the_front(front: tuple[str, str], item: Result, together: Iterable[Result]) -> Measures:
+    points = {other.method: (preference_of(other.spec), _losses(front, other)) for other in together}
+    points = {method: point for method, point in points.items() if all(map(len, point))}
+    if item.method not in points:
+        return {}
+    # r_1 F_1 = r_2 F_2 where F_2 / F_1 = r_1 / r_2, which is the larger the smaller the first loss is to be.
+    wanted = {method: r[0] / r[1] for method, (r, _) in points.items()}
+    reached = {method: F[1] / F[0] for method, (_, F) in points.items()}
+    r, F = map(np.array, points[item.method])
+    return {
+        "front/wanted": 1.0 + sum(value > wanted[item.method] for value in wanted.values()),
+        "front/place": 1.0 + sum(value > reached[item.method] for value in reached.values()),
+        "front/tau": kendall(list(wanted.values()), list(reached.values())),
+        "front/divergence": divergence(F, r / r.mean()),
+        "front/spread": float((r * F).max() / (r * F).min()),
+    }
+
+
+def _losses(front: tuple[str, str], result: Result) -> tuple[float, ...]:
+    found = tuple(result.final.get(name, math.nan) for name in front)
+    return found if np.isfinite(found).all() and min(found) > 0 else ()
+
+
+def preference_of(spec: Mapping[str, object]) -> tuple[float, ...]:
+    """The preference over two objectives in a run's specification; empty where there is none."""
+    algorithm = spec.get("algorithm")
+    found = tuple(algorithm.get("preference", ())) if isinstance(algorithm, Mapping) else ()
+    return found if len(found) == 2 else ()
+
+
+def kendall(first: Sequence[float], second: Sequence[float]) -> float:
+    """Kendall's tau: 1 where two series are in the same order, -1 where in opposite ones; NaN for less than two."""
+    signs = [
+        float(np.sign(a - b) * np.sign(x - y)) for (a, x), (b, y) in combinations(zip(first, second, strict=True), 2)
+    ]
+    return sum(signs) / len(signs) if signs else math.nan
+
+
+def _higher_is_better(measure: str) -> bool:
+    return not measure.startswith("loss/")
