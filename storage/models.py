@@ -301,7 +301,10 @@ class Round(Base):
     state: Mapped[RoundState]
     reason: Mapped[str] = mapped_column(Prose(400), default="")
     base_model: Mapped[str] = mapped_column(ForeignKey("models.digest"))
-    result_model: Mapped[str | None] = mapped_column(ForeignKey("models.digest"))
+    result_model: Mapped[str | None] = mapped_column(ForeignKey("models.digest"))  # the next round trains from it
+    deployed_model: Mapped[str | None] = mapped_column(
+        ForeignKey("models.digest")
+    )  # evaluated; the mean, if one is kept
     gram: Mapped[str | None] = mapped_column(DIGEST)  # .npy blob (m, m) float64 of the accepted updates
     step: Mapped[bytes | None]  # SignedEnvelope of a StepManifest
     selected: Mapped[list[str]] = mapped_column(default=list)  # clients asked to train, by name

@@ -86,6 +86,7 @@ def _referenced(session: Session, keep_rounds: int | None) -> set[str]:
     queries: tuple[Select[Any], ...] = (
         select(Round.base_model),
         select(Round.result_model),
+        select(Round.deployed_model),
         select(Round.gram),
         select(Assignment.base_model).join(Assignment.phase).join(Phase.round),
         select(Assignment.reference).join(Assignment.phase).join(Phase.round),

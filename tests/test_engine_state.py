@@ -64,6 +64,11 @@ def collected(stage: Stage) -> None:
     collect(stage.served.database, stage.blobs, now=later, grace_seconds=1, keep_rounds=1)
 
 
+def exported(stage: Stage, run: str, number: int | None = None) -> str:
+    """The digest of the model that an operator gets, of the run or of one of its rounds."""
+    return next(stage._admin.ExportModel(admin.ExportModelRequest(run=run, round=number), timeout=SECONDS)).digest
+
+
 def test_an_optimisers_vectors_are_kept_committed_to_and_collected_when_they_are_left(stage: Stage) -> None:
     server = 'server = { optimiser = "adam", learning_rate = 0.05, beta1 = 0.8, tau = 0.01 }'
     run, players = begin(stage, "fedavg", more=server)
@@ -126,6 +131,7 @@ def test_the_mean_of_all_models_is_what_is_evaluated_and_deployed(stage: Stage) 
         (asked,) = {a.base_model for a in stage.assignments(run, round_.number, 1).values()}
         assert measured == {asked}
         np.testing.assert_allclose(read_vector(stage.blobs.path(asked))[1], average, rtol=1e-5, atol=1e-6)
+        assert exported(stage, run, round_.number) == asked
     row = stage.run(run)
     assert row.state_data["vectors"] == {"average": asked}
     assert row.state_data["averaged"] == 3
@@ -134,10 +140,24 @@ def test_the_mean_of_all_models_is_what_is_evaluated_and_deployed(stage: Stage) 
         assert session.get_one(Model, asked).parameters == LAYOUT.size
     told = stage._admin.GetRun(admin.GetRunRequest(run=run), timeout=SECONDS).run
     assert told.model == asked
-    exported = list(stage._admin.ExportModel(admin.ExportModelRequest(run=run), timeout=SECONDS))
-    assert exported[0].digest == asked
+    assert exported(stage, run) == asked
     collected(stage)
     assert stage.blobs.exists(asked)
+
+
+def test_a_round_that_was_skipped_leaves_the_mean_as_it_was(stage: Stage) -> None:
+    run, players = begin(stage, "afl")
+    for player, order in zip(players, first_round(players), strict=True):
+        player.reply(order)
+    for player in players:
+        player.reply(player.order())
+    for player in players:
+        player.order()
+    stage.pass_deadline()
+    skipped = stage.wait_round(run, 2)
+    assert skipped.state is RoundState.SKIPPED
+    assert exported(stage, run, 2) == exported(stage, run, 1) == exported(stage, run)
+    assert exported(stage, run, 1) not in (exported(stage, run, 0), skipped.base_model)
 
 
 def test_a_stationary_round_counts_its_model_once_more_in_the_mean(stage: Stage) -> None:

@@ -84,6 +84,7 @@ class Federation:
                 state=state,
                 base_model=run.model,
                 result_model=result,
+                deployed_model=self.model(session, f"{run_id} mean {number + 1}", at=at),
                 gram=self.store(f"{run_id} gram {number}", at=at),
                 wanted=2,
                 started=NOW,
@@ -134,6 +135,7 @@ def of_round(run_id: str, number: int) -> set[str]:
     return {
         f"{run_id} model {number}",
         f"{run_id} model {number + 1}",
+        f"{run_id} mean {number + 1}",
         f"{run_id} gram {number}",
         f"{run_id} update {number}",
     }
@@ -151,8 +153,8 @@ def test_orphans_and_rejected_payloads_go_and_what_the_rounds_refer_to_stays(fed
     report = clean(federation)
     assert federation.contents() == of_round("r", 0) | of_round("r", 1) | of_round("r", 2)
     freed = sum(map(len, ["orphan", "r rejected 0", "r rejected 1", "r rejected 2"]))
-    assert report == Collection(kept=4 + 3 + 3, deleted=4, freed=freed)
-    assert clean(federation) == Collection(kept=10, deleted=0, freed=0)
+    assert report == Collection(kept=5 + 4 + 4, deleted=4, freed=freed)
+    assert clean(federation) == Collection(kept=13, deleted=0, freed=0)
 
 
 def test_only_the_last_rounds_of_each_run_are_retained_and_the_initial_and_current_model(
@@ -272,4 +274,5 @@ def references(federation: Federation, run_id: str, number: int) -> Iterator[str
         update = session.scalars(
             select(Update).where(Update.assignment_id == f"{run_id}-{number}", Update.accepted)
         ).one()
-        yield from (made.base_model, made.result_model, made.gram, update.payload)
+        assert made.deployed_model is not None
+        yield from (made.base_model, made.result_model, made.deployed_model, made.gram, update.payload)

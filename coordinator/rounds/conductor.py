@@ -27,7 +27,7 @@ from coordinator.aggregation.streaming import one_thread
 from coordinator.rounds import outcome, selection
 from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings
 from coordinator.rounds.states import move_round, move_run
-from coordinator.rounds.stepping import Skipped, Stepped, canonical, make_step, recall, result_of
+from coordinator.rounds.stepping import Skipped, Stepped, canonical, make_step, recall
 from federation.digests import digest
 from federation.envelope import seal
 from federation.objectives import encoder_columns
@@ -302,7 +302,7 @@ class Conductor:
                 size = self._around.blobs.size(model)
                 models.note_model(session, model, size=size, parameters=self._run.parameters, created=now)
             round_ = session.get_one(Round, current.round_id)
-            round_.result_model = made.model
+            round_.result_model, round_.deployed_model = made.model, made.result
             round_.gram = made.gram
             round_.evaluation_phase = phases
             round_.step = seal(manifest, self._around.signing_key).SerializeToString()
@@ -320,11 +320,9 @@ class Conductor:
     def _evaluate_and_finish(self, round_id: int) -> None:
         with self._database.read() as session:
             current = session.get_one(Round, round_id)
-            state = session.get_one(Run, self._run_id).state_data
-        number = current.evaluation_phase
-        if current.result_model is None or number is None:
+        model, number = current.deployed_model, current.evaluation_phase
+        if model is None or number is None:
             raise RuntimeError(f"round {current.number} of run {self._run_id} is STEPPED without a model")
-        model = result_of(current.result_model, state)
         every = self._spec.evaluate.every
         last = current.number + 1 == self._spec.rounds
         replies: Replies | None = None

@@ -68,13 +68,21 @@ def model_after(session: Session, run: models.Run, number: int | None) -> str:
     if number is None:
         return result_of(run.model, run.state_data)
     round_ = find_round(session, run, number)
-    if round_.state is models.RoundState.SKIPPED:
-        return round_.base_model
-    if round_.result_model is None:
+    if round_.state is models.RoundState.OPEN:
         raise Refusal(
             "round-unknown", f"round {number} of run {run.run_id} has made no model yet: it is {round_.state}"
         )
-    return round_.result_model
+    last = (  # a round that was skipped leaves what was there before
+        select(models.Round.deployed_model)
+        .where(
+            models.Round.run_id == run.run_id,
+            models.Round.number <= round_.number,
+            models.Round.deployed_model.is_not(None),
+        )
+        .order_by(models.Round.number.desc())
+        .limit(1)
+    )
+    return session.scalar(last) or run.initial_model
 
 
 def must_be_client(session: Session, client_id: str) -> None:
