@@ -13,7 +13,7 @@ from federation.digests import digest
 from federation.envelope import envelope_digest, unseal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest, UpdateManifest
 from federation.vectors import model_row, read_vector, to_bytes, update_layout, update_rows
-from storage.models import Round
+from storage.models import Round, RoundState
 
 
 def play(
@@ -200,6 +200,33 @@ def test_a_step_that_overflows_is_not_made(stage: Stage) -> None:
     skipped = stage.wait_round(run, 0)
     assert skipped.reason.startswith("non-finite: ")
     assert stage.run(run).model == digest(huge)
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "yogi", "adagrad"])
+def test_a_second_moment_beyond_float32_skips_the_round_names_the_client_and_leaves_no_trace(
+    stage: Stage, optimiser: str
+) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    more = f'selection.minimum = 2\nserver = {{ optimiser = "{optimiser}", learning_rate = 0.01 }}'
+    run = stage.submit(spec(f"huge-{optimiser}", task, algorithm="fedavg", more=more))
+    ann.reply(ann.order())
+    ben.reply(ben.order(), np.full(LAYOUT.size, 1e30, np.float32))
+    skipped = stage.wait_round(run, 0)
+    assert skipped.state is RoundState.SKIPPED
+    assert skipped.reason.startswith("non-finite: second leaves the range of float32")
+    assert "the longest update is ben's, 6.71e+30: bound updates with algorithm.pre" in skipped.reason
+    assert (stage.run(run).model, stage.run(run).state_data) == (digest(MODEL), {})
+
+
+def test_what_would_overflow_the_second_moment_is_taken_once_updates_are_bounded(stage: Stage) -> None:
+    task = stage.task()
+    (ben,) = stage.cast(task, "ben")
+    more = 'algorithm.pre = ["normalise"]\nserver = { optimiser = "adam", learning_rate = 0.01 }'
+    run = stage.submit(spec("bounded", task, algorithm="fedavg", more=more))
+    ben.reply(ben.order(), np.full(LAYOUT.size, 1e30, np.float32))
+    stage.play(run, ben)
+    assert stage.run(run).model != digest(MODEL)
 
 
 def _order(stage: Stage, run: str, client: str, phase: int = 0) -> AssignmentManifest:

@@ -108,7 +108,7 @@ def make_step(
             with workshop.stream(combine(np.zeros(len(step.rows)), step.rows), Sgd()) as writers:
                 made = {name: writer.commit() for name, writer in writers.items()}
     except FloatingPointError as error:
-        raise Skipped(f"non-finite: {error}") from error
+        raise Skipped(f"non-finite: {error}; {_longest(step)}") from error
     model = made.pop(_MODEL)
     vectors |= made
     rule = dict(step.combination.state)
@@ -119,6 +119,18 @@ def make_step(
     buffer = io.BytesIO()
     np.save(buffer, step.gram, allow_pickle=False)
     return Stepped(model, result_of(model, after), rate, blobs.put(buffer.getvalue()), after, direction)
+
+
+def _longest(step: Step) -> str:
+    """Whose update is the longest, and what can be done about it."""
+    owners = [reply.client_id for reply in step.replies for _ in reply.rows]
+    owners += [past.client_id for past in step.history]
+    norms = np.sqrt(np.diagonal(step.gram))
+    longest = int(np.argmax(norms))
+    return (
+        f"the longest update is {owners[longest]}'s, {norms[longest]:.3g}: bound updates with algorithm.pre = "
+        f'["clip"] or ["normalise"], or lower their learning rate'
+    )
 
 
 def result_of(model: str, state: Mapping[str, Any]) -> str:
