@@ -1,6 +1,7 @@
 """Updates of earlier rounds in the steps of later ones: recalled, recorded, kept as long as they count."""
 
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -9,6 +10,8 @@ from running import wait_for
 from stage import MODEL, Player, Stage, spec, vector
 
 from coordinator.aggregation import aggregate
+from coordinator.rounds.stepping import canonical
+from federation.digests import digest
 from federation.envelope import unseal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from storage.models import Round, RoundState, RunState
@@ -22,10 +25,10 @@ SPECS = {
 }
 
 
-def begin(stage: Stage, rule: str) -> tuple[str, list[Player]]:
+def begin(stage: Stage, rule: str, names: Sequence[str] = NAMES) -> tuple[str, list[Player]]:
     """A run of rounds with two of five clients each."""
     task = stage.task()
-    players = stage.cast(task, *NAMES)
+    players = stage.cast(task, *names)
     chosen = 'selection = { method = "count", count = 2, minimum = 5 }'
     document = spec(task, task, ROUNDS, algorithm=rule, more=f"{chosen}\n{SPECS[rule]}")
     return stage.submit(document), players
@@ -146,6 +149,32 @@ def test_an_earlier_update_that_is_lost_holds_the_run_until_it_is_back(stage: St
     stage.resume(run)
     stage.play(run, *players)
     assert models(stage, run) == undisturbed(stage, "dual-cone")
+
+
+@pytest.mark.parametrize("rule", SPECS)
+def test_what_a_revoked_client_sent_before_enters_no_later_step_and_is_forgotten(stage: Stage, rule: str) -> None:
+    run, players = begin(stage, rule, [f"{name}-{rule}" for name in NAMES])  # a revoked name is never given again
+    stepped(stage, run, players, 2)
+    (asked,) = (set(round_.selected) for round_ in stage.rounds(run)[2:])
+    before = entries(stage, run)
+    gone, *others = sorted(before.keys() - asked)
+    stage.revoke(gone)
+    playing = [player for player in players if player.name != gone]
+    stage.play(run, *playing, until=lambda: stage.rounds(run)[2].stepped is not None)
+    manifest = step_of(stage, stage.rounds(run)[2])
+    updates = stage.updates(run, 2)
+    assert list(manifest.forgotten) == [gone]
+    absent = sorted(others, key=lambda name: (before[name]["round"], name))
+    signed = [updates[name].envelope_digest for name in sorted(updates)]
+    assert list(manifest.updates) == signed + [before[name]["envelope"] for name in absent]
+    kept = {name: entry for name, entry in before.items() if name in others and entry["round"] == 1}
+    kept |= {
+        name: {"round": 2, "envelope": update.envelope_digest, "payload": update.payload}
+        for name, update in updates.items()
+    }
+    assert entries(stage, run) == kept
+    state = stage.run(run).state_data
+    assert manifest.state_after == digest(canonical(state).encode())
 
 
 def test_a_skipped_round_leaves_the_history_as_it_was(stage: Stage) -> None:

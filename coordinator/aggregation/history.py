@@ -1,7 +1,8 @@
 """Updates of earlier rounds as rows of the present one: what FedFV and the dual cone share.
 
 The state refers to the last update of every client by the digest of its payload, and keeps of these what is young
-enough to be looked at again: {"history": {client: {"round": r, "envelope": ..., "payload": ...}}}.
+enough to be looked at again: {"history": {client: {"round": r, "envelope": ..., "payload": ...}}}. The updates of a
+client that has been revoked enter no later step, and the next one forgets them.
 """
 
 from abc import ABC
@@ -58,17 +59,23 @@ class Remembering(Algorithm, ABC):
             LookupError: one of them is gone, or those of this round were not stored. No smaller window takes its place.
         """
         replies = self.usable((yield Train()))
-        history = self._recall(context, replies)
+        revoked = context.revoked()
+        history = self._recall(context, replies, revoked)
         answer = self.decide(extended(replies, history, context))
-        state = {"history": self._remember(context, replies)} if self.tau else {}
-        return Step(replies, replace(answer, state=answer.state | state), history)
+        if not self.tau:
+            return Step(replies, answer, history)
+        known = self._remember(context, replies)
+        kept = {client: entry for client, entry in known.items() if client not in revoked}
+        state = {**answer.state, "history": kept}
+        forgotten = tuple(client for client in known if client in revoked)
+        return Step(replies, replace(answer, state=state), history, forgotten=forgotten)
 
-    def _recall(self, context: RoundContext, replies: Replies) -> tuple[Past, ...]:
-        """The updates in the window of those who are absent, oldest first, then by client."""
-        present, window = {reply.client_id for reply in replies}, self.window(context.number)
+    def _recall(self, context: RoundContext, replies: Replies, revoked: frozenset[str]) -> tuple[Past, ...]:
+        """The updates in the window of members who are absent, oldest first, then by client."""
+        apart, window = revoked | {reply.client_id for reply in replies}, self.window(context.number)
         found = []
         for client, entry in _entries(context.state).items():
-            if client in present or not 1 <= context.number - entry["round"] <= window:
+            if client in apart or not 1 <= context.number - entry["round"] <= window:
                 continue
             found.append(Past(client_id=client, row=context.recall(entry["payload"]), **entry))
         return tuple(sorted(found, key=lambda past: (past.round, past.client_id)))

@@ -191,6 +191,7 @@ class RoundContext:
         local_rate: eta_l, the clients' learning rate.
         selected: the round's clients.
         draw: an independent choice of as many clients as the round selected, by a word that says what it is for.
+        revoked: the clients that have been shut out by now.
     """
 
     number: int
@@ -206,6 +207,7 @@ class RoundContext:
     local_rate: float = 1.0
     selected: Mapping[str, "Selected"] = field(default_factory=dict)
     draw: Callable[[str], tuple[str, ...]] = _nobody
+    revoked: Callable[[], frozenset[str]] = frozenset
 
 
 class Replies(Sequence[Reply]):
@@ -299,12 +301,14 @@ class Step:
         combination: their coefficients and weights, the algorithm's next state, diagnostics.
         history: updates of earlier rounds, whose rows follow those of the replies.
         consulted: the replies to the round's earlier phases that the combination was found from.
+        forgotten: revoked clients, whose updates the algorithm's state no longer refers to.
     """
 
     replies: Replies
     combination: Combination
     history: tuple[Past, ...] = ()
     consulted: tuple[Reply, ...] = ()
+    forgotten: tuple[str, ...] = ()
 
     @property
     def rows(self) -> list[Row]:

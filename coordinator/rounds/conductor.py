@@ -35,7 +35,7 @@ from federation.sketches import SketchError
 from federation.v1.common_pb2 import ObjectiveWeight, StepManifest
 from federation.vectors import model_layout
 from storage import models
-from storage.models import Round, RoundState, Run, RunState
+from storage.models import Client, ClientState, Round, RoundState, Run, RunState
 
 log = logging.getLogger(__name__)
 
@@ -179,6 +179,7 @@ class Conductor:
             local_rate=self._spec.train.learning_rate,
             selected={name: known[name] for name in current.selected if name in known},
             draw=partial(self._draw, current),
+            revoked=self._revoked,
         )
         conversation: RoundGenerator = self._algorithm.round(context)
         number = 0
@@ -220,6 +221,10 @@ class Conductor:
             self._spec.selection, self._pool(), seed=self._spec.seed, round_number=current.number, purpose=purpose
         )
         return tuple(drawn)
+
+    def _revoked(self) -> frozenset[str]:
+        with self._database.read() as session:
+            return frozenset(session.scalars(select(Client.client_id).where(Client.state == ClientState.REVOKED)))
 
     def _pool(self) -> dict[str, int]:
         """The pool, with those who are expected back after a restart."""
@@ -293,6 +298,7 @@ class Conductor:
                 state_before=digest(canonical(run.state_data).encode()),
                 state_after=digest(canonical(made.state).encode()),
                 consulted=[reply.envelope for reply in step.consulted],
+                forgotten=step.forgotten,
                 weights=[
                     ObjectiveWeight(objective=name, weight=value) for name, value in outcome.weights(step).items()
                 ],

@@ -820,6 +820,7 @@ class StepManifest(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     CONSULTED_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
     run_id: _builtins.str
@@ -868,6 +869,10 @@ class StepManifest(_message.Message):
     def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObjectiveWeight]:
         """The weights of the objectives; none for an algorithm that does not know them."""
 
+    @_builtins.property
+    def forgotten(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The clients whose updates the run's state no longer refers to after this step because they have been revoked."""
+
     def __init__(
         self,
         *,
@@ -887,10 +892,11 @@ class StepManifest(_message.Message):
         created: _timestamp_pb2.Timestamp | None = ...,
         consulted: _abc.Iterable[_builtins.str] | None = ...,
         weights: _abc.Iterable[Global___ObjectiveWeight] | None = ...,
+        forgotten: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "coefficients", b"coefficients", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "gram", b"gram", "hyperparameters", b"hyperparameters", "rate", b"rate", "result_model", b"result_model", "round", b"round", "run_id", b"run_id", "state_after", b"state_after", "state_before", b"state_before", "updates", b"updates", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "coefficients", b"coefficients", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "forgotten", b"forgotten", "gram", b"gram", "hyperparameters", b"hyperparameters", "rate", b"rate", "result_model", b"result_model", "round", b"round", "run_id", b"run_id", "state_after", b"state_after", "state_before", b"state_before", "updates", b"updates", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
