@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import select
+from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
 from federation.runs import RunSpec
 from federation.vectors import model_row
 from storage.blobs import BlobStore
-from storage.models import Assignment, AssignmentState, Evaluation, Phase, Round, Run, Update
+from storage.models import Assignment, AssignmentState, Evaluation, Phase, PhaseKind, Round, Run, Update
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +34,7 @@ class History:
         round_records: one for each round; see `rounds`.
         client_records: see `clients`.
         update_records: see `updates`.
+        objective_records: see `objectives`.
     """
 
     run_id: str
@@ -46,6 +47,7 @@ class History:
     round_records: tuple[Record, ...]
     client_records: tuple[Record, ...]
     update_records: tuple[Record, ...]
+    objective_records: tuple[Record, ...] = ()
 
     @property
     def rounds(self) -> "pd.DataFrame":
@@ -54,13 +56,29 @@ class History:
 
     @property
     def clients(self) -> "pd.DataFrame":
-        """One row for each evaluated round, client and split: round, client, split, loss, accuracy, samples."""
+        """One row for each evaluated round, client and split: round, client, split, loss, accuracy, samples.
+
+        Of several objectives also "loss/<objective>" and "accuracy/<objective>", of those that the client serves.
+        """
         return _frame(self.client_records)
 
     @property
     def updates(self) -> "pd.DataFrame":
-        """One row for each client of each round: accepted, reason, samples, loss, norm, weight, coefficient, cosine."""
+        """One row for each client of each round: accepted, reason, samples, loss, norm, weight, coefficient, cosine.
+
+        Of a client that was refused in a phase before training there is a row, too.
+        """
         return _frame(self.update_records)
+
+    @property
+    def objectives(self) -> "pd.DataFrame":
+        """One row for each round that made a step and each objective of a task that has several.
+
+        round, objective, weight (lambda), loss (of the model before the step, the mean over the clients that serve
+        it), clients (that counted for it), left_out (why; empty where it was not). What was measured of the model
+        after the step is in `rounds`.
+        """
+        return _frame(self.objective_records)
 
 
 def read_history(
@@ -77,6 +95,7 @@ def read_history(
             Evaluation.loss,
             Evaluation.accuracy,
             Evaluation.samples,
+            Evaluation.objectives,
         )
         .where(Evaluation.round_id.in_(select(Round.round_id).where(Round.run_id == run.run_id)))
         .order_by(Evaluation.round_id, Evaluation.client_id, Evaluation.split)
@@ -107,11 +126,28 @@ def read_history(
                 "loss": loss,
                 "accuracy": accuracy,
                 "samples": samples,
+                **objectives,
             }
-            for number, client, split, loss, accuracy, samples in scores
+            for number, client, split, loss, accuracy, samples, objectives in scores
         ),
         update_records=tuple(_update_records(session, run.run_id)),
+        objective_records=tuple(record for round_ in rounds for record in _objective_records(round_)),
     )
+
+
+def _objective_records(round_: Round) -> list[Record]:
+    told = round_.objectives
+    return [
+        {
+            "round": round_.number,
+            "objective": name,
+            "weight": told.get("weights", {}).get(name),
+            "loss": told["losses"].get(name),
+            "clients": told["clients"].get(name, 0),
+            "left_out": told.get("left_out", {}).get(name, ""),
+        }
+        for name in told.get("names", ())
+    ]
 
 
 def _update_records(session: Session, run_id: str) -> list[Record]:
@@ -132,7 +168,13 @@ def _update_records(session: Session, run_id: str) -> list[Record]:
         .join(Phase, Phase.round_id == Round.round_id)
         .join(Assignment, Assignment.phase_id == Phase.phase_id)
         .outerjoin(Update, Update.assignment_id == Assignment.assignment_id)
-        .where(Round.run_id == run_id)
+        .where(
+            Round.run_id == run_id,
+            or_(
+                Phase.kind == PhaseKind.TRAIN,
+                and_(Phase.kind != PhaseKind.EVALUATE, Assignment.state != AssignmentState.FULFILLED),
+            ),
+        )
         .order_by(Round.number, Phase.number, Assignment.client_id)
     )
     return [

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 
 import numpy as np
@@ -10,8 +11,10 @@ from running import refused
 from stage import LAYOUT, Stage, spec
 
 from federation.v1.admin_pb2 import Client, ClientScores, ExportRoundsResponse, Participation, Run
-from federation.v1.common_pb2 import AssignmentState
-from fedpareto.report import charts
+from federation.v1.common_pb2 import AssignmentState, PhaseKind
+from fedpareto.cli.failure import Failure
+from fedpareto.cli.report import _must_compare
+from fedpareto.report import charts, plane
 from fedpareto.report.charts import Axis, Series
 from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, tag, text
@@ -30,6 +33,7 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
+        self.drawings: list[list[tuple[str, str | None]]] = []
         self.words = ""
         self.feed(source)
         self.close()
@@ -38,6 +42,8 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += attrs
+        if tag == "svg":
+            self.drawings.append(attrs)
         if tag not in VOID:
             self.open.append(tag)
 
@@ -80,8 +86,8 @@ def test_a_run_becomes_a_page_with_every_figure(stage: Stage) -> None:
     assert (data.final.round, data.final.split, data.final.measure) == (2, "test", "accuracy")
     made = Page(page(data))
     must_need_nothing(made)
-    assert made.tags.count("figure") == made.tags.count("svg") == made.tags.count("figcaption") == 12
-    assert made.tags.count("details") == 12
+    assert made.tags.count("figure") == made.tags.count("svg") == made.tags.count("figcaption") == 14
+    assert made.tags.count("details") == 14
     for words in ("rejected", "zero", "declined", "cleo", "fedmgda+", f'task = "{task}"', "Pareto-stationary"):
         assert words in made.words, words
 
@@ -101,7 +107,7 @@ def test_a_round_that_was_skipped_has_its_bytes_and_its_remark(stage: Stage) -> 
     assert "No round of this run has made a step." in made.words
 
 
-def made_up(rounds: int, clients: int, name: str = "client") -> RunData:
+def made_up(rounds: int, clients: int, name: str = "client", objectives: Sequence[str] = ()) -> RunData:
     """A run with any number of rounds, evaluated every third one, whose every text is `name`."""
     rng = np.random.default_rng(0)
     found = []
@@ -115,13 +121,23 @@ def made_up(rounds: int, clients: int, name: str = "client") -> RunData:
         if number % 3 == 0:
             item.summary.metrics.update({"accuracy/mean": 0.5, "accuracy/worst5": 0.2, "loss/train": 1e250})
             item.summary.metrics.update({"accuracy/std": 0.1, "improved": 1.0})
+            item.summary.metrics.update({f"loss/train/{one}": 2.0 + rng.random() for one in objectives})
+            item.summary.metrics.update({f"accuracy/objective/{one}": rng.random() for one in objectives})
+        if objectives:
+            item.summary.metrics.update({f"weight/{one}": 1 / len(objectives) for one in objectives[1:]})
+            item.summary.metrics.update({"objective/conflict_depth": -0.25, "bytes/up": 1e4, "bytes/down": math.nan})
+            item.objectives.results.add(name=objectives[0], left_out=name)
+            item.objectives.notes.append(name)
+            item.phases.add(kind=PhaseKind.PHASE_KIND_JACOBIAN, asked=clients, replied=clients, round=number)
         for i in range(clients):
             part = Participation(client_id=f"{name}{i}", weight=rng.random(), update_norm=math.nan, reason=name)
             part.state = AssignmentState.ASSIGNMENT_STATE_FULFILLED if i else AssignmentState.ASSIGNMENT_STATE_REJECTED
+            part.answered.append(0)
             item.participations.append(part)
             item.scores.append(ClientScores(client_id=f"{name}{i}", scores={"train/loss": rng.random()}))
         found.append(item)
     run = Run(run_id=name, name=name, algorithm=name, task=name, spec=name, reason=name, model=name)
+    run.objectives.extend(objectives)
     if found:
         run.latest.CopyFrom(found[-1].summary)
     return RunData(run, found, {f"{name}0": Client(client_id=f"{name}0", device=name, software=name)})
@@ -133,6 +149,80 @@ def test_a_page_is_made_of_any_number_of_rounds(rounds: int) -> None:
     must_need_nothing(made)
     assert ("This run has no rounds yet." in made.words) == (rounds == 0)
     assert not re.search(r"\bnan\b", made.words)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 40])
+@pytest.mark.parametrize("count", [2, 3, 8, 40])
+def test_a_page_is_made_of_any_number_of_objectives_beside_other_runs(rounds: int, count: int) -> None:
+    names = [f"objective-{k}" for k in range(count)]
+    data = made_up(rounds, 3, objectives=names)
+    for beside in ([], [made_up(rounds, 2, "other", names)]):
+        made = Page(page(data, beside))
+        must_need_nothing(made)
+        assert not re.search(r"\bnan\b", made.words)
+        drawings = [dict(attributes).get("aria-label") for attributes in made.drawings]
+        assert all(drawings)
+        assert ("The way through the plane of losses" in made.words) == (count == 2)
+        assert ("All objectives at once" in made.words) == (count > 2)
+        assert ("Progress against uploaded bytes" in made.words) == bool(beside)
+        assert "objective-0 was left out of" in made.words
+
+
+def run_of(algorithm: str, hyperparameters: str, points: Sequence[tuple[float, float]]) -> RunData:
+    """A run of two objectives whose training losses went that way."""
+    spec = (
+        f'name = "{algorithm}"\ntask = "two-digits"\nrounds = 9\n[algorithm]\nname = "{algorithm}"\n{hyperparameters}'
+    )
+    run = Run(name=algorithm, algorithm=algorithm, task="two-digits", objectives=["left", "right"], spec=spec)
+    run.parameters = 100
+    rounds = []
+    for number, (left, right) in enumerate(points):
+        item = ExportRoundsResponse()
+        item.summary.round = number
+        item.summary.metrics.update({"loss/train/left": left, "loss/train/right": right, "bytes/up": 1600.0})
+        item.participations.add(client_id="a", payload_bytes=800, answered=[0])
+        item.participations.add(client_id="b", payload_bytes=800, answered=[0])
+        rounds.append(item)
+    return RunData(run, rounds, {})
+
+
+def test_the_plane_of_losses_shows_what_was_preferred_and_how_far_each_objective_can_come() -> None:
+    data = run_of("fedcmoo-pref", "preference = [1.0, 2.0]", [(2.0, 2.0), (1.0, 0.5)])
+    left = run_of("scalarised", "weights = [1, 0]", [(0.5, 3.0), (0.25, 4.0)])
+    right = run_of("scalarised", "weights = [0.0, 0.5]", [(3.0, 0.5), (4.0, 0.4)])
+    both = run_of("scalarised", "", [(2.0, 1.0), (1.0, 1.0)])
+    assert (data.preference, left.preference) == ([1.0, 2.0], None)
+    assert (left.alone, right.alone, both.alone, data.alone) == ("left", "right", None, None)
+    made = Page(page(data, [left, right, both]))
+    assert "1 · left = 2 · right" in made.words
+    assert "left alone" in made.words
+    assert "For left alone, scalarised comes down to 0.250." in made.words
+    # Delta_M over the losses: (1 - 0.25) / 0.25 and (0.5 - 0.4) / 0.4; (1 - 0.25) / 0.25 and (1 - 0.4) / 0.4.
+    assert "+162.50 %" in made.words
+    assert "+225.00 %" in made.words
+    assert "2.00" in made.words  # models that a client sent: 800 bytes of 4 x 100
+    labels = [dict(attributes).get("aria-label") or "" for attributes in made.drawings]
+    assert any("fedcmoo-pref from (2, 2) to (1, 0.5); scalarised from (2, 1) to (1, 1)" in label for label in labels)
+    assert "left alone" not in Page(page(data)).words
+
+
+def test_only_runs_of_one_task_compare() -> None:
+    data = made_up(1, 1)
+    _must_compare(data, made_up(2, 3))
+    with pytest.raises(Failure, match="only runs of the same task and objectives compare"):
+        _must_compare(data, run_of("fsmgda", "", []))
+
+
+@pytest.mark.parametrize("slope", [0.01, 0.5, 1.0, 2.0, 1e3])
+def test_paths_and_rays_stay_within_the_plane(slope: float) -> None:
+    path = plane.Path("x", [0.5, math.nan, 2.0, 1e200], [1.0, 1.0, 0.25, 1.0], list("abcd"), 5)
+    axis = Axis("loss", charts.general, low=0.0)
+    drawn = plane.plane([path], axis, axis, guides=[plane.Guide("r", slope=slope), plane.Guide("x", x=0.1)], alt="x")
+    for x, y in re.findall(r'x2="([^"]+)" y2="([^"]+)"', drawn):
+        assert 0 <= float(x) <= charts.WIDTH
+        assert 0 <= float(y) <= plane.HEIGHT
+    assert "nan" not in drawn
+    assert drawn.count("<circle") == 3  # two points and the ring
 
 
 def test_a_page_of_hundreds_of_clients_stays_small() -> None:

@@ -1,16 +1,28 @@
 """`fedpareto report RUN`: a run as one HTML page."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedpareto.cli.admin import DEFAULT_HOME, RunName
 from fedpareto.cli.failure import USAGE, Failure
 
+if TYPE_CHECKING:
+    from fedpareto.report.data import RunData
+
 
 def report_command(
     run: RunName,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RUN",
+            help="Another run of the same task, to compare with; again for more. One of another coordinator or "
+            "simulation is named by its administrator's directory, ./NAME-simulation/admin, and is its newest run.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="The file to write; report-NAME.html without.", show_default=False)
     ] = None,
@@ -22,19 +34,44 @@ def report_command(
 ) -> None:
     """Write a report of a run: one HTML page with every figure, which needs nothing else.
 
-    Accuracy and its spread, each client at the end, weights, conflicts, losses, replies and bytes, with the numbers.
+    Accuracy and its spread, each client at the end, weights, conflicts, losses, replies, bytes and phases, with the
+    numbers. Of several objectives also the way through the plane of losses, or a radar chart.
+
+    Runs of `scalarised` that weigh one objective alone, given with --beside, mark how far each objective can come.
     """
     from fedpareto.cli.client import connect
     from fedpareto.report.data import RunData
     from fedpareto.report.page import page
 
+    names = beside or []
     with connect(home, passphrase_file=passphrase_file, reads=True) as stub:
         data = RunData.read(stub, run)
+        others = {name: RunData.read(stub, name) for name in names if "/" not in name}
+    for name in names:
+        if name not in others:
+            with connect(Path(name), passphrase_file=passphrase_file, reads=True) as stub:
+                others[name] = RunData.newest(stub)
+    for other in others.values():
+        _must_compare(data, other)
     target = output or Path(f"report-{data.run.name}.html")
     if target.exists() and not force:
         raise Failure(f"{target} exists: give --force to overwrite it", code=USAGE)
     try:
-        target.write_text(page(data), encoding="utf-8")
+        target.write_text(page(data, list(others.values())), encoding="utf-8")
     except OSError as error:
         raise Failure(f"cannot write {target}: {error.strerror or error}") from None
     typer.echo(f"{target}: {len(data.rounds)} rounds, {len(data.clients)} clients")
+
+
+def _must_compare(data: "RunData", other: "RunData") -> None:
+    """Makes sure that two runs measure the same.
+
+    Raises:
+        Failure: they do not.
+    """
+    if (other.run.task, other.objectives) != (data.run.task, data.objectives):
+        raise Failure(
+            f"--beside {other.run.name}: it is a run of {other.run.task}, {data.run.name} one of {data.run.task}; only "
+            "runs of the same task and objectives compare",
+            code=USAGE,
+        )

@@ -8,6 +8,7 @@ from fedpareto.report.html import Html, join, tag
 
 WIDTH, HEIGHT = 760.0, 262.0
 LEFT, RIGHT, TOP, BOTTOM = 60.0, 14.0, 26.0, 38.0
+COLOURS = 6  # that the page has
 _INNER = WIDTH - LEFT - RIGHT
 _MARKERS = 80  # points of a line that get a marker, each with a tooltip
 _COLUMNS = 360  # of a heat map; of more rounds, several are averaged
@@ -66,7 +67,7 @@ class _Scale:
         known = [value for value in values if self.known(value)]
         known += [value for value in (axis.low, axis.high) if value is not None]
         low, high = (min(known), max(known)) if known else (0.1, 1.0)
-        self.ticks = _decades(low, high) if axis.log else _steps(low, high)
+        self.ticks = _decades(low, high) if axis.log else steps(low, high)
         self._low, self._high = self._of(self.ticks[0]), self._of(self.ticks[-1])
 
     def _of(self, value: float) -> float:
@@ -80,7 +81,7 @@ class _Scale:
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
 
-def _steps(low: float, high: float) -> list[float]:
+def steps(low: float, high: float) -> list[float]:
     """About five round numbers that enclose the values."""
     if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):
         low, high = (low - 0.5 * abs(low), high + 0.5 * abs(high)) if low else (0.0, 1.0)
@@ -117,12 +118,12 @@ def lines(
             if scale.known(low) and scale.known(high)
         ]
         outline = [(at, high) for at, _, high in edges] + [(at, low) for at, low, _ in reversed(edges)]
-        parts.append(tag("polygon", points=_points(outline), class_=f"band f{band[0].colour}"))
+        parts.append(tag("polygon", points=points(outline), class_=f"band f{band[0].colour}"))
     for line in series:
         known = [(i, value) for i, value in enumerate(line.values) if scale.known(value)]
-        points = [(x[i], scale.y(value)) for i, value in known]
+        places = [(x[i], scale.y(value)) for i, value in known]
         dashed = " dashed" if line.dashed else ""
-        parts.append(tag("polyline", points=_points(points), class_=f"line s{line.colour}{dashed}"))
+        parts.append(tag("polyline", points=points(places), class_=f"line s{line.colour}{dashed}"))
         if len(known) <= _MARKERS and not line.dashed:
             parts += [
                 tag(
@@ -130,9 +131,9 @@ def lines(
                     tag("title", f"round {rounds[i]}: {line.name} {axis.format(value)}"),
                     cx=at, cy=height, r=2.6, class_=f"f{line.colour}",
                 )
-                for (i, value), (at, height) in zip(known, points, strict=True)
+                for (i, value), (at, height) in zip(known, places, strict=True)
             ]  # fmt: skip
-    return join([_legend(series), _svg(axis.name, HEIGHT, parts)])
+    return join([legend(series), svg(axis.name, HEIGHT, parts)])
 
 
 def stacked(rounds: Sequence[int], layers: Sequence[Series], axis: Axis) -> Html:
@@ -152,7 +153,7 @@ def stacked(rounds: Sequence[int], layers: Sequence[Series], axis: Axis) -> Html
                 box = {"x": x[i] - width / 2, "y": top, "width": width, "height": bottom - top}
                 parts.append(tag("rect", title, **box, class_=f"f{layer.colour}"))
                 base += value
-    return join([_legend(layers), _svg(axis.name, HEIGHT, parts)])
+    return join([legend(layers), svg(axis.name, HEIGHT, parts)])
 
 
 def bars(names: Sequence[str], values: Sequence[float], axis: Axis, *, marked: int, line: Series) -> Html:
@@ -172,11 +173,29 @@ def bars(names: Sequence[str], values: Sequence[float], axis: Axis, *, marked: i
         if labelled:
             foot = HEIGHT - BOTTOM + 12
             turn = f"rotate(-50 {middle:.1f} {foot:.1f})"
-            parts.append(tag("text", _cut(name), x=middle, y=foot, text_anchor="end", transform=turn))
+            parts.append(tag("text", cut(name), x=middle, y=foot, text_anchor="end", transform=turn))
     across = scale.y(line.values[0])
     ends = {"x1": LEFT, "x2": WIDTH - RIGHT, "y1": across, "y2": across}
     parts.append(tag("line", tag("title", line.name), **ends, class_=f"line s{line.colour} dashed"))
-    return _svg(axis.name, height, parts)
+    return svg(axis.name, height, parts)
+
+
+def pairs(rows: Sequence[tuple[str, float, float]], names: tuple[str, str], format_: Format, *, alt: str) -> Html:
+    """Two bars for each row, lying below each other, with their values beside them."""
+    left, thick, slot = LEFT + 110, 13.0, 38.0
+    largest = max((value for row in rows for value in row[1:] if math.isfinite(value)), default=0.0) or 1.0
+    parts = []
+    for i, (name, *values) in enumerate(rows):
+        top = 4.0 + i * slot
+        parts.append(tag("text", cut(name), x=left - 6, y=top + thick + 4, text_anchor="end", class_="axis"))
+        for k, value in enumerate(values):
+            known = value if math.isfinite(value) else 0.0
+            width = (WIDTH - left - 130) * known / largest
+            y = top + k * (thick + 1)
+            parts.append(tag("rect", x=left, y=y, width=width, height=thick, class_=f"f{2 * k}"))
+            parts.append(tag("text", f"{names[k]} {format_(value)}", x=left + width + 5, y=y + thick - 3))
+    keys = legend([Series(name, (), 2 * k) for k, name in enumerate(names)])
+    return join([keys, svg("", 4.0 + slot * len(rows), parts, alt)])
 
 
 def heat(rounds: Sequence[int], names: Sequence[str], values: Sequence[Sequence[float]], format_: Format) -> Html:
@@ -201,7 +220,7 @@ def heat(rounds: Sequence[int], names: Sequence[str], values: Sequence[Sequence[
     frame = f"translate({left:.2f} {top:.2f}) scale({cell[0]:.4f} {cell[1]:.4f})"
     every = max(1, math.ceil(11 / cell[1]))
     labels = [
-        tag("text", _cut(name), x=left - 6, y=top + (i + 0.5) * cell[1] + 3.5, text_anchor="end")
+        tag("text", cut(name), x=left - 6, y=top + (i + 0.5) * cell[1] + 3.5, text_anchor="end")
         for i, name in enumerate(names)
         if i % every == 0
     ]
@@ -214,10 +233,10 @@ def heat(rounds: Sequence[int], names: Sequence[str], values: Sequence[Sequence[
         join([tag("i", class_="key b0", style=f"opacity:{_shade(k):.2f}"), f" {format_(largest * k)} "]) for k in steps
     ]
     averaged = f" (each column is the mean of {together} rounds)" if together > 1 else ""
-    legend = tag("p", *keys, averaged, class_="legend")
+    key = tag("p", *keys, averaged, class_="legend")
     drawing = [tag("g", *cells, transform=frame, shape_rendering="crispEdges"), *labels, *ticks]
     drawing.append(tag("text", "round", x=left + (_INNER - 60) / 2, y=height + 31, text_anchor="middle", class_="axis"))
-    return join([legend, _svg("", height + 36, drawing)])
+    return join([key, svg("", height + 36, drawing)])
 
 
 def _shade(share: float) -> float:
@@ -225,12 +244,15 @@ def _shade(share: float) -> float:
     return 0.05 + 0.95 * share
 
 
-def _svg(name: str, height: float, parts: Sequence[str]) -> Html:
+def svg(name: str, height: float, parts: Sequence[str], alt: str = "") -> Html:
+    """A drawing of the usual width; `name` is written at its upper left, `alt` said to whoever cannot see it."""
     title = [tag("text", name, x=4.0, y=12.0, class_="axis")] if name else []
-    return tag("svg", *title, *parts, viewBox=f"0 0 {WIDTH:.0f} {height:.0f}", role="img", aria_label=name or "weights")
+    label = alt or name or "weights"
+    return tag("svg", *title, *parts, viewBox=f"0 0 {WIDTH:.0f} {height:.0f}", role="img", aria_label=label)
 
 
-def _legend(series: Sequence[Series]) -> Html:
+def legend(series: Sequence[Series]) -> Html:
+    """What the colours stand for."""
     keys = (
         join([tag("i", class_=f"key b{line.colour}{' thin' if line.dashed else ''}"), f" {line.name} "])
         for line in series
@@ -271,8 +293,9 @@ def _spread(count: int) -> list[int]:
     return list(range(0, count, step))
 
 
-def _points(points: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+def points(places: Sequence[tuple[float, float]]) -> str:
+    """The value of the attribute of that name."""
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -280,5 +303,6 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(known) / len(known) if known else math.nan
 
 
-def _cut(name: str) -> str:
+def cut(name: str) -> str:
+    """A name that fits beside a chart."""
     return name if len(name) <= 18 else f"{name[:17]}…"

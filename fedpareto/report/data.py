@@ -1,21 +1,26 @@
-"""What a report is made of: three calls of the Admin service, whatever the number of rounds."""
+"""What a report is made of: three calls of the Admin service for each run, whatever the number of rounds."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from coordinator.rounds.outcome import SCORED
+from federation.runs import RunSpec, SpecError
 from federation.v1.admin_pb2 import (
     Client,
     ExportRoundsRequest,
     ExportRoundsResponse,
     GetRunRequest,
     ListClientsRequest,
+    ListRunsRequest,
     Participation,
     Run,
 )
 from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto.cli.failure import Failure
+from fedpareto.cli.render import accepted
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,18 @@ class RunData:
         clients = stub.ListClients(ListClientsRequest()).clients
         return cls(run, rounds, {client.client_id: client for client in clients})
 
+    @classmethod
+    def newest(cls, stub: AdminStub) -> "RunData":
+        """The newest run of a coordinator.
+
+        Raises:
+            Failure: it has none.
+        """
+        runs = stub.ListRuns(ListRunsRequest()).runs
+        if not runs:
+            raise Failure("that coordinator has no runs yet")
+        return cls.read(stub, runs[0].run_id)
+
     @property
     def numbers(self) -> list[int]:
         """The rounds, from 0."""
@@ -68,13 +85,17 @@ class RunData:
 
     @cached_property
     def clients(self) -> list[str]:
-        """Who was asked to train or evaluated, by name."""
+        """Who was asked for work or evaluated, by name."""
         names = {part.client_id for item in self.rounds for part in item.participations}
         return sorted(names | {scored.client_id for item in self.rounds for scored in item.scores})
 
     def parts(self, client: str) -> list[Participation]:
-        """A client's parts in the rounds that asked it to train."""
+        """A client's parts in the rounds that asked it for more than an evaluation."""
         return self._parts.get(client, [])
+
+    def accepted(self, client: str) -> list[Participation]:
+        """Those of them whose update counts."""
+        return self._accepted.get(client, [])
 
     @cached_property
     def _parts(self) -> dict[str, list[Participation]]:
@@ -82,6 +103,15 @@ class RunData:
         for item in self.rounds:
             for part in item.participations:
                 found.setdefault(part.client_id, []).append(part)
+        return found
+
+    @cached_property
+    def _accepted(self) -> dict[str, list[Participation]]:
+        found: dict[str, list[Participation]] = {}
+        for item in self.rounds:
+            for part in item.participations:
+                if accepted(item.phases, part):
+                    found.setdefault(part.client_id, []).append(part)
         return found
 
     @cached_property
@@ -105,3 +135,72 @@ class RunData:
                     if values:
                         return Final(item.summary.round, split, measure, values)
         return None
+
+    # --- objectives
+
+    @property
+    def objectives(self) -> list[str]:
+        """Those of the task, in its order; none where it has one."""
+        names = list(self.run.objectives)
+        return names if len(names) > 1 else []
+
+    def losses(self, split: str) -> dict[str, list[float]]:
+        """The mean loss in each objective over the rounds; NaN where it is not known."""
+        return {name: self.metric(f"loss/{split}/{name}") for name in self.objectives}
+
+    def split(self, order: Sequence[str]) -> str | None:
+        """The first of these splits on which somebody measured an objective."""
+        return next((split for split in order if any(map(_any, self.losses(split).values()))), None)
+
+    def at_the_end(self, prefix: str) -> list[float]:
+        """The last known value of a number of each objective; NaN where there is none."""
+        return [
+            next((value for value in reversed(self.metric(f"{prefix}{name}")) if math.isfinite(value)), math.nan)
+            for name in self.objectives
+        ]
+
+    @cached_property
+    def _hyperparameters(self) -> Mapping[str, Any]:
+        try:
+            return RunSpec.parse(self.run.spec.encode()).algorithm.hyperparameters
+        except SpecError:
+            return {}
+
+    @property
+    def preference(self) -> list[float] | None:
+        """r, by objective, of a run that has a preference."""
+        if self.run.algorithm != "fedcmoo-pref":
+            return None
+        given = self._hyperparameters.get("preference") or [1.0] * len(self.objectives)
+        return [float(one) for one in given]
+
+    @property
+    def alone(self) -> str | None:
+        """The one objective that this run trains for, where it is one out of several."""
+        weights = list(self._hyperparameters.get("weights", ())) if self.run.algorithm == "scalarised" else []
+        heavy = [name for name, weight in zip(self.objectives, weights, strict=False) if weight]
+        return heavy[0] if len(heavy) == 1 else None
+
+    # --- traffic
+
+    @cached_property
+    def up(self) -> list[float]:
+        """Bytes that each client sent in a round, on average over those that sent something."""
+        senders = [sum(part.payload_bytes > 0 for part in item.participations) for item in self.rounds]
+        return [
+            total / count if count else math.nan for total, count in zip(self.metric("bytes/up"), senders, strict=True)
+        ]
+
+    @cached_property
+    def down(self) -> list[float]:
+        """Bytes that each client fetched in a round, on average over those that answered or evaluated."""
+        found = []
+        for item, total in zip(self.rounds, self.metric("bytes/down"), strict=True):
+            there = {part.client_id for part in item.participations if part.answered}
+            there |= {scored.client_id for scored in item.scores}
+            found.append(total / len(there) if there else math.nan)
+        return found
+
+
+def _any(values: Sequence[float]) -> bool:
+    return any(math.isfinite(value) for value in values)

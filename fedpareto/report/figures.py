@@ -1,57 +1,27 @@
 """The figures of a report: each a chart, a caption that says how to read it, and its numbers in a table."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from federation.v1.common_pb2 import AssignmentState
-from fedpareto.cli.document import name_of
-from fedpareto.cli.render import number, percent, size
-from fedpareto.report import charts
-from fedpareto.report.charts import Axis, Format, Series, general
+from fedpareto.cli.render import number, percent
+from fedpareto.report import charts, objectives, traffic
+from fedpareto.report.charts import Axis, Series, general
 from fedpareto.report.data import RunData
-from fedpareto.report.html import Html, join, table, tag
+from fedpareto.report.html import Html, table
+from fedpareto.report.layout import absent, figure, known, last, over_rounds, some, whole
 
 _SHARE = Axis("share of the clients", lambda value: f"{100 * value:.0f} %", low=0.0, high=1.0)
 
 
-def all_figures(data: RunData) -> Iterator[tuple[str, str, list[Html]]]:
+def all_figures(data: RunData, beside: Sequence[RunData]) -> Iterator[tuple[str, str, list[Html]]]:
     """The sections of a report: an anchor, a title, the figures."""
+    if data.objectives:
+        yield "objectives", "The objectives", list(objectives.figures(data, beside))
     yield "accuracy", "Accuracy, and how evenly it is spread", [_accuracy(data), _spread(data), _final(data)]
     yield "loss", "Loss, and who was better off", [_losses(data), _improved(data)]
     yield "weights", "Who decided: the weights", [_weights(data), _entropy(data)]
     yield "conflicts", "Conflicts, and the direction that was taken", [_conflicts(data), _cosines(data), _norms(data)]
-    yield "traffic", "Replies and bytes", [_replies(data), _bytes(data)]
-
-
-def _figure(title: str, chart: Html, caption: str, numbers: Html | None = None) -> Html:
-    parts = [tag("h3", title), chart, tag("figcaption", caption)]
-    if numbers is not None:
-        parts.append(tag("details", tag("summary", "The numbers"), tag("div", numbers, class_="scroll")))
-    return tag("figure", *parts)
-
-
-def _absent(title: str, why: str) -> Html:
-    return tag("figure", tag("h3", title), tag("p", why, class_="absent"))
-
-
-def _over_rounds(data: RunData, columns: Sequence[tuple[str, Sequence[float], Format]]) -> Html:
-    """The rounds in which at least one of the numbers is known."""
-    rows = []
-    for i, round_ in enumerate(data.numbers):
-        values = [(found[i], format_) for _, found, format_ in columns]
-        if any(math.isfinite(value) for value, _ in values):
-            cells = ("–" if math.isnan(value) else format_(value) for value, format_ in values)
-            rows.append([str(round_), *cells])
-    return table(["round", *(name for name, _, _ in columns)], rows, words=0)
-
-
-def _known(values: Sequence[float]) -> list[float]:
-    return [value for value in values if math.isfinite(value)]
-
-
-def _last(values: Sequence[float]) -> float:
-    return next((value for value in reversed(values) if math.isfinite(value)), math.nan)
+    yield "traffic", "Replies, bytes and time", list(traffic.figures(data, beside))
 
 
 # --- accuracy
@@ -64,8 +34,8 @@ def _accuracy(data: RunData) -> Html:
         for name in ("mean", "std", "worst5", "best5", "worst", "best", "p5", "p95")
     }
     mean, std = found["mean"], found["std"]
-    if not _known(mean):
-        return _absent(title, "No client reported an accuracy in this run.")
+    if not known(mean):
+        return absent(title, "No client reported an accuracy in this run.")
     series = [
         Series("mean", mean, 0),
         Series("best 5 %", found["best5"], 2),
@@ -76,7 +46,7 @@ def _accuracy(data: RunData) -> Html:
         Series("", [m - s for m, s in zip(mean, std, strict=True)], 0),
         Series("", [m + s for m, s in zip(mean, std, strict=True)], 0),
     )
-    gap = _last(mean) - _last(found["worst5"])
+    gap = last(mean) - last(found["worst5"])
     caption = (
         "Every client tests the model on its own data and counts the same, however much data it has. The shaded band "
         "is one standard deviation of the clients about their mean. A mean that rises while the worst 5 % stay "
@@ -85,30 +55,30 @@ def _accuracy(data: RunData) -> Html:
     )
     columns = [(name, values, percent) for name, values in found.items()]
     chart = charts.lines(data.numbers, series, Axis("accuracy", _SHARE.format, low=0.0, high=1.0), band=band)
-    return _figure(title, chart, caption, _over_rounds(data, columns))
+    return figure(title, chart, caption, over_rounds(data, columns))
 
 
 def _spread(data: RunData) -> Html:
     title = "Spread of the accuracies"
     std, jain, variance = (data.metric(f"accuracy/{name}") for name in ("std", "jain", "variance"))
-    if not _known(std):
-        return _absent(title, "No client reported an accuracy in this run.")
+    if not known(std):
+        return absent(title, "No client reported an accuracy in this run.")
     caption = (
         "The standard deviation of the clients' accuracies: 0 would be the same accuracy for everybody. It also "
         "falls when everybody becomes equally bad, so read it beside the mean. Jain's index, in the table, says the "
         "same in relation to the mean: 1 for perfect equality, 1/N when one client has everything; at the end it is "
-        f"{number(_last(jain))}."
+        f"{number(last(jain))}."
     )
     chart = charts.lines(data.numbers, [Series("standard deviation", std, 3)], Axis("accuracy", percent, low=0.0))
     columns = [("std", std, percent), ("variance", variance, number), ("Jain's index", jain, number)]
-    return _figure(title, chart, caption, _over_rounds(data, columns))
+    return figure(title, chart, caption, over_rounds(data, columns))
 
 
 def _final(data: RunData) -> Html:
     title = "Every client at the end"
     final = data.final
     if final is None:
-        return _absent(title, "No round of this run has been evaluated.")
+        return absent(title, "No round of this run has been evaluated.")
     better_high = final.measure == "accuracy"
     ordered = sorted(final.values.items(), key=lambda item: (item[1] if better_high else -item[1], item[0]))
     values = [value for _, value in ordered]
@@ -124,7 +94,7 @@ def _final(data: RunData) -> Html:
         "no other client has, or for few rounds taken part in."
     )
     rows = [(name, format_(value)) for name, value in ordered]
-    return _figure(title, chart, caption, table(["client", f"{final.split} {final.measure}"], rows))
+    return figure(title, chart, caption, table(["client", f"{final.split} {final.measure}"], rows))
 
 
 # --- loss
@@ -133,29 +103,29 @@ def _final(data: RunData) -> Html:
 def _losses(data: RunData) -> Html:
     title = "Loss over the rounds"
     found = {split: data.metric(f"loss/{split}") for split in ("train", "validation", "test")}
-    series = [Series(split, values, i) for i, (split, values) in enumerate(found.items()) if _known(values)]
+    series = [Series(split, values, i) for i, (split, values) in enumerate(found.items()) if known(values)]
     if not series:
-        return _absent(title, "No client reported a loss of a new model in this run.")
+        return absent(title, "No client reported a loss of a new model in this run.")
     caption = (
         "Mean of the losses that the clients measured on their own data, on a logarithmic scale. Losses are claims: "
         "a client that inflates its own raises this mean as it likes, and gains influence under a rule that reads "
         "losses. A training loss that falls while the test loss rises is overfitting."
     )
     chart = charts.lines(data.numbers, series, Axis("mean loss", general, log=True))
-    return _figure(title, chart, caption, _over_rounds(data, [(line.name, line.values, number) for line in series]))
+    return figure(title, chart, caption, over_rounds(data, [(line.name, line.values, number) for line in series]))
 
 
 def _improved(data: RunData) -> Html:
     title = "Improved participants"
     promised, kept = data.metric("descent_share"), data.metric("improved")
-    if not _known(promised) and not _known(kept):
-        return _absent(title, "Neither steps nor training losses are known in this run.")
+    if not known(promised) and not known(kept):
+        return absent(title, "Neither steps nor training losses are known in this run.")
     series = [
         Series("training loss did not rise", kept, 0),
         Series("promised: update not against the direction", promised, 4, dashed=True),
     ]
-    average = math.fsum(_known(kept)) / max(len(_known(kept)), 1)
-    measured = f" On average {percent(average)} of the participants were better off." if _known(kept) else ""
+    average = math.fsum(known(kept)) / max(len(known(kept)), 1)
+    measured = f" On average {percent(average)} of the participants were better off." if known(kept) else ""
     caption = (
         "The share of a round's participants whose training loss did not rise in the step. The dashed line is what "
         "the direction promises to first order: the share of updates that have no negative cosine with it. For pure "
@@ -164,7 +134,7 @@ def _improved(data: RunData) -> Html:
     )
     chart = charts.lines(data.numbers, series, _SHARE)
     columns = [("improved", kept, percent), ("promised", promised, percent)]
-    return _figure(title, chart, caption, _over_rounds(data, columns))
+    return figure(title, chart, caption, over_rounds(data, columns))
 
 
 # --- weights
@@ -173,28 +143,28 @@ def _improved(data: RunData) -> Html:
 def _weights(data: RunData) -> Html:
     title = "Weights λ, client by client"
     weights = data.weights
-    if not any(map(_known, weights.values())):
-        return _absent(title, "No round of this run has made a step.")
+    if not any(map(known, weights.values())):
+        return absent(title, "No round of this run has made a step.")
     chart = charts.heat(data.numbers, list(weights), list(weights.values()), number)
     rows = []
     for name, values in weights.items():
-        known = _known(values)
-        mean = math.fsum(known) / len(known) if known else math.nan
-        rows.append((name, str(len(known)), *map(number, (mean, min(known, default=mean), max(known, default=mean)))))
+        own = known(values)
+        mean = math.fsum(own) / len(own) if own else math.nan
+        rows.append((name, str(len(own)), *map(number, (mean, min(own, default=mean), max(own, default=mean)))))
     caption = (
         "A row for each client, a column for each round, the darker the larger its weight; blank where it took no "
         "part. Plain averaging gives even rows. Multi-gradient descent gives weight to those whom the others would "
         "leave behind: a dark row is a client with unusual data, or one that tries to steer; its cosines in "
         "`fedpareto admin round` tell more. A single dark cell in a column is a round that one client decided."
     )
-    return _figure(title, chart, caption, table(["client", "steps", "mean λ", "least", "largest"], rows))
+    return figure(title, chart, caption, table(["client", "steps", "mean λ", "least", "largest"], rows))
 
 
 def _entropy(data: RunData) -> Html:
     title = "How many clients decided"
     entropy = data.metric("entropy")
-    if not _known(entropy):
-        return _absent(title, "No round of this run has made a step.")
+    if not known(entropy):
+        return absent(title, "No round of this run has made a step.")
     effective = [math.exp(value) for value in entropy]
     present = [
         float(item.summary.accepted) if math.isfinite(value) else math.nan
@@ -205,9 +175,9 @@ def _entropy(data: RunData) -> Html:
         "The effective number of clients, exp(entropy of λ): as many as took part when all weigh the same, 1 when "
         "one has all the weight. The further below the dashed line, the more selective the algorithm was."
     )
-    columns = [("entropy", entropy, number), ("effective", effective, number), ("accepted", present, _whole)]
+    columns = [("entropy", entropy, number), ("effective", effective, number), ("accepted", present, whole)]
     chart = charts.lines(data.numbers, series, Axis("clients", general, low=0.0))
-    return _figure(title, chart, caption, _over_rounds(data, columns))
+    return figure(title, chart, caption, over_rounds(data, columns))
 
 
 # --- geometry
@@ -216,47 +186,47 @@ def _entropy(data: RunData) -> Html:
 def _conflicts(data: RunData) -> Html:
     title = "Pairs in conflict"
     pairs = data.metric("conflicts")
-    if not _known(pairs):
-        return _absent(title, "No round of this run has made a step.")
+    if not known(pairs):
+        return absent(title, "No round of this run has made a step.")
     caption = (
         "How many pairs of updates have a negative inner product: what is good for the one is, to first order, bad "
         "for the other. The more the clients' data differ, and the nearer training is to its end, the more there "
         "are. They are why an average can hurt some of those whom it averages."
     )
-    chart = charts.lines(data.numbers, [Series("pairs", pairs, 1)], Axis("pairs of updates", _whole, low=0.0))
-    return _figure(title, chart, caption, _over_rounds(data, [("pairs", pairs, _whole)]))
+    chart = charts.lines(data.numbers, [Series("pairs", pairs, 1)], Axis("pairs of updates", whole, low=0.0))
+    return figure(title, chart, caption, over_rounds(data, [("pairs", pairs, whole)]))
 
 
 def _cosines(data: RunData) -> Html:
     title = "How deep the conflicts are, and whether the direction serves all"
     depth, mean, least = (data.metric(name) for name in ("conflict_depth", "conflict_mean", "descent_min"))
-    if not _known(depth):
-        return _absent(title, "No round of this run has made a step.")
+    if not known(depth):
+        return absent(title, "No round of this run has made a step.")
     series = [
         Series("least cosine of two updates in conflict", depth, 1),
         Series("mean of the pairs in conflict", mean, 4, dashed=True),
         Series("least cosine of an update with the direction", least, 0),
     ]
-    against = sum(value < -1e-9 for value in _known(least))
+    against = sum(value < -1e-9 for value in known(least))
     caption = (
         "Cosines: -1 is opposite, 0 at right angles. The lower lines tell how much the clients are against each "
         "other. The blue line is the verdict on the step: above 0 it makes nobody worse, to first order; below 0 "
-        f"somebody pays. Here that was so in {against} of {len(_known(least))} steps."
+        f"somebody pays. Here that was so in {against} of {len(known(least))} steps."
     )
     columns = [("least", depth, number), ("mean in conflict", mean, number), ("with the direction", least, number)]
     chart = charts.lines(data.numbers, series, Axis("cosine", lambda value: f"{value:.1f}", low=-1.0, high=1.0))
-    return _figure(title, chart, caption, _over_rounds(data, columns))
+    return figure(title, chart, caption, over_rounds(data, columns))
 
 
 def _norms(data: RunData) -> Html:
     title = "Length of the direction, and what was left to gain for all"
     names = ("direction_norm", "stationarity", "stationarity/relative", "step/rate")
     norm, left, relative, rate = map(data.metric, names)
-    if not _known(norm):
-        return _absent(title, "No round of this run has made a step.")
+    if not known(norm):
+        return absent(title, "No round of this run has made a step.")
     still = [str(item.summary.round) for item in data.rounds if item.summary.metrics.get("stationary") == 1]
     stood = (
-        f" In {len(still)} rounds there was no such direction and the model stayed as it was ({_some(still)}): it is "
+        f" In {len(still)} rounds there was no such direction and the model stayed as it was ({some(still)}): it is "
         "Pareto-stationary for those participants, or one of them stands in the way on purpose."
         if still
         else ""
@@ -272,61 +242,4 @@ def _norms(data: RunData) -> Html:
     found = {"direction": norm, "stationarity": left, "relative": relative, "rate": rate}
     columns = [(name, values, number) for name, values in found.items()]
     chart = charts.lines(data.numbers, series, Axis("norm", general, log=True))
-    return _figure(title, chart, caption, _over_rounds(data, columns))
-
-
-# --- traffic
-
-
-def _replies(data: RunData) -> Html:
-    title = "Replies, and why some do not count"
-    layers = [
-        Series(name, [float(getattr(item.summary, name)) for item in data.rounds], colour)
-        for name, colour in (("accepted", 2), ("rejected", 1), ("missing", 4))
-    ]
-    reasons: Counter[tuple[str, str]] = Counter()
-    whose: dict[tuple[str, str], set[str]] = {}
-    for client in data.clients:
-        for part in data.parts(client):
-            if part.state not in (AssignmentState.ASSIGNMENT_STATE_FULFILLED, AssignmentState.ASSIGNMENT_STATE_OPEN):
-                key = (name_of(part, "state").lower(), part.reason.partition(":")[0] or "–")
-                reasons[key] += 1
-                whose.setdefault(key, set()).add(client)
-    rows = [(*key, _some(sorted(whose[key])), str(count)) for key, count in reasons.most_common()]
-    caption = (
-        "Of those who were asked to train. A rejected update was signed by its client and wrong in content, and "
-        "stays in the record; missing are those who declined, were too late, or were no longer needed. "
-        + ("Every update counted." if not rows else "The reasons are in the table; the page of reasons explains each.")
-    )
-    chart = charts.stacked(data.numbers, layers, Axis("clients", _whole, low=0.0))
-    columns = [(layer.name, layer.values, _whole) for layer in layers]
-    found = _figure(title, chart, caption, _over_rounds(data, columns))
-    if rows:
-        found = join([found, table(["what", "reason", "clients", "times"], rows, words=3)])
-    return found
-
-
-def _bytes(data: RunData) -> Html:
-    title = "Bytes"
-    up, refused, down = (data.metric(f"bytes/{name}") for name in ("up", "refused", "down"))
-    if not _known(up):
-        return _absent(title, "No round of this run has ended.")
-    total_up, total_down = math.fsum(_known(up)), math.fsum(_known(down))
-    caption = (
-        f"Update files that came up and model files that went down, {size(total_up)} and {size(total_down)} in all. "
-        "One model is counted for every client that answered and did not have it yet: workers keep the last ones. "
-        "Envelopes (about 1 kB each) and TLS come on top. Bytes that were refused are in the table."
-    )
-    series = [Series("up", up, 0), Series("down", down, 2)]
-    columns = [("up", up, size), ("of it refused", refused, size), ("down", down, size)]
-    chart = charts.lines(data.numbers, series, Axis("bytes per round", size, low=0.0))
-    return _figure(title, chart, caption, _over_rounds(data, columns))
-
-
-def _whole(value: float) -> str:
-    return f"{value:.0f}" if abs(value - round(value)) < 1e-9 else f"{value:.1f}"
-
-
-def _some(names: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return figure(title, chart, caption, over_rounds(data, columns))

@@ -2,11 +2,13 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from coordinator.rounds.metrics import DEFINITIONS
 from federation.v1.common_pb2 import AssignmentState
 from fedpareto.cli.document import name_of
 from fedpareto.cli.render import number, percent, short, size, when
+from fedpareto.report.charts import COLOURS
 from fedpareto.report.data import RunData
 from fedpareto.report.figures import all_figures
 from fedpareto.report.html import Html, join, table, tag
@@ -30,6 +32,7 @@ figure { margin: 1.5rem 0 2rem; } figcaption { font-size: .92rem; margin: .3rem 
 .absent { color: var(--soft); font-style: italic; }
 svg { display: block; height: auto; width: 100%; } svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
 svg .axis { fill: var(--ink); } .grid { stroke: var(--rule); stroke-width: 1; }
+.guide { stroke: var(--soft); stroke-dasharray: 6 4; stroke-width: 1.2; } .glyph { font-size: 1.1rem; }
 .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; } .dashed { stroke-dasharray: 5 4; stroke-width: 1.3; }
 .band { fill-opacity: .14; }
 .legend { color: var(--soft); font-size: .85rem; margin: .2rem 0; } .legend i { margin-left: .8rem; }
@@ -40,21 +43,24 @@ th, td { border-bottom: 1px solid var(--rule); padding: .2rem .7rem .2rem 0; tex
 td.n, th.n { text-align: right; } .scroll { max-height: 24rem; overflow: auto; }
 summary { cursor: pointer; color: var(--soft); font-size: .88rem; }
 pre { background: var(--card); border-radius: .4rem; overflow-x: auto; padding: .8rem; font-size: .84rem; }
-@media print { details > * { display: block; } .scroll { max-height: none; } }
+@media print { :root { color-scheme: light; --paper: #fff; --ink: #000; --soft: #333; --rule: #bbb; --card: #fff;
+  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; } * { print-color-adjust: exact; } body { max-width: none; }
+  figure, table { break-inside: avoid; } details > * { display: block; } .scroll { max-height: none; } }
 """ + "".join(
-    f".s{i} {{ stroke: var(--c{i}); }} .f{i} {{ fill: var(--c{i}); }} .b{i} {{ background: var(--c{i}); }}\n"
-    for i in range(6)
+    f".s{i} {{ stroke: var(--c{i}); }} .f{i} {{ fill: var(--c{i}); }} "
+    f".b{i} {{ background: var(--c{i}); }} .g{i} {{ color: var(--c{i}); }}\n"
+    for i in range(COLOURS)
 )
 
 
-def page(data: RunData) -> Html:
-    """A run as one HTML document that needs nothing else."""
+def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
+    """A run as one HTML document that needs nothing else; other runs of its task are drawn beside it."""
     run = data.run
-    sections = list(all_figures(data)) if data.rounds else []
+    sections = list(all_figures(data, beside)) if data.rounds else []
     nothing = [] if data.rounds else [tag("p", "This run has no rounds yet.", class_="absent")]
     body = [
         tag("h1", run.name),
-        tag("p", f"{run.algorithm} on {run.task}, run {run.run_id}: {_state(data)}", class_="soft"),
+        tag("p", f"{run.algorithm} on {run.task}, run {run.run_id}: {_state(data)}{_beside(beside)}", class_="soft"),
         _cards(data),
         tag("p", *_contents(sections)),
         *nothing,
@@ -85,6 +91,11 @@ def _state(data: RunData) -> str:
     run = data.run
     reason = f" ({run.reason})" if run.reason else ""
     return f"{name_of(run, 'state').lower()}{reason}, {run.rounds_done} of {run.rounds_total} rounds"
+
+
+def _beside(runs: Sequence[RunData]) -> str:
+    names = ", ".join(f"{one.run.name} ({one.run.algorithm})" for one in runs)
+    return f"; beside {names}" if names else ""
 
 
 def _contents(sections: list[tuple[str, str, list[Html]]]) -> list[Html]:
@@ -121,7 +132,7 @@ def _clients(data: RunData) -> Html:
     for client in data.clients:
         parts = data.parts(client)
         states = Counter(part.state for part in parts)
-        accepted = [part for part in parts if part.state == AssignmentState.ASSIGNMENT_STATE_FULFILLED]
+        accepted = data.accepted(client)
         weights = [part.weight for part in parts if math.isfinite(part.weight)]
         norms = [part.update_norm for part in parts if math.isfinite(part.update_norm)]
         member = data.members.get(client)
@@ -155,6 +166,7 @@ def _facts(data: RunData) -> Html:
         ("state", _state(data)),
         ("algorithm", run.algorithm),
         ("task", run.task),
+        *((("objectives", ", ".join(run.objectives)),) if data.objectives else ()),
         ("parameters", f"{run.parameters:,}"),
         ("model", short(run.model)),
         *((field, when(run, field)) for field in ("created", "started", "ended")),

@@ -1,0 +1,59 @@
+"""A radar chart: an axis for each objective, a polygon for each run."""
+
+import math
+from collections.abc import Sequence
+
+from fedpareto.report.charts import WIDTH, Series, cut, general, legend, points, svg
+from fedpareto.report.html import Html, join, tag
+
+HEIGHT = 440.0
+_RADIUS = 165.0
+_RINGS = (0.25, 0.5, 0.75, 1.0)
+_DASHES = ("none", "7 4", "2 3", "10 3 2 3", "4 4", "12 5")  # of the runs, to be told apart without colours
+
+
+def radar(names: Sequence[str], runs: Sequence[Series], largest: Sequence[float], *, alt: str) -> Html:
+    """Shares of the largest value along each axis.
+
+    Args:
+        names: of the objectives, M of them, at least 3.
+        runs: the shares of each run, M of them in [0, 1]; the axes where one is NaN are passed over.
+        largest: what 1 stands for, by objective.
+        alt: the drawing in words.
+    """
+    parts = [_web(names, largest)]
+    for place, run in enumerate(runs):
+        known = [(k, value) for k, value in enumerate(run.values) if math.isfinite(value)]
+        corners = [_at(k, len(names), value) for k, value in known]
+        look = {"class_": f"line s{run.colour} f{run.colour}", "fill_opacity": 0.07}
+        parts.append(tag("polygon", points=points(corners), stroke_dasharray=_DASHES[place % len(_DASHES)], **look))
+        parts += [
+            tag(
+                "circle",
+                tag("title", f"{run.name}, {names[k]}: {general(value * largest[k])}, {value:.2f} of the largest"),
+                cx=x, cy=y, r=2.6, class_=f"f{run.colour}",
+            )
+            for (k, value), (x, y) in zip(known, corners, strict=True)
+        ]  # fmt: skip
+    return join([legend(runs), svg("", HEIGHT, parts, alt)])
+
+
+def _web(names: Sequence[str], largest: Sequence[float]) -> Html:
+    M = len(names)
+    parts = [
+        tag("polygon", points=points([_at(k, M, share) for k in range(M)]), class_="grid", fill="none")
+        for share in _RINGS
+    ]
+    for k, name in enumerate(names):
+        (x, y), (label_x, label_y) = _at(k, M, 1.0), _at(k, M, 1.0 + 16 / _RADIUS)
+        parts.append(tag("line", x1=WIDTH / 2, y1=HEIGHT / 2, x2=x, y2=y, class_="grid"))
+        side = label_x - WIDTH / 2
+        anchor = "middle" if abs(side) < 12 else "start" if side > 0 else "end"
+        words = f"{cut(name)} ({general(largest[k])})" if M <= 24 else cut(name)
+        parts.append(tag("text", words, x=label_x, y=label_y + 3.5, text_anchor=anchor, class_="axis"))
+    return join(parts)
+
+
+def _at(k: int, M: int, share: float) -> tuple[float, float]:
+    angle = 2 * math.pi * k / M - math.pi / 2
+    return WIDTH / 2 + _RADIUS * share * math.cos(angle), HEIGHT / 2 + _RADIUS * share * math.sin(angle)

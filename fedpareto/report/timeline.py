@@ -1,0 +1,73 @@
+"""The timeline of rounds: a row for each round, a bar for each of its phases."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedpareto.report.charts import WIDTH, general, steps, svg
+from fedpareto.report.html import Html, join, tag
+
+_LEFT, _RIGHT, _TOP, _ROW = 66.0, 110.0, 6.0, 17.0
+_BAR = 11.0
+_LEAST = 1.5  # width of a bar
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A phase.
+
+    Attributes:
+        name: what it asked for.
+        words: beside the row: how many replied of how many asked.
+        title: the whole of it, for its tooltip.
+        began: seconds after the round's beginning.
+        ended: likewise.
+        colour: the number of its colour.
+    """
+
+    name: str
+    words: str
+    title: str
+    began: float
+    ended: float
+    colour: int
+
+
+def timeline(rounds: Sequence[tuple[int, float, Sequence[Bar]]], *, alt: str) -> Html:
+    """Rounds below each other, each from its own beginning.
+
+    Args:
+        rounds: number, seconds that it took (NaN while it lasts), phases.
+        alt: the drawing in words.
+    """
+    ends = [bar.ended for _, _, bars in rounds for bar in bars] + [seconds for _, seconds, _ in rounds]
+    ticks = steps(0.0, max((end for end in ends if math.isfinite(end)), default=1.0))
+    scale = (WIDTH - _LEFT - _RIGHT) / ticks[-1]
+    foot = _TOP + _ROW * len(rounds)
+    parts = []
+    for tick in ticks:
+        at = _LEFT + tick * scale
+        parts.append(tag("line", x1=at, x2=at, y1=_TOP, y2=foot, class_="grid"))
+        parts.append(tag("text", general(tick), x=at, y=foot + 15, text_anchor="middle"))
+    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    label = "seconds since the round began"
+    parts.append(tag("text", label, x=middle, y=foot + 31, text_anchor="middle", class_="axis"))
+    kinds: dict[str, int] = {}
+    for row, (number, seconds, bars) in enumerate(rounds):
+        top = _TOP + row * _ROW + (_ROW - _BAR) / 2
+        base = top + _BAR - 2
+        parts.append(tag("text", f"round {number}", x=_LEFT - 6, y=base, text_anchor="end"))
+        free = _LEFT
+        for bar in bars:
+            kinds[bar.name] = bar.colour
+            x, width = _LEFT + bar.began * scale, max((bar.ended - bar.began) * scale, _LEAST)
+            box = {"x": x, "y": top, "width": width, "height": _BAR, "class_": f"f{bar.colour}"}
+            parts.append(tag("rect", tag("title", bar.title), **box))
+            free = max(free, x + width)
+        if bars and math.isfinite(seconds):
+            end = _LEFT + seconds * scale
+            parts.append(tag("line", x1=end, x2=end, y1=top - 2, y2=top + _BAR + 2, class_="guide"))
+            free = max(free, end)
+        parts.append(tag("text", " ".join(bar.words for bar in bars), x=free + 5, y=base))
+    keys = (join([tag("i", class_=f"key b{colour}"), f" {name} "]) for name, colour in kinds.items())
+    return join([tag("p", *keys, class_="legend"), svg("", foot + 36, parts, alt)])

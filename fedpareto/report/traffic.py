@@ -1,0 +1,209 @@
+"""The figures of what a run cost: replies, bytes, time; beside other runs of the same task."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC
+
+from coordinator.rounds.outcome import SCORED
+from federation.v1.admin_pb2 import ExportRoundsResponse, PhaseProgress
+from federation.v1.common_pb2 import AssignmentState
+from fedpareto.cli.document import name_of
+from fedpareto.cli.render import number, percent, seconds, size
+from fedpareto.report import charts
+from fedpareto.report.charts import COLOURS, Axis, Series
+from fedpareto.report.data import RunData
+from fedpareto.report.html import Html, join, table
+from fedpareto.report.layout import absent, figure, known, over_rounds, some, whole
+from fedpareto.report.plane import Path, plane
+from fedpareto.report.timeline import Bar, timeline
+
+_SHOWN = 24  # rounds of the timeline
+_COLOURS = {"TRAIN": 0, "EVALUATE": 2, "JACOBIAN": 4, "RESIDUAL": 1}
+
+
+def figures(data: RunData, beside: Sequence[RunData]) -> Iterator[Html]:
+    """Replies and bytes of the run, bytes for each client of all the runs, and the phases of its rounds."""
+    runs = [data, *(one for one in beside if not one.alone)]
+    yield _replies(data)
+    yield _bytes(data)
+    yield _for_each_client(runs)
+    if beside:
+        yield _against_bytes(runs)
+    yield _phases(data)
+
+
+def _replies(data: RunData) -> Html:
+    title = "Replies, and why some do not count"
+    layers = [
+        Series(name, [float(getattr(item.summary, name)) for item in data.rounds], colour)
+        for name, colour in (("accepted", 2), ("rejected", 1), ("missing", 4))
+    ]
+    reasons: Counter[tuple[str, str]] = Counter()
+    whose: dict[tuple[str, str], set[str]] = {}
+    for client in data.clients:
+        for part in data.parts(client):
+            if part.state not in (AssignmentState.ASSIGNMENT_STATE_FULFILLED, AssignmentState.ASSIGNMENT_STATE_OPEN):
+                key = (name_of(part, "state").lower(), part.reason.partition(":")[0] or "–")
+                reasons[key] += 1
+                whose.setdefault(key, set()).add(client)
+    rows = [(*key, some(sorted(whose[key])), str(count)) for key, count in reasons.most_common()]
+    caption = (
+        "Of those who were asked to train, or failed before that. A rejected update was signed by its client and wrong "
+        "in content, and stays in the record; missing are those who declined, were too late, or were no longer needed. "
+        + ("Every update counted." if not rows else "The reasons are in the table; the page of reasons explains each.")
+    )
+    chart = charts.stacked(data.numbers, layers, Axis("clients", whole, low=0.0))
+    columns = [(layer.name, layer.values, whole) for layer in layers]
+    found = figure(title, chart, caption, over_rounds(data, columns))
+    if rows:
+        found = join([found, table(["what", "reason", "clients", "times"], rows, words=3)])
+    return found
+
+
+def _bytes(data: RunData) -> Html:
+    title = "Bytes"
+    up, refused, down = (data.metric(f"bytes/{name}") for name in ("up", "refused", "down"))
+    if not known(up):
+        return absent(title, "No round of this run has ended.")
+    total_up, total_down = math.fsum(known(up)), math.fsum(known(down))
+    caption = (
+        f"Update files that came up and model files that went down, {size(total_up)} and {size(total_down)} in all. "
+        "One model is counted for every client that answered and did not have it yet: workers keep the last ones. "
+        "Envelopes (about 1 kB each) and TLS come on top. Bytes that were refused are in the table."
+    )
+    series = [Series("up", up, 0), Series("down", down, 2)]
+    columns = [("up", up, size), ("of it refused", refused, size), ("down", down, size)]
+    chart = charts.lines(data.numbers, series, Axis("bytes per round", size, low=0.0))
+    return figure(title, chart, caption, over_rounds(data, columns))
+
+
+def _for_each_client(runs: Sequence[RunData]) -> Html:
+    title = "Bytes for each client in a round"
+    if not known(runs[0].up):
+        return absent(title, "No round of this run has ended.")
+    rows: list[tuple[str, ...]] = []
+    bars: list[tuple[str, float, float]] = []
+    for run in runs:
+        up, down = _mean(known(run.up)), _mean(known(run.down))
+        model = 4.0 * run.run.parameters
+        models = [f"{mean / model:.2f}" if model and math.isfinite(mean) else "–" for mean in (up, down)]
+        bars.append((run.run.name, up, down))
+        total = size(math.fsum(known(run.metric("bytes/up"))))
+        rows.append((run.run.name, run.run.algorithm, size(up), models[0], size(down), models[1], total))
+    caption = (
+        "What a client sends and fetches in a round in which it takes part, on average over the rounds; in the table "
+        "also in models, of 4 bytes for each parameter. Training on one weighted sum of the objectives sends one "
+        "model, whatever the number of objectives, and a sketch of the gradients if the algorithm asks for one; "
+        "training for each objective sends as many models as the client serves."
+    )
+    chart = charts.pairs(
+        bars, ("up", "down"), size, alt="; ".join(f"{n}: {size(u)} up, {size(d)} down" for n, u, d in bars)
+    )
+    columns = ["run", "algorithm", "up", "in models", "down", "in models", "up, all rounds and clients"]
+    return figure(title, chart, caption, table(columns, rows, words=2))
+
+
+def _against_bytes(runs: Sequence[RunData]) -> Html:
+    """What each run made of what its clients sent."""
+    title = "Progress against uploaded bytes"
+    name, words = next(
+        (
+            (name, words)
+            for name, words in (("accuracy/mean", percent), *((f"loss/{split}", number) for split in SCORED))
+            if known(runs[0].metric(name))
+        ),
+        ("", number),
+    )
+    if not name:
+        return absent(title, "No round of this run has been evaluated.")
+    label = "mean accuracy" if name == "accuracy/mean" else f"mean {name.removeprefix('loss/')} loss"
+    paths = []
+    for place, run in enumerate(runs):
+        sent, total = [], 0.0
+        for value in run.up:
+            total += value if math.isfinite(value) else 0.0
+            sent.append(total)
+        values = run.metric(name)
+        labels = [
+            f"round {round_}: {words(value)} after {size(cost)}"
+            for round_, value, cost in zip(run.numbers, values, sent, strict=True)
+        ]
+        paths.append(Path(run.run.name, sent, values, labels, place % COLOURS))
+    high = 1.0 if name == "accuracy/mean" else None
+    axes = (
+        Axis("bytes that a client sends in all the rounds that it takes part in", size, low=0.0),
+        Axis(label, words, low=0.0, high=high),
+    )
+    ends = "; ".join(
+        f"{path.name} {words(path.known[-1][1])} after {size(path.known[-1][0])}" for path in paths if path.known
+    )
+    caption = (
+        f"The {label} against what a client had to send for it: the bytes of a round for each client that sent some, "
+        "added up. A curve above (accuracy) or below (loss) another one makes more of the same upload, "
+        f"however many rounds that takes. At the end: {ends}."
+    )
+    return figure(title, plane(paths, *axes, alt=f"{label} against uploaded bytes: {ends}."), caption)
+
+
+# --- time
+
+
+def _phases(data: RunData) -> Html:
+    title = "The phases of the rounds"
+    rounds = [(item.summary.round, item.summary.seconds, _bars(item)) for item in data.rounds if item.phases]
+    if not rounds:
+        return absent(title, "No phase of this run is on record.")
+    shown = rounds[-_SHOWN:]
+    which = "every round" if len(shown) == len(rounds) else f"the last {len(shown)} rounds"
+    caption = (
+        f"A row for {which}, from its beginning: when each question was put to the clients and when it was closed, "
+        "and on the right how many replied of how many were asked, phase by phase. What lies between two phases is "
+        "the coordinator's own work; the round ends at the upright line. In a simulation, phases are the times of "
+        "its own process, and evaluations are not on record as phases."
+    )
+    kinds: dict[str, list[PhaseProgress]] = {}
+    for item in data.rounds:
+        for phase in item.phases:
+            kinds.setdefault(name_of(phase, "kind"), []).append(phase)
+    rows = []
+    for kind, phases in kinds.items():
+        lasted = known([seconds(phase) for phase in phases])
+        replied, asked = sum(phase.replied for phase in phases), sum(phase.asked for phase in phases)
+        sent = math.fsum(phase.bytes_up for phase in phases)
+        share = percent(replied / asked) if asked else "–"
+        rows.append(
+            (
+                kind.lower(),
+                str(len(phases)),
+                share,
+                number(_mean(lasted)),
+                number(max(lasted, default=math.nan)),
+                size(sent),
+            )
+        )
+    columns = ["phase", "times", "replied", "mean seconds", "longest", "bytes up"]
+    alt = "; ".join(
+        f"{kind}: {times} times, {share} replied, {mean} s on average" for kind, times, share, mean, *_ in rows
+    )
+    return figure(title, timeline(shown, alt=f"Timeline of {which}. {alt}."), caption, table(columns, rows))
+
+
+def _bars(item: ExportRoundsResponse) -> list[Bar]:
+    found = []
+    start = item.summary.started.ToDatetime(UTC)
+    for phase in item.phases:
+        kind = name_of(phase, "kind")
+        began = (phase.started.ToDatetime(UTC) - start).total_seconds()
+        lasted = seconds(phase)
+        ended = began + lasted if math.isfinite(lasted) else began
+        words = f"{phase.replied}/{phase.asked}"
+        took = f"{lasted:.2f} s" if math.isfinite(lasted) else "open"
+        what = f"round {phase.round}, phase {phase.phase}, {kind.lower()}"
+        title = f"{what}: {words} replied, {took}, {size(phase.bytes_up)} up"
+        found.append(Bar(kind.lower(), words, title, began, ended, _COLOURS.get(kind, 3)))
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
