@@ -132,8 +132,7 @@ def test_fsmgda_averages_each_objective_over_those_that_serve_it(stage: Stage, p
     }
 
 
-@pytest.mark.parametrize("prior", ["uniform", "samples"])
-@pytest.mark.parametrize("scope", ["encoder", "all"])
+@pytest.mark.parametrize(("prior", "scope"), [("uniform", "all"), ("samples", "encoder")])
 def test_fedcmoo_weighs_the_means_and_asks_each_client_for_its_part(stage: Stage, prior: str, scope: str) -> None:
     run, players = begin(stage, "fedcmoo", f'{EXACT}\nalgorithm.scope = "{scope}"\nalgorithm.prior = "{prior}"')
     stage.play(run, *players.values())
@@ -219,7 +218,6 @@ def test_an_objective_that_nobody_serves_is_left_out_until_somebody_does(stage: 
 
 
 def test_the_share_of_an_objective_that_is_left_out_is_kept_for_it(stage: Stage) -> None:
-    # beta = 0 keeps the weights as they were: what is left of them can be followed.
     more = 'algorithm.sketch = "exact"\nalgorithm.beta = 0.01\nalgorithm.steps = 3\nselection.minimum = 2'
     run, players = begin(stage, "fedcmoo", more, rounds=2)
     stage.play(run, *players.values(), until=lambda: len(stage.phases(run)) > 1, phases=1)
@@ -240,13 +238,21 @@ def test_the_share_of_an_objective_that_is_left_out_is_kept_for_it(stage: Stage)
 def test_the_specification_bounds_what_clients_serve(stage: Stage) -> None:
     more = f'{EXACT}\nobjectives.serve.ann = ["left"]\nobjectives.serve.ben = ["left", "right"]'
     run, players = begin(stage, "fedcmoo", more, serves={"ann": NAMES, "ben": ("mid", "right")})
-    stage.play(run, *players.values())
+    stage.play(run, *players.values(), until=lambda: len(stage.phases(run)) > 2, phases=2)
+    for value, player in enumerate(players.values()):  # each measures whatever it likes
+        told = {f"test/{kind}/{key}": value / 4 for kind in ("loss", "accuracy") for key in (*NAMES, "nonsense")}
+        player.reply(player.order(), metrics=told)
+    stage.wait_round(run, 0)
     served = {name: tuple(order_of(stage, run, name, 0).jacobian.objectives) for name in SERVES}
     assert served == {"ann": ("left",), "ben": ("right",), "cleo": NAMES}
     assert [list(row) for row in sent(stage, run, 0).values()] == [["jacobian"]] * 3
     assert stage.rounds(run)[0].objectives["clients"] == {"left": 2, "mid": 1, "right": 2}
-    evaluated = stage.assignments(run, 0, 2)
-    assert {name: tuple(a.objectives) for name, a in evaluated.items()} == served
+    metrics = stage.rounds(run)[0].metrics
+    for kind in ("loss/test", "accuracy/objective"):  # ann and cleo, cleo alone, ben and cleo
+        assert [metrics[f"{kind}/{key}"] for key in NAMES] == [0.25, 0.5, 0.375]
+    assert "loss/test/nonsense" not in metrics
+    kept = {name: set(own.objectives) for (name, split), own in stage.evaluations(run).items() if split == "test"}
+    assert kept == {name: {f"{kind}/{key}" for kind in ("loss", "accuracy") for key in served[name]} for name in served}
 
 
 def test_a_client_that_serves_none_of_the_objectives_is_not_asked(stage: Stage) -> None:
@@ -593,10 +599,7 @@ def test_a_reply_counts_in_its_own_phase_and_round_alone(stage: Stage) -> None:
     assert len(step_of(stage, run, 1).consulted) == 3
 
 
-SKETCHES = ("count", "svd", "svd-two-way", "top-k", "mask", "gram", "exact")
-
-
-@pytest.mark.parametrize("sketch", SKETCHES)
+@pytest.mark.parametrize("sketch", ["count", "svd", "svd-two-way", "top-k", "gram"])
 def test_gradients_of_absurd_size_end_no_run(stage: Stage, sketch: str) -> None:
     run, players = jacobian_phase(stage, f'algorithm.sketch = "{sketch}"\nlimits.skipped_rounds = 5', rounds=2)
 
@@ -618,7 +621,7 @@ def test_gradients_of_absurd_size_end_no_run(stage: Stage, sketch: str) -> None:
     assert sum(weights_of(stage, run, 1).values()) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("algorithm", ["fedcmoo", "fedcmoo-pref", "fsmgda", "scalarised"])
+@pytest.mark.parametrize("algorithm", ["fedcmoo", "fedcmoo-pref", "fsmgda"])
 def test_absurd_losses_end_no_run(stage: Stage, algorithm: str) -> None:
     more = EXACT if algorithm.startswith("fedcmoo") else ""
     run, players = begin(stage, algorithm, more, rounds=2, serves={})

@@ -1,6 +1,7 @@
 """What a round came to: each client's share in the step, and the scores of the model after it."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,9 +128,10 @@ def evaluations(round_id: int, model: str, replies: Replies, splits: tuple[str, 
             loss=reply.metrics.get(f"{split}/loss"),
             accuracy=_accuracy(reply, split),
             objectives={
-                name.removeprefix(f"{split}/"): value
-                for name, value in reply.metrics.items()
-                if name.startswith((f"{split}/loss/", f"{split}/accuracy/"))
+                f"{kind}/{name}": reply.metrics[f"{split}/{kind}/{name}"]
+                for kind in ("loss", "accuracy")
+                for name in reply.objectives
+                if f"{split}/{kind}/{name}" in reply.metrics
             },
             samples=int(min(max(reply.metrics.get(f"{split}/samples", 0.0), 0.0), 2.0**53)),  # a claim, of any size
         )
@@ -161,7 +163,7 @@ def scores(replies: Replies, names: tuple[str, ...]) -> dict[str, float]:
             break
     for name in names if len(names) > 1 else ():
         for split in SCORED:
-            if values := _measured(replies, f"{split}/loss/{name}"):
+            if values := _measured(_serving(replies, name), f"{split}/loss/{name}"):
                 found[f"loss/{split}/{name}"] = float(np.mean(values))
     losses = {split: _measured(replies, f"{split}/loss") for split in SCORED}
     found |= {f"loss/{split}": float(np.mean(values)) for split, values in losses.items() if values}
@@ -175,13 +177,18 @@ def scores(replies: Replies, names: tuple[str, ...]) -> dict[str, float]:
 def _by_objective(replies: Replies, names: tuple[str, ...], split: str) -> dict[str, float]:
     found = {}
     for name in names if len(names) > 1 else ():
-        claimed = [_accuracy(reply, split, name) for reply in replies]
+        claimed = [_accuracy(reply, split, name) for reply in _serving(replies, name)]
         if values := [value for value in claimed if value is not None]:
             found[f"accuracy/objective/{name}"] = float(np.mean(values))
     return found
 
 
-def _measured(replies: Replies, name: str) -> list[float]:
+def _serving(replies: Replies, objective: str) -> list[Reply]:
+    """The replies of those that serve an objective: a worker may measure others too, which count for nothing."""
+    return [reply for reply in replies if objective in reply.objectives]
+
+
+def _measured(replies: Iterable[Reply], name: str) -> list[float]:
     return [reply.metrics[name] for reply in replies if name in reply.metrics]
 
 
