@@ -237,6 +237,11 @@ class FedCMOOPref(Conversation):
         )
         return Weighed(found.weights, found.mode, tuple(filter(None, (found.note,))), found.divergence)
 
+    @property
+    def needs_measuring(self) -> bool:
+        """Not again: the losses were read with the Jacobians."""
+        return False
+
     def usable(self, replies: Replies) -> Replies:
         """Everybody's update: the losses were read with the Jacobians."""
         return replies
