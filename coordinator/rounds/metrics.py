@@ -78,7 +78,8 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "9.5",
         ),
         "weight/<objective>": (
-            "lambda of the objective in the step; they sum to 1; absent in a round that left the objective out",
+            "lambda of the objective in the step, absent in a round that left it out; they sum to 1, or to less where "
+            "weights are fixed and an objective was left out",
             f"6.1, 6.2; {_YANG}; {_ASKIN}",
         ),
         "objective/conflicts": (

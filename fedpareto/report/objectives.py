@@ -144,10 +144,10 @@ def _ends(runs: Sequence[RunData], alone: Sequence[RunData]) -> Html:
     caption = f"The {measure} in each objective after the last evaluated round, over the clients that serve it."
     if alone:
         caption += (
-            " Δ is the mean change against the runs that train for one objective alone, positive where it is worse; "
+            " Δ_M is the mean change against the runs that train for one objective alone, positive where it is worse; "
             "it takes one of those for every objective."
         )
-    columns = ["run", "algorithm", *names, "mean", *(["Δ"] if alone else [])]
+    columns = ["run", "algorithm", *names, "mean", *(["Δ_M"] if alone else [])]
     numbers = tag("div", table(columns, rows, words=2), class_="scroll")
     return tag("figure", tag("h3", "At the end"), numbers, tag("figcaption", caption))
 
@@ -180,7 +180,7 @@ def _weights(data: RunData) -> Html:
     how = ", ".join(f"{mode} in {count}" for mode, count in modes.items())
     without = "".join(f" {name} was left out of {len(rounds)} rounds." for name, rounds in left_out.items())
     caption = (
-        "How much each objective counts in a step; they sum to 1. Multi-gradient descent gives weight to an objective "
+        "How much each objective counts in a step. Multi-gradient descent gives weight to an objective "
         "that the others would leave behind: the one whose gradients are short, or stand against the rest. How they "
         f"were found, by rounds: {how or 'not on record'}.{without}"
     )
