@@ -61,6 +61,10 @@ def coordinator(point: str) -> None:
         "one-update-in": lambda: after(Intake, "accept", count=1),
         # all updates are accepted, the last client has not heard of it
         "all-updates-in": lambda: after(Intake, "accept", count=3),
+        # the gradients are in, nobody has been asked to train (of a round that asks for both)
+        "gradients-in": lambda: before(RemoteFleet, "_open_phase", count=2),
+        # the weights are found and sent, some have trained
+        "some-trained": lambda: after(Intake, "accept", count=5),
         # the phase is closed, nothing is computed
         "aggregating": lambda: before(Conductor, "_aggregate"),
         # the new model is a blob that no row names
