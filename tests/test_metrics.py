@@ -176,7 +176,8 @@ def test_each_objective_is_the_mean_over_the_clients_that_serve_it() -> None:
         {"test/loss": 2.0, "test/loss/left": 3.0, "test/loss/right": 1.0, "test/accuracy/right": 7.0},
     ]
     answers = [
-        Reply(client_id=f"client-{i}", samples=1, losses={}, metrics=metrics, rows=()) for i, metrics in enumerate(told)
+        Reply(client_id=f"client-{i}", samples=1, losses={}, metrics=metrics, objectives=served)
+        for i, (metrics, served) in enumerate(zip(told, (("left",), ("left", "right")), strict=True))
     ]
     found = outcome.scores(Replies(answers), ("left", "right"))
     assert (found["loss/test"], found["loss/test/left"], found["loss/test/right"]) == (1.5, 2.0, 1.0)
