@@ -28,6 +28,7 @@ from federation.digests import digest
 from federation.envelope import envelope_digest
 from federation.objectives import JOINT, Targets
 from federation.refusals import Refusal
+from federation.sketches import SketchError
 from federation.sketches.asked import jacobian_of, second_leg, sketch_of
 from federation.sketches.seeds import own_seed, shared_seed
 from federation.training import TrainingDiverged, TrainingStopped, TrainResult, TrainWork
@@ -122,8 +123,9 @@ class SimulatedFleet(Fleet):
     # --- training, and gradients
 
     def _work(self, question: Question, phase: Train | Jacobian | Residual, base: Vector) -> Replies:
-        began = time.perf_counter()
+        began, started = time.perf_counter(), self._around.clock()
         clients = self._first(question)
+        outcomes: Mapping[str, Outcome | SketchError]
         if isinstance(phase, Train):
             outcomes = self._trained(question, phase, clients, base)
         else:
@@ -136,7 +138,9 @@ class SimulatedFleet(Fleet):
             record.append(row)
             if reply is not None:
                 replies.append(reply)
-        self._record(question, record)
+        for assignment in record:
+            assignment.created = started
+        self._record(question, record, started)
         return Replies(replies, device=self._around.device)
 
     def _order(self, question: Question, **changed: Any) -> Order:
@@ -162,8 +166,8 @@ class SimulatedFleet(Fleet):
 
     def _gradients(
         self, question: Question, phase: Jacobian | Residual, clients: list[str], base: Vector
-    ) -> dict[str, Outcome]:
-        """The clients' sketches of their gradients, or what these lost."""
+    ) -> dict[str, Outcome | SketchError]:
+        """The clients' sketches of their gradients, or what these lost; or why there is none."""
         second = isinstance(phase, Residual)
         asked = phase.jacobian if isinstance(phase, Residual) else phase
         order = self._order(question, measure=asked.measure and not second)
@@ -172,15 +176,20 @@ class SimulatedFleet(Fleet):
         layout = model_layout(self._around.blobs.path(question.base_model))
         made = sketch_of(asked, layout, self._run.objectives)
         shared = shared_seed(self._run.spec.seed, question.round)
+        sketched: dict[str, Outcome | SketchError] = {}
         for name, outcome in outcomes.items():
+            sketched[name] = outcome
             if isinstance(outcome, TrainResult):
                 A = jacobian_of(outcome.rows, asked, layout)
                 own = own_seed(self._run.spec.seed, question.round, name)
-                rows = made.compress(A, shared_seed=shared, own_seed=own)
-                if isinstance(phase, Residual):
-                    rows = second_leg(made).residual(A, rows, phase.reference, phase.objectives)
-                outcomes[name] = replace(outcome, rows=rows)
-        return outcomes
+                try:
+                    rows = made.compress(A, shared_seed=shared, own_seed=own)
+                    if isinstance(phase, Residual):
+                        rows = second_leg(made).residual(A, rows, phase.reference, phase.objectives)
+                    sketched[name] = replace(outcome, rows=rows)
+                except SketchError as error:
+                    sketched[name] = error
+        return sketched
 
     def _first(self, question: Question) -> list[str]:
         """Who replies before the round has as many as it wants; by lot, where more were asked."""
@@ -252,12 +261,17 @@ class SimulatedFleet(Fleet):
             )
         return np.zeros_like(base) if before is None else model_row(self._around.blobs.path(before)).read() - base
 
-    def _take(self, question: Question, name: str, outcome: Outcome, seconds: float) -> tuple[Assignment, Reply | None]:
+    def _take(
+        self, question: Question, name: str, outcome: Outcome | SketchError, seconds: float
+    ) -> tuple[Assignment, Reply | None]:
         """One client's reply as the intake would take it: accepted, or refused with its reason."""
         now = self._around.clock()
         assignment = self._assignment(question, name)
         if isinstance(outcome, TrainingDiverged):
             end_assignment(assignment, AssignmentState.DECLINED, now, "training-diverged", str(outcome))
+            return assignment, None
+        if isinstance(outcome, SketchError):
+            end_assignment(assignment, AssignmentState.DECLINED, now, "failed", f"SketchError: {outcome}")
             return assignment, None
         layout = update_layout([(objective, len(row)) for objective, row in outcome.rows.items()])
         check = PayloadCheck(layout)
@@ -325,7 +339,7 @@ class SimulatedFleet(Fleet):
             payload=update.payload,
         )
 
-    def _record(self, question: Question, assignments: list[Assignment]) -> None:
+    def _record(self, question: Question, assignments: list[Assignment], started: datetime) -> None:
         """Puts a phase on record, in place of what an interrupted simulation left of it: the step is made of this."""
         now = self._around.clock()
         with self._around.database.begin() as session:
@@ -343,8 +357,8 @@ class SimulatedFleet(Fleet):
                 kind=_KINDS[type(question.phase)],
                 state=PhaseState.OPEN,
                 wanted=question.wanted,
-                started=now,
-                deadline=now + timedelta(seconds=self._run.spec.train.deadline_seconds),
+                started=started,
+                deadline=started + timedelta(seconds=self._run.spec.train.deadline_seconds),
             )
             phase.assignments.extend(assignments)
             close_phase(phase, now)

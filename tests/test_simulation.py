@@ -330,3 +330,61 @@ def test_with_over_selection_a_round_takes_as_many_replies_as_it_wants() -> None
         assert len(asked) == 6
         assert asked["accepted"].sum() == 3
         assert set(asked[~asked["accepted"]]["reason"]) == {"not-needed"}
+
+
+OBJECTIVES = """
+name = "objectives"
+task = "two-digits"
+rounds = 3
+seed = 5
+
+[algorithm]
+{algorithm}
+
+[train]
+steps = 3
+batch_size = 20
+
+[selection]
+method = "count"
+count = 4
+over_selection = 1.5
+
+[evaluate]
+every = 0
+
+[simulation]
+clients = 6
+objectives = "{objectives}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "objectives"),
+    [
+        ('name = "fedcmoo"\nunbiased = true', "cycle:1"),
+        ('name = "fedcmoo"\nsketch = "svd-two-way"\nlatecomers = true', "all"),
+        ('name = "fedcmoo-pref"\nsketch = "exact"', "all"),
+        ('name = "fsmgda"', "cycle:1"),
+    ],
+)
+def test_rounds_over_objectives_may_be_stacked_and_are_resumed_to_the_same_bytes(
+    tmp_path: Path, algorithm: str, objectives: str
+) -> None:
+    text = OBJECTIVES.format(algorithm=algorithm, objectives=objectives)
+    one, all_at_once = (simulate(text, backend=backend) for backend in ("loop", "stacked"))
+    close(all_at_once.model, one.model)
+    with Simulation(text.encode(), tmp_path / "home", backend="loop") as simulation:
+        assert simulation.run(lambda progress: simulation.stop()).state == "PAUSED"
+    rest = simulate(text, home=tmp_path / "home", backend="loop", resume=True)
+    assert (rest.state, rest.model.tobytes()) == ("COMPLETED", one.model.tobytes())
+
+
+@pytest.mark.parametrize(("sketch", "attack"), [("count", "nan"), ("svd-two-way", "scale=1e30")])
+def test_gradients_that_no_sketch_can_hold_end_no_simulation(sketch: str, attack: str) -> None:
+    text = OBJECTIVES.format(algorithm=f'name = "fedcmoo"\nsketch = "{sketch}"', objectives="all")
+    text = text.replace('method = "count"\ncount = 4\nover_selection = 1.5', "quorum = 0.1")
+    history = simulate(text + f'attackers = 2\nattack = "{attack}"\n')
+    assert history.state == "COMPLETED", history.reason
+    assert history.round_records[0]["state"] == "COMPLETED"
+    assert "failed" in {record["reason"] for record in history.update_records}
