@@ -50,9 +50,14 @@ def draw(experiment: Experiment, results: Sequence[Result], directory: Path) -> 
 
 
 def _curves(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
-    """The mean over the seeds for each cell; published curves, which are over rounds, dashed in the same colour."""
+    """The mean over the seeds for each cell; published curves, which are over rounds, dashed in the same colour.
+
+    A method that was made for one objective alone is shown where that is measured.
+    """
     shown = dashed = False
     for index, cell in enumerate(experiment.cells()):
+        if _is_of_another_objective(experiment, cell, plot.measure):
+            continue
         along, values = _mean_curve([item for item in results if _is_of(item, cell)], plot.over, plot.measure)
         if not len(along) or len(along) < plot.smooth:
             continue
@@ -207,7 +212,7 @@ def _plane(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
 def _radar(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
     """Each measure as a share of the largest of those compared (section 9.7); for losses, inside is better."""
     cells = [cell for cell in experiment.cells() if any(_is_of(item, cell) for item in results)]
-    names = sorted({name for item in results for name in item.final if name.startswith(plot.measure)})
+    names = list(dict.fromkeys(name for item in results for name in item.final if name.startswith(plot.measure)))
     values = np.array([[ours(results, cell, name).mean for name in names] for cell in cells])
     if len(names) < 3:
         return False
@@ -216,9 +221,15 @@ def _radar(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
     for index, cell in enumerate(cells):
         axes.plot([*angles, angles[0]], [*shares[index], shares[index, 0]], color=_colour(index), label=cell.label)
     axes.set_xticks(angles, [name.removeprefix(plot.measure) for name in names])
+    axes.tick_params(axis="x", pad=12)
     axes.set_ylim(0, 1)
     axes.figure.legend(fontsize="small", loc="outside lower center", ncols=3)
     return True
+
+
+def _is_of_another_objective(experiment: Experiment, cell: Cell, measure: str) -> bool:
+    own = [_objective(name) for name, method in experiment.derived.delta_m.items() if method == cell.method.name]
+    return bool(own) and _objective(measure) not in own
 
 
 def _objective(measure: str) -> str:
