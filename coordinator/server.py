@@ -165,7 +165,7 @@ class Coordinator:
                 intake=Intake(database, home.signing_key, changed=engine.notify, clock=self._clock),
                 access=self._access,
                 executor=self._executor,
-                federation_id=home.federation_id,
+                authority=home.authority,
                 heartbeat_seconds=settings.heartbeat_seconds,
                 clock=self._clock,
             ),

@@ -63,7 +63,10 @@ __all__ = [
     "new_tls_key",
     "parse_peer",
     "prove_possession",
+    "prove_renewal",
     "proves_possession",
+    "proves_renewal",
+    "save_renewal",
     "secret_hash",
     "signing_public_key",
     "write_private_key",
@@ -71,8 +74,10 @@ __all__ = [
 
 NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 ENROLLMENT_CONTEXT = b"fedpareto/v1/enrollment\0"
+RENEWAL_CONTEXT = b"fedpareto/v1/renewal\0"
 SECRET_BYTES = 32
 _JOIN_PREFIX = "fpjoin1_"
+_RENEWED = "renewed.pem"  # key and certificate, until each is in its place
 
 Kind = Literal["client", "admin", "coordinator"]
 
@@ -225,8 +230,22 @@ def prove_possession(key: Ed25519PrivateKey, secret: bytes, csr: bytes) -> bytes
 
 def proves_possession(key: Ed25519PublicKey, proof: bytes, secret: bytes, csr: bytes) -> bool:
     """Whether `proof` was made by `prove_possession` with this key, secret and request."""
+    return _verifies(key, proof, ENROLLMENT_CONTEXT + secret + csr)
+
+
+def prove_renewal(key: Ed25519PrivateKey, csr: bytes) -> bytes:
+    """Signs the request for a member's next certificate with the member's signing key."""
+    return key.sign(RENEWAL_CONTEXT + csr)
+
+
+def proves_renewal(key: Ed25519PublicKey, proof: bytes, csr: bytes) -> bool:
+    """Whether `proof` was made by `prove_renewal` with this key and request."""
+    return _verifies(key, proof, RENEWAL_CONTEXT + csr)
+
+
+def _verifies(key: Ed25519PublicKey, signature: bytes, data: bytes) -> bool:
     try:
-        key.verify(proof, ENROLLMENT_CONTEXT + secret + csr)
+        key.verify(signature, data)
     except InvalidSignature:
         return False
     return True
@@ -376,6 +395,7 @@ class MemberFiles:
             IdentityError: something is missing or wrong, or the passphrase is.
         """
         description = _read_description(directory, "client_id")
+        _finish_renewal(directory)
         try:
             coordinator = Ed25519PublicKey.from_public_bytes(
                 bytes.fromhex(read_file(directory / "coordinator.pub").decode().strip())
@@ -396,6 +416,32 @@ class MemberFiles:
     def channel(self, options: Sequence[tuple[str, int | str]] = ()) -> "grpc.Channel":
         """A mutual-TLS channel to the federation port."""
         return _channel(self, options)
+
+
+def save_renewal(
+    directory: Path, key: EllipticCurvePrivateKey, certificate: bytes, passphrase: bytes | None = None
+) -> None:
+    """Puts a new key and its certificate in the place of a member's present ones.
+
+    Both at once, as far as `MemberFiles.load` can see, wherever the process or the machine dies.
+
+    Args:
+        directory: the member's.
+        key: the new key.
+        certificate: of that key, PEM.
+        passphrase: encrypts the key; None leaves it to the file mode.
+    """
+    replace_private(directory / _RENEWED, private_key_pem(key, passphrase) + certificate)
+    _finish_renewal(directory)
+
+
+def _finish_renewal(directory: Path) -> None:
+    renewed = directory / _RENEWED
+    if renewed.exists():
+        key, begin, certificate = read_file(renewed).partition(b"-----BEGIN CERTIFICATE-----")
+        replace_private(directory / "tls.key", key)
+        replace_private(directory / "certificate.pem", begin + certificate)
+        renewed.unlink()
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from harness import SECONDS, Federation, Member, federation, wait_for
 from coordinator.members.access import MAX_CONCURRENT_CALLS, RULES
 from federation.digests import digest
 from federation.envelope import seal
-from federation.identity import AdminFiles, Join, MemberFiles
+from federation.identity import AdminFiles, Join, MemberFiles, make_csr, new_tls_key, prove_renewal
 from federation.keys import private_key_pem
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
@@ -38,6 +38,7 @@ from federation.v1.federation_pb2 import (
     FetchBlobRequest,
     Heartbeat,
     Hello,
+    RenewRequest,
     SubmitRequest,
     TaskOffer,
 )
@@ -360,10 +361,13 @@ def federation_calls(scene: Scene) -> dict[str, Say]:
         return stream_of([SubmitRequest(update=envelope), *chunks])(rng)
 
     blob = FetchBlobRequest(digest=digest(MODEL), offset=5)
+    csr = make_csr(new_tls_key())
+    proof = prove_renewal(mallory.files.signing_key, csr)
     return {
         "/federation.v1.Federation/Attend": stream_of([hello, beat, decline, beat]),
         "/federation.v1.Federation/FetchBlob": single(blob, FetchBlobRequest(digest="blake3:" + "0" * 64)),
         "/federation.v1.Federation/Submit": reply,
+        "/federation.v1.Federation/Renew": single(RenewRequest(csr=csr, proof=proof), RenewRequest(csr=csr)),
     }
 
 

@@ -651,6 +651,16 @@ def test_an_expired_certificate_ends_the_worker_before_it_knocks(
     assert coordinator.hellos == []
 
 
+@pytest.mark.parametrize(("days", "reminders"), [(13, 1), (15, 0)])
+def test_two_weeks_before_its_certificate_ends_a_worker_says_so(
+    coordinator: ScriptedCoordinator, start: Start, days: int, reminders: int
+) -> None:
+    running = start(member=coordinator.member(lifetime=timedelta(days=days)))
+    running.wait_for("attending")
+    wait_for(lambda: coordinator.heartbeats, "a sign of life")
+    assert len(running.events("certificate-ends")) == reminders
+
+
 def test_the_coordinator_of_another_federation_is_left_alone(coordinator: ScriptedCoordinator, start: Start) -> None:
     coordinator.federation_id = "another"
     running = start()

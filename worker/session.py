@@ -24,7 +24,7 @@ from worker.events import Events
 FINAL_REASONS = {
     "certificate-unknown": "the coordinator does not know this certificate: join again with a new join string",
     "certificate-revoked": "an operator shut this client out: talk to the federation's security officer",
-    "certificate-expired": "join again with a new join string",
+    "certificate-expired": "join again with a new join string, under a new name",
     "role": "this certificate may not work for the federation: use the directory that `worker join` made",
     "superseded": "another worker with this client's identity attends now: run one, or join a second client",
     "hello": "the coordinator did not understand this worker: compare the versions of both",
@@ -34,6 +34,8 @@ WELCOME_SECONDS = 30.0
 # A stream that lived so long was a success: the next failure is a first one, and is followed by a quick retry.
 SETTLED_SECONDS = 1.0
 WRONG_CLOCK_SECONDS = 60.0
+EXPIRES_SOON = timedelta(days=14)
+EXPIRY_REMINDER = timedelta(days=1)
 # A coordinator that neither goes on nor hangs up: a transfer is given up, and made again, after this time and its own.
 ANSWER_SECONDS = 120.0
 SLOWEST_BYTES_PER_SECOND = 100_000
@@ -91,6 +93,7 @@ class Session:
         self._close: Callable[[], None] | None = None
         self._heartbeat_seconds = WELCOME_SECONDS
         self._clock_offset = timedelta(0)
+        self._remind_from = not_after - EXPIRES_SOON
 
     def run(self, handler: Handler) -> None:
         """Attends until `stop`.
@@ -220,8 +223,22 @@ class Session:
             yield request
 
     def _heartbeat(self, handler: Handler) -> AttendRequest:
+        self._remind()
         assignment_id, progress = handler.working()
         return AttendRequest(heartbeat=Heartbeat(assignment_id=assignment_id, progress=progress))
+
+    def _remind(self) -> None:
+        """Says once a day, in the last two weeks, that the certificate ends soon."""
+        now = datetime.now(UTC)
+        if now >= self._remind_from:
+            self._remind_from = now + EXPIRY_REMINDER
+            left = self._not_after - now
+            self._events.warn(
+                "certificate-ends",
+                f"this client's certificate ends on {self._not_after:%Y-%m-%d %H:%M} UTC, in {left.days} days: stop "
+                "the worker, run `fedpareto worker renew`, and start it again",
+                not_after=self._not_after.isoformat(),
+            )
 
     def _welcome(self, response: AttendResponse) -> None:
         if response.WhichOneof("message") != "welcome":

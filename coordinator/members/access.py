@@ -69,6 +69,7 @@ RULES: Mapping[str, Rule] = {
     "/federation.v1.Federation/Attend": _CLIENT,
     "/federation.v1.Federation/FetchBlob": _CLIENT,
     "/federation.v1.Federation/Submit": _CLIENT,
+    "/federation.v1.Federation/Renew": _CLIENT,
     "/federation.v1.Admin/CreateToken": _OFFICER,
     "/federation.v1.Admin/ListClients": _VIEWER,
     "/federation.v1.Admin/ApproveClient": _OFFICER,

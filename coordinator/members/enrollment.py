@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -114,17 +114,7 @@ def enroll(
         )
     )
     session.flush()
-    certificate = issue_certificate(
-        ca=authority.ca,
-        ca_key=authority.ca_key,
-        public_key=tls_key,
-        federation_id=authority.federation_id,
-        common_name=token.client_id,
-        uris=[client_uri(authority.federation_id, token.client_id)],
-        now=now,
-        lifetime=CLIENT_LIFETIME,
-    )
-    register(session, certificate, client_id=token.client_id)
+    certificate = certify(session, token.client_id, tls_key, authority=authority, now=now)
     audit.record(
         session,
         at=now,
@@ -134,6 +124,24 @@ def enroll(
         detail=f"certificate {serial_of(certificate)}, signing key {signing_key_id[:16]}, {state}",
     )
     return Enrolled(token.client_id, certificate, state)
+
+
+def certify(
+    session: Session, client_id: str, key: EllipticCurvePublicKey, *, authority: Authority, now: datetime
+) -> x509.Certificate:
+    """Issues a certificate of a client, and notes it."""
+    certificate = issue_certificate(
+        ca=authority.ca,
+        ca_key=authority.ca_key,
+        public_key=key,
+        federation_id=authority.federation_id,
+        common_name=client_id,
+        uris=[client_uri(authority.federation_id, client_id)],
+        now=now,
+        lifetime=CLIENT_LIFETIME,
+    )
+    register(session, certificate, client_id=client_id)
+    return certificate
 
 
 def register(session: Session, certificate: x509.Certificate, *, client_id: str | None = None) -> None:

@@ -11,12 +11,16 @@ from functools import partial
 from typing import BinaryIO
 
 import grpc
+from cryptography.x509 import Certificate
 from sqlalchemy import or_, select
 
-from coordinator.members.access import Access
+from coordinator.members.access import Access, Caller
+from coordinator.members.enrollment import Authority
+from coordinator.members.renewal import renew, retire_older
 from coordinator.rounds.hub import Attendance, Hub
 from coordinator.rounds.intake import Admission, Intake
 from coordinator.services.calls import FIRST_MESSAGE_SECONDS, NEXT_CHUNK_SECONDS, Threads, next_message
+from federation.certificates import pem
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
 from federation.digests import parse
 from federation.objectives import OBJECTIVE
@@ -29,6 +33,8 @@ from federation.v1.federation_pb2 import (
     FetchBlobRequest,
     FetchBlobResponse,
     Hello,
+    RenewRequest,
+    RenewResponse,
     SubmitRequest,
     SubmitResponse,
     Welcome,
@@ -56,7 +62,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         intake: what must hold before a reply counts.
         access: who may call.
         executor: threads for the database and the disk, so that the event loop never waits for either.
-        federation_id: the federation.
+        authority: issues certificates.
         heartbeat_seconds: how often a worker gives a sign of life.
         clock: the time, aware.
     """
@@ -70,7 +76,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         intake: Intake,
         access: Access,
         executor: Executor,
-        federation_id: str,
+        authority: Authority,
         heartbeat_seconds: float,
         clock: Callable[[], datetime],
     ) -> None:
@@ -80,7 +86,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         self._intake = intake
         self._access = access
         self._in_thread = Threads(executor).run
-        self._federation_id = federation_id
+        self._authority = authority
         self._heartbeat_seconds = heartbeat_seconds
         self._clock = clock
         self._uploads: dict[str, Callable[[Refusal], None]] = {}  # what ends them, by assignment
@@ -105,7 +111,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             loop=asyncio.get_running_loop(),
             last_seen=self._clock(),
         )
-        await self._in_thread(self._note_hello, attendance, first.hello)
+        await self._in_thread(self._note_hello, attendance, first.hello, caller)
         # Joined first, read second: an assignment made in between is said twice rather than never.
         self._hub.join(attendance)
         log.info("%s attends with %s", client_id, ", ".join(attendance.tasks) or "no task")
@@ -150,13 +156,16 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             raise Refusal("hello", "only heartbeats and declines may follow the Hello")
 
     def _welcome(self) -> AttendResponse:
-        welcome = Welcome(federation_id=self._federation_id, heartbeat_seconds=self._heartbeat_seconds)
+        welcome = Welcome(federation_id=self._authority.federation_id, heartbeat_seconds=self._heartbeat_seconds)
         welcome.now.FromDatetime(self._clock())
         return AttendResponse(welcome=welcome)
 
-    def _note_hello(self, attendance: Attendance, hello: Hello) -> None:
+    def _note_hello(self, attendance: Attendance, hello: Hello, caller: Caller) -> None:
         with self._database.begin() as session:
             client = session.get_one(Client, attendance.client_id, with_for_update=True)
+            retire_older(
+                session, attendance.client_id, caller.identity.serial, by=caller.actor, now=attendance.last_seen
+            )
             client.tasks = attendance.tasks
             client.objectives = attendance.objectives
             client.software = hello.software[:200]
@@ -174,6 +183,27 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 .order_by(Assignment.created)
             )
             return [SignedEnvelope.FromString(envelope) for envelope in envelopes]
+
+    # --- certificates
+
+    async def Renew(  # noqa: N802 - the name of the rpc
+        self, request: RenewRequest, context: grpc.aio.ServicerContext[RenewRequest, RenewResponse]
+    ) -> RenewResponse:
+        """Issues the caller's next certificate."""
+        caller = await self._access.caller(context, kind="client")
+        return RenewResponse(certificate=pem(await self._in_thread(self._renew, request, caller)))
+
+    def _renew(self, request: RenewRequest, caller: Caller) -> Certificate:
+        with self._database.begin() as session:
+            return renew(
+                session,
+                caller.name,
+                request.csr,
+                request.proof,
+                authority=self._authority,
+                by=caller.actor,
+                now=self._clock(),
+            )
 
     # --- blobs
 

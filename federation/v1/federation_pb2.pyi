@@ -21,6 +21,56 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class RenewRequest(_message.Message):
+    """The request for the next certificate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CSR_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    csr: _builtins.bytes
+    """A PKCS#10 certificate request for a new P-256 key, DER. Its subject is ignored: the present certificate names the
+    client.
+    """
+    proof: _builtins.bytes
+    """The signature by the client's Ed25519 signing key over `fedpareto/v1/renewal || 0x00 || csr`."""
+    def __init__(
+        self,
+        *,
+        csr: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["csr", b"csr", "proof", b"proof"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewRequest: _TypeAlias = RenewRequest  # noqa: Y015
+
+@_typing.final
+class RenewResponse(_message.Message):
+    """The next certificate."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    certificate: _builtins.bytes
+    """PEM."""
+    def __init__(
+        self,
+        *,
+        certificate: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewResponse: _TypeAlias = RenewResponse  # noqa: Y015
+
+@_typing.final
 class AttendRequest(_message.Message):
     """Worker to coordinator, on the attendance stream."""
 

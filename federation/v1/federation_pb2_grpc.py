@@ -50,6 +50,11 @@ class FederationStub:
                 request_serializer=federation_dot_v1_dot_federation__pb2.SubmitRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_federation__pb2.SubmitResponse.FromString,
                 _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/federation.v1.Federation/Renew',
+                request_serializer=federation_dot_v1_dot_federation__pb2.RenewRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_federation__pb2.RenewResponse.FromString,
+                _registered_method=True)
 
 
 class FederationServicer:
@@ -82,6 +87,15 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Renew(self, request, context):
+        """Issues the caller's next certificate, for a new key. The present one holds until it expires, or until the client
+        attends with the next one.
+        Errors: INVALID_ARGUMENT csr, proof.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -99,6 +113,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Submit,
                     request_deserializer=federation_dot_v1_dot_federation__pb2.SubmitRequest.FromString,
                     response_serializer=federation_dot_v1_dot_federation__pb2.SubmitResponse.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=federation_dot_v1_dot_federation__pb2.RenewRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_federation__pb2.RenewResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -183,6 +202,33 @@ class Federation:
             '/federation.v1.Federation/Submit',
             federation_dot_v1_dot_federation__pb2.SubmitRequest.SerializeToString,
             federation_dot_v1_dot_federation__pb2.SubmitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Federation/Renew',
+            federation_dot_v1_dot_federation__pb2.RenewRequest.SerializeToString,
+            federation_dot_v1_dot_federation__pb2.RenewResponse.FromString,
             options,
             channel_credentials,
             insecure,

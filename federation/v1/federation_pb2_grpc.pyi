@@ -47,6 +47,11 @@ class FederationStub:
     envelope gets the same receipt. A reply whose content is refused for good gets a signed receipt that says so.
     Errors: see docs/reasons.md.
     """
+    Renew: _grpc.UnaryUnaryMultiCallable[_federation_pb2.RenewRequest, _federation_pb2.RenewResponse]
+    """Issues the caller's next certificate, for a new key. The present one holds until it expires, or until the client
+    attends with the next one.
+    Errors: INVALID_ARGUMENT csr, proof.
+    """
 
 @_typing.type_check_only
 class FederationAsyncStub(FederationStub):
@@ -66,6 +71,11 @@ class FederationAsyncStub(FederationStub):
     """Hands in the reply to an assignment: the header first, then the payload in chunks. Safe to repeat: the same
     envelope gets the same receipt. A reply whose content is refused for good gets a signed receipt that says so.
     Errors: see docs/reasons.md.
+    """
+    Renew: _aio.UnaryUnaryMultiCallable[_federation_pb2.RenewRequest, _federation_pb2.RenewResponse]  # type: ignore[assignment]
+    """Issues the caller's next certificate, for a new key. The present one holds until it expires, or until the client
+    attends with the next one.
+    Errors: INVALID_ARGUMENT csr, proof.
     """
 
 class FederationServicer(metaclass=_abc_1.ABCMeta):
@@ -101,6 +111,17 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         """Hands in the reply to an assignment: the header first, then the payload in chunks. Safe to repeat: the same
         envelope gets the same receipt. A reply whose content is refused for good gets a signed receipt that says so.
         Errors: see docs/reasons.md.
+        """
+
+    @_abc_1.abstractmethod
+    def Renew(
+        self,
+        request: _federation_pb2.RenewRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.RenewResponse, _abc.Awaitable[_federation_pb2.RenewResponse]]:
+        """Issues the caller's next certificate, for a new key. The present one holds until it expires, or until the client
+        attends with the next one.
+        Errors: INVALID_ARGUMENT csr, proof.
         """
 
 def add_FederationServicer_to_server(servicer: FederationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -93,7 +93,7 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="[TASK=]NAMES",
-            help="Of a task with several objectives, those that this client serves: left,right; all of them without it. "
+            help="Of a task with several objectives, those that this client serves: left,right; without it, all. "
             "With several tasks: TASK=left,right, repeated.",
         ),
     ] = None,
@@ -131,11 +131,37 @@ def run(
     try:
         place.require_joined()
         with place.lock():
-            member = _load_member(home, passphrase_file)
+            member = _load_member(home, _passphrase(home, passphrase_file))
             served = _served(objectives or [], task)
             _work(place, member, task, source, served, device, threads, rehearsal, accomplices, as_json)
     except HomeError as error:
         raise Failure(str(error)) from error
+
+
+@app.command()
+def renew(
+    home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
+) -> None:
+    """Get the next certificate before the present one ends, while no worker runs here."""
+    from worker.home import Home, HomeError  # noqa: PLC0415
+    from worker.renewal import RenewalError  # noqa: PLC0415
+    from worker.renewal import renew as renew_certificate  # noqa: PLC0415
+
+    place = Home(home)
+    try:
+        place.require_joined()
+        with place.lock():
+            passphrase = _passphrase(home, passphrase_file)
+            member = renew_certificate(place, _load_member(home, passphrase), passphrase=passphrase)
+    except (HomeError, RenewalError) as error:
+        raise Failure(str(error)) from error
+    if as_json:
+        typer.echo(json.dumps({"client_id": member.client_id, "certificate_expires": member.not_after.isoformat()}))
+        return
+    typer.echo(
+        f"{member.client_id} has a new certificate, until {member.not_after:%Y-%m-%d %H:%M} UTC; the old one ends when "
+        "the worker attends next"
+    )
 
 
 @app.command()
@@ -220,10 +246,19 @@ def _served(texts: list[str], tasks: list[str]) -> dict[str, tuple[str, ...]]:
     return served
 
 
-def _load_member(home: Path, passphrase_file: Path | None) -> "MemberFiles":
+def _passphrase(home: Path, passphrase_file: Path | None) -> bytes | None:
+    from federation.identity import IdentityError  # noqa: PLC0415
+
+    try:
+        return passphrase_for(home / "tls.key", passphrase_file)
+    except IdentityError as error:
+        raise Failure(str(error)) from error
+
+
+def _load_member(home: Path, passphrase: bytes | None) -> "MemberFiles":
     from federation.identity import IdentityError, MemberFiles  # noqa: PLC0415
 
     try:
-        return MemberFiles.load(home, passphrase_for(home / "tls.key", passphrase_file))
+        return MemberFiles.load(home, passphrase)
     except IdentityError as error:
         raise Failure(str(error)) from error
