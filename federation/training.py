@@ -352,8 +352,8 @@ class Trainer:
             stopped: asked before every batch.
 
         Returns:
-            "<split>/samples", "<split>/loss" and "<split>/accuracy" (means over the client's objectives; with several
-            also "<split>/loss/<objective>" and "<split>/accuracy/<objective>"). What has no value is left out: a loss
+            "<split>/samples", "<split>/loss" and "<split>/accuracy" (means over the client's objectives; of objectives
+            with names also "<split>/loss/<objective>" and "<split>/accuracy/<objective>"). What has no value is left out: a loss
             that is not finite, an accuracy where the task knows none, and both for an empty split.
 
         Raises:
@@ -568,9 +568,8 @@ class Measured:
     samples: int
 
     def reported(self) -> dict[str, float]:
-        """The losses as an update reports them: with several, their mean too."""
-        several = len(self.losses) > 1
-        return {**self.losses, JOINT: _mean(self.losses)} if several else dict(self.losses)
+        """The losses as an update reports them: each, and their mean."""
+        return {**self.losses, JOINT: _mean(self.losses)} if self.losses else {}
 
     def metrics(self, split: str) -> dict[str, float]:
         """As replies name it; see `Trainer.evaluate`."""
@@ -578,7 +577,7 @@ class Measured:
         for kind, values in (("loss", self.losses), ("accuracy", self.accuracies)):
             if values:
                 found[f"{split}/{kind}"] = _mean(values)
-            if len(self.losses) > 1:
+            if set(self.losses) != {JOINT}:
                 found |= {f"{split}/{kind}/{name}": value for name, value in values.items() if name}
         return {name: value for name, value in found.items() if np.isfinite(value)}
 

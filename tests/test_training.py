@@ -264,7 +264,7 @@ def test_a_trainer_that_has_forgotten_the_gradients_makes_them_again_to_the_same
 def test_a_client_trains_for_objectives_that_it_serves_alone() -> None:
     both = Both()
     one = Trainer(both, both.load(DataSource()), objectives=("size",))
-    assert set(_train(one, BASE).losses) == {"size"}
+    assert set(_train(one, BASE).losses) == {"size", "loss"}
     assert list(one.jacobian(BASE, SGD, seed=0, round=0, client_id="a").rows) == ["size"]
     with pytest.raises(ValueError, match="does not serve fit"):
         _train(one, BASE, targets=joint_target(("fit", "size")))
