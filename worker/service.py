@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger("fedpareto.worker")
 # How long a stop waits for a step of training or a call to notice; what is dropped then is asked for again.
 STOP_SECONDS = 10.0
+LOOK_SECONDS = 1.0
 
 
 def prepare_offers(
@@ -160,7 +161,8 @@ class Worker:
             self._start("submission", self._submitter.run),
             self._start("work", self._runner.run),
         ]
-        self._ended.get()
+        while not self._over():
+            pass
         self._ending = True
         self._runner.stop()
         self._submitter.stop()
@@ -171,6 +173,15 @@ class Worker:
             self._attacker.leave()
         if self._failure is not None:
             raise self._failure
+
+    def _over(self) -> bool:
+        # Looked at again and again: Python runs a signal's handler in this thread, and one that arrives in the instant
+        # before the wait, or at another thread, does not end the wait.
+        try:
+            self._ended.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            return False
+        return True
 
     def stop(self) -> None:
         """Makes `run` return; safe in a signal handler."""
