@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -19,6 +19,7 @@ from coordinator.aggregation.objectives import (
 )
 from coordinator.aggregation.phases import (
     Jacobian,
+    Phase,
     Replies,
     Reply,
     Residual,
@@ -69,6 +70,23 @@ class Weighed:
     divergence: float | None = None
 
 
+@dataclass(frozen=True)
+class Gradients:
+    """What the round's gradients came to.
+
+    Attributes:
+        replies: to the first question, by those who may train.
+        service: who serves what among them.
+        gram: the estimated Gram matrix of its objectives, (M, M), positive semi-definite.
+        consulted: every reply that the estimate was made from.
+    """
+
+    replies: Replies
+    service: Service
+    gram: Matrix
+    consulted: tuple[Reply, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Conversation(ObjectiveRule, ABC):
     """The rounds of the FedCMOO family: Jacobian, weights back, training on the weighted sum, plain average."""
@@ -101,47 +119,14 @@ class Conversation(ObjectiveRule, ABC):
 
     def round(self, context: RoundContext) -> RoundGenerator:
         """See the class."""
-        made = sketch(self.sketch, d=width(self.columns(context)), objectives=context.objectives, budget=self.budget)
-        ask = Jacobian(
-            sketch=self.sketch,
-            budget=self.budget,
-            encoder_only=self.scope == "encoder",
-            measure=self.measures,
-        )
-        replies = yield ask
-        told = tuple(replies)
-        service = Service.among(replies, context)
-        seed = shared_seed(context.seed, context.number)
-        if self.unbiased and isinstance(made, Linear):
-            sets = []
-            for purpose in ("jacobian-1", "jacobian-2"):
-                drawn = yield dataclasses.replace(ask, measure=False, clients=context.draw(purpose))
-                told += tuple(drawn)
-                sets.append((drawn, Service.among(drawn, context)))
-            (first, one), (second, other) = sets
-            present = tuple(name for name in service.objectives if name in one.objectives and name in other.objectives)
-            service = service.only(present, "no client of an independent choice serves it")
-            G = made.cross_gram(parts(first, one), parts(second, other), present, shared_seed=seed)
-        elif isinstance(made, TwoWaySvd):
-            reference = made.reference(
-                parts(replies, service),
-                service.objectives,
-                shared_seed=seed,
-                own_seed=own_seed(context.seed, context.number, ""),
-            )
-            clients = tuple(reply.client_id for reply in replies)
-            again = yield Residual(jacobian=ask, reference=reference, objectives=service.objectives, clients=clients)
-            told += tuple(again)
-            G = made.gram(parts(replies, service, again), service.objectives, shared_seed=seed)
-        else:
-            G = made.gram(parts(replies, service), service.objectives, shared_seed=seed)
+        gradients = yield from self._gradients(context)
+        service = gradients.service
         if not service.objectives:
             raise TooFewUpdatesError("no objective has gradients in this round")
-        G = clip_to_psd(G)
-        losses = service.mean((reply.client_id, reply.losses) for reply in replies)
-        chosen = self.choose(G, losses, service, context)
+        losses = service.mean((reply.client_id, reply.losses) for reply in gradients.replies)
+        chosen = self.choose(gradients.gram, losses, service, context)
         wanted = dict(zip(service.objectives, chosen.weights.tolist(), strict=True))
-        answered = {reply.client_id: Selected(reply.samples, reply.objectives) for reply in replies}
+        answered = {reply.client_id: Selected(reply.samples, reply.objectives) for reply in gradients.replies}
         able = {**context.selected, **answered} if self.latecomers else answered
         factors, busy = training(wanted, able, context)
         replies = yield Train(weights=factors, from_jacobian=True, measure=not self.measures, clients=busy)
@@ -151,14 +136,50 @@ class Conversation(ObjectiveRule, ABC):
             objectives=Objectives(
                 names=service.objectives,
                 weights=chosen.weights,
-                gram=G,
+                gram=gradients.gram,
                 mode=chosen.mode,
                 left_out=service.left_out,
                 notes=chosen.notes,
                 divergence=chosen.divergence,
             ),
         )
-        return Step(replies, combination, consulted=told)
+        return Step(replies, combination, consulted=gradients.consulted)
+
+    def _gradients(self, context: RoundContext) -> Generator[Phase, Replies, Gradients]:
+        """The phases before the training: everybody's sketches, and what the estimate needs besides."""
+        made = sketch(self.sketch, d=width(self.columns(context)), objectives=context.objectives, budget=self.budget)
+        ask = Jacobian(
+            sketch=self.sketch,
+            budget=self.budget,
+            encoder_only=self.scope == "encoder",
+            measure=self.measures,
+        )
+        seed = shared_seed(context.seed, context.number)
+        replies = yield ask
+        service = Service.among(replies, context)
+        consulted = list(replies)
+        if self.unbiased and isinstance(made, Linear):
+            first = yield dataclasses.replace(ask, measure=False, clients=context.draw("jacobian-1"))
+            second = yield dataclasses.replace(ask, measure=False, clients=context.draw("jacobian-2"))
+            one, other = Service.among(first, context), Service.among(second, context)
+            both = tuple(name for name in service.objectives if name in one.objectives and name in other.objectives)
+            service = service.only(both, "no client of an independent choice serves it")
+            G = made.cross_gram(parts(first, one), parts(second, other), both, shared_seed=seed)
+            consulted += [*first, *second]
+        elif isinstance(made, TwoWaySvd):
+            reference = made.reference(
+                parts(replies, service),
+                service.objectives,
+                shared_seed=seed,
+                own_seed=own_seed(context.seed, context.number, ""),
+            )
+            clients = tuple(reply.client_id for reply in replies)
+            lost = yield Residual(jacobian=ask, reference=reference, objectives=service.objectives, clients=clients)
+            G = made.gram(parts(replies, service, lost), service.objectives, shared_seed=seed)
+            consulted += lost
+        else:
+            G = made.gram(parts(replies, service), service.objectives, shared_seed=seed)
+        return Gradients(replies, service, clip_to_psd(G) if service.objectives else G, tuple(consulted))
 
 
 @dataclass(frozen=True, kw_only=True)
