@@ -19,7 +19,7 @@ from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.gram import Row
 from coordinator.aggregation.phases import Evaluate, Jacobian, Replies, Reply, Residual, Selected, Train
 from coordinator.rounds import selection
-from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings
+from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings, stored_reference
 from coordinator.rounds.intake import content_problem, payload_problem
 from coordinator.rounds.states import close_phase, end_assignment
 from federation.attacks import attack_seed
@@ -138,8 +138,9 @@ class SimulatedFleet(Fleet):
             record.append(row)
             if reply is not None:
                 replies.append(reply)
+        reference = stored_reference(phase, self._around.blobs)
         for assignment in record:
-            assignment.created = started
+            assignment.created, assignment.reference = started, reference
         self._record(question, record, started)
         return Replies(replies, device=self._around.device)
 

@@ -246,7 +246,7 @@ class Conductor:
         with self._database.begin() as session:
             self._run.running(session)
             round_ = session.get_one(Round, current.round_id)
-            round_.metrics = outcome.traffic(session, current.round_id)
+            round_.metrics = outcome.traffic(session, current.round_id, self._around.blobs.size)
             move_round(round_, RoundState.SKIPPED, self._around.clock(), why)
         log.warning("run %s round %d: skipped: %s", self._run_id, current.number, why)
         self._around.changed()
@@ -361,7 +361,7 @@ class Conductor:
                     | observed
                 )
                 round_.metrics = {**round_.metrics, **_numbers(scores)}
-            round_.metrics = {**round_.metrics, **outcome.traffic(session, current.round_id)}
+            round_.metrics = {**round_.metrics, **outcome.traffic(session, current.round_id, self._around.blobs.size)}
             move_round(round_, RoundState.COMPLETED, now)
         log.info("run %s round %d: completed", self._run_id, current.number)
         self._around.changed()

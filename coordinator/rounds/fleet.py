@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.phases import Phase, Replies, Selected
+from coordinator.aggregation.phases import Phase, Replies, Residual, Selected
 from federation.runs import RunSpec
+from federation.vectors import to_bytes, update_layout
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.models import Assignment, AssignmentState, Model, Run, RunState
@@ -137,6 +139,14 @@ class Fleet(ABC):
             model: its digest.
         """
         return {}
+
+
+def stored_reference(phase: Phase, blobs: BlobStore) -> str | None:
+    """The digest of what clients need besides the model, which is put into the blob store; None where they do not."""
+    if not isinstance(phase, Residual):
+        return None
+    layout = update_layout([(name, len(values)) for name, values in phase.reference.items()])
+    return blobs.put(to_bytes(layout, np.concatenate(list(phase.reference.values()))))
 
 
 def states(session: Session, phase_id: int) -> Counter[AssignmentState]:

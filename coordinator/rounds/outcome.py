@@ -1,7 +1,7 @@
 """What a round came to: each client's share in the step, and the scores of the model after it."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,8 +207,14 @@ def improved(session: Session, round_id: int, replies: Replies) -> dict[str, flo
     return {} if share is None else {"improved": share}
 
 
-def traffic(session: Session, round_id: int) -> dict[str, float]:
-    """The bytes of updates and models of a round that ends, as far as the record knows (section 9.8)."""
+def traffic(session: Session, round_id: int, size: Callable[[str], int]) -> dict[str, float]:
+    """The bytes of updates and models of a round that ends, as far as the record knows (section 9.8).
+
+    Args:
+        session: an open transaction.
+        round_id: the round.
+        size: of a blob that is no model.
+    """
     sent = dict(
         session.execute(
             select(Update.accepted, func.sum(Update.payload_bytes))
@@ -229,9 +235,15 @@ def traffic(session: Session, round_id: int) -> dict[str, float]:
     before = answered.where(Phase.round_id < round_id, Assignment.base_model.in_(models))
     pairs -= {(client, model) for client, model in session.execute(before)}
     sizes = dict(session.execute(select(Model.digest, Model.size).where(Model.digest.in_(models))).all())
+    references = session.scalars(
+        select(Assignment.reference)
+        .join(Phase)
+        .where(Phase.round_id == round_id, Assignment.state.in_(_ANSWERED), Assignment.reference.is_not(None))
+    )
+    further = sum(size(reference) for reference in references if reference)
     refused = float(sent.get(False) or 0)
     return {
         "bytes/up": float(sent.get(True) or 0) + refused,
         "bytes/refused": refused,
-        "bytes/down": float(sum(sizes[model] for _, model in pairs)),
+        "bytes/down": float(sum(sizes[model] for _, model in pairs) + further),
     }

@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import MappingProxyType
 
-import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager
 
 from coordinator.aggregation.phases import Evaluate, Jacobian, Phase, Replies, Reply, Residual, Selected, Train
-from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings, states
+from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings, states, stored_reference
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.states import close_phase, end_assignment
 from federation.envelope import seal
@@ -33,7 +32,7 @@ from federation.v1.common_pb2 import (
     TrainWork,
 )
 from federation.v1.federation_pb2 import AttendResponse, Cancel
-from federation.vectors import RowFile, model_layout, to_bytes, update_layout, update_rows
+from federation.vectors import RowFile, model_layout, update_layout, update_rows
 from storage import models
 from storage.models import Assignment, AssignmentState, PhaseKind, PhaseState, Run, RunState
 
@@ -118,7 +117,7 @@ class RemoteFleet(Fleet):
         now = self._around.clock()
         kind, settings = _KINDS[type(question.phase)]
         seconds = getattr(self._spec, settings).deadline_seconds
-        reference = self._store_reference(question.phase)
+        reference = stored_reference(question.phase, self._around.blobs)
         with self._database.begin() as session:
             found = session.scalar(
                 select(models.Phase).where(
@@ -175,13 +174,6 @@ class RemoteFleet(Fleet):
             len(active),
         )
         return opened.phase_id, sorted(active)
-
-    def _store_reference(self, phase: Phase) -> str | None:
-        """Puts what clients need besides the model into the blob store. Returns its digest."""
-        if not isinstance(phase, Residual):
-            return None
-        layout = update_layout([(name, len(values)) for name, values in phase.reference.items()])
-        return self._around.blobs.put(to_bytes(layout, np.concatenate(list(phase.reference.values()))))
 
     def _manifest(
         self, question: Question, client_id: str, size: int, objectives: tuple[str, ...], reference: str | None
