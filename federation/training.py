@@ -353,8 +353,8 @@ class Trainer:
 
         Returns:
             "<split>/samples", "<split>/loss" and "<split>/accuracy" (means over the client's objectives; of objectives
-            with names also "<split>/loss/<objective>" and "<split>/accuracy/<objective>"). What has no value is left out: a loss
-            that is not finite, an accuracy where the task knows none, and both for an empty split.
+            with names also "<split>/loss/<objective>" and "<split>/accuracy/<objective>"). What has no value is left
+            out: a loss that is not finite, an accuracy where the task knows none, and both for an empty split.
 
         Raises:
             TrainingStopped: `stopped` said so.

@@ -107,8 +107,8 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "bytes/refused": ("those of them that were refused", "9.8"),
         "bytes/down": (
             "bytes of the model files that clients fetched: each model once for every client that answered an "
-            "assignment with it in this round and in none before, since workers keep the last models; the references of "
-            "svd-two-way besides; what was fetched and never answered is not known, nor, in a simulation, what only "
+            "assignment with it in this round and in none before, since workers keep the last models; the references "
+            "of svd-two-way besides; what was fetched and never answered is not known, nor, in a simulation, what only "
             "evaluations need",
             "9.8",
         ),
