@@ -10,7 +10,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from coordinator.home import Home
-from coordinator.services import views
+from coordinator.services import details, views
 from federation.v1.admin_pb2 import Participation
 from federation.v1.common_pb2 import AssignmentState, PhaseKind
 from fedpareto.cli.render import accepted
@@ -61,7 +61,7 @@ class Seen:
 
     def detail(self, session: Session, number: int) -> views.messages.GetRoundResponse:
         found = session.scalars(select(models.Round).where(models.Round.number == number)).one()
-        return views.round_detail(session, self.blobs, found)
+        return details.round_detail(session, self.blobs, found)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_a_round_shows_its_objectives_and_its_phases_with_every_byte(cmoo: Seen)
 def test_an_export_tells_what_the_rounds_tell_one_by_one(cmoo: Seen) -> None:
     with cmoo.database.read() as session:
         run = session.scalars(select(models.Run)).one()
-        for item in views.export_rounds(session, run.run_id, 0, 20):
+        for item in details.export_rounds(session, run.run_id, 0, 20):
             detail = cmoo.detail(session, item.summary.round)
             for part in detail.participations:
                 part.key_id = ""
@@ -195,7 +195,7 @@ def test_the_report_of_a_simulation_has_the_figures_of_its_objectives(cmoo: Seen
         run = session.scalars(select(models.Run)).one()
         members = {client.client_id: client for client in views.clients(session, {})}
         data = RunData(
-            views.run(session, run, spec=True), list(views.export_rounds(session, run.run_id, 0, 20)), members
+            views.run(session, run, spec=True), list(details.export_rounds(session, run.run_id, 0, 20)), members
         )
     made = page(data)
     for title in (

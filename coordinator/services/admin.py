@@ -17,7 +17,7 @@ from coordinator.members.access import Access
 from coordinator.rounds.engine import Engine, Submitted
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.specification import parse_run
-from coordinator.services import finding, views
+from coordinator.services import details, finding, summaries, views
 from coordinator.services.calls import NEXT_CHUNK_SECONDS, Threads, next_message
 from coordinator.services.model_intake import ModelIntake
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
@@ -228,7 +228,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
         unwatch = self._engine.watch(wake)
         try:
-            since = await self._read(views.ended_rounds, run_id)
+            since = await self._read(summaries.ended_rounds, run_id)
             while True:
                 changed.clear()
                 progress = await self._read(views.progress, run_id, since)
@@ -253,7 +253,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
         def read(session: Session) -> messages.ListRoundsResponse:
             run = finding.find_run(session, request.run)
-            return messages.ListRoundsResponse(run=views.run(session, run), rounds=views.rounds(session, run.run_id))
+            return messages.ListRoundsResponse(
+                run=views.run(session, run), rounds=summaries.rounds(session, run.run_id)
+            )
 
         return await self._read(read)
 
@@ -263,7 +265,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
         def read(session: Session) -> messages.GetRoundResponse:
             found = finding.find_round(session, finding.find_run(session, request.run), request.round)
-            return views.round_detail(session, self._blobs, found)
+            return details.round_detail(session, self._blobs, found)
 
         return await self._read(read)
 
@@ -274,7 +276,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         await self._authorise(context, Role.VIEWER)
         run_id = await self._read(lambda session: finding.find_run(session, request.run).run_id)
         start = 0
-        while found := await self._read(views.export_rounds, run_id, start, ROUNDS_AT_A_TIME):
+        while found := await self._read(details.export_rounds, run_id, start, ROUNDS_AT_A_TIME):
             for message in found:
                 yield message
             start += len(found)

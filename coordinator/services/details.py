@@ -1,0 +1,257 @@
+"""One round with every client's part in it, as the messages of the Admin service; see `views`."""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from sqlalchemy import select
+from sqlalchemy.orm import Session, contains_eager, defer, selectinload
+
+from coordinator.services import views
+from coordinator.services.summaries import phases_of, summaries
+from federation.envelope import unseal
+from federation.objectives import JOINT
+from federation.refusals import Refusal
+from federation.v1 import admin_pb2 as messages
+from federation.v1.common_pb2 import (
+    AssignmentState,
+    SignedEnvelope,
+    StepManifest,
+    UpdateManifest,
+)
+from storage import models
+from storage.blobs import BlobMissing, BlobStore
+
+_ANSWERED = (models.AssignmentState.FULFILLED, models.AssignmentState.REJECTED)
+_MAX_GRAM_BYTES = 64 << 20  # 2800 rows
+
+
+def export_rounds(session: Session, run_id: str, start: int, count: int) -> list[messages.ExportRoundsResponse]:
+    """Rounds `start` to `start + count - 1` of a run with every client's part; signatures are not verified."""
+    items = session.scalars(
+        select(models.Round)
+        .where(models.Round.run_id == run_id, models.Round.number >= start, models.Round.number < start + count)
+        .order_by(models.Round.number)
+    ).all()
+    round_ids = [item.round_id for item in items]
+    scores = _scores(session, round_ids)
+    parts = _participations(session, round_ids, scores)
+    phases = phases_of(session, round_ids)
+    return [
+        messages.ExportRoundsResponse(
+            summary=summary,
+            participations=parts[item.round_id],
+            scores=[
+                messages.ClientScores(client_id=client, scores=values)
+                for client, values in sorted(scores[item.round_id].items())
+            ],
+            phases=phases[item.round_id].values(),
+            objectives=_objectives(item),
+        )
+        for item, summary in zip(items, summaries(session, items), strict=True)
+    ]
+
+
+_Scores = dict[int, dict[str, dict[str, float]]]
+
+
+def _scores(session: Session, round_ids: list[int]) -> _Scores:
+    """What every client measured after a round, by round and client."""
+    found: _Scores = {round_id: {} for round_id in round_ids}
+    row = models.Evaluation
+    query = select(row.round_id, row.client_id, row.split, row.loss, row.accuracy, row.objectives)
+    for round_id, client, split, loss, accuracy, own in session.execute(query.where(row.round_id.in_(round_ids))):
+        scores = found[round_id].setdefault(client, {})
+        known = {"loss": loss, "accuracy": accuracy, **own}
+        scores |= {f"{split}/{name}": value for name, value in known.items() if value is not None}
+    return found
+
+
+def round_detail(session: Session, blobs: BlobStore, item: models.Round) -> messages.GetRoundResponse:
+    """One round with every client's part in it.
+
+    The signature of every update is verified again, so that what is shown as signed is signed in the record.
+    """
+    one = [item.round_id]
+    response = messages.GetRoundResponse(
+        run=views.run(session, item.run),
+        summary=summaries(session, [item])[0],
+        phases=phases_of(session, one)[item.round_id].values(),
+        participations=_participations(session, one, _scores(session, one), _keys(session))[item.round_id],
+        objectives=_objectives(item),
+    )
+    if item.step is not None:
+        response.step.ParseFromString(item.step)
+        _add_cosines(session, blobs, item, response)
+    return response
+
+
+def _objectives(item: models.Round) -> messages.Objectives | None:
+    """What a round knew of its objectives; the cosines of one that was left out are NaN."""
+    record = item.objectives
+    if not record:
+        return None
+    weights = record.get("weights", {})
+    found = messages.Objectives(mode=record.get("mode", ""), notes=record.get("notes", ()))
+    for name in record["names"]:
+        found.results.add(
+            name=name,
+            weight=weights.get(name, math.nan),
+            loss=record["losses"].get(name, math.nan),
+            left_out=record.get("left_out", {}).get(name, ""),
+            clients=record["clients"].get(name, 0),
+        )
+    if record.get("cosines"):
+        side = len(record["names"])
+        places = [at for at, name in enumerate(record["names"]) if name in weights]
+        cosines = np.full((side, side), np.nan)
+        cosines[np.ix_(places, places)] = record["cosines"]
+        found.cosines.extend(cosines.ravel().tolist())
+    return found
+
+
+def _participations(
+    session: Session, round_ids: list[int], scores: _Scores, keys: Mapping[str, Ed25519PublicKey] | None = None
+) -> dict[int, list[messages.Participation]]:
+    """Every client's part in each round: in its training, or in the phase where it stopped before that."""
+    evaluated: dict[tuple[int, str], list[int]] = {}
+    answers = (
+        select(models.Phase.round_id, models.Assignment.client_id, models.Phase.number)
+        .join(models.Phase)
+        .where(
+            models.Phase.round_id.in_(round_ids),
+            models.Phase.kind == models.PhaseKind.EVALUATE,
+            models.Assignment.state.in_(_ANSWERED),
+        )
+    )
+    for round_id, client, number in session.execute(answers):
+        evaluated.setdefault((round_id, client), []).append(number)
+    unread = [] if keys is not None else [defer(models.Update.envelope)]
+    assignments = session.scalars(
+        select(models.Assignment)
+        .join(models.Assignment.phase)
+        .where(models.Phase.round_id.in_(round_ids), models.Phase.kind != models.PhaseKind.EVALUATE)
+        .order_by(models.Phase.number)
+        .options(
+            contains_eager(models.Assignment.phase),
+            defer(models.Assignment.envelope),
+            selectinload(models.Assignment.updates).options(defer(models.Update.receipt), *unread),
+        )
+    )
+    asked: dict[tuple[int, str], list[models.Assignment]] = {}
+    for assignment in assignments:
+        asked.setdefault((assignment.phase.round_id, assignment.client_id), []).append(assignment)
+    found: dict[int, list[messages.Participation]] = {round_id: [] for round_id in round_ids}
+    for (round_id, client), own in sorted(asked.items()):
+        part = _participation(own, scores[round_id].get(client, {}), keys)
+        part.answered.extend(evaluated.get((round_id, client), ()))
+        found[round_id].append(part)
+    return found
+
+
+def _participation(
+    assignments: Sequence[models.Assignment],
+    evaluation: dict[str, float],
+    keys: Mapping[str, Ed25519PublicKey] | None = None,
+) -> messages.Participation:
+    """One client's part, from its assignments in the order of the phases; signatures are verified where there are keys.
+
+    State, update and signature are those of its training. Of a client that was not asked to train they are those of the
+    last phase that it was asked in, which the reason names.
+    """
+    trains = [one for one in assignments if one.phase.kind is models.PhaseKind.TRAIN]
+    last = trains[-1] if trains else assignments[-1]
+    part = messages.Participation(
+        client_id=last.client_id,
+        state=AssignmentState.Value(f"ASSIGNMENT_STATE_{last.state}"),
+        reason=": ".join(filter(None, (last.reason, last.message))),
+        loss_before=next((loss for loss in map(_loss, [*trains, *assignments]) if math.isfinite(loss)), math.nan),
+        update_norm=math.nan,
+        weight=math.nan,
+        coefficient=math.nan,
+        cosine=math.nan,
+        seconds=math.nan,
+        evaluation=evaluation,
+        objectives=last.objectives,
+        answered=[one.phase.number for one in assignments if one.state in _ANSWERED],
+        payload_bytes=sum(update.payload_bytes for one in assignments for update in one.updates),
+    )
+    if not trains:
+        where = f"it got as far as phase {last.phase.number}, {str(last.phase.kind).lower()}"
+        part.reason = ": ".join((part.reason or "not asked to train", where))
+    update = _update(last)
+    if update is None:
+        return part
+    part.samples = update.samples
+    part.seconds = max(0.0, (update.received - last.created).total_seconds())
+    part.key_id = "" if keys is None else _verified_key(update, keys)
+    part.envelope = update.envelope_digest
+    part.update_norm = _known(update.norm)
+    part.weight = _known(update.weight)
+    part.coefficient = _known(update.coefficient)
+    part.cosine = _known(update.cosine)
+    return part
+
+
+def _update(assignment: models.Assignment) -> models.Update | None:
+    """The reply that counts; or the last one that was refused."""
+    return max(assignment.updates, key=lambda update: (update.accepted, update.received), default=None)
+
+
+def _loss(assignment: models.Assignment) -> float:
+    """The loss of the base model that came with a reply; of several objectives, their mean."""
+    update = _update(assignment)
+    if update is None or not update.losses:
+        return math.nan
+    return update.losses.get(JOINT, float(np.mean(list(update.losses.values()))))
+
+
+def _keys(session: Session) -> dict[str, Ed25519PublicKey]:
+    """Every client's signing key by its id."""
+    rows = session.execute(select(models.Client.key_id, models.Client.signing_key))
+    return {key_id: Ed25519PublicKey.from_public_bytes(key) for key_id, key in rows}
+
+
+def _verified_key(update: models.Update, keys: Mapping[str, Ed25519PublicKey]) -> str:
+    """The id of the key whose signature holds over the recorded bytes; empty if none does."""
+    envelope = SignedEnvelope.FromString(update.envelope)
+    try:
+        manifest = unseal(envelope, UpdateManifest, lambda key_id: keys.get(key_id.hex()))
+    except Refusal:
+        return ""
+    return envelope.key_id.hex() if manifest.client_id == update.client_id else ""
+
+
+def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, response: messages.GetRoundResponse) -> None:
+    """The cosines of K, and whose rows they are: the signed step says so, in the order of the rows."""
+    step = StepManifest.FromString(response.step.manifest)
+    try:
+        stored = blobs.read(step.gram, _MAX_GRAM_BYTES)
+    except BlobMissing:
+        return  # an old round, whose blobs are not kept any more
+    gram = np.load(io.BytesIO(stored), allow_pickle=False)
+    sent = session.execute(
+        select(models.Update.envelope_digest, models.Update.client_id, models.Round.number, models.Update.envelope)
+        .join(models.Assignment)
+        .join(models.Phase)
+        .join(models.Round)
+        .where(models.Round.run_id == item.run_id, models.Update.envelope_digest.in_(step.updates))
+    )
+    owners: dict[str, list[str]] = {}
+    for name, client, number, envelope in sent:
+        if number != item.number:
+            owners[name] = [f"{client}, round {number}"]
+            continue
+        rows = UpdateManifest.FromString(SignedEnvelope.FromString(envelope).manifest).rows
+        owners[name] = [client if row.objective == JOINT else f"{client}/{row.objective}" for row in rows]
+    response.gram_clients.extend(owner for name in step.updates for owner in owners.get(name, ["?"]))
+    lengths = np.sqrt(np.diag(gram))
+    lengths = np.outer(lengths, lengths)
+    cosines = np.divide(gram, lengths, out=np.zeros_like(gram), where=lengths > 0)
+    response.cosines.extend(np.clip(cosines, -1.0, 1.0).ravel().tolist())
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
