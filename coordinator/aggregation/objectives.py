@@ -56,6 +56,14 @@ class ObjectiveRule(Algorithm, ABC):
                 f"beta and steps: a step of at least 0, and at least one; got {self.beta}, {self.steps}"
             )
 
+    def cautions(self) -> tuple[str, ...]:
+        """See the base; and gradients are taken as they come."""
+        return (
+            *super().cautions(),
+            f"{self.name} takes gradients as clients send them: one that scales its own decides what the objectives "
+            "weigh; use it among members who trust each other",
+        )
+
     def columns(self, context: RoundContext) -> tuple[slice, ...]:
         """The columns that the Gram matrix is made of."""
         if self.scope == "encoder":
