@@ -209,6 +209,19 @@ def test_fedcmoo_steps_along_the_weighted_sum_whoever_serves_what(
     assert step.combination.state == {"weights": dict(zip(TWO, found.weights.tolist(), strict=True))}
 
 
+def test_the_average_of_the_updates_goes_through_the_stages() -> None:
+    clients = Clients(ALL)
+    clients.gradients["cleo", "left"] *= 1e3
+    steps = []
+    for pre in ([], ["normalise"]):
+        conversation = algorithm("fedcmoo", {"sketch": "exact", "pre": pre}).round(context(ALL))
+        phase = conversation.send(clients.answer(next(conversation)))
+        steps.append(last(conversation, clients.answer(phase)))
+    plain, normalised = (np.linalg.norm(direction(step)) for step in steps)
+    assert plain > 100
+    assert normalised <= 1 + 1e-6
+
+
 def test_an_objective_that_nobody_serves_keeps_its_share_and_the_record_says_so() -> None:
     serves = {"ann": ("left",), "ben": ("left",)}
     clients = Clients(serves)

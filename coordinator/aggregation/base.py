@@ -63,11 +63,6 @@ class Algorithm(ABC):
         )
 
     @property
-    def needs_measuring(self) -> bool:
-        """Whether clients must measure the model that they train from."""
-        return self.reads_losses or self.reads_accuracies
-
-    @property
     def keeps_updates(self) -> bool:
         """Whether later rounds may recall updates, which must then be stored."""
         return False

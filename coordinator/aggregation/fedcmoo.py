@@ -216,7 +216,6 @@ class FedCMOOPref(Conversation):
     """
 
     name: ClassVar[str] = "fedcmoo-pref"
-    reads_losses: ClassVar[bool] = True
     measures: ClassVar[bool] = True
 
     preference: tuple[float, ...] = field(default=(), metadata={"help": PREFERENCE_HELP})
@@ -233,6 +232,13 @@ class FedCMOOPref(Conversation):
             value = getattr(self, key)
             if not 0 <= value <= (np.inf if key == "threshold" else 1):
                 raise HyperparameterError(f"{key} is out of range: {value}")
+
+    def cautions(self) -> tuple[str, ...]:
+        """See the base; and losses are read with the gradients."""
+        return (
+            *super().cautions(),
+            f"{self.name} aims by the losses that clients report: one that inflates its own bends the proportion",
+        )
 
     def fit(self, objectives: tuple[str, ...]) -> None:
         """See the base."""
@@ -258,14 +264,6 @@ class FedCMOOPref(Conversation):
         )
         return Weighed(found.weights, found.mode, tuple(filter(None, (found.note,))), found.divergence)
 
-    @property
-    def needs_measuring(self) -> bool:
-        """Not again: the losses were read with the Jacobians."""
-        return False
-
-    def usable(self, replies: Replies) -> Replies:
-        """Everybody's update: the losses were read with the Jacobians."""
-        return replies
 
 
 def parts(replies: Replies, service: Service, again: Replies | None = None) -> Iterator[Part]:

@@ -16,7 +16,7 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
         rule = algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
     except HyperparameterError as error:
         raise SpecError(f"algorithm.{error}") from error
-    if rule.needs_measuring and not spec.train.measure:
+    if (rule.reads_losses or rule.reads_accuracies) and not spec.train.measure:
         raise SpecError(f"train.measure: {rule.name} needs what clients measure before they train; leave it out")
     if rule.optimiser() is not None and spec.server.optimiser != "sgd":
         raise SpecError(f"server.optimiser: {rule.name} brings its own; leave it out")
