@@ -321,9 +321,27 @@ def test_weights_are_a_distribution_whatever_the_scale_of_the_losses(weights: st
         lam = step.combination.objectives.weights
         assert (lam >= 0).all()
         assert lam.sum() == pytest.approx(1.0)
-        found.append(lam * np.array([1.0, scale]))
-    if normalise:  # what moves the model is the same, but for its length
-        np.testing.assert_allclose(found[0] / found[0].sum(), found[1] / found[1].sum(), rtol=1e-3)
+        found.append(direction(step) / np.linalg.norm(direction(step)))
+    if normalise:  # where the model moves is the same
+        np.testing.assert_allclose(found[0], found[1], atol=1e-4)
+    else:
+        assert np.linalg.norm(found[0] - found[1]) > 0.1
+
+
+def test_normalised_objectives_are_trained_for_equally_whatever_their_scale() -> None:
+    clients = Clients(ALL)
+    for client in ALL:
+        clients.gradients[client, "right"] *= 1e-3
+    conversation = algorithm("fedcmoo", {"sketch": "exact", "normalise": True}).round(context(ALL))
+    phase = conversation.send(clients.answer(next(conversation)))
+    assert isinstance(phase, Train)
+    assert phase.weights is not None
+    assert 300 < phase.weights["right"] / phase.weights["left"] < 3000
+    step = last(conversation, clients.answer(phase))
+    assert step.combination.objectives is not None
+    assert step.combination.objectives.weights.sum() == pytest.approx(1.0)
+    terms = [np.linalg.norm(phase.weights[name] * clients.mean(name)) for name in TWO]
+    assert terms[0] == pytest.approx(terms[1], rel=0.5)
 
 
 # --- scalarised

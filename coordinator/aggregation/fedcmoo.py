@@ -125,7 +125,8 @@ class Conversation(ObjectiveRule, ABC):
             raise TooFewUpdatesError("no objective has gradients in this round")
         losses = service.mean((reply.client_id, reply.losses) for reply in gradients.replies)
         chosen = self.choose(gradients.gram, losses, service, context)
-        wanted = dict(zip(service.objectives, chosen.weights.tolist(), strict=True))
+        scaled = chosen.weights * self.scales(gradients.gram)
+        wanted = dict(zip(service.objectives, scaled.tolist(), strict=True))
         answered = {reply.client_id: Selected(reply.samples, reply.objectives) for reply in gradients.replies}
         able = {**context.selected, **answered} if self.latecomers else answered
         factors, busy = training(wanted, able, context)
@@ -263,7 +264,6 @@ class FedCMOOPref(Conversation):
             minimum=self.minimum,
         )
         return Weighed(found.weights, found.mode, tuple(filter(None, (found.note,))), found.divergence)
-
 
 
 def parts(replies: Replies, service: Service, again: Replies | None = None) -> Iterator[Part]:

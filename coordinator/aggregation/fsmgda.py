@@ -56,13 +56,14 @@ class FSMGDA(ObjectiveRule):
         seen = G if self.scope == "all" else W @ replies.gram_over(self.columns(context)) @ W.T
         before = weights_before(context.state, context.objectives, service.objectives)
         weights = self.weigh(seen, before, context)
-        shares = weights @ W
-        length = float(weights @ np.sqrt(np.maximum(np.diag(G), 0.0)))
-        stationary = bool(weights @ G @ weights <= STATIONARY_TOLERANCE * length**2)
-        scale = 0.0 if stationary else 1.0 / context.local_rate if self.sums else 1.0
-        diagnostics = describe(K, scale * shares, shares) | {"stationary": float(stationary)}
+        scaled = weights * self.scales(seen)
+        length = float(scaled @ np.sqrt(np.maximum(np.diag(G), 0.0)))
+        stationary = bool(scaled @ G @ scaled <= STATIONARY_TOLERANCE * length**2)
+        rate = 0.0 if stationary else 1.0 / context.local_rate if self.sums else 1.0
+        coefficients, shares = rate * scaled @ W, weights @ W
+        diagnostics = describe(K, coefficients, shares) | {"stationary": float(stationary)}
         found = Combination(
-            scale * shares,
+            coefficients,
             shares,
             weights_after(context.state, context.objectives, service.objectives, weights),
             diagnostics,

@@ -29,7 +29,7 @@ SCOPE_HELP = (
     'which columns the Gram matrix of the objectives is made of: "all", or "encoder" without the heads, which no two '
     "objectives share"
 )
-NORMALISE_HELP = "give every objective's gradient the length 1 before weights are found: no loss counts by its scale"
+NORMALISE_HELP = "make the gradients of all objectives equally long, here and in the step: no loss counts by its scale"
 BETA_HELP = "the step of pgd"
 STEPS_HELP = "the number of steps of pgd"
 
@@ -84,10 +84,19 @@ class ObjectiveRule(Algorithm, ABC):
             uniform = np.full(len(G), 1.0 / len(G))
             rows = Rows(gram=G, prior=uniform, samples=np.ones(len(G)), round=context.number, rounds=context.total)
             found = torchjd.rule(self.weights)().combine(rows).weights
-        if self.normalise and (lengths > 0).all():
-            found = found / lengths
         shares: Vector = found / found.sum()
         return shares
+
+    def scales(self, G: Matrix) -> Vector:
+        """What multiplies each objective besides its weight, shape (M,): 1, or what makes all gradients equally long.
+
+        Then they have the mean length, so that the step is about as long as without.
+        """
+        lengths = np.sqrt(np.diag(G))
+        if not self.normalise or not (lengths > 0).all():
+            return np.ones(len(G))
+        scales: Vector = lengths.mean() / lengths
+        return scales
 
 
 @dataclass(frozen=True)
