@@ -81,7 +81,7 @@ def rounds(history: "History", *, exclude: Iterable[str] = ()) -> list[Measures]
     `steps` are the local steps that a client had made in each of the rounds so far, where the specification says how
     many; `uploaded` is what each participant had sent so far (MB): over the rounds, the sum of the bytes of all phases
     divided by the participants. `agreement` is the mean over the participants of the cosine of the update with the
-    direction: clients that pull apart make it small, and so does the noise of minibatches, above all in few local steps.
+    direction: clients that pull apart make it small, and so does the noise of minibatches, most of all in few steps.
 
     Args:
         history: of the run.
