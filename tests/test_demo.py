@@ -87,7 +87,7 @@ def test_the_demo_learns_beside_an_attacker_and_leaves_its_record(tmp_path: Path
     parts = {part["client_id"]: part for part in json.loads(last.stdout)["participations"]}
     assert parts["member-4"]["loss_before"] > 1000
     whole = fedpareto("admin", "--home", document["admin_home"], "run", "fedcmoo-objectives", "--json")
-    serving = {row["client_id"]: row["objectives"] for row in json.loads(whole.stdout)["serving"]}
+    serving = {row["client_id"]: row["objectives"] for row in json.loads(whole.stdout)["run"]["serving"]}
     assert serving == {"member-1": ["left"], **{f"member-{n}": ["left", "right"] for n in (2, 3, 4)}}
     assert processes_of(directory) == []
     assert (directory / "logs" / "coordinator.log").stat().st_size > 0
