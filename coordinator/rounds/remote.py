@@ -11,7 +11,7 @@ from datetime import timedelta
 from types import MappingProxyType
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session, contains_eager
+from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import Evaluate, Jacobian, Phase, Replies, Reply, Residual, Selected, Train
 from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings, states, stored_reference
@@ -286,14 +286,13 @@ class RemoteFleet(Fleet):
     def _replies(self, phase_id: int) -> Replies:
         """The accepted replies; the bytes of every update are checked against their digest before they are used."""
         with self._database.read() as session:
-            updates = session.scalars(
-                select(models.Update)
+            updates = session.execute(
+                select(models.Update, Assignment.objectives)
                 .join(Assignment)
                 .where(Assignment.phase_id == phase_id, models.Update.accepted)
-                .options(contains_eager(models.Update.assignment))
             ).all()
         replies = []
-        for update in updates:
+        for update, objectives in updates:
             rows: dict[str, RowFile] = {}
             if update.payload:
                 self._around.blobs.verify(update.payload)
@@ -306,7 +305,7 @@ class RemoteFleet(Fleet):
                     metrics=update.metrics,
                     rows=tuple(rows.values()),
                     names=tuple(rows),
-                    objectives=tuple(update.assignment.objectives),
+                    objectives=tuple(objectives),
                     envelope=update.envelope_digest,
                     payload=update.payload,
                 )
