@@ -29,9 +29,9 @@ def test_over_selection_asks_more_clients_than_it_wants() -> None:
 
 
 def test_a_quorum_is_at_least_one_reply() -> None:
-    assert selection.quorum(SelectionSpec(quorum=0.0), 10) == 1
-    assert selection.quorum(SelectionSpec(quorum=0.5), 5) == 3
-    assert selection.quorum(SelectionSpec(quorum=1.0), 5) == 5
+    assert selection.quorum(0.0, 10) == 1
+    assert selection.quorum(0.5, 5) == 3
+    assert selection.quorum(1.0, 5) == 5
 
 
 @given(seed=st.integers(0, 2**63 - 1), number=st.integers(0, 1000), size=st.integers(1, 50))
