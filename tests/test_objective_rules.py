@@ -119,15 +119,16 @@ def direction(step: Step) -> NDArray[np.float64]:
 def test_fsmgda_is_the_papers_server_step() -> None:
     for case in reference("fmol_server"):
         names = tuple(f"objective-{k}" for k in range(case["num_objectives"]))
-        clients = [f"client-{i:02d}" for i in range(case["num_clients"])]
-        sizes = case["sizes"] or np.ones((len(names), len(clients))).tolist()
+        # A worker tells one number of samples: who holds other numbers for other objectives stands for several here.
+        weighted = case["sizes"] is not None
         rows: dict[str, dict[str, NDArray[np.float64]]] = {}
+        samples: dict[str, int] = {}
         for update in case["updates"]:
             if update["client"] in case["participants"]:
-                rows.setdefault(clients[update["client"]], {})[names[update["objective"]]] = np.array(update["delta"])
-        weighted = case["sizes"] is not None
-        if weighted and any(len({sizes[k][i] for k in range(len(names))} - {0}) > 1 for i in range(len(clients))):
-            continue  # of a client that holds differently many samples for its objectives: a worker tells one number
+                k, i = update["objective"], update["client"]
+                client = f"client-{i:02d}" + (f"-{k}" if weighted else "")
+                rows.setdefault(client, {})[names[k]] = np.array(update["delta"])
+                samples[client] = case["sizes"][k][i] if weighted else 1
         d = len(case["x"])
         given = RoundContext(
             number=0,
@@ -140,7 +141,7 @@ def test_fsmgda_is_the_papers_server_step() -> None:
         conversation = algorithm("fsmgda", {"sums": True}).round(given)
         assert next(conversation) == Train(separate=True)
         replies = [
-            reply(client, own, tuple(own), samples=int(max(row[clients.index(client)] for row in sizes)))  # type: ignore[arg-type]
+            reply(client, own, tuple(own), samples=samples[client])  # type: ignore[arg-type]
             for client, own in rows.items()
         ]
         step = last(conversation, Replies(replies))

@@ -332,6 +332,22 @@ def test_with_over_selection_a_round_takes_as_many_replies_as_it_wants() -> None
         assert set(asked[~asked["accepted"]]["reason"]) == {"not-needed"}
 
 
+def test_without_measuring_the_model_is_the_same_and_losses_before_a_step_are_unknown() -> None:
+    measured = simulate(spec())
+    bare = simulate(spec().replace("[train]", "[train]\nmeasure = false"))
+    np.testing.assert_array_equal(bare.model, measured.model)
+    assert measured.rounds["improved"].notna().all()
+    assert "improved" not in bare.rounds
+    assert measured.updates["loss"].notna().all()
+    assert bare.updates["loss"].isna().all()
+
+
+@pytest.mark.parametrize("algorithm", ["q-fedavg", "fedfa"])
+def test_a_rule_that_needs_measurements_cannot_do_without(algorithm: str) -> None:
+    with pytest.raises(SpecError, match=f"train.measure: {algorithm} needs what clients measure"):
+        simulate(spec(algorithm=algorithm).replace("[train]", "[train]\nmeasure = false"))
+
+
 OBJECTIVES = """
 name = "objectives"
 task = "two-digits"
@@ -357,6 +373,19 @@ every = 0
 clients = 6
 objectives = "{objectives}"
 """
+
+
+def test_objectives_that_a_task_does_not_have_are_named() -> None:
+    text = OBJECTIVES.format(algorithm='name = "fedcmoo"', objectives="all")
+    for names, words in (
+        ('["left", "up"]', "left, up are not those of two-digits, which has left, right"),
+        ('["left"]', "left are not those of two-digits"),
+        ('["left", "left"]', "each once"),
+    ):
+        with pytest.raises(SpecError, match=words):
+            simulate(f"{text}\n[objectives]\nnames = {names}\n")
+    with pytest.raises(SpecError, match=r"objectives\.serve\.client-000: no objective 'up'"):
+        simulate(f"{text}\n[objectives.serve]\nclient-000 = ['up']\n")
 
 
 @pytest.mark.parametrize(

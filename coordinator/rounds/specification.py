@@ -37,6 +37,10 @@ def fitting_objectives(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ..
     named = spec.objectives.names or objectives or (JOINT,)
     if len(set(named)) < len(named):
         raise SpecError(f"objectives.names: {', '.join(named)}: each once")
+    if objectives and set(named) != set(objectives):
+        raise SpecError(
+            f"objectives.names: {', '.join(named)} are not those of {spec.task}, which has {', '.join(objectives)}"
+        )
     for client, served in spec.objectives.serve.items():
         if unknown := [name for name in served if name not in named]:
             raise SpecError(f"objectives.serve.{client}: no objective {unknown[0]!r}; there are {', '.join(named)}")

@@ -97,7 +97,7 @@ def run(
             "With several tasks: TASK=left,right, repeated.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, ...")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for training.")] = None,
     download: Annotated[bool, typer.Option(help="Let tasks fetch public data sets into --data.")] = False,
     attack: Annotated[
