@@ -32,6 +32,10 @@ _ALIGNMENT = 32
 _LOOK_EVERY = 50
 # Minibatches gathered at a time: for small models, gathering each alone costs as much as a forward pass.
 _GATHERED = 32
+# Samples that pass through convolutions at a time on a CPU, so that what is between layers stays in its caches.
+_CACHED = 64
+# Dimensions of the kernels of a convolution: (out, in, height, width).
+_KERNEL = 4
 SPLITS = ("train", "validation", "test")
 
 
@@ -378,6 +382,8 @@ class Trainer:
         right: dict[str, float] = defaultdict(float)
         self._model.eval()
         size = self._task.evaluation_batch
+        if self._weights.channels_last:
+            size = min(size, _CACHED)
         with torch.no_grad():
             for begin in range(0, len(data), size):
                 if stopped():
@@ -410,30 +416,47 @@ class Trainer:
         # Every row sees the same batches and the same dropout, so that they differ by what they descend alone.
         _seed_torch(self._device, key)
         batches = self._batches(work.batch_size, key)
-        descent = _Descent(self._weights, work)
+        descent = Descent(self._weights, work)
         pending: list[Tensor] = []
         self._model.train()
-        for step in range(1, total + 1):
+        step = 0
+        while step < total:
             if stopped():
                 raise TrainingStopped
-            x, y = next(batches)
-            if step == 1 and gradients is not None:
+            if step == 0 and gradients is not None:
+                next(batches)
                 shares = torch.tensor([weights.get(name, 0.0) for name in self.objectives], device=self._device)
                 self._weights.gradient.copy_(shares @ gradients)
                 descent.step()
                 _seed_torch(self._device, key ^ 1)  # what the gradients drew depends on whether they had to be made
+                step = 1
                 continue
-            loss = _weighted(self._losses(self._model(self._task.augment(x)), y), weights)
-            self._weights.gradient.zero_()
-            loss.backward()  # type: ignore[no-untyped-call]
-            descent.step()
-            pending.append(loss.detach())
-            if len(pending) == _LOOK_EVERY or step == total:
+            losses = self._advance(batches, weights, descent, total - step)
+            step += len(losses)
+            pending.extend(losses)
+            if len(pending) >= _LOOK_EVERY or step == total:
                 finite = torch.stack(pending).isfinite().tolist()
                 if not all(finite):
                     raise TrainingDiverged(step - len(finite) + 1 + finite.index(False))
                 pending.clear()
             progress(step / total)
+
+    def _advance(
+        self,
+        batches: Iterator[tuple[Tensor, Tensor]],
+        weights: Mapping[str, float],
+        descent: "Descent",
+        room: int,
+    ) -> Sequence[Tensor]:
+        """Some of the next steps, at most `room`; their losses."""
+        return [self._step(*next(batches), weights, descent)]
+
+    def _step(self, x: Tensor, y: Tensor, weights: Mapping[str, float], descent: "Descent") -> Tensor:
+        loss = _weighted(self._losses(self._model(self._task.augment(x)), y), weights)
+        self._weights.gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        descent.step()
+        return loss.detach()
 
     def _losses(self, output: object, y: Tensor) -> dict[str, Tensor]:
         losses = self._task.losses(output, y)
@@ -486,15 +509,20 @@ def describe_device(name: str) -> str:
 class _Weights:
     """The trainable parameters and their gradients as two buffers, so that a step is a few operations whatever d is.
 
+    On a CPU the kernels of convolutions lie in them with their channels last, which is up to 1.6 times as fast.
+
     Attributes:
         values: w, with the parameters as views into it.
         gradient: likewise the gradients; backward adds to it.
         start: w_t.
+        channels_last: whether there are such kernels.
     """
 
     def __init__(self, model: torch.nn.Module, layout: Layout, device: torch.device) -> None:
         self._size = layout.size
+        self._shapes = [parameter.shape for _, parameter in flat.trainable(model)]
         self._places: list[tuple[slice, slice]] = []  # where a parameter is in the flat vector, and in the buffer
+        self.channels_last = device.type == "cpu" and any(len(shape) == _KERNEL for shape in self._shapes)
         offset = padded = 0
         for tensor in layout.tensors:
             self._places.append((slice(offset, offset + tensor.size), slice(padded, padded + tensor.size)))
@@ -503,17 +531,28 @@ class _Weights:
         self.values = torch.zeros(padded, device=device)
         self.gradient = torch.zeros(padded, device=device)
         self.start = torch.zeros(padded, device=device)
-        for (_, parameter), (_, place) in zip(flat.trainable(model), self._places, strict=True):
-            parameter.data = self.values[place].view(parameter.shape)
-            parameter.grad = self.gradient[place].view(parameter.shape)
+        views = zip(flat.trainable(model), self.parameters(self.values), self.parameters(self.gradient), strict=True)
+        for (_, parameter), value, gradient in views:
+            parameter.data, parameter.grad = value, gradient
+
+    def parameters(self, buffer: Tensor) -> list[Tensor]:
+        """What a buffer holds, as views with the parameters' shapes."""
+        views = []
+        for (_, place), shape in zip(self._places, self._shapes, strict=True):
+            if self.channels_last and len(shape) == _KERNEL:
+                out, channels, height, width = shape
+                views.append(buffer[place].view(out, height, width, channels).permute(0, 3, 1, 2))
+            else:
+                views.append(buffer[place].view(shape))
+        return views
 
     def load(self, base: NDArray[np.float32]) -> None:
         """Starts from a model (d,)."""
         if base.shape != (self._size,):
             raise ValueError(f"the model has {self._size} trainable parameters, the base {base.shape}")
         vector = torch.from_numpy(np.array(base, dtype=np.float32))  # a copy: the base may be a read-only file
-        for source, place in self._places:
-            self.start[place] = vector[source]
+        for (source, _), view in zip(self._places, self.parameters(self.start), strict=True):
+            view.copy_(vector[source].view(view.shape))
         self.reset()
 
     def reset(self) -> None:
@@ -526,30 +565,34 @@ class _Weights:
 
     def flat(self, buffer: Tensor) -> NDArray[np.float32]:
         """What a buffer holds, without its gaps, (d,)."""
-        values = buffer.cpu().numpy()
-        row = np.empty(self._size, dtype=np.float32)
-        for target, place in self._places:
-            row[target] = values[place]
-        return row
+        row = torch.empty(self._size)
+        for (target, _), view in zip(self._places, self.parameters(buffer.cpu()), strict=True):
+            row[target].view(view.shape).copy_(view)
+        return row.numpy()
 
 
-class _Descent:
-    """Plain SGD, as torch.optim.SGD defines it, with the proximal term; fresh for every row."""
+class Descent:
+    """Plain SGD, as torch.optim.SGD defines it, with the proximal term; fresh for every row.
+
+    Attributes:
+        work: how to train.
+        velocity: the momentum's buffer, which moves; None without momentum.
+    """
 
     def __init__(self, weights: _Weights, work: TrainWork) -> None:
+        self.work = work
+        self.velocity = torch.zeros_like(weights.values) if work.momentum else None
         self._weights = weights
-        self._work = work
-        self._velocity = torch.zeros_like(weights.values) if work.momentum else None
 
     def step(self) -> None:
         """One step along the gradient that is in the buffer."""
-        values, direction, work = self._weights.values, self._weights.gradient, self._work
+        values, direction, work = self._weights.values, self._weights.gradient, self.work
         if work.weight_decay:
             direction.add_(values, alpha=work.weight_decay)
         if work.proximal_mu:
             direction.add_(values, alpha=work.proximal_mu).sub_(self._weights.start, alpha=work.proximal_mu)
-        if self._velocity is not None:
-            direction = self._velocity.mul_(work.momentum).add_(direction)
+        if self.velocity is not None:
+            direction = self.velocity.mul_(work.momentum).add_(direction)
         values.sub_(direction, alpha=work.learning_rate)
 
 

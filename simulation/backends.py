@@ -8,7 +8,7 @@ from federation.tasks import Splits, Task
 from simulation import SimulationError
 from simulation.local import LocalWork, Loop, Serves, Stacked, why_not_stacked
 
-BACKENDS = ("auto", "stacked", "loop", "ray")
+BACKENDS = ("auto", "stacked", "loop", "compiled", "ray")
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Backend:
     """A choice.
 
     Attributes:
-        name: "stacked", "loop" or "ray".
+        name: "stacked", "loop", "compiled" or "ray".
         why: why it is not "stacked", where that was to be chosen automatically.
         local: what trains and evaluates.
         close: gives back what it holds.
@@ -41,7 +41,7 @@ def pick_backend(
 
     Raises:
         ValueError: no such backend, or a task that the one asked for cannot train.
-        SimulationError: "ray" without Ray, or a cluster that cannot be used.
+        SimulationError: "ray" without Ray, a cluster that cannot be used, or "compiled" without a compiler.
     """
     if name not in BACKENDS:
         raise ValueError(f"no backend {name!r}: there are {', '.join(BACKENDS)}")
@@ -56,6 +56,13 @@ def pick_backend(
         return Backend("ray", "", work, work.close)
     if name == "loop":
         return Backend("loop", "", Loop(task, splits, device, serves))
+    if name == "compiled":
+        from simulation.compiled import CompiledTrainer, must_compile, why_not_compiled  # noqa: PLC0415 - seconds
+
+        if why := why_not_compiled(task):
+            raise ValueError(f"{task.name} cannot be trained compiled: {why}; use --backend loop")
+        must_compile()
+        return Backend("compiled", "", Loop(task, splits, device, serves, CompiledTrainer))
     why = why_not_stacked(task, splits, device, strict=name == "stacked")
     if why and name == "stacked":
         raise ValueError(f"{task.name} cannot be trained stacked: {why}; use --backend loop")

@@ -107,13 +107,20 @@ class LocalWork(ABC):
 class Loop(LocalWork):
     """One client after the other, with the very code of a worker."""
 
-    def __init__(self, task: Task, splits: Mapping[str, Splits], device: str, serves: Serves | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        splits: Mapping[str, Splits],
+        device: str,
+        serves: Serves | None = None,
+        trainer: type[Trainer] = Trainer,
+    ) -> None:
         self._trainers: dict[str, Trainer] = {}
         first: Trainer | None = None
         for name, own in splits.items():
             objectives = (serves or {}).get(name)
             self._trainers[name] = (
-                first.on(own, objectives) if first is not None else Trainer(task, own, device, objectives=objectives)
+                first.on(own, objectives) if first is not None else trainer(task, own, device, objectives=objectives)
             )
             first = first or self._trainers[name]
 

@@ -93,7 +93,7 @@ def run_command(
     out: Out = None,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs at once, each in a process of its own.")] = 1,
     device: Annotated[str, typer.Option(help="Where clients train: auto, cpu, cuda or cuda:N.")] = "auto",
-    backend: Annotated[str, typer.Option(help="How: stacked, loop, or auto; see `fedpareto simulate`.")] = "auto",
+    backend: Annotated[str, typer.Option(help="stacked, loop, compiled, or auto; see `fedpareto simulate`.")] = "auto",
     resume: Annotated[
         bool, typer.Option("--resume/--anew", help="Keep finished runs and go on with others, or make them all again.")
     ] = True,
