@@ -152,11 +152,11 @@ def test_a_wrong_specification_is_refused_with_the_method_and_the_key() -> None:
 
 def test_a_condition_changes_what_a_method_has_and_a_method_may_leave_conditions_out() -> None:
     experiment = load("fedmgda-adult-bias")
-    cells = experiment.cells(["AFL"], ["bias 1"])
+    cells = experiment.cells(["AFL gamma=0.1"], ["bias 1"])
     assert [cell.document["simulation"]["attack"] for cell in cells] == ["bias=1"]
     assert cells[0].spec(3).simulation.clients == 2
     assert experiment.published_values(cells[0])["phd_acc"] == "74.25"
-    assert experiment.cells(["AFL"], ["bias 5000"]) == ()
+    assert experiment.cells(["AFL gamma=0.1"], ["bias 5000"]) == ()
 
 
 def test_sections_are_merged_and_other_values_replaced() -> None:
