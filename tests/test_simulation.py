@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 import numpy as np
 import psutil
@@ -19,11 +20,13 @@ from coordinator.clock import utc_now
 from coordinator.home import Home, Settings
 from federation.keys import IdentityError
 from federation.runs import SpecError
+from federation.tasks import task
 from federation.vectors import read_vector
 from fedpareto.cli.failure import Failure
 from fedpareto.cli.main import app
 from fedpareto.notebook import simulate
 from simulation import SimulationError
+from simulation.compiled import why_not_compiled
 from simulation.simulate import Progress, Simulation
 from storage.database import DatabaseBusy
 from storage.models import Run, RunState
@@ -135,6 +138,45 @@ def test_momentum_decay_and_proximity_are_stacked_too() -> None:
     close(all_at_once.model, one.model)
 
 
+@pytest.mark.skipif(which("g++") is None, reason="no C++ compiler is installed")
+def test_compiled_steps_come_to_what_a_loop_comes_to() -> None:
+    more = "momentum = 0.9\nweight_decay = 0.01\nproximal_mu = 0.1\n"
+    text = spec(clients=3, partition="dirichlet:0.5", rounds=2).replace("[train]\n", f"[train]\n{more}")
+    one, compiled = (simulate(text, backend=backend) for backend in ("loop", "compiled"))
+    close(compiled.model, one.model)
+    assert compiled.rounds["accuracy/mean"].tolist() == pytest.approx(one.rounds["accuracy/mean"].tolist(), abs=0.02)
+
+
+@pytest.mark.skipif(which("g++") is None, reason="no C++ compiler is installed")
+def test_a_compiled_client_that_diverges_says_at_which_step() -> None:
+    history = simulate(spec(rounds=1).replace("learning_rate = 0.1", "learning_rate = 1e30"), backend="compiled")
+    told = [(record["accepted"], record["reason"]) for record in history.update_records]
+    assert told == [(False, "training-diverged")] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("digits", ""),
+        ("fashion-mnist", "dropout would draw other numbers than a worker's"),
+        ("mnist-fashion", "its minibatches are varied at random"),
+        ("shakespeare", "recurrent layers cannot be compiled"),
+    ],
+)
+def test_what_would_draw_other_numbers_is_not_compiled(name: str, why: str) -> None:
+    assert why_not_compiled(task(name)) == why
+
+
+def test_without_a_compiler_the_backend_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(spec())
+    line = [sys.executable, "-m", "fedpareto", "simulate", "run.toml", "--backend", "compiled"]
+    around = os.environ | {"CXX": "no-such-compiler"}
+    done = subprocess.run(line, cwd=tmp_path, env=around, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "the backend compiled needs a C++ compiler that works (" in done.stderr.replace("\n", " ")
+    assert done.stderr.strip().endswith("install one, or use --backend loop")
+
+
 def test_refused_updates_are_recorded_as_the_coordinator_would(tmp_path: Path) -> None:
     history = simulate(spec(attackers=1, attack="nan", rounds=2))
     refused = [record for record in history.update_records if not record["accepted"]]
@@ -232,7 +274,7 @@ def test_the_command_simulates_shows_and_resumes(tmp_path: Path) -> None:
         (("shards:2", "slices"), [], 2, "run.toml: simulation.partition: unknown scheme 'slices'"),
         (("clients = 4", "clients = 4000"), [], 1, "1797 samples cannot be cut into 8000 pieces"),
         (("[simulation]", "minimum = 9\n[simulation]"), [], 2, "4 clients with data, but a round needs 9"),
-        (("", ""), ["--backend", "abacus"], 2, "no backend 'abacus': there are auto, stacked, loop, ray"),
+        (("", ""), ["--backend", "abacus"], 2, "no backend 'abacus': there are auto, stacked, loop, compiled, ray"),
         (("", ""), ["--ray-address", "far:6379"], 2, "(far:6379) goes with the backend ray, not with auto"),
         (("", ""), ["--device", "tpu"], 2, "no device 'tpu'"),
         (("", ""), ["--resume"], 2, "home holds no simulation to resume"),
