@@ -18,9 +18,11 @@ from typer.testing import CliRunner
 
 from coordinator.clock import utc_now
 from coordinator.home import Home, Settings
+from coordinator.services import views
 from federation.keys import IdentityError
 from federation.runs import SpecError
 from federation.tasks import task
+from federation.v1.admin_pb2 import Update
 from federation.vectors import read_vector
 from fedpareto.cli.failure import Failure
 from fedpareto.cli.main import app
@@ -229,6 +231,24 @@ def test_a_look_into_the_record_of_a_killed_simulation_changes_nothing_that_foll
     rest = simulate(text, home=home, resume=True)
     assert rest.model.tobytes() == whole.model.tobytes()
     assert rest.updates.equals(whole.updates)
+
+
+def test_a_long_record_of_updates_is_read_a_piece_at_a_time(tmp_path: Path) -> None:
+    with Simulation(spec(rounds=5, algorithm="fedavg").encode(), tmp_path / "home") as simulation:
+        simulation.run()
+        with simulation._database.read() as session:
+            whole, _ = views.updates(session, simulation.run_id, None, "", 0, 1000)
+            pieces: list[Update] = []
+            after = 0
+            while (found := views.updates(session, simulation.run_id, None, "", after, 3))[0]:
+                pieces.extend(found[0])
+                after = found[1]
+            own, _ = views.updates(session, simulation.run_id, 2, "client-001", 0, 3)
+    assert [(update.round, update.client_id) for update in whole] == [
+        (t, f"client-{i:03d}") for t in range(5) for i in range(4)
+    ]
+    assert pieces == whole
+    assert [(update.round, update.client_id) for update in own] == [(2, "client-001")]
 
 
 def test_models_of_past_rounds_do_not_pile_up(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from storage.models import note_model
 MAX_SPEC_BYTES = 64 << 10
 MAX_TOKEN_LIFETIME = timedelta(days=30)
 ROUNDS_AT_A_TIME = 20  # of an export: the memory that it takes
+UPDATES_AT_A_TIME = 200  # of a list, with their envelopes
 
 T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -283,17 +284,22 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     async def ListUpdates(  # noqa: N802
         self, request: messages.ListUpdatesRequest, context: Context
-    ) -> messages.ListUpdatesResponse:
+    ) -> AsyncIterator[messages.ListUpdatesResponse]:
         """Lists the updates of a run, refused ones included."""
         await self._authorise(context, Role.VIEWER)
 
-        def read(session: Session) -> messages.ListUpdatesResponse:
+        def find(session: Session) -> tuple[str, int | None]:
             run = finding.find_run(session, request.run)
             number = finding.find_round(session, run, request.round).number if request.HasField("round") else None
-            found = views.updates(session, run.run_id, number, request.client_id)
-            return messages.ListUpdatesResponse(updates=found)
+            return run.run_id, number
 
-        return await self._read(read)
+        run_id, number = await self._read(find)
+        after = 0
+        while True:
+            found, after = await self._read(views.updates, run_id, number, request.client_id, after, UPDATES_AT_A_TIME)
+            if not found:
+                return
+            yield messages.ListUpdatesResponse(updates=found)
 
     async def ExportModel(  # noqa: N802
         self, request: messages.ExportModelRequest, context: Context

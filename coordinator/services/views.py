@@ -4,7 +4,7 @@ Plain functions of a session, which only read. A number that is not known is NaN
 one round with every client's part in `details`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -177,9 +177,20 @@ def progress(session: Session, run_id: str, since: int) -> Progress:
 
 
 def updates(
-    session: Session, run_id: str, number: int | None = None, client_id: str | None = None
-) -> Iterable[messages.Update]:
-    """The updates of a run as they were received, in order of arrival, refused ones included.
+    session: Session, run_id: str, number: int | None, client_id: str, after: int, count: int
+) -> tuple[list[messages.Update], int]:
+    """Some of the updates of a run as they were received, in order of arrival, refused ones included.
+
+    Args:
+        session: where to read.
+        run_id: of which run.
+        number: only this round; None for all.
+        client_id: only this client; "" for all.
+        after: the number, in the order of arrival, that they come after; 0 for the first.
+        count: at most so many.
+
+    Returns:
+        The updates, and the number of the last of them.
 
     Raises:
         Refusal: `client-unknown`.
@@ -189,25 +200,31 @@ def updates(
         .join(models.Assignment, models.Assignment.assignment_id == models.Update.assignment_id)
         .join(models.Phase)
         .join(models.Round)
-        .where(models.Round.run_id == run_id)
+        .where(models.Round.run_id == run_id, models.Update.update_id > after)
         .order_by(models.Update.update_id)
+        .limit(count)
     )
     if number is not None:
         query = query.where(models.Round.number == number)
     if client_id:
         must_be_client(session, client_id)
         query = query.where(models.Update.client_id == client_id)
+    found = []
     for update, round_number, phase_number in session.execute(query):
-        yield messages.Update(
-            round=round_number,
-            phase=phase_number,
-            client_id=update.client_id,
-            assignment_id=update.assignment_id,
-            accepted=update.accepted,
-            reason=update.reason,
-            payload=update.payload,
-            payload_bytes=update.payload_bytes,
-            envelope_digest=update.envelope_digest,
-            received=timestamp(update.received),
-            envelope=SignedEnvelope.FromString(update.envelope),
+        found.append(
+            messages.Update(
+                round=round_number,
+                phase=phase_number,
+                client_id=update.client_id,
+                assignment_id=update.assignment_id,
+                accepted=update.accepted,
+                reason=update.reason,
+                payload=update.payload,
+                payload_bytes=update.payload_bytes,
+                envelope_digest=update.envelope_digest,
+                received=timestamp(update.received),
+                envelope=SignedEnvelope.FromString(update.envelope),
+            )
         )
+        after = update.update_id
+    return found, after

@@ -1528,14 +1528,14 @@ Global___Update: _TypeAlias = Update  # noqa: Y015
 
 @_typing.final
 class ListUpdatesResponse(_message.Message):
-    """The updates, in order of arrival."""
+    """Updates, in order of arrival."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     UPDATES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Update]:
-        """The updates."""
+        """The next ones."""
 
     def __init__(
         self,

@@ -106,7 +106,7 @@ class AdminStub:
                 request_serializer=federation_dot_v1_dot_admin__pb2.ExportRoundsRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_admin__pb2.ExportRoundsResponse.FromString,
                 _registered_method=True)
-        self.ListUpdates = channel.unary_unary(
+        self.ListUpdates = channel.unary_stream(
                 '/federation.v1.Admin/ListUpdates',
                 request_serializer=federation_dot_v1_dot_admin__pb2.ListUpdatesRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_admin__pb2.ListUpdatesResponse.FromString,
@@ -223,7 +223,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListUpdates(self, request, context):
-        """Lists the updates of a run, refused ones included (viewer).
+        """Lists the updates of a run, refused ones included, some in each message (viewer).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -309,7 +309,7 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=federation_dot_v1_dot_admin__pb2.ExportRoundsRequest.FromString,
                     response_serializer=federation_dot_v1_dot_admin__pb2.ExportRoundsResponse.SerializeToString,
             ),
-            'ListUpdates': grpc.unary_unary_rpc_method_handler(
+            'ListUpdates': grpc.unary_stream_rpc_method_handler(
                     servicer.ListUpdates,
                     request_deserializer=federation_dot_v1_dot_admin__pb2.ListUpdatesRequest.FromString,
                     response_serializer=federation_dot_v1_dot_admin__pb2.ListUpdatesResponse.SerializeToString,
@@ -721,7 +721,7 @@ class Admin:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/federation.v1.Admin/ListUpdates',

@@ -365,12 +365,14 @@ def updates(
     as_json: Json = False,
 ) -> None:
     """List the updates as they were received, refused ones included; --json has the signed envelopes."""
-    from federation.v1.admin_pb2 import ListUpdatesRequest
+    from federation.v1.admin_pb2 import ListUpdatesRequest, ListUpdatesResponse
     from fedpareto.cli import render
 
+    found = ListUpdatesResponse()
     with _connect(context, home, reads=True) as stub:
-        response = stub.ListUpdates(ListUpdatesRequest(run=run, round=number, client_id=client))
-    _print(as_json, response, lambda: render.updates(response.updates))
+        for some in stub.ListUpdates(ListUpdatesRequest(run=run, round=number, client_id=client)):
+            found.MergeFrom(some)
+    _print(as_json, found, lambda: render.updates(found.updates))
 
 
 @app.command()
