@@ -22,6 +22,7 @@ from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,9 @@ def flower(case: Path, result: Path, *, python: str) -> None:
 
 
 def contenders(setting: Setting, python: str | None) -> dict[str, Contender | None]:
-    backends = ["loop", "stacked", *(["ray"] if find_spec("ray") else [])]
+    small = setting.task != PHOTOGRAPHS
+    compiled = ["compiled"] if small and which("g++") else []  # nothing to be gained where steps take long
+    backends = ["loop", "stacked", *compiled, *(["ray"] if find_spec("ray") else [])]
     return {
         "PyTorch": partial(apart, partial(plain, measure=False)),
         "PyTorch, measuring too": partial(apart, partial(plain, measure=True)),
