@@ -80,13 +80,13 @@ class Store:
             document = json.loads(self._file(job).read_text(encoding="utf-8"))
         except (FileNotFoundError, json.JSONDecodeError):
             return None
-        if document.get("spec") != job.document:
+        if not _same(document.get("spec"), job.document, job.given):
             return None
         return Result(
             job.cell.method.name,
             job.cell.condition.name,
             job.seed,
-            document["spec"],
+            job.document,
             _numbers(document["final"]),
             [_numbers(item) for item in document["rounds"]],
         )
@@ -155,6 +155,16 @@ def _shown(value: Any) -> Any:
     if isinstance(value, float):
         return f"{value:.6g}" if math.isfinite(value) else ""
     return value
+
+
+def _same(stored: Any, now: Any, given: Any) -> bool:
+    """Whether a stored specification is today's: a key that came since counts as its default, unless it was given."""
+    if not (isinstance(stored, dict) and isinstance(now, dict)):
+        return bool(stored == now)
+    told = given if isinstance(given, dict) else {}
+    return stored.keys() <= now.keys() and all(
+        _same(stored[key], value, told.get(key)) if key in stored else key not in told for key, value in now.items()
+    )
 
 
 def _numbers(document: Mapping[str, float | None]) -> Measures:

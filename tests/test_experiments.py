@@ -339,6 +339,23 @@ def test_results_are_stored_whole_with_unknown_numbers_and_count_for_their_speci
     assert store.find(job) is None
 
 
+def test_a_key_that_came_later_changes_nothing_of_results_unless_the_experiment_gives_it(tmp_path: Path) -> None:
+    store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
+    store.keep(job, {"mean": 80.0}, [])
+    file = tmp_path / "runs" / f"{job.name}.json"
+    document = json.loads(file.read_text())
+    del document["spec"]["train"]["measure"]
+    file.write_text(json.dumps(document))
+    found = store.find(job)
+    assert found is not None
+    assert found.spec == job.document
+    given = TINY.replace("rounds = 3", "rounds = 3, train.measure = true")
+    assert store.find(Job(parse("tiny", given).cells()[0], 7)) is None
+    document["spec"]["train"]["of another time"] = 1
+    file.write_text(json.dumps(document))
+    assert store.find(job) is None
+
+
 def test_the_csv_file_has_a_row_for_each_result_and_leaves_unknown_numbers_empty(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     write_results(path, [result("a, b", 1, 80.0), Result("c", "", 2, {}, {"mean": math.nan, "extra": 1.0}, [])])
