@@ -153,11 +153,15 @@ class Quick(_Section):
 
 
 class Cost(_Section):
-    """What was measured, for people who plan: the whole experiment and its quick form, and where."""
+    """What a round of a run takes one core, evaluation included, on average over methods: measured, to plan with.
 
-    full: str
-    quick: str
-    on: str
+    Attributes:
+        seconds: of the whole experiment's rounds.
+        quick: of the quick form's.
+    """
+
+    seconds: float = Field(gt=0)
+    quick: float = Field(gt=0)
 
 
 @dataclass(frozen=True)
@@ -286,8 +290,15 @@ class Experiment(_Section):
                 "methods": tuple(kept),
                 "conditions": tuple(item for item in self.conditions if item.name in conditions),
                 "spec": merged(self.spec, quick.spec),
+                "cost": None if self.cost is None else Cost(seconds=self.cost.quick, quick=self.cost.quick),
             }
         )
+
+    def core_seconds(self, cells: Sequence[Cell], seeds: int) -> float | None:
+        """About what so many seeds of some cells take one core; None where it was not measured."""
+        if self.cost is None:
+            return None
+        return self.cost.seconds * seeds * sum(int(cell.document["rounds"]) for cell in cells)
 
     def published_values(self, cell: Cell) -> dict[str, str]:
         """The row of the published table that a cell is compared with; empty where there is none.

@@ -159,6 +159,15 @@ def test_a_condition_changes_what_a_method_has_and_a_method_may_leave_conditions
     assert experiment.cells(["AFL gamma=0.1"], ["bias 5000"]) == ()
 
 
+def test_what_it_takes_is_that_of_the_runs_that_are_left() -> None:
+    text = TINY.replace("quick.spec.rounds = 1", "quick.spec.rounds = 1\ncost = { seconds = 2.0, quick = 0.5 }")
+    experiment = parse("tiny", text)
+    assert experiment.core_seconds(experiment.cells()[:1], 3) == 2.0 * 3 * 3
+    quick = experiment.in_quick_form()
+    assert quick.core_seconds(quick.cells()[:1], 1) == 0.5
+    assert tiny().core_seconds(tiny().cells(), 1) is None
+
+
 def test_sections_are_merged_and_other_values_replaced() -> None:
     assert merged({"a": {"b": 1, "c": [1]}, "d": 2}, {"a": {"c": [2]}, "d": 3}) == {"a": {"b": 1, "c": [2]}, "d": 3}
 
