@@ -239,13 +239,14 @@ class SimulatedFleet(Fleet):
         names = dict.fromkeys(row for one in outcomes.values() if isinstance(one, TrainResult) for row in one.rows)
         for objective in names:
             rows = [one.rows[objective] for one in honest if objective in one.rows]
+            m = sum(isinstance(one, TrainResult) and objective in one.rows for one in outcomes.values())
             peers = np.stack(rows) if rows else np.empty((0, len(base)), dtype=np.float32)
             for name, attack in attacks.items():
                 outcome = outcomes[name]
                 if isinstance(outcome, TrainResult) and objective in outcome.rows:
                     seed = attack_seed(self._run.spec.seed, question.round, name)
                     own = outcome.rows[objective] if attack.trains else change
-                    sent = attack.on_update(own, peers=peers, m=len(outcomes), seed=seed)
+                    sent = attack.on_update(own, peers=peers, m=m, seed=seed)
                     outcomes[name] = _with_row(outcome, objective, sent)
         for name, attack in attacks.items():
             outcome = outcomes[name]

@@ -15,6 +15,7 @@ from coordinator.aggregation import HyperparameterError, TooFewUpdatesError, agg
 from coordinator.aggregation.geometry import coordinates
 from coordinator.aggregation.phases import Replies, Reply, RoundContext
 from coordinator.aggregation.registry import algorithm, algorithms
+from coordinator.aggregation.rules import Rows
 
 Vector = NDArray[np.float64]
 
@@ -130,6 +131,41 @@ def test_q_fedavg_with_q_zero_is_fedavg_whatever_the_losses(U: Matrix, lipschitz
     for reported in (losses(U), np.zeros(len(U))):
         result = aggregate("q-fedavg", U, losses=reported, q=0.0, lipschitz=lipschitz)
         np.testing.assert_allclose(result.coefficients, aggregate("fedavg", U).coefficients, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavg-n", "fedfv"])
+def test_updates_that_cancel_each_other_are_reported_and_their_rounding_is_no_step(name: str) -> None:
+    u = matrix("random", 1, 50, 3)[0].astype(np.float32)
+    losses = {"losses": np.ones(2)} if name == "fedfv" else {}
+    assert aggregate(name, np.stack([u, -u]), **losses).diagnostics["stationary"] == 1
+    if name == "fedfv":
+        noise = (1e-6 * np.random.default_rng(0).normal(size=50)).astype(np.float32)
+        found = aggregate(name, np.stack([u, -3 * u + noise]), alpha=0.0, **losses)
+        assert found.diagnostics["stationary"] == 1
+        assert not found.direction.any()
+
+
+def test_an_update_next_to_nothing_brings_fedmgda_to_a_standstill_that_is_reported() -> None:
+    U = matrix("random", 5, 30, 1)
+    U[4] *= 1e-12
+    found = aggregate("fedmgda", U)
+    assert found.diagnostics["stationary"] == 1
+    assert not found.direction.any()
+    without = aggregate("fedmgda", U, drop_zero=True)
+    assert without.diagnostics["stationary"] == 0
+    assert without.weights[4] == 0
+    np.testing.assert_allclose(without.direction, aggregate("fedmgda", U[:4]).direction)
+
+
+def test_fedfv_keeps_as_many_as_the_formula_says_whatever_the_rounding() -> None:
+    found = aggregate("fedfv", matrix("conflicting", 11, 20, 0), losses=np.arange(11.0), alpha=0.7)
+    assert found.diagnostics["kept"] == 8
+
+
+def test_q_fedavg_takes_its_step_from_the_clients_rate() -> None:
+    rows = Rows(gram=np.eye(2), prior=np.full(2, 0.5), samples=np.ones(2), losses=np.array([1.0, 2.0]), local_rate=0.01)
+    known, given = (algorithm("q-fedavg", {"q": 2.0, **more}) for more in ({}, {"lipschitz": 100.0}))
+    np.testing.assert_array_equal(known.combine(rows).coefficients, given.combine(rows).coefficients)
 
 
 def test_q_fedavg_without_any_loss_to_reduce_takes_no_step() -> None:
@@ -360,7 +396,8 @@ def test_two_attackers_of_ten_do_not_move_robust_rules_far(name: str, attack: fl
     ("name", "hyperparameters", "message"),
     [
         ("q-fedavg", {"q": -1}, "q must be finite and not negative"),
-        ("q-fedavg", {"lipschitz": 0}, "lipschitz must be finite and positive"),
+        ("q-fedavg", {"lipschitz": -1}, r"lipschitz must lie in \[0, 1e\+12\]"),
+        ("q-fedavg", {"lipschitz": 1e160}, r"lipschitz must lie in \[0, 1e\+12\]"),
         ("krum", {"byzantine": -1}, "byzantine must not be negative"),
         ("krum", {"byzantine": 1.5}, "byzantine must be an integer"),
         ("multi-krum", {"select": -2}, "select must not be negative"),

@@ -37,6 +37,7 @@ class Run:
         self.state: dict[str, Any] = {}
         self.number = 0
         self.store: dict[str, Vector] = {}
+        self.revoked: frozenset[str] = frozenset()
 
     def play(self, clients: Sequence[str], U: Matrix, losses: Sequence[float] | None = None, **metrics: float) -> Step:
         told = [1.0] * len(clients) if losses is None else losses
@@ -55,7 +56,13 @@ class Run:
                     payload=payload,
                 )
             )
-        context = RoundContext(number=self.number, total=99, state=self.state, recall=self.store.__getitem__)
+        context = RoundContext(
+            number=self.number,
+            total=99,
+            state=self.state,
+            recall=self.store.__getitem__,
+            revoked=lambda: self.revoked,
+        )
         conversation = self.rule.round(context)
         next(conversation)
         with pytest.raises(StopIteration) as end:
@@ -71,6 +78,20 @@ def direction(step: Step) -> Vector:
 
 
 # --- AFL
+
+
+def test_what_a_revoked_client_held_of_afls_weights_goes_to_the_others() -> None:
+    run, U = Run("afl", gamma_lambda=1.0), matrix("random", 3, 9, 0)
+    run.play(["a", "b", "evil"], U, [1.0, 2.0, 9.0])
+    assert run.state["lambda"] == {"a": 0.0, "b": 0.0, "evil": 1.0}
+    run.revoked = frozenset({"evil"})
+    step = run.play(["a", "b"], U[:2], [1.0, 1.2])
+    assert step.forgotten == ("evil",)
+    np.testing.assert_allclose(step.combination.weights, 0.5)
+    assert run.state["lambda"] == pytest.approx({"a": 0.4, "b": 0.6})
+    again = run.play(["a", "b"], U[:2], [1.0, 1.0])
+    assert again.forgotten == ()
+    np.testing.assert_allclose(again.combination.weights, [0.4, 0.6])
 
 
 def test_the_projection_onto_the_simplex_is_that_of_the_reference() -> None:

@@ -10,7 +10,7 @@ import pytest
 from matrices import matrix
 from numpy.typing import NDArray
 
-from coordinator.aggregation import HyperparameterError, aggregate, torchjd
+from coordinator.aggregation import HyperparameterError, TooFewUpdatesError, aggregate, torchjd
 from coordinator.aggregation.phases import Replies, Reply, RoundContext, Step
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import algorithm, hyperparameters
@@ -102,8 +102,18 @@ def test_nash_mtl_is_the_nash_bargain_of_the_round_alone() -> None:
 
 
 def test_what_torchjd_cannot_solve_is_no_step() -> None:
-    with pytest.raises(UnsolvedError, match=r"torchjd:krum: .*should have at least 7 rows"):
-        aggregate("torchjd:krum", U, n_byzantine=4)
+    with pytest.raises(UnsolvedError, match=r"torchjd:krum: .*n_selected"):
+        aggregate("torchjd:krum", U, n_selected=40)
+
+
+def test_krum_of_torchjd_keeps_krums_bound() -> None:
+    with pytest.raises(TooFewUpdatesError, match="torchjd:krum with n_byzantine = 2 needs at least 7 updates; there"):
+        aggregate("torchjd:krum", U, n_byzantine=2)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "torchjd:krum"])
+def test_one_reply_is_the_direction(name: str) -> None:
+    np.testing.assert_allclose(aggregate(name, U[:1]).direction, U[0], atol=1e-6)
 
 
 @pytest.mark.parametrize(

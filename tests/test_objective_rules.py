@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matrices import reference
 from numpy.typing import NDArray
 
 from coordinator.aggregation.phases import (
@@ -27,7 +28,6 @@ from federation.sketches import clip_to_psd
 from federation.sketches.asked import second_leg, sketch_of
 from federation.sketches.seeds import own_seed, shared_seed
 from federation.vectors import Layout, Tensor
-from tests.matrices import reference
 
 D = 60
 LAYOUT = Layout((Tensor("body.weight", (5, 10)), Tensor("heads.left.bias", (4,)), Tensor("heads.right.bias", (6,))))

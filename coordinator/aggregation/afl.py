@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from coordinator.aggregation.base import Algorithm, HyperparameterError, conclude
+from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Train
 from coordinator.aggregation.rules import Combination, Rows, Vector
 
 _FAR = -2.0  # of a share: what lies more than 1 below the largest is 0 after the projection
@@ -23,7 +24,8 @@ class AFL(Algorithm):
 
     The paper takes everybody in every round. Of some, the shares are renormalised for the step, and only they move,
     among themselves: who is absent keeps its lambda. A newcomer gets 1/N of N known clients, and the others' shares
-    shrink alike. Where nobody has a share left, all count alike in the step.
+    shrink alike. Where nobody has a share left, all count alike in the step. What a client held that has been revoked
+    goes to the others, in proportion to theirs, or evenly where they have none.
     """
 
     name: ClassVar[str] = "afl"
@@ -45,6 +47,18 @@ class AFL(Algorithm):
             *super().cautions(),
             "afl is made for rounds in which every client takes part: with some of them, lambda moves among those only",
         )
+
+    def round(self, context: RoundContext) -> RoundGenerator:
+        """See the base; and the shares of revoked clients are forgotten."""
+        replies = self.usable((yield Train()))
+        shares: dict[str, float] = dict(context.state.get("lambda", {}))
+        gone = context.revoked() & shares.keys() - {reply.client_id for reply in replies}
+        left = {client: share for client, share in shares.items() if client not in gone}
+        if gone:
+            total = sum(left.values())
+            left = {client: share / total if total > 0 else 1.0 / len(left) for client, share in left.items()}
+        answer = self.decide(replace(replies.rows(context), state={**context.state, "lambda": left}))
+        return Step(replies, answer, forgotten=tuple(sorted(gone)))
 
     def decide(self, rows: Rows) -> Combination:
         """See the class; the state is {"lambda": {client: share}}."""

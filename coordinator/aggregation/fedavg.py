@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coordinator.aggregation.base import Algorithm, describe
+from coordinator.aggregation.base import Algorithm, conclude
 from coordinator.aggregation.rules import Combination, Rows
 
 
@@ -15,4 +15,4 @@ class FedAvg(Algorithm):
 
     def combine(self, rows: Rows) -> Combination:
         """See the class."""
-        return Combination(rows.prior, rows.prior, {}, describe(rows.gram, rows.prior, rows.prior))
+        return conclude(rows.gram, rows.prior, rows.prior)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coordinator.aggregation.base import Algorithm, describe
+from coordinator.aggregation.base import Algorithm, conclude
 from coordinator.aggregation.geometry import inverse_norms
 from coordinator.aggregation.rules import Combination, Rows
 
@@ -19,5 +19,4 @@ class FedAvgN(Algorithm):
 
     def combine(self, rows: Rows) -> Combination:
         """See the class."""
-        coefficients = rows.prior * inverse_norms(rows.gram)
-        return Combination(coefficients, rows.prior, {}, describe(rows.gram, coefficients, rows.prior))
+        return conclude(rows.gram, rows.prior * inverse_norms(rows.gram), rows.prior)

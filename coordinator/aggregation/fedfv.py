@@ -12,6 +12,7 @@ from coordinator.aggregation.base import HyperparameterError, conclude
 from coordinator.aggregation.history import Remembering
 from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
 
+_ROUNDING = 1e-5  # of the lengths that are added up, in updates of float32
 _ORDERS = ("loss", "random", "reversed")
 
 
@@ -66,7 +67,7 @@ class FedFV(Remembering):
         """See the class; `kept` counts those who keep their update, `projections` what was done to the others."""
         m, K = rows.current, rows.gram
         order = self._ordered(rows)
-        kept = order[math.ceil((m - 1) * (1 - self.alpha)) :] if self.alpha > 0 else []
+        kept = order[math.ceil((m - 1) * (1 - self.alpha) - 1e-9) :] if self.alpha > 0 else []
         C, projections = project(K[:m, :m], order, kept)
         c = np.zeros(len(K))
         c[:m] = rows.prior[:m] @ C
@@ -75,8 +76,8 @@ class FedFV(Remembering):
                 projections += _against_group(K, c, np.flatnonzero(rows.ages == age))
         length, wanted = (math.sqrt(max(0.0, float(x @ K @ x))) for x in (c, rows.prior))
         weights = c[:m] / c[:m].sum()
-        if length > 0:
-            c = c * (wanted / length)
+        # What is left of updates that cancel each other is their rounding: it must not grow to a whole step.
+        c = c * (wanted / length) if length > _ROUNDING * float(np.abs(c) @ rows.norms) else np.zeros(len(c))
         return conclude(K, c, weights, kept=float(len(kept)), projections=float(projections))
 
     def _ordered(self, rows: Rows) -> list[int]:

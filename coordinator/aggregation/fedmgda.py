@@ -1,6 +1,7 @@
 """FedMGDA: the common descent direction of least norm (Hu et al., 2022, Algorithm 1 without its additions)."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -9,7 +10,12 @@ from coordinator.aggregation.base import Algorithm, describe
 from coordinator.aggregation.qp import Solution, box, min_norm
 from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
 
-DROP_ZERO_HELP = "leave zero updates out, as already satisfied; otherwise one zero update stops FedMGDA"
+DROP_ZERO_HELP = (
+    "leave zero updates out, and those a million times shorter than the median, as already satisfied; otherwise one "
+    "zero update stops FedMGDA"
+)
+_ZERO = 1e-6  # of the median norm: what counts as a zero update
+_STANDSTILL = 1e-7  # of the median norm: a direction that moves nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +23,7 @@ class FedMGDA(Algorithm):
     """The shortest vector d in the convex hull of the updates: <d, u_i> >= ||d||^2 for every client.
 
     It is zero exactly where no direction is good for everybody: at a Pareto stationary point, where no step is taken.
+    One that is 1e-7 of the median update, or shorter, is taken for zero.
     """
 
     name: ClassVar[str] = "fedmgda"
@@ -30,6 +37,10 @@ class FedMGDA(Algorithm):
     def combine(self, rows: Rows) -> Combination:
         """See the class."""
         solution = solve(rows.gram, rows.prior, epsilon=1.0, drop_zero=self.drop_zero)
+        # All weight on an update next to nothing does not cancel anything, and still nobody is moved.
+        shortest = math.sqrt(max(0.0, float(solution.weights @ rows.gram @ solution.weights)))
+        if shortest <= _STANDSTILL * float(np.median(rows.norms)):
+            solution = replace(solution, stationary=True)
         return combination(rows.gram, solution, np.ones(len(rows.prior)))
 
 
@@ -43,7 +54,8 @@ def standstill(name: str) -> str:
 
 def solve(K: Matrix, prior: Vector, *, epsilon: float, drop_zero: bool) -> Solution:
     """The min-norm weights within `epsilon` of the prior; zero rows take part, or get weight 0 with `drop_zero`."""
-    kept = np.diag(K) > 0 if drop_zero else np.ones(len(prior), dtype=bool)
+    norms = np.sqrt(np.diag(K))
+    kept = (norms > 0) & (norms > _ZERO * np.median(norms)) if drop_zero else np.ones(len(prior), dtype=bool)
     if kept.all() or prior[kept].sum() == 0:
         lower, upper = box(prior, epsilon)
         return min_norm(K, prior=prior, lower=lower, upper=upper)

@@ -288,6 +288,7 @@ class Replies(Sequence[Reply]):
             clients=tuple(reply.client_id for reply in self._replies),
             round=context.number,
             rounds=context.total,
+            local_rate=context.local_rate,
             state=context.state,
         )
 

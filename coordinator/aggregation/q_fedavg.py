@@ -10,6 +10,7 @@ from coordinator.aggregation.base import Algorithm, HyperparameterError, conclud
 from coordinator.aggregation.rules import Combination, Rows
 
 _LEAST_LOSS = 1e-10
+_LARGEST = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +30,17 @@ class QFedAvg(Algorithm):
         default=1.0, metadata={"help": "how much high losses count; 0 is FedAvg, large is the worst client only"}
     )
     lipschitz: float = field(
-        default=10.0,
+        default=0.0,
         metadata={
-            "help": "L: 1 / the clients' learning rate, so 10 goes with train.learning_rate = 0.1; larger is slower"
+            "help": "L, at most 1e12; larger is slower. 0 is 1 / train.learning_rate, where that is known, else 10"
         },
     )
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.q) and self.q >= 0):
             raise HyperparameterError(f"q must be finite and not negative; got {self.q!r}")
-        if not (math.isfinite(self.lipschitz) and self.lipschitz > 0):
-            raise HyperparameterError(f"lipschitz must be finite and positive; got {self.lipschitz!r}")
+        if not 0 <= self.lipschitz <= _LARGEST:
+            raise HyperparameterError(f"lipschitz must lie in [0, {_LARGEST:g}]; got {self.lipschitz!r}")
 
     def combine(self, rows: Rows) -> Combination:
         """See the class."""
@@ -54,6 +55,7 @@ class QFedAvg(Algorithm):
         ratios = np.where(rows.prior > 0, losses / largest, 0.0)
         powers = ratios**self.q
         slopes = np.divide(self.q * powers, losses, out=np.zeros(len(losses)), where=powers > 0)
-        h = slopes * self.lipschitz**2 * np.diag(rows.gram) + self.lipschitz * powers
+        L = self.lipschitz or (1.0 / rows.local_rate if rows.local_rate > 0 else 1.0)
+        h = slopes * L**2 * np.diag(rows.gram) + L * powers
         shares = rows.prior * powers
-        return conclude(rows.gram, self.lipschitz * shares / (rows.prior @ h), shares / shares.sum())
+        return conclude(rows.gram, L * shares / (rows.prior @ h), shares / shares.sum())

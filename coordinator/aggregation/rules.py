@@ -35,6 +35,7 @@ class Rows:
             last, and their prior is 0; what they say besides K is not looked at.
         round: t, from 0.
         rounds: T, the rounds of the run.
+        local_rate: eta_l, the clients' learning rate; 0.1 where it is not known.
         state: the algorithm's state after the last step; empty before the first.
 
     Raises:
@@ -50,6 +51,7 @@ class Rows:
     ages: NDArray[np.int64] | None = None
     round: int = 0
     rounds: int = 1
+    local_rate: float = 0.1
     state: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.base import Algorithm, conclude
 from coordinator.aggregation.qp import UnsolvedError
-from coordinator.aggregation.rules import Combination, HyperparameterError, Rows
+from coordinator.aggregation.rules import Combination, HyperparameterError, Rows, TooFewUpdatesError
 
 PREFIX = "torchjd:"
 SUMMARY = "A weighting of TorchJD, such as torchjd:upgrad; an unknown NAME lists them."
@@ -65,11 +65,17 @@ class TorchJD(Algorithm, ABC):
 
         Raises:
             UnsolvedError: TorchJD failed, or its weights are not finite.
+            TooFewUpdatesError: Krum's bound on the number of attackers does not hold.
         """
         import torch  # noqa: PLC0415 - only where it is named
 
-        scale = float(np.diag(rows.gram).mean())
-        if scale == 0:
+        scale, m = float(np.diag(rows.gram).mean()), len(rows.prior)
+        byzantine = getattr(self, "n_byzantine", None)
+        if byzantine is not None and m < 2 * byzantine + 3:
+            raise TooFewUpdatesError(
+                f"{self.name} with n_byzantine = {byzantine} needs at least {2 * byzantine + 3} updates; there are {m}"
+            )
+        if scale == 0 or m == 1:
             return conclude(rows.gram, rows.prior, rows.prior)
         seed = int(np.random.SeedSequence([self.seed, rows.round]).generate_state(1, np.uint64)[0] >> np.uint64(1))
         try:

@@ -357,7 +357,7 @@ class Conductor:
                 session.add_all(outcome.evaluations(current.round_id, model, replies, self._spec.evaluate.splits))
                 scores = (
                     outcome.scores(replies, self._run.objectives)
-                    | outcome.improved(session, current.round_id, replies)
+                    | ({} if self._algorithm.averages else outcome.improved(session, current.round_id, replies))
                     | observed
                 )
                 round_.metrics = {**round_.metrics, **_numbers(scores)}

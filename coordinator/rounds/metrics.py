@@ -51,7 +51,9 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "loss/worst": ("the highest loss of a client, for a task without accuracy", "9.1"),
         "loss/jain": ("(sum F)² / (N sum F²) of the clients' losses, for a task without accuracy", "Jain, 1984"),
         "improved": (
-            "share of the round's participants whose training loss did not rise in the step; a tie counts",
+            "share of the round's participants whose training loss did not rise in the step; a tie counts, a loss that "
+            "is no longer finite does not. Missing for `afl`, whose clients train from one model and evaluate another, "
+            "and where the training split is not evaluated",
             f"9.2; {_HU}",
         ),
         "direction_norm": ("length of the direction d that the algorithm made of the updates", "9.5"),
@@ -62,7 +64,7 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "stationarity/relative": ("the same divided by the length of the longest update, in [0, 1]", "9.5"),
         "stationary": (
-            "1 when the algorithm found no direction and the model stayed, else 0; plain averages never say so",
+            "1 when the algorithm found no direction and the model stayed, else 0",
             "3.6",
         ),
         "conflicts": ("pairs of updates with a negative inner product", f"5; {_WANG}"),

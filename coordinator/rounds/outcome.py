@@ -193,16 +193,19 @@ def _measured(replies: Iterable[Reply], name: str) -> list[float]:
 
 
 def improved(session: Session, round_id: int, replies: Replies) -> dict[str, float]:
-    """The share of the round's participants whose training loss did not rise, from what they measured before it."""
+    """The share of the round's participants whose training loss did not rise, from what they measured before it.
+
+    Who measured the new model and found no finite loss got worse.
+    """
     updates = session.scalars(
         select(Update)
         .join(Assignment)
         .join(Phase)
         .where(Phase.round_id == round_id, Phase.kind.in_((PhaseKind.TRAIN, PhaseKind.JACOBIAN)), Update.accepted)
     )
-    name = "train/loss"
+    name, count = "train/loss", "train/samples"
     before = {update.client_id: update.metrics[name] for update in updates if name in update.metrics}
-    after = {reply.client_id: reply.metrics[name] for reply in replies if name in reply.metrics}
+    after = {reply.client_id: reply.metrics.get(name, math.inf) for reply in replies if reply.metrics.get(count, 0) > 0}
     share = metrics.improved(before, after, before)
     return {} if share is None else {"improved": share}
 
