@@ -19,6 +19,7 @@ def simulate(
     ray_address: str | None = None,
     threads: int | None = None,
     resume: bool = False,
+    download: bool = False,
     progress: Callable[[Progress], object] = lambda progress: None,
 ) -> History:
     """Runs a specification on simulated clients.
@@ -28,10 +29,11 @@ def simulate(
         data: the directory of the task's data.
         home: where the record goes; without it only the History is left of it.
         device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
-        backend: how they train: "auto", "stacked", "loop" or "ray".
+        backend: how they train: "auto", "stacked", "loop", "compiled" or "ray".
         ray_address: of a Ray cluster, for the backend "ray".
         threads: CPU threads of torch, for the whole process; small models are faster with 1.
         resume: go on with the simulation in `home`.
+        download: whether the task may fetch a public data set into `data`.
         progress: told after every round.
 
     Returns:
@@ -40,7 +42,15 @@ def simulate(
     Raises:
         SpecError, TaskError, DataError, PartError, AttackError: as the specification deserves.
         SimulationError: nothing to resume, or something else in `home`.
+        ValueError: `resume` without `home`, or no thread at all.
+        TypeError: a specification that is no text and no path.
     """
+    if not isinstance(spec, (str, bytes, Path)):
+        raise TypeError(f"spec: a TOML text or the path of one is needed, not {type(spec).__name__}")
+    if resume and home is None:
+        raise ValueError("resume: which simulation? Give its home")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads: at least 1; got {threads}")
     if isinstance(spec, str) and spec.endswith(".toml"):
         spec = Path(spec)
     text = spec.read_bytes() if isinstance(spec, Path) else spec.encode() if isinstance(spec, str) else spec
@@ -58,6 +68,7 @@ def simulate(
                 ray_address=ray_address,
                 threads=threads,
                 resume=resume,
+                download=download,
             )
         )
         return simulation.run(progress)

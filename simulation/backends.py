@@ -35,9 +35,19 @@ def pick_backend(
     *,
     device: str,
     serves: Serves | None = None,
+    batch_size: int,
     ray_address: str | None = None,
 ) -> Backend:
     """A backend by name; "auto" is "stacked" where clients can be trained together, else "loop".
+
+    Args:
+        name: of the backend.
+        task: what is learned.
+        splits: the clients' data.
+        device: where they train.
+        serves: the objectives of each client; all of the task's where it is not named.
+        batch_size: with which they train; 0 is the whole split.
+        ray_address: of a Ray cluster.
 
     Raises:
         ValueError: no such backend, or a task that the one asked for cannot train.
@@ -59,7 +69,7 @@ def pick_backend(
     if name == "compiled":
         from simulation.compiled import CompiledTrainer, must_compile, why_not_compiled  # noqa: PLC0415 - seconds
 
-        if why := why_not_compiled(task):
+        if why := why_not_compiled(task, batch_size):
             raise ValueError(f"{task.name} cannot be trained compiled: {why}; use --backend loop")
         must_compile()
         return Backend("compiled", "", Loop(task, splits, device, serves, CompiledTrainer))

@@ -4,6 +4,7 @@ torch's compiler makes machine code of them, with the machine's C++ compiler. Wh
 training by rounding only.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -40,7 +41,7 @@ class CompiledTrainer(Trainer):
         self, batches: Iterator[tuple[Tensor, Tensor]], weights: Mapping[str, float], descent: Descent, room: int
     ) -> Sequence[Tensor]:
         work, target = descent.work, tuple(weights.items())
-        if len(target) != 1 or target[0][1] != 1.0 or work.batch_size == 0:
+        if len(target) != 1 or target[0][1] != 1.0:
             return super()._advance(batches, weights, descent, room)
         some = list(islice(batches, min(_UNROLLED, room)))
         if len(some) < _UNROLLED or any(len(y) != work.batch_size for _, y in some):
@@ -85,8 +86,12 @@ class CompiledTrainer(Trainer):
         return compiled
 
 
-def why_not_compiled(task: Task) -> str:
-    """Why the training of a task cannot be compiled, so that it would draw other random numbers; empty when it can."""
+def why_not_compiled(task: Task, batch_size: int) -> str:
+    """Why the training of a task cannot be compiled, or would draw other random numbers; empty when it can."""
+    if len(task.objectives) > 1:
+        return "it has several objectives"
+    if batch_size == 0:
+        return "a step on a whole split takes long enough (train.batch_size = 0)"
     if type(task).augment is not Task.augment:
         return "its minibatches are varied at random"
     for module in flat.build(task).modules():
@@ -103,6 +108,7 @@ def must_compile() -> None:
     Raises:
         SimulationError: there is not.
     """
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # "No CUDA runtime is found"
     try:
         torch.compile(lambda x: x + 1, fullgraph=True, options={"force_disable_caches": True})(torch.zeros(1))
     except Exception as error:

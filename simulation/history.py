@@ -64,8 +64,9 @@ class History:
 
     @property
     def updates(self) -> "pd.DataFrame":
-        """One row for each client of each round: accepted, reason, samples, loss, norm, weight, coefficient, cosine.
+        """One row for each client of each round.
 
+        round, client, accepted, reason and message (why not), samples, loss, norm, weight, coefficient, cosine.
         Of a client that was refused in a phase before training there is a row, too.
         """
         return _frame(self.update_records)
@@ -158,6 +159,7 @@ def _update_records(session: Session, run_id: str) -> list[Record]:
             Assignment.client_id,
             Assignment.state,
             Assignment.reason,
+            Assignment.message,
             Update.samples,
             Update.losses,
             Update.norm,
@@ -183,6 +185,7 @@ def _update_records(session: Session, run_id: str) -> list[Record]:
             "client": client,
             "accepted": state is AssignmentState.FULFILLED,
             "reason": reason,
+            "message": message,
             "samples": samples,
             "loss": losses.get("loss", next(iter(losses.values()), None)) if losses else None,
             "norm": norm,
@@ -190,7 +193,7 @@ def _update_records(session: Session, run_id: str) -> list[Record]:
             "coefficient": coefficient,
             "cosine": cosine,
         }
-        for number, client, state, reason, samples, losses, norm, weight, coefficient, cosine in found
+        for number, client, state, reason, message, samples, losses, norm, weight, coefficient, cosine in found
     ]
 
 

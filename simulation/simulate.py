@@ -64,7 +64,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         data: the directory of the task's data.
         download: whether the task may fetch a public data set into it.
         device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
-        backend: how they train: "auto", "stacked", "loop" or "ray".
+        backend: how they train: "auto", "stacked", "loop", "compiled" or "ray".
         ray_address: of a Ray cluster, for the backend "ray"; one is started on this machine without it.
         threads: CPU threads of torch, for the whole process; None leaves torch's own choice.
         resume: go on with the simulation in `home`.
@@ -121,6 +121,7 @@ class Simulation(AbstractContextManager["Simulation"]):
                 self._population.splits,
                 device=chosen,
                 serves=self._population.serves,
+                batch_size=self.spec.train.batch_size,
                 ray_address=ray_address,
             )
             stack.callback(self.backend.close)
@@ -284,6 +285,8 @@ def _found(directory: Path, resume: bool) -> Home | None:
             f"{directory} is taken: go on with the simulation there (--resume), or name another directory (--home)"
         )
     if not resume:
+        if directory.is_dir() and any(directory.iterdir()) and not (directory / "ca.key").exists():
+            raise SimulationError(f"{directory} holds other things: name a new directory (--home)")
         return None
     if not there:
         raise SimulationError(f"{directory} holds no simulation to resume (no {SETTINGS_FILE})")

@@ -87,7 +87,7 @@ def test_a_chart_without_matplotlib_says_what_to_install(monkeypatch: pytest.Mon
         (("digits", "--sizes", "huge"), "unknown sizes", USAGE),
         (("digits", "--partition", "natural"), "no natural owners", 1),
         (("digits", "--clients", "2000"), "1797 samples", 1),
-        (("dogits",), "no task 'dogits'", 1),
+        (("dogits",), "no task 'dogits'", USAGE),
         (("mnist",), "--data DIR", 1),
     ],
 )

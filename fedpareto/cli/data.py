@@ -67,7 +67,9 @@ def show(
         raise Failure(str(error), code=USAGE) from error
     try:
         found = census(find_task(task), DataSource(data, download=download), part)
-    except (TaskError, DataError) as error:
+    except TaskError as error:
+        raise Failure(str(error), code=USAGE) from error
+    except DataError as error:
         raise Failure(str(error)) from error
     names = client_names(clients)
     if as_json:

@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 the work failed, 2 bad usage, 130 interrupted.
 """
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -86,6 +87,15 @@ def main() -> None:
     """The console script."""
     require_tls13()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its core tells standard error of every failed handshake
+    interrupted = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         app()
     except Failure as failure:
@@ -93,3 +103,7 @@ def main() -> None:
         sys.exit(failure.code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except Exception:
+        if interrupted:  # in the middle of an import, which makes an error of its own of it
+            sys.exit(INTERRUPTED)
+        raise

@@ -2,8 +2,9 @@
 
 # ruff: noqa: PLC0415 - torch is loaded by the command, not by `fedpareto --help`
 import math
+import shlex
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,8 +33,8 @@ def simulate_command(
     backend: Annotated[
         str,
         typer.Option(
-            help="How clients train: stacked (all at once), loop (one by one), ray (in several processes), or auto "
-            "(stacked where that is possible and quick, else loop)."
+            help="How clients train: stacked (all at once), loop (one by one), compiled (for small models; needs "
+            "a C++ compiler), ray (in several processes), or auto (stacked where possible and quick, else loop)."
         ),
     ] = "auto",
     ray_address: Annotated[
@@ -156,15 +157,20 @@ def _first_line(error: Exception) -> str:
 def _announce(console: "Console", simulation: "Simulation", directory: Path) -> None:
     backend = simulation.backend
     why = f" ({backend.why})" if backend.why else ""
-    console.print(f"{simulation.spec.name}: {simulation.spec.simulation.clients} clients, {backend.name}{why}")
+    _say(console, f"{simulation.spec.name}: {simulation.spec.simulation.clients} clients, {backend.name}{why}")
     for caution in simulation.cautions:
-        console.print(f"caution: {caution}", style="yellow")
+        _say(console, f"caution: {caution}", style="yellow")
     if simulation.attackers:
         first, last = simulation.attackers[0], simulation.attackers[-1]
         who = first if first == last else f"{first} to {last}"
-        console.print(f"{who}: {simulation.spec.simulation.attack}", style="red")
+        _say(console, f"{who}: {simulation.spec.simulation.attack}", style="red")
     done = f", {simulation.done} of {simulation.spec.rounds} rounds done" if simulation.done else ""
-    console.print(f"run {simulation.run_id} in {directory}{done}")
+    _say(console, f"run {simulation.run_id} in {directory}{done}")
+
+
+def _say(console: "Console", text: str, style: str | None = None) -> None:
+    """A line with names in it, whose brackets are no markup, and which can be copied."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _run(console: "Console", simulation: "Simulation") -> "History":
@@ -218,16 +224,19 @@ def _document(history: "History", directory: Path) -> dict[str, Any]:
         "rounds": list(history.round_records),
         "clients": list(history.client_records),
         "updates": list(history.update_records),
+        "objectives": list(history.objective_records),
     }
 
 
 def _summarise(console: "Console", history: "History", directory: Path) -> None:
     rounds = sum(record["state"] in ("COMPLETED", "SKIPPED") for record in history.round_records)
     skipped = sum(record["state"] == "SKIPPED" for record in history.round_records)
-    refused = sum(not record["accepted"] for record in history.update_records)
-    console.print(
-        f"{rounds} rounds in {history.seconds:.1f} s"
-        + (f", {skipped} skipped" if skipped else "")
-        + (f", {refused} updates refused" if refused else "")
+    missing = Counter(record["reason"] for record in history.update_records if not record["accepted"])
+    messages = {record["reason"]: record["message"] for record in history.update_records if record["message"]}
+    _say(console, f"{rounds} rounds in {history.seconds:.1f} s" + (f", {skipped} skipped" if skipped else ""))
+    for reason, count in missing.most_common():
+        said = f": {messages[reason]}" if reason in messages else ""
+        _say(console, f"{count} updates not accepted, {reason or 'without a reason'}{said}", style="yellow")
+    _say(
+        console, f"fedpareto admin --home {shlex.quote(str(directory / 'admin'))} rounds {history.run_id}", style="dim"
     )
-    console.print(f"fedpareto admin --home {directory / 'admin'} rounds {history.run_id}", style="dim")
