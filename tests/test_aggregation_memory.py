@@ -77,6 +77,14 @@ def direction(step: Step) -> Vector:
     return np.asarray(step.combination.coefficients @ np.array(step.rows))
 
 
+def test_fedfv_in_random_order_does_without_losses() -> None:
+    run, U = Run("fedfv", order="random"), matrix("conflicting", 3, 9, 0)
+    assert len(run.play(["a", "b", "c"], U, [math.nan] * 3).replies) == 3
+    run = Run("fedfv")
+    with pytest.raises(TooFewUpdatesError, match="no client reported one"):
+        run.rule.usable(Replies([Reply(client_id="a", samples=1, losses={}, metrics={})]))
+
+
 # --- AFL
 
 

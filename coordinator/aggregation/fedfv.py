@@ -30,8 +30,6 @@ class FedFV(Remembering):
     """
 
     name: ClassVar[str] = "fedfv"
-    reads_losses: ClassVar[bool] = True
-
     alpha: float = field(
         default=0.1,
         metadata={"help": "the share of clients, of the highest losses, whose updates are kept as they are"},
@@ -40,6 +38,11 @@ class FedFV(Remembering):
         default="loss", metadata={"help": 'along which they project: "loss" (ascending), "reversed" or "random"'}
     )
     order_seed: int = field(default=0, metadata={"help": 'with the round, decides the order "random"'})
+
+    @property
+    def reads_losses(self) -> bool:  # type: ignore[override]  # of the others, all do or none
+        """See the base: a random order asks nobody."""
+        return self.order != "random"
 
     def __post_init__(self) -> None:
         super().__post_init__()
