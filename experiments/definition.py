@@ -365,7 +365,8 @@ def chosen(kind: str, existing: Sequence[str], wanted: Sequence[str]) -> tuple[s
     by_slug = {slug(name): name for name in existing}
     for name in wanted:
         if slug(name) not in by_slug:
-            raise ExperimentError(f"no {kind} {name!r}: there are {', '.join(filter(None, existing)) or 'none'}")
+            there = ", ".join(map(repr, filter(None, existing)))  # which may hold commas
+            raise ExperimentError(f"no {kind} {name!r}: there are {there or 'none'}")
     return tuple(by_slug[slug(name)] for name in wanted) or tuple(existing)
 
 

@@ -46,7 +46,8 @@ def final(history: "History", *, exclude: Iterable[str] = ()) -> Measures:
         and their `jain` index; `pooled`, the accuracy over all samples; `client/NAME` where clients are few;
         `loss/train` and `loss/test` where they were evaluated; of several objectives `accuracy/NAME` (%),
         `loss/SPLIT/NAME` and what else the last evaluated round tells of them; `improved`, the mean share of improved
-        participants, `improved_late`, the same over the last tenth of the rounds, `backdoor`, its success at the end
+        participants, attackers among them, over the evaluated rounds, `improved_late`, the same over the last tenth of
+        these, `backdoor`, its success at the end
         (%); `uploaded`, what each participant sent (MB), `upload/d`, in how many floats a round for each parameter of
         the model; `agreement`, the mean over the rounds; `rounds`, `skipped`, `stationary` rounds, `refusals` of
         updates, `seconds`.
@@ -110,6 +111,11 @@ def rounds(history: "History", *, exclude: Iterable[str] = ()) -> list[Measures]
             }
         )
     return found
+
+
+def all_skipped(final: Measures) -> bool:
+    """Whether a finished run made no step at all."""
+    return 0 < final.get("rounds", 0) == final.get("skipped")
 
 
 _AT_THE_END = "|".join(

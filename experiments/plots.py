@@ -11,7 +11,7 @@ from experiments.definition import Cell, Experiment, Plot
 from experiments.derived import preference_of
 from experiments.published import number
 from experiments.results import Result
-from experiments.tables import ours
+from experiments.tables import SKIPPED, ours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ Series = NDArray[np.float64]
 
 
 def draw(experiment: Experiment, results: Sequence[Result], directory: Path) -> list[Path]:
-    """Draws every figure of an experiment for which there is something to show.
+    """Draws every figure of an experiment for which there is something to show, and removes the others.
 
     Returns:
         The files that were written.
@@ -41,11 +41,13 @@ def draw(experiment: Experiment, results: Sequence[Result], directory: Path) -> 
         figure = Figure(figsize=(10, 6), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot(projection="polar" if plot.kind == "radar" else None)
+        path = directory / f"{plot.slug}.png"
         if kinds[plot.kind](axes, experiment, plot, results):
             axes.set_title(plot.title)
-            path = directory / f"{plot.slug}.png"
             figure.savefig(path, dpi=120)
             written.append(path)
+        else:
+            path.unlink(missing_ok=True)
     return written
 
 
@@ -149,16 +151,16 @@ def _sweep(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
 def _heat(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
     """Methods down, conditions across, the measure as colour and number."""
     known = {
-        (cell.method.name, cell.condition.name): value
+        (cell.method.name, cell.condition.name): item.mean
         for cell in experiment.cells()
-        if np.isfinite(value := ours(results, cell, plot.measure).mean)
+        if np.isfinite((item := ours(results, cell, plot.measure)).mean) or item.skipped
     }
     names = (
         [item.name for item in experiment.methods if item.name in {method for method, _ in known}],
         [item.name for item in experiment.conditions if item.name in {condition for _, condition in known}],
     )
     values = np.array([[known.get((method, condition), np.nan) for condition in names[1]] for method in names[0]])
-    if not known:
+    if not np.isfinite(values).any():
         return False
     figure: Any = axes.figure
     figure.set_size_inches(3 + 0.55 * values.shape[1], 2.5 + 0.4 * values.shape[0])
@@ -168,6 +170,8 @@ def _heat(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Re
     for (i, j), value in np.ndenumerate(values):
         if np.isfinite(value):
             axes.text(j, i, f"{value:.0f}", ha="center", va="center", color="white" if value < 60 else "black")
+        elif (names[0][i], names[1][j]) in known:
+            axes.text(j, i, SKIPPED, ha="center", va="center", color="grey", fontsize="xx-small")
     figure.colorbar(image, label=plot.axis)
     return True
 

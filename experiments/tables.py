@@ -2,28 +2,35 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from experiments import measures
 from experiments.definition import Cell, Column, Experiment
 from experiments.published import number
 from experiments.results import Result
 
 UNKNOWN = "–"
+SKIPPED = "skipped"
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A number with what it varies by; NaN where unknown. `str` shows it with two decimals."""
+    """A number with what it varies by; NaN where unknown. `str` shows it with two decimals.
+
+    Attributes:
+        skipped: whether it is unknown because there were runs, but every round of them was skipped.
+    """
 
     mean: float
     deviation: float = math.nan
+    skipped: bool = False
 
     def __str__(self) -> str:
         if not math.isfinite(self.mean):
-            return UNKNOWN
+            return SKIPPED if self.skipped else UNKNOWN
         return f"{self.mean:.2f} ± {self.deviation:.2f}" if math.isfinite(self.deviation) else f"{self.mean:.2f}"
 
 
@@ -47,13 +54,10 @@ _TEXTS = ("Method", "Condition")
 
 def ours(results: Iterable[Result], cell: Cell, measure: str) -> Spread:
     """A measure of a cell over its seeds. One seed alone has no deviation."""
-    values = [
-        item.final[measure]
-        for item in results
-        if (item.method, item.condition) == (cell.method.name, cell.condition.name) and measure in item.final
-    ]
+    own = [item.final for item in results if (item.method, item.condition) == _key(cell)]
+    values = [final[measure] for final in own if measure in final]
     if not values:
-        return Spread(math.nan)
+        return Spread(math.nan, skipped=bool(own) and all(map(measures.all_skipped, own)))
     return Spread(float(np.mean(values)), float(np.std(values)) if len(values) > 1 else math.nan)
 
 
@@ -87,7 +91,7 @@ def summary(experiment: Experiment, results: Sequence[Result]) -> Table:
     for cell in _with_results(experiment, results):
         row = _named(experiment, results, cell)
         for column in experiment.columns:
-            measured = Spread(ours(results, cell, column.measure).mean)
+            measured = replace(ours(results, cell, column.measure), deviation=math.nan)
             difference = _difference(measured, published(experiment, cell, column))
             row.append(str(measured) if difference == UNKNOWN else f"{measured} ({difference})")
         rows.append(tuple(row))
