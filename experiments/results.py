@@ -8,11 +8,16 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from experiments.definition import Cell
+from federation.problems import explain
 
 Measures = dict[str, float]
+
+_UNSET = object()
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,42 @@ class Result:
     rounds: list[Measures]
 
 
+class DamagedError(ValueError):
+    """A file that is not what was written; the message says what is wrong with it."""
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+def _with_a_number(measures: dict[str, float | None]) -> dict[str, float | None]:
+    if measures.get("round") is None:
+        raise ValueError("no round")
+    return measures
+
+
+_Document = TypeVar("_Document", bound=_Stored)
+
+
+class _StoredResult(_Stored):
+    spec: dict[str, Any]
+    final: dict[str, float | None]
+    rounds: list[Annotated[dict[str, float | None], AfterValidator(_with_a_number)]]
+
+
+class _StoredHardware(_Stored):
+    device: str
+
+
+class _StoredSession(_Stored):
+    command: str
+    hardware: _StoredHardware
+
+
+class _StoredRecord(_Stored):
+    sessions: list[_StoredSession] = []
+
+
 class Store:
     """The directory of one experiment's results: `runs/` for finished runs, `work/` for those under way."""
 
@@ -75,21 +116,41 @@ class Store:
         return self.directory / "work" / job.name
 
     def find(self, job: Job) -> Result | None:
-        """The result of a run; None when there is none yet, or only one of another specification."""
+        """The result of a run; None when there is none, only one of another specification, or one that is damaged."""
         try:
-            document = json.loads(self._file(job).read_text(encoding="utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
+            stored = self._stored(job)
+        except DamagedError:
             return None
-        if not _same(document.get("spec"), job.document, job.given):
+        if stored is None or difference(stored.spec, job.document, job.given):
             return None
         return Result(
             job.cell.method.name,
             job.cell.condition.name,
             job.seed,
             job.document,
-            _numbers(document["final"]),
-            [_numbers(item) for item in document["rounds"]],
+            _numbers(stored.final),
+            [_numbers(item) for item in stored.rounds],
         )
+
+    def damage(self, job: Job) -> str:
+        """Why the result of a run cannot be read; empty when it can, or when there is none."""
+        try:
+            self._stored(job)
+        except DamagedError as error:
+            return f"runs/{self._file(job).name} cannot be read ({error})"
+        return ""
+
+    def other(self, job: Job) -> str:
+        """How the specification of the result that is there differs from the run's; empty when it does not."""
+        try:
+            stored = self._stored(job)
+        except DamagedError:
+            return ""
+        return "" if stored is None else difference(stored.spec, job.document, job.given)
+
+    def count(self) -> int:
+        """How many runs are finished, of whatever specification."""
+        return len(list((self.directory / "runs").glob("*.json")))
 
     def keep(self, job: Job, final: Measures, rounds: list[Measures]) -> None:
         """Stores what a run came to: whole, or not at all."""
@@ -101,30 +162,63 @@ class Store:
 
     def forget(self, job: Job) -> None:
         """Removes the result of a run, and what was there of one under way."""
-        self._file(job).unlink(missing_ok=True)
-        shutil.rmtree(self.workspace(job), ignore_errors=True)
+        for path in (self._file(job), self.workspace(job)):
+            _remove(path)
 
     def record(self) -> dict[str, Any]:
-        """run.json: how the results came about; empty before the first run."""
-        try:
-            document: dict[str, Any] = json.loads((self.directory / "run.json").read_text(encoding="utf-8"))
-        except (FileNotFoundError, json.JSONDecodeError):
-            return {}
-        return document
+        """run.json: how the results came about; empty before the first run.
+
+        Raises:
+            DamagedError: it cannot be read.
+        """
+        there = _checked(self._record, _StoredRecord) is not None
+        record: dict[str, Any] = json.loads(self._record.read_bytes()) if there else {}
+        return record
 
     def keep_record(self, record: Mapping[str, Any]) -> None:
         """Writes run.json."""
-        write_json(self.directory / "run.json", record)
+        write_json(self._record, record)
+
+    def set_record_aside(self) -> None:
+        """Makes run.json.bad of run.json, for another to begin."""
+        _set_aside(self._record)
+
+    @property
+    def _record(self) -> Path:
+        return self.directory / "run.json"
 
     def _file(self, job: Job) -> Path:
         return self.directory / "runs" / f"{job.name}.json"
+
+    def _stored(self, job: Job) -> _StoredResult | None:
+        return _checked(self._file(job), _StoredResult)
+
+
+def difference(stored: Any, now: Any, given: Any) -> str:
+    """The first key in which a stored specification is not today's, with both values; empty when there is none.
+
+    A key that came since counts as its default, unless it was given.
+
+    Args:
+        stored: the specification of what is there.
+        now: the one that is asked for.
+        given: the same as it is written, without the defaults.
+    """
+    found = _differing(stored, now, given)
+    if found is None:
+        return ""
+    key, before, after = found
+    return f"{'.'.join(key)} = {_spelled(before)}, not {_spelled(after)}"
 
 
 def write_json(path: Path, document: Any) -> None:
     """Writes a JSON document, numbers that are not finite as null; whole, or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(_plain(document), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    text = json.dumps(_plain(document), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    draft.write_text(text, encoding="utf-8")
+    if path.is_dir():  # nothing of ours, and in the way
+        _set_aside(path)
     os.replace(draft, path)
 
 
@@ -157,14 +251,52 @@ def _shown(value: Any) -> Any:
     return value
 
 
-def _same(stored: Any, now: Any, given: Any) -> bool:
-    """Whether a stored specification is today's: a key that came since counts as its default, unless it was given."""
-    if not (isinstance(stored, dict) and isinstance(now, dict)):
-        return bool(stored == now)
-    told = given if isinstance(given, dict) else {}
-    return stored.keys() <= now.keys() and all(
-        _same(stored[key], value, told.get(key)) if key in stored else key not in told for key, value in now.items()
-    )
+def _differing(stored: Any, now: Any, given: Any) -> tuple[tuple[str, ...], Any, Any] | None:
+    if not (isinstance(stored, Mapping) and isinstance(now, Mapping)):
+        return None if stored == now else ((), stored, now)
+    told = given if isinstance(given, Mapping) else {}
+    for key in dict.fromkeys([*now, *stored]):
+        if key not in stored and key not in told:
+            continue
+        before, after = stored.get(key, _UNSET), now.get(key, _UNSET)
+        if before is _UNSET and isinstance(after, Mapping):
+            before = {}
+        if found := _differing(before, after, told.get(key)):
+            return (key, *found[0]), *found[1:]
+    return None
+
+
+def _spelled(value: Any) -> str:
+    return "unset" if value is _UNSET else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _checked(path: Path, model: type[_Document]) -> _Document | None:
+    """What a model makes of a file; None when there is no file.
+
+    Raises:
+        DamagedError: it cannot be read, or the model does not take it.
+    """
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DamagedError(error.strerror) from error
+    except ValidationError as error:
+        raise DamagedError(explain(error.errors()[0], "").partition("; ")[0]) from error
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _set_aside(path: Path) -> None:
+    bad = path.with_name(f"{path.name}.bad")
+    _remove(bad)
+    os.replace(path, bad)
 
 
 def _numbers(document: Mapping[str, float | None]) -> Measures:

@@ -5,18 +5,22 @@ import os
 import shutil
 import signal
 import threading
+import tomllib
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from pathlib import Path
 from queue import Empty
 from typing import TYPE_CHECKING, Any, Literal
 
 from experiments import measures, toml
-from experiments.results import Job, Store
+from experiments.results import Job, Store, difference
 
 if TYPE_CHECKING:
+    from simulation.history import History
     from simulation.simulate import Simulation
 
 Kind = Literal["round", "finished", "failed", "stopped"]
@@ -104,47 +108,51 @@ class Runner:
             How it ended.
         """
         workspace = self._store.workspace(job)
+        goes_on = _is_under_way(workspace)
         try:
-            with self._simulation(job, workspace) as self._current:
+            with self._simulation(job, workspace, goes_on) as self._current:
                 if self._stopping:
                     self._current.stop()
                 history = self._current.run(lambda progress: tell(Event(job, "round", progress.done)))
+            return self._ended(job, workspace, history)
         except Exception as error:  # the other runs go on
-            return Event(job, "failed", reason=f"{type(error).__name__}: {error}")
+            return Event(job, "failed", reason=_why(error, workspace, goes_on))
         finally:
             self._current = None
+
+    def _ended(self, job: Job, workspace: Path, history: "History") -> Event:
         done = len(history.round_records)
         if history.state == "PAUSED":
             return Event(job, "stopped", done)
-        shutil.rmtree(workspace, ignore_errors=True)
-        if history.state != "COMPLETED":
-            reason = history.round_records[-1]["reason"] if done else ""
-            return Event(job, "failed", done, f"the run ended {history.state}: {reason}")
+        if history.state != "COMPLETED":  # and whoever wonders why finds the record in the workspace
+            reason = f"the run ended {history.state}: {history.reason}{_refusals(history)}"
+            return Event(job, "failed", done, f"{reason}; its record is in {workspace}, --anew makes it again")
         exclude = history.attackers if self._settings.exclude_attackers else ()
         self._store.keep(job, measures.final(history, exclude=exclude), measures.rounds(history, exclude=exclude))
+        shutil.rmtree(workspace, ignore_errors=True)
         return Event(job, "finished", done)
 
-    def _simulation(self, job: Job, workspace: Path) -> "Simulation":
+    def _simulation(self, job: Job, workspace: Path, goes_on: bool) -> "Simulation":
         """The simulation that was interrupted, or else a new one."""
         from coordinator.home import HomeError  # noqa: PLC0415 - these load torch
-        from simulation import SimulationError  # noqa: PLC0415
         from simulation.simulate import Simulation  # noqa: PLC0415
 
-        make = partial(
-            Simulation,
-            toml.dumps(job.given).encode(),
+        text = toml.dumps(job.given).encode()
+        if not goes_on:  # what is there ended before it had begun
+            shutil.rmtree(workspace, ignore_errors=True)
+            workspace.parent.mkdir(parents=True, exist_ok=True)
+        elif begun := _begun(workspace):
+            if other := difference(begun[1], job.given, job.given):
+                raise HomeError(f"it is of another specification: {other}")
+            text = begun[0]  # to the letter
+        return Simulation(
+            text,
             workspace,
             data=self._settings.data,
             device=self._settings.device,
             backend=self._settings.backend,
+            resume=goes_on,
         )
-        if workspace.exists():
-            try:
-                return make(resume=True)
-            except (HomeError, SimulationError):  # it ended before it had begun, or is of another specification
-                shutil.rmtree(workspace)
-        workspace.parent.mkdir(parents=True, exist_ok=True)
-        return make(resume=False)
 
     def _run_apart(self, jobs: Sequence[Job], tell: Tell) -> None:
         context = multiprocessing.get_context("spawn")
@@ -183,6 +191,72 @@ class Runner:
         return children[-1]
 
 
+def other(store: Store, job: Job) -> str:
+    """How the specification of what is there of a run, finished or under way, differs; empty when it does not."""
+    if store.find(job) is not None:
+        return ""
+    begun = _begun(store.workspace(job))
+    return store.other(job) or (difference(begun[1], job.given, job.given) if begun else "")
+
+
+def _is_under_way(workspace: Path) -> bool:
+    from coordinator.home import SETTINGS_FILE  # noqa: PLC0415
+
+    return (workspace / SETTINGS_FILE).exists()
+
+
+def _begun(workspace: Path) -> tuple[bytes, dict[str, Any]] | None:
+    """The specification of the run in a workspace, as text and document; None when there is none, or it is damaged."""
+    from sqlalchemy import select  # noqa: PLC0415
+    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
+
+    from coordinator.home import Home  # noqa: PLC0415
+    from storage.database import Database  # noqa: PLC0415
+    from storage.models import Run  # noqa: PLC0415
+
+    if not _is_under_way(workspace):
+        return None
+    try:
+        database = Database.open(Home.load(workspace).database_url, durable=False)
+        try:
+            with database.read() as session:
+                text = session.scalar(select(Run.spec).order_by(Run.created.desc()).limit(1))
+        finally:
+            database.close()
+        return None if text is None else (text, tomllib.loads(text.decode()))
+    except (OSError, ValueError, SQLAlchemyError):
+        return None
+
+
+def _why(error: Exception, workspace: Path, goes_on: bool) -> str:
+    """Why a run failed, in a line."""
+    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
+
+    from coordinator.home import HomeError  # noqa: PLC0415
+    from federation.keys import IdentityError  # noqa: PLC0415
+    from federation.refusals import Refusal  # noqa: PLC0415
+    from storage.blobs import BlobCorrupt, BlobMissing  # noqa: PLC0415
+    from storage.database import DatabaseBusy  # noqa: PLC0415
+
+    if isinstance(error, DatabaseBusy):
+        return f"another process is making this run, in {workspace}"
+    said = str(error).partition("\n")[0].partition(" (Background on this error")[0]
+    damage = (SQLAlchemyError, HomeError, IdentityError, BlobCorrupt, BlobMissing, Refusal)
+    of_file = isinstance(error, OSError) and str(error.filename).startswith(str(workspace))
+    if goes_on and (of_file or isinstance(error, damage)):
+        return f"the interrupted run in {workspace} cannot be used ({said}): --anew makes it again"
+    return f"{type(error).__name__}: {said}"
+
+
+def _refusals(history: "History") -> str:
+    """The most frequent reason for which updates were not accepted; empty when all were."""
+    refused = [record for record in history.update_records if not record["accepted"]]
+    if not refused:
+        return ""
+    reasons = Counter(record["reason"] or "without a reason" for record in refused)
+    return f"; {len(refused)} of {len(history.update_records)} updates not accepted: {reasons.most_common(1)[0][0]}"
+
+
 class _Child:
     """A process that makes one run after the other.
 
@@ -193,18 +267,18 @@ class _Child:
 
     def __init__(self, context: SpawnContext, store: Store, settings: Settings, told: Any) -> None:
         self.job: Job | None = None
-        self._jobs = context.SimpleQueue()
-        self.process = context.Process(target=_work, args=(self._jobs, store, settings, told), daemon=True)
+        self._theirs, self._jobs = context.Pipe(duplex=False)
+        self.process = context.Process(target=_work, args=(self._theirs, store, settings, told), daemon=True)
         self.process.start()
 
     def begin(self, job: Job) -> None:
         """Gives it a job."""
         self.job = job
-        self._jobs.put(job)
+        self._jobs.send(job)
 
     def end(self) -> None:
         """Lets it go."""
-        self._jobs.put(None)
+        self._jobs.close()
         self.process.join()
 
 
@@ -215,8 +289,8 @@ def _next(told: "multiprocessing.Queue[Event]") -> Event | None:
         return None
 
 
-def _work(jobs: Any, store: Store, settings: Settings, told: Any) -> None:
-    """What a child does: run after run, until it is told that there are no more or to stop."""
+def _work(jobs: Connection, store: Store, settings: Settings, told: Any) -> None:
+    """What a child does: run after run, until there are no more, or it is told to stop, or its parent is gone."""
     runner = Runner(store, settings)
     stopping = threading.Event()
 
@@ -224,10 +298,19 @@ def _work(jobs: Any, store: Store, settings: Settings, told: Any) -> None:
         stopping.set()
         runner.stop()
 
+    def stop_when_alone() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            told.cancel_join_thread()  # nobody reads any more
+            stop()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+    threading.Thread(target=stop_when_alone, daemon=True).start()
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // settings.parallel))
-    while not stopping.is_set() and (job := jobs.get()) is not None:
-        told.put(runner.run_one(job, told.put))
+    with suppress(EOFError):  # there are no more
+        while not stopping.is_set():
+            if jobs.poll(_LOOK_SECONDS):
+                told.put(runner.run_one(jobs.recv(), told.put))

@@ -3,6 +3,11 @@
 import csv
 import json
 import math
+import multiprocessing
+import os
+import shutil
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +19,8 @@ from experiments import measures, plots, provenance, tables, toml
 from experiments.definition import Experiment, ExperimentError, load, merged, names, parse, slug
 from experiments.derived import derived, kendall
 from experiments.published import read
-from experiments.results import Job, Result, Store, write_results
-from experiments.runner import Event, Runner, Settings
+from experiments.results import DamagedError, Job, Result, Store, difference, write_results
+from experiments.runner import Event, Runner, Settings, other
 from federation.attacks import parse_attack
 from federation.runs import RunSpec
 from federation.tasks import Part, available
@@ -128,8 +133,8 @@ def test_published_numbers_are_those_of_the_reference_tables() -> None:
         ("nonsense = 1", "nonsense: no such key"),
         ("conditions = [{ name = 'a' }, { name = 'a' }]", "conditions: twice 'a'"),
         ("curves = { file = 'none.csv', columns = {} }", "curves.file: no such file"),
-        ("quick.methods = ['FedProx']", "no method 'FedProx': there are FedAvg, FedMGDA+ eps=0.1"),
-        ("derived.delta_m = { mean = 'alone' }", "no method 'alone': there are FedAvg, FedMGDA+ eps=0.1"),
+        ("quick.methods = ['FedProx']", "no method 'FedProx': there are 'FedAvg', 'FedMGDA+ eps=0.1'"),
+        ("derived.delta_m = { mean = 'alone' }", "no method 'alone': there are 'FedAvg', 'FedMGDA+ eps=0.1'"),
         ("seeds = ", "not a TOML document"),
     ],
 )
@@ -203,12 +208,30 @@ def test_methods_and_conditions_make_a_grid_of_what_is_there() -> None:
     assert table.rows == (("FedAvg", "50.00", "10.00"), ("median", "40.00", ""))
 
 
+def test_runs_whose_rounds_were_all_skipped_say_so_and_are_not_like_those_that_were_not_made(tmp_path: Path) -> None:
+    skipped = Result("FedAvg", "ALIE 20 %", 0, {}, {"rounds": 2.0, "skipped": 2.0}, [])
+    results = [result("FedAvg", 0, 50.0, "no attack"), skipped, result("median", 0, 40.0, "no attack")]
+    experiment = load("robustness")
+    table = tables.grids(experiment, results)[0]
+    assert table.rows == (("FedAvg", "50.00", "skipped"), ("median", "40.00", ""))
+    assert tables.summary(experiment, results).rows[1][3] == "skipped"
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    assert plots._heat(axes, experiment, next(item for item in experiment.plots if item.kind == "heat"), results)
+    assert [text.get_text() for text in axes.texts] == ["50", "skipped", "40"]
+    write_results(tmp_path / "results.csv", results)
+    assert next(row for row in csv.DictReader((tmp_path / "results.csv").open()) if row["skipped"])["mean"] == ""
+
+
 def test_every_kind_of_figure_is_drawn(tmp_path: Path) -> None:
     results = [result(method, seed, 80.0) for method in ("FedAvg", "FedMGDA+ eps=0.1") for seed in (1, 2)]
     drawn = plots.draw(tiny(), results, tmp_path)
     assert [path.name for path in drawn] == ["curves-mean.png", "bars-mean.png", "sweep-mean.png", "heat-mean.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    (tmp_path / "mine.png").touch()
     assert plots.draw(tiny(), [], tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.png"]
 
 
 def two_objectives() -> Experiment:
@@ -365,6 +388,83 @@ def test_a_key_that_came_later_changes_nothing_of_results_unless_the_experiment_
     assert store.find(job) is None
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ((), ""),
+        (("rounds = 3", "rounds = 4"), "rounds = 3, not 4"),
+        (("train.steps = 2", "train.steps = 5"), "train.steps = 2, not 5"),
+        (("rounds = 3", "rounds = 3, limits.skipped_rounds = 7"), "limits.skipped_rounds = 3, not 7"),
+        (('name = "fedavg"', 'name = "fedmgda"'), 'algorithm.name = "fedavg", not "fedmgda"'),
+    ],
+)
+def test_results_of_another_specification_say_in_what_they_differ(
+    tmp_path: Path, changes: tuple[str, str], message: str
+) -> None:
+    store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
+    store.keep(job, {"mean": 80.0}, [])
+    other = Job(parse("tiny", TINY.replace(*changes) if changes else TINY).cells()[0], 7)
+    assert store.other(other) == message
+    assert difference({"a": {"b": 1}, "gone": 1}, {"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 2}}) == (
+        "a.c = unset, not 2"
+    )
+
+
+DAMAGE = {
+    b"[]": "(the document): Input should be an object",
+    b'"x"': "(the document): Input should be an object",
+    b"null": "(the document): Input should be an object",
+    b"\xff\xfe\x00": "(the document): Invalid JSON: expected value at line 1 column 1",
+    b'{"spec": {}, "rounds": []}': "final: missing",
+    b'{"spec": {}, "final": {"mean": "80"}, "rounds": []}': "final.mean: Input should be a valid number",
+    b'{"spec": {}, "final": {}, "rounds": [{"mean": 80}]}': "rounds.0: no round",
+    b"": "(the document): Invalid JSON: EOF while parsing a value at line 1 column 0",
+}
+
+
+@pytest.mark.parametrize(("content", "why"), DAMAGE.items())
+def test_a_damaged_result_is_none_and_made_again(tmp_path: Path, content: bytes, why: str) -> None:
+    store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
+    assert store.damage(job) == ""
+    file = tmp_path / "runs" / "fedavg-7.json"
+    file.parent.mkdir()
+    file.write_bytes(content)
+    assert store.find(job) is None
+    assert store.other(job) == ""
+    assert store.damage(job) == f"runs/fedavg-7.json cannot be read ({why})"
+    store.keep(job, {"mean": 80.0}, [{"round": 1.0}])
+    assert store.find(job) is not None
+
+
+def test_a_directory_in_the_place_of_a_result_is_set_aside(tmp_path: Path) -> None:
+    store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
+    (tmp_path / "runs" / "fedavg-7.json").mkdir(parents=True)
+    (tmp_path / "runs" / "fedavg-7.json" / "mine").touch()
+    assert store.find(job) is None
+    assert store.damage(job) == "runs/fedavg-7.json cannot be read (Is a directory)"
+    store.keep(job, {"mean": 80.0}, [])
+    assert store.find(job) is not None
+    assert (tmp_path / "runs" / "fedavg-7.json.bad" / "mine").exists()
+    (tmp_path / "runs" / "fedavg-7.json").unlink()
+    (tmp_path / "runs" / "fedavg-7.json").mkdir()
+    store.forget(job)
+    assert store.damage(job) == ""
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "null", '{"sessions": 3}', '{"sessions": [1]}', '{"sessions": [{"command": "x"}]}', "{"]
+)
+def test_a_damaged_record_of_calls_is_no_record(tmp_path: Path, content: str) -> None:
+    store = Store(tmp_path)
+    assert store.record() == {}
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(DamagedError):
+        store.record()
+    store.set_record_aside()
+    assert store.record() == {}
+    assert (tmp_path / "run.json.bad").read_text() == content
+
+
 def test_the_csv_file_has_a_row_for_each_result_and_leaves_unknown_numbers_empty(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     write_results(path, [result("a, b", 1, 80.0), Result("c", "", 2, {}, {"mean": math.nan, "extra": 1.0}, [])])
@@ -428,6 +528,142 @@ def test_a_run_that_is_stopped_goes_on_where_it_was_and_comes_to_the_same(tmp_pa
     assert [item["round"] for item in ours.rounds] == [2.0, 3.0]
 
 
+@pytest.fixture(scope="module")
+def under_way(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of which the one run is under way, after its first round."""
+    directory = tmp_path_factory.mktemp("under-way")
+    runner = Runner(Store(directory), Settings())
+    runner.run([Job(tiny().cells()[0], 1)], lambda event: runner.stop())
+    return directory
+
+
+def made(store: Store, job: Job) -> Event:
+    """How a run ends that is made, or goes on, now."""
+    events: list[Event] = []
+    Runner(store, Settings()).run([job], events.append)
+    return events[-1]
+
+
+def test_a_run_under_way_of_another_specification_is_left_alone(tmp_path: Path, under_way: Path) -> None:
+    store = Store(shutil.copytree(under_way, tmp_path / "out"))
+    job = Job(parse("tiny", TINY.replace("rounds = 3", "rounds = 4")).cells()[0], 1)
+    assert other(store, job) == "rounds = 3, not 4"
+    event = made(store, job)
+    why = f"the interrupted run in {store.workspace(job)} cannot be used (it is of another specification: rounds = 3, "
+    assert event.reason == why + "not 4): --anew makes it again"
+    same = Job(tiny().cells()[0], 1)
+    assert other(store, same) == ""
+    assert made(store, same).kind == "finished"
+
+
+def test_a_run_under_way_goes_on_with_what_was_written_when_it_began(tmp_path: Path, under_way: Path) -> None:
+    store = Store(shutil.copytree(under_way, tmp_path / "out"))
+    # The same to a reader, in another order.
+    text = TINY.replace("rounds = 3, simulation.clients = 4", "simulation.clients = 4, rounds = 3")
+    assert made(store, Job(parse("tiny", text).cells()[0], 1)).kind == "finished"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("coordinator.db", b"x" * 4096, "(sqlite3.DatabaseError) file is not a database"),
+        ("coordinator.toml", b"x", "coordinator.toml is not TOML: "),
+        ("signing.key", b"x", "signing.key cannot be opened: not a key"),
+        ("blobs", b"x", "layout: 1 bytes are no safetensors file"),
+        ("blobs", None, "there is no blob blake3:"),
+    ],
+)
+def test_a_run_under_way_that_is_damaged_says_what_to_do(
+    tmp_path: Path, under_way: Path, file: str, content: bytes | None, why: str
+) -> None:
+    store, job = Store(shutil.copytree(under_way, tmp_path / "out")), Job(tiny().cells()[0], 1)
+    place = store.workspace(job) / file
+    for path in [path for path in place.rglob("*/*/*") if path.is_file()] if place.is_dir() else [place]:
+        path.unlink() if content is None else path.write_bytes(content)
+    reason = made(store, job).reason
+    assert reason.startswith(f"the interrupted run in {store.workspace(job)} cannot be used (")
+    assert reason.endswith("): --anew makes it again")
+    assert why in reason
+    assert "\n" not in reason
+    assert "Background on this error" not in reason
+    assert store.workspace(job).is_dir()
+
+
+def test_a_run_that_another_process_is_making_says_so(tmp_path: Path, under_way: Path) -> None:
+    from storage.database import Database
+
+    store, job = Store(shutil.copytree(under_way, tmp_path / "out")), Job(tiny().cells()[0], 1)
+    database = Database.open(f"sqlite:///{store.workspace(job)}/coordinator.db")
+    database.lock_exclusive()
+    assert made(store, job).reason == f"another process is making this run, in {store.workspace(job)}"
+    database.close()
+    assert made(store, job).kind == "finished"
+
+
+def test_a_run_that_fails_says_why_its_updates_were_not_accepted_and_keeps_its_record(tmp_path: Path) -> None:
+    text = TINY.replace("rounds = 3", "rounds = 3, limits.skipped_rounds = 2, train.learning_rate = 1e30")
+    store, job = Store(tmp_path), Job(parse("tiny", text).cells()[0], 1)
+    for _ in range(2):  # neither is it made again by itself
+        event = made(store, job)
+        assert (event.kind, event.done) == ("failed", 2)
+        assert "the run ended FAILED: 2 rounds in a row were skipped" in event.reason
+        assert "; 8 of 8 updates not accepted: training-diverged; " in event.reason
+        assert f"its record is in {store.workspace(job)}, --anew makes it again" in event.reason
+        assert (store.workspace(job) / "coordinator.db").exists()
+
+
+def of_a_parent_that_is_killed(directory: Path, pids: "multiprocessing.Queue[int]") -> None:
+    """Makes two runs beside each other, one of them without an end, and tells the ids of its children."""
+    jobs = [
+        Job(parse("tiny", TINY.replace("rounds = 3", f"rounds = {rounds}")).cells()[0], seed)
+        for seed, rounds in enumerate((1, 1_000_000))
+    ]
+    seen: set[tuple[int, str]] = set()
+
+    def tell(event: Event) -> None:
+        seen.add((event.job.seed, event.kind))
+        if {(0, "finished"), (1, "round")} <= seen:
+            for child in multiprocessing.active_children():
+                pids.put(child.pid or 0)
+            pids.put(0)
+            seen.clear()
+
+    Runner(Store(directory), Settings(parallel=2)).run(jobs, tell)
+
+
+@pytest.mark.parametrize("ended", ["its parent", "each child"])
+def test_children_whose_parent_is_killed_end_and_so_do_those_that_are_told_to(tmp_path: Path, ended: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    pids: multiprocessing.Queue[int] = context.Queue()
+    parent = context.Process(target=of_a_parent_that_is_killed, args=(tmp_path, pids))
+    parent.start()
+    children = list(iter(lambda: pids.get(timeout=60), 0))
+    assert len(children) == 2
+    if ended == "its parent":
+        parent.kill()
+    else:
+        for child in children:
+            os.kill(child, signal.SIGTERM)
+    deadline = time.monotonic() + 30
+    while any(map(is_running, children)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(is_running, children))
+    parent.join()
+    endless = Job(parse("tiny", TINY.replace("rounds = 3", "rounds = 1000000")).cells()[0], 1)
+    runner = Runner(Store(tmp_path), Settings())
+    events: list[Event] = []
+    runner.run([endless], lambda event: (events.append(event), runner.stop()))
+    assert [event.kind for event in events] == ["round", "stopped"]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and is more than an entry that nobody has collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_runs_beside_each_other_are_processes_that_fail_finish_and_stop_by_themselves(tmp_path: Path) -> None:
     jobs = [
         Job(parse("tiny", TINY.replace(*change)).cells()[0], seed)
@@ -472,6 +708,91 @@ def test_the_command_runs_an_experiment_makes_only_what_is_missing_and_compares(
     assert "2 of 2 runs" in table
 
 
+def command(*arguments: object) -> tuple[int, str]:
+    """The exit code of an `experiment` command, and all that it says."""
+    done = CliRunner().invoke(app, ["experiment", *map(str, arguments)])
+    if isinstance(done.exception, Failure):
+        return done.exception.code, done.output + done.exception.message
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+@pytest.fixture
+def tiny_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalogue holds the tiny experiment, under every name."""
+    monkeypatch.setattr("experiments.definition.load", lambda name: parse(name, TINY))
+
+
+@pytest.mark.usefixtures("tiny_is_there")
+def test_nothing_of_another_specification_is_replaced_unasked_and_no_table_is_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command("run", "tiny", "--rounds", 1, "--methods", "fedavg")[0] == 0
+    out = Path("results/tiny-1-rounds")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    code, said = command("run", "tiny", "--out", out)
+    assert code == 2
+    assert (
+        "1 of these 2 runs are in results/tiny-1-rounds with another specification (rounds = 1, not 3): name another "
+        "--out, or --anew to replace them" in said
+    )
+    code, said = command("compare", "tiny", "--out", out)
+    assert code == 2
+    assert "1 finished runs in results/tiny-1-rounds, none of this specification: was it --quick, --rounds N?" in said
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert command("compare", "tiny", "--rounds", 1)[0] == 0
+    assert command("compare", "tiny", "--quick", "--rounds", 1)[1].startswith(
+        "no results in results/tiny-quick-1-rounds"
+    )
+    assert command("run", "tiny", "--out", out, "--methods", "fedavg", "--anew")[0] == 0
+    assert command("compare", "tiny", "--out", out)[0] == 0
+
+
+@pytest.mark.usefixtures("tiny_is_there")
+def test_a_run_under_way_with_other_settings_is_refused_before_anything_is_made(
+    tmp_path: Path, under_way: Path
+) -> None:
+    out = shutil.copytree(under_way, tmp_path / "out")
+    code, said = command("run", "tiny", "--out", out, "--rounds", 2)
+    assert code == 2
+    assert "1 of these 2 runs are in " in said
+    assert "(rounds = 3, not 2)" in said
+    assert [path.name for path in out.iterdir()] == ["work"]
+    assert command("run", "tiny", "--out", out, "--rounds", 2, "--methods", "fedavg", "--anew")[0] == 0
+
+
+@pytest.mark.usefixtures("tiny_is_there")
+def test_damaged_files_are_told_of_and_paths_may_have_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = Path("Z[/b]")
+    assert command("run", "tiny", "--out", out, "--rounds", 1)[0] == 0
+    (out / "runs" / "fedavg-1.json").write_text("[]")
+    (out / "run.json").write_text("[]")
+    why = "cannot be read ((the document): Input should be an object)"
+    code, said = command("compare", "tiny", "--out", out, "--rounds", 1)
+    assert code == 0
+    assert f"runs/fedavg-1.json {why}: left out\nrun.json {why}: left out\n" in said
+    code, said = command("run", "tiny", "--out", out, "--rounds", 1)
+    assert code == 0
+    assert said.count(f"runs/fedavg-1.json {why}: made again\n") == 1
+    assert f"run.json {why}: kept as run.json.bad, and begun anew\n" in said
+    assert "in Z[/b]: table.md, " in said
+    assert (out / "run.json.bad").read_text() == "[]"
+    assert len(json.loads((out / "run.json").read_text())["sessions"]) == 1
+    (out / "table.md").unlink()
+    (out / "table.md").mkdir()
+    assert command("compare", "tiny", "--out", out, "--rounds", 1) == (1, f"cannot use {out}/table.md: Is a directory")
+
+
+@pytest.mark.usefixtures("tiny_is_there")
+def test_no_tables_are_written_while_nothing_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.runner.Runner.run", lambda self, jobs, tell: None)
+    out = tmp_path / "out"
+    assert command("run", "tiny", "--out", out)[0] == 130
+    assert [path.name for path in out.iterdir()] == ["run.json"]
+
+
 def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
     (tmp_path / "adult").mkdir()
     (tmp_path / "adult" / "adult.data.gz").touch()
@@ -489,9 +810,13 @@ def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
         (["run", "fedfv-table9"], "no experiment 'fedfv-table9': there are "),
         (["run", "fedfv-table3"], "fedfv-table3 needs data: --data DIR, with FashionMNIST/raw in it"),
         (["run", "fedfv-table3", "--data", "."], ". lacks the data of fedfv-table3: FashionMNIST/raw"),
-        (["run", "robustness", "--quick", "--methods", "FedSGD"], "no method 'FedSGD': there are FedAvg, "),
+        (["run", "robustness", "--quick", "--methods", "FedSGD"], "no method 'FedSGD': there are 'FedAvg', "),
         (["run", "robustness", "--quick", "--seeds", "one"], "--seeds 'one': expected whole numbers"),
         (["run", "robustness", "--quick", "--seeds=-1"], "seed: Input should be greater than or equal to 0"),
+        (["run", "robustness", "--quick", "--device", "foo"], "no device 'foo': use auto, cpu, cuda or cuda:N"),
+        (["run", "robustness", "--quick", "--backend", "foo"], "no backend 'foo': there are auto, stacked, loop"),
+        (["run", "robustness-digits", "--out", "/dev/null"], "cannot use /dev/null: File exists"),
+        (["run", "robustness-digits", "--out", "/dev/null/x"], "cannot use /dev/null/x: Not a directory"),
         (["compare", "ours", "--out", "nowhere"], "no results in nowhere: `fedpareto experiment run ours` makes them"),
     ],
 )

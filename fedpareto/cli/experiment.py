@@ -4,8 +4,10 @@
 import json
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,14 +36,15 @@ A first look within minutes, then the whole; Ctrl-C keeps what was done, and the
 
     fedpareto experiment run fedfv-table3 --data DATA
 
-Results go to results/NAME (results/NAME-quick): results.csv, curves.csv, table.md, figures, run.json.
+Results go to results/NAME (results/NAME-quick, with --rounds results/NAME-N-rounds): results.csv, curves.csv, table.md,
+figures, run.json.
 """
 
 app = typer.Typer(help=_HELP, no_args_is_help=True, rich_markup_mode="markdown")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="See `fedpareto experiment list`.")]
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data sets are, each as its task expects it.")]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where results go; results/NAME unless said.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where results go; results/NAME... unless said.")]
 QuickForm = Annotated[bool, typer.Option("--quick", help="The form that takes minutes on two cores.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; progress on stderr.")]
 
@@ -119,27 +122,38 @@ def run_command(
     experiment = _experiment(name, quick, seeds, rounds)
     _must_have_data(experiment, data)
     wanted = _jobs(experiment, methods or [], conditions or [])
-    store = Store(_directory(name, quick, out))
-    if not resume:
-        for job in wanted:
-            store.forget(job)
+    _must_train(device, backend)
+    store, console = Store(_directory(name, quick, rounds, out)), make_console(stderr=as_json)
+    with _usable(store.directory, USAGE):
+        store.directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=store.directory).close()
+        if resume:
+            _must_be_of_these_specifications(store, wanted)
+        else:
+            for job in wanted:
+                store.forget(job)
+        _tell_damage(console, store, wanted, "made again")
+        record = _record(console, store, "kept as run.json.bad, and begun anew")
+        if record is None:
+            store.set_record_aside()
     left = [job for job in wanted if store.find(job) is None]
-    console = make_console(stderr=as_json)
     takes = experiment.core_seconds([job.cell for job in left], 1)
-    console.print(
+    _say(
+        console,
         f"{experiment.title}: {len(wanted)} runs, {len(wanted) - len(left)} of them done before"
-        + (f"; the others take a core about {_span(takes)}" if takes else "")
+        + (f"; the others take a core about {_span(takes)}" if takes else ""),
     )
     settings = Settings(data if experiment.data else None, device, backend, experiment.exclude_attackers, jobs)
     began = time.perf_counter(), datetime.now(UTC)
     ended = _make(console, store, settings, left)
-    record = _recorded(store, experiment, settings, began, ended)
-    _show(console, experiment, store, record, as_json=as_json)
+    with _usable(store.directory):
+        record = _recorded(store, record or {}, experiment, settings, began, ended)
+        _show(console, experiment, store, record, as_json=as_json)
     if ended["failed"]:
         label, reason = next(iter(ended["failed"].items()))
         raise Failure(f"{len(ended['failed'])} of {len(left)} runs failed, the first of them {label}: {reason}")
     if ended["stopped"]:
-        console.print("stopped; what was done is kept, and the same command goes on")
+        _say(console, "stopped; what was done is kept, and the same command goes on")
         raise typer.Exit(INTERRUPTED)
 
 
@@ -159,10 +173,17 @@ def compare_command(
     from fedpareto.cli.render import console as make_console
 
     experiment = _experiment(name, quick, seeds, rounds)
-    store = Store(_directory(name, quick, out))
-    if not store.directory.is_dir():
-        raise Failure(f"no results in {store.directory}: `fedpareto experiment run {name}` makes them", code=USAGE)
-    _show(make_console(stderr=as_json), experiment, store, store.record(), as_json=as_json)
+    store, console = Store(_directory(name, quick, rounds, out)), make_console(stderr=as_json)
+    with _usable(store.directory):
+        if not store.count():
+            raise Failure(f"no results in {store.directory}: `fedpareto experiment run {name}` makes them", code=USAGE)
+        jobs = _jobs(experiment, [], [])
+        _tell_damage(console, store, jobs, "left out")
+        if not any(store.find(job) for job in jobs):
+            many = f"{store.count()} finished runs in {store.directory}"
+            raise Failure(f"{many}, none of this specification: was it --quick, --rounds N?", code=USAGE)
+        record = _record(console, store, "left out")
+        _show(console, experiment, store, record or {}, as_json=as_json)
 
 
 def _experiment(name: str, quick: bool, seeds: str, rounds: int | None) -> "Experiment":
@@ -220,6 +241,64 @@ def _must_have_data(experiment: "Experiment", data: Path | None) -> None:
     raise Failure(f"{data} lacks the data of {experiment.name}: {places}", code=USAGE)
 
 
+def _must_train(device: str, backend: str) -> None:
+    from federation.training import pick_device
+    from simulation.backends import BACKENDS
+
+    if backend not in BACKENDS:
+        raise Failure(f"no backend {backend!r}: there are {', '.join(BACKENDS)}", code=USAGE)
+    try:
+        pick_device(device)
+    except ValueError as error:
+        raise Failure(str(error), code=USAGE) from None
+
+
+def _must_be_of_these_specifications(store: "Store", jobs: "Sequence[Job]") -> None:
+    """What was made with other settings is not replaced unasked."""
+    from experiments.runner import other
+
+    found = [difference for job in jobs if (difference := other(store, job))]
+    if found:
+        raise Failure(
+            f"{len(found)} of these {len(jobs)} runs are in {store.directory} with another specification "
+            f"({found[0]}): name another --out, or --anew to replace them",
+            code=USAGE,
+        )
+
+
+@contextmanager
+def _usable(directory: Path, code: int = 1) -> Iterator[None]:
+    """What goes wrong with the files in a directory becomes a Failure."""
+    try:
+        yield
+    except BrokenPipeError:  # nobody reads what is printed
+        raise
+    except OSError as error:
+        path = directory if error.filename is None else error.filename
+        raise Failure(f"cannot use {path}: {error.strerror}", code=code) from error
+
+
+def _say(console: "Console", text: str, style: str | None = None) -> None:
+    """A line with names in it, whose brackets are no markup."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _tell_damage(console: "Console", store: "Store", jobs: "Sequence[Job]", consequence: str) -> None:
+    for damage in filter(None, map(store.damage, jobs)):
+        _say(console, f"{damage}: {consequence}", style="yellow")
+
+
+def _record(console: "Console", store: "Store", consequence: str) -> dict[str, Any] | None:
+    """run.json; None when it is damaged."""
+    from experiments.results import DamagedError
+
+    try:
+        return store.record()
+    except DamagedError as error:
+        _say(console, f"run.json cannot be read ({error}): {consequence}", style="yellow")
+        return None
+
+
 def _data_there(experiment: "Experiment", data: Path | None) -> bool | None:
     """Whether the data is at hand; None when nobody said where to look."""
     if not experiment.data:
@@ -227,8 +306,9 @@ def _data_there(experiment: "Experiment", data: Path | None) -> bool | None:
     return None if data is None else any((data / path).exists() for path in experiment.data)
 
 
-def _directory(name: str, quick: bool, out: Path | None) -> Path:
-    return out or Path("results") / (f"{name}-quick" if quick else name)
+def _directory(name: str, quick: bool, rounds: int | None, out: Path | None) -> Path:
+    form = "-quick" if quick else ""
+    return out or Path("results") / (name + form + ("" if rounds is None else f"-{rounds}-rounds"))
 
 
 def _overview(experiment: "Experiment", data: Path | None) -> dict[str, Any]:
@@ -279,10 +359,10 @@ def _make(console: "Console", store: "Store", settings: "Settings", jobs: "list[
                 if event.kind == "finished":
                     ended["finished"] += 1
                     left = (time.monotonic() - began) * (sum(rounds.values()) / max(sum(done.values()), 1) - 1)
-                    console.print(f"{ended['finished']}/{len(jobs)}  {_line(store, event.job)}; {_span(left)} left")
+                    _say(console, f"{ended['finished']}/{len(jobs)}  {_line(store, event.job)}; {_span(left)} left")
                 elif event.kind == "failed":
                     ended["failed"][event.job.label] = event.reason
-                    console.print(f"{event.job.label}: failed: {event.reason}", style="red", markup=False)
+                    _say(console, f"{event.job.label}: failed: {event.reason}", style="red")
 
             runner.run(jobs, tell)
     finally:
@@ -294,7 +374,7 @@ def _make(console: "Console", store: "Store", settings: "Settings", jobs: "list[
 def _line(store: "Store", job: "Job") -> str:
     result = store.find(job)
     final = result.final if result is not None else {}
-    mean = f"mean {final['mean']:.2f} %, std {final['std']:.2f}, " if "mean" in final else ""
+    mean = f"mean {final['mean']:.2f} %, std {final['std']:.2f}, " if {"mean", "std"} <= final.keys() else ""
     return f"{job.label}: {mean}{_span(final.get('seconds', 0.0))}"
 
 
@@ -308,6 +388,7 @@ def _span(seconds: float) -> str:
 
 def _recorded(
     store: "Store",
+    record: dict[str, Any],
     experiment: "Experiment",
     settings: "Settings",
     began: tuple[float, datetime],
@@ -316,7 +397,6 @@ def _recorded(
     """run.json with this call at its end."""
     from experiments import provenance
 
-    record = store.record()
     record["experiment"] = experiment.name
     record.setdefault("sessions", []).append(
         {
@@ -340,16 +420,17 @@ def _recorded(
 def _show(
     console: "Console", experiment: "Experiment", store: "Store", record: dict[str, Any], *, as_json: bool
 ) -> None:
-    """Writes everything that is made of results, and prints the table."""
+    """Writes everything that is made of results, where there are any, and prints the table."""
     from experiments import plots, tables
     from experiments.results import write_curves, write_results
 
     results = _results(experiment, store)
-    store.directory.mkdir(parents=True, exist_ok=True)
-    write_results(store.directory / "results.csv", results)
-    write_curves(store.directory / "curves.csv", results)
-    (store.directory / "table.md").write_text(tables.page(experiment, results, record), encoding="utf-8")
-    figures = plots.draw(experiment, results, store.directory)
+    figures = list[Path]()
+    if results:
+        write_results(store.directory / "results.csv", results)
+        write_curves(store.directory / "curves.csv", results)
+        (store.directory / "table.md").write_text(tables.page(experiment, results, record), encoding="utf-8")
+        figures = plots.draw(experiment, results, store.directory)
     shown = tables.shown(experiment, results)
     if as_json:
         document = {
@@ -367,10 +448,12 @@ def _show(
 
         typer.echo(dumps(document))
         return
+    if not results:
+        return
     for table in filter(lambda item: item.rows, shown):
         narrow = table.title == experiment.title  # with the published columns it does not fit a terminal
         console.print(_rich(tables.summary(experiment, results) if narrow else table))
-    console.print(f"in {store.directory}: table.md, results.csv, curves.csv, run.json, {len(figures)} figures")
+    _say(console, f"in {store.directory}: table.md, results.csv, curves.csv, run.json, {len(figures)} figures")
 
 
 def _results(experiment: "Experiment", store: "Store") -> "list[Result]":
