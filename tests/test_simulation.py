@@ -180,6 +180,13 @@ def test_without_a_compiler_the_backend_says_what_to_do(tmp_path: Path) -> None:
     assert done.stderr.strip().endswith("install one, or use --backend loop")
 
 
+def test_a_model_without_a_finite_loss_improved_nobody() -> None:
+    text = spec(rounds=1, algorithm="fedavg").replace("every = 1", 'every = 1\nsplits = ["train", "test"]')
+    history = simulate(text + "\n[server]\nlearning_rate = 1e30\n")
+    assert history.rounds["improved"].tolist() == [0.0]
+    assert "loss/train" not in history.rounds
+
+
 def test_refused_updates_are_recorded_as_the_coordinator_would(tmp_path: Path) -> None:
     history = simulate(spec(attackers=1, attack="nan", rounds=2))
     refused = [record for record in history.update_records if not record["accepted"]]

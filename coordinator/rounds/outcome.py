@@ -205,7 +205,11 @@ def improved(session: Session, round_id: int, replies: Replies) -> dict[str, flo
     )
     name, count = "train/loss", "train/samples"
     before = {update.client_id: update.metrics[name] for update in updates if name in update.metrics}
-    after = {reply.client_id: reply.metrics.get(name, math.inf) for reply in replies if reply.metrics.get(count, 0) > 0}
+    after = {
+        reply.client_id: reply.metrics.get(name, math.inf)
+        for reply in replies
+        if name in reply.metrics or reply.metrics.get(count, 0) > 0
+    }
     share = metrics.improved(before, after, before)
     return {} if share is None else {"improved": share}
 
