@@ -7,7 +7,6 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from fedpareto.cli.failure import Failure
 from fedpareto.cli.main import app
 from fedpareto.notebook import simulate
 from simulation import SimulationError
-from simulation.compiled import why_not_compiled
+from simulation.compiled import must_compile, why_not_compiled
 from simulation.simulate import Progress, Simulation
 from storage.database import DatabaseBusy
 from storage.models import Run, RunState
@@ -141,7 +140,16 @@ def test_momentum_decay_and_proximity_are_stacked_too() -> None:
     close(all_at_once.model, one.model)
 
 
-@pytest.mark.skipif(which("g++") is None, reason="no C++ compiler is installed")
+@pytest.fixture
+def compiler() -> None:
+    """A C++ compiler, and what it needs of Python; skips where there is none."""
+    try:
+        must_compile()
+    except SimulationError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.usefixtures("compiler")
 def test_compiled_steps_come_to_what_a_loop_comes_to() -> None:
     more = "momentum = 0.9\nweight_decay = 0.01\nproximal_mu = 0.1\n"
     text = spec(clients=3, partition="dirichlet:0.5", rounds=2).replace("[train]\n", f"[train]\n{more}")
@@ -150,7 +158,7 @@ def test_compiled_steps_come_to_what_a_loop_comes_to() -> None:
     assert compiled.rounds["accuracy/mean"].tolist() == pytest.approx(one.rounds["accuracy/mean"].tolist(), abs=0.02)
 
 
-@pytest.mark.skipif(which("g++") is None, reason="no C++ compiler is installed")
+@pytest.mark.usefixtures("compiler")
 def test_a_compiled_client_that_diverges_says_at_which_step() -> None:
     history = simulate(spec(rounds=1).replace("learning_rate = 0.1", "learning_rate = 1e30"), backend="compiled")
     told = [(record["accepted"], record["reason"]) for record in history.update_records]
