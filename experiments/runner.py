@@ -35,7 +35,7 @@ class Settings:
     Attributes:
         data: the directory of the data; None for tasks that bring it along.
         device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
-        backend: how: "auto", "stacked" or "loop".
+        backend: how: "auto", "stacked", "loop", "compiled" or "ray".
         exclude_attackers: whether accuracies are those of honest clients only.
         parallel: runs at once.
     """

@@ -1,6 +1,7 @@
 import json
 import math
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -17,8 +18,8 @@ from federation.runs import RunSpec
 from federation.v1.admin_pb2 import ExportModelResponse, GetRoundResponse, Participation, RoundSummary, Run, Serving
 from federation.v1.common_pb2 import AssignmentState, PhaseKind, RoundState, RunState, StepManifest
 from fedpareto.cli import document, download, explain, render
-from fedpareto.cli.failure import Failure
-from fedpareto.cli.main import app
+from fedpareto.cli.failure import INTERRUPTED, Failure
+from fedpareto.cli.main import app, main
 
 SPEC = 'name = "a"\ntask = "digits"\nrounds = 2\n'
 
@@ -127,6 +128,31 @@ def test_a_wrong_specification_is_refused_with_its_key(tmp_path: Path, text: str
     assert result.exception.code == 2
     assert str(path) in result.exception.message
     assert message in result.exception.message
+
+
+def test_an_interrupt_that_an_import_makes_an_error_of_its_own_of_is_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def importing() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("cannot load module more than once per process") from None
+
+    def broken() -> None:
+        raise ImportError("no such module")
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        for command, error in ((broken, ImportError), (importing, SystemExit)):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            monkeypatch.setattr("fedpareto.cli.main.app", command)
+            with pytest.raises(error) as caught:
+                main()
+            if isinstance(caught.value, SystemExit):
+                assert caught.value.code == INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_wrong_specification_ends_the_command_with_exit_code_2_and_no_traceback(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from coordinator.clock import utc_now
 from coordinator.home import Home, Settings
 from coordinator.services import views
+from federation.attacks.lone import SignFlip
 from federation.keys import IdentityError
 from federation.runs import SpecError
 from federation.tasks import task
@@ -195,6 +196,13 @@ def test_a_model_without_a_finite_loss_improved_nobody() -> None:
     assert "loss/train" not in history.rounds
 
 
+def test_a_rule_that_evaluates_another_model_than_it_trains_from_tells_nothing_of_improvement() -> None:
+    text = spec(rounds=1, algorithm="afl").replace("every = 1", 'every = 1\nsplits = ["train", "test"]')
+    history = simulate(text)
+    assert "improved" not in history.rounds
+    assert "improved" in simulate(text.replace('"afl"', '"fedavg"')).rounds
+
+
 def test_refused_updates_are_recorded_as_the_coordinator_would(tmp_path: Path) -> None:
     history = simulate(spec(attackers=1, attack="nan", rounds=2))
     refused = [record for record in history.update_records if not record["accepted"]]
@@ -298,7 +306,34 @@ def test_the_command_simulates_shows_and_resumes(tmp_path: Path) -> None:
     assert again.returncode == 2
     assert "--resume" in again.stderr
     rounds = run_cli("admin", "--home", str(home / "admin"), "rounds", document["run_id"], "--json")
-    assert len(json.loads(rounds.stdout)) == 3 or rounds.returncode == 0, rounds.stderr
+    assert rounds.returncode == 0, rounds.stderr
+    assert [item["round"] for item in json.loads(rounds.stdout)["rounds"]] == [0, 1, 2]
+
+
+def test_a_document_has_what_became_of_each_objective(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(OBJECTIVES.format(algorithm='name = "scalarised"', objectives="all"))
+    done = run_cli("simulate", str(file), "--home", str(tmp_path / "home"), "--threads", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["objectives"]
+    assert [(item["round"], item["objective"]) for item in told] == [
+        (t, name) for t in range(3) for name in ("left", "right")
+    ]
+
+
+def test_attackers_count_those_who_serve_the_objective(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def on_update(self: SignFlip, own: np.ndarray, *, peers: np.ndarray, m: int, seed: int) -> np.ndarray:
+        asked.append((len(peers), m))
+        return -own
+
+    monkeypatch.setattr(SignFlip, "on_update", on_update)
+    text = OBJECTIVES.format(algorithm='name = "fsmgda"', objectives="all").replace("count = 4", "count = 6")
+    text = text.replace("over_selection = 1.5\n", "").replace("rounds = 3", "rounds = 1")
+    few = "\n".join(f"client-{number:03d} = ['right']" for number in range(3))
+    simulate(f'{text}attackers = 1\nattack = "sign-flip"\n[objectives.serve]\n{few}\n')
+    assert sorted(asked) == [(2, 3), (5, 6)]  # the honest ones who serve it, and the attacker with them
 
 
 @pytest.mark.parametrize(
@@ -311,6 +346,7 @@ def test_the_command_simulates_shows_and_resumes(tmp_path: Path) -> None:
         (("clients = 4", "clients = 4000"), [], 1, "1797 samples cannot be cut into 8000 pieces"),
         (("[simulation]", "minimum = 9\n[simulation]"), [], 2, "4 clients with data, but a round needs 9"),
         (("", ""), ["--backend", "abacus"], 2, "no backend 'abacus': there are auto, stacked, loop, compiled, ray"),
+        (("= 20", "= 0"), ["--backend", "compiled"], 2, "digits cannot be trained compiled: a step on a whole split"),
         (("", ""), ["--ray-address", "far:6379"], 2, "(far:6379) goes with the backend ray, not with auto"),
         (("", ""), ["--device", "tpu"], 2, "no device 'tpu'"),
         (("", ""), ["--resume"], 2, "home holds no simulation to resume"),
