@@ -8,16 +8,19 @@ PIP_FLAGS := --quiet --quiet --no-input --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint proto bench constraints clean
+.PHONY: help demo test test-full lint proto bench constraints clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.run  ## a small federation on this machine: make demo ARGS="--rounds 10"
 	@$(BIN)/fedpareto demo $(ARGS)
 
-test: lint  ## lint, then all tests: make test ARGS="tests/test_vectors.py -x"
+test: lint  ## lint, then the tests: make test ARGS="tests/test_vectors.py -x"
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-full: lint  ## lint, then all tests, those that take long included
+	@$(BIN)/python -m pytest -m "full or not full" $(ARGS)
 
 lint: $(VENV)/.dev  ## formatting, lint, types and import rules
 	@$(BIN)/ruff format --check --quiet .
