@@ -1,0 +1,33 @@
+"""Text from outside, as it is shown."""
+
+import pytest
+
+from federation.text import escaped
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2J\x1b[31mred", r"\x1b[2J\x1b[31mred"),
+        ("one\ntwo\r\x00\x7f", r"one\ntwo\r\x00\x7f"),
+        ("\x9b31m", r"\x9b31m"),
+        ("abc\u202efed\u2066x\u200f", r"abc\u202efed\u2066x\u200f"),
+        ("a\u2028b\u2029c\u0085d", r"a\u2028b\u2029c\x85d"),
+        ("zero\u200bwidth\ufeff", r"zero\u200bwidth\ufeff"),
+        ("lone \ud800", r"lone \ud800"),
+        ("tag \U000e0041", r"tag \U000e0041"),
+    ],
+)
+def test_controls_line_breaks_and_bidirectional_characters_are_shown_as_escapes(text: str, shown: str) -> None:
+    assert escaped(text) == shown
+    assert escaped(shown) == shown, "escaping twice changes nothing"
+
+
+def test_letters_of_all_scripts_stay_as_they_are() -> None:
+    text = "Universitätsklinikum, 東京大学, المستشفى, больница, 🏥 C:\\data"
+    assert escaped(text) == text
+
+
+def test_a_long_text_is_cut_and_says_how_long_it_was() -> None:
+    assert escaped("x" * 2000, limit=5) == "xxxxx... (2000 characters)"
+    assert escaped("x" * 5, limit=5) == "xxxxx"
