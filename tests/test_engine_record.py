@@ -105,6 +105,21 @@ def test_the_steps_chain_the_states_of_the_algorithm(stage: Stage) -> None:
     assert second.state_before == first.state_after
 
 
+def test_an_assignment_names_the_signed_step_that_made_its_model(stage: Stage) -> None:
+    run, _ = play(stage, "fedmgda+", rounds=2)
+    steps = [envelope_digest(SignedEnvelope.FromString(round_.step or b"")) for round_ in stage.rounds(run)]
+    named = {
+        (number, phase): {
+            AssignmentManifest.FromString(SignedEnvelope.FromString(row.envelope).manifest).previous_step
+            for row in stage.assignments(run, number, phase).values()
+        }
+        for number in (0, 1)
+        for phase in (0, 1)
+    }
+    # A round trains from the step before it, and evaluates its own.
+    assert named == {(0, 0): {""}, (0, 1): {steps[0]}, (1, 0): {steps[0]}, (1, 1): {steps[1]}}
+
+
 def test_the_facts_of_a_round_are_those_of_the_submitted_vectors(stage: Stage) -> None:
     run, _ = play(stage, "fedmgda+\nalgorithm.epsilon = 0.2", rounds=1)
     round_ = stage.rounds(run)[0]

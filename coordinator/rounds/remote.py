@@ -17,7 +17,7 @@ from coordinator.aggregation.phases import Evaluate, Jacobian, Phase, Replies, R
 from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings, states, stored_reference
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.states import close_phase, end_assignment
-from federation.envelope import seal
+from federation.envelope import envelope_digest, seal
 from federation.objectives import Targets
 from federation.runs import RunSpec, TrainSpec
 from federation.sketches.asked import second_leg, sketch_of
@@ -28,6 +28,7 @@ from federation.v1.common_pb2 import (
     JacobianWork,
     ObjectiveWeight,
     ResidualWork,
+    SignedEnvelope,
     Target,
     TrainWork,
 )
@@ -147,9 +148,11 @@ class RemoteFleet(Fleet):
                 .with_for_update(read=True)
             ).all()
             known = self.known(session)
+            previous_step = _newest_step(session, self._run.run_id)
             for client_id in sorted(active):
                 objectives = known[client_id].objectives if client_id in known else self._run.objectives
                 manifest = self._manifest(question, client_id, size, objectives, reference)
+                manifest.previous_step = previous_step
                 manifest.created.FromDatetime(now)
                 manifest.deadline.FromDatetime(deadline)
                 opened.assignments.append(
@@ -311,6 +314,17 @@ class RemoteFleet(Fleet):
                 )
             )
         return Replies(replies, device=self._around.device)
+
+
+def _newest_step(session: Session, run_id: str) -> str:
+    """The digest of the signed envelope of a run's newest step; empty before the first."""
+    step = session.scalar(
+        select(models.Round.step)
+        .where(models.Round.run_id == run_id, models.Round.step.is_not(None))
+        .order_by(models.Round.number.desc())
+        .limit(1)
+    )
+    return "" if step is None else envelope_digest(SignedEnvelope.FromString(step))
 
 
 def serves(client: models.Client, spec: RunSpec, objectives: tuple[str, ...]) -> tuple[str, ...]:

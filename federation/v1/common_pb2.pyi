@@ -501,6 +501,7 @@ class AssignmentManifest(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     DEADLINE_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
+    PREVIOUS_STEP_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation that the assignment belongs to."""
     run_id: _builtins.str
@@ -525,6 +526,10 @@ class AssignmentManifest(_message.Message):
     """The largest payload that will be accepted, in bytes."""
     seed: _builtins.int
     """The seed of the run; the work is seeded by (seed, round, client)."""
+    previous_step: _builtins.str
+    """The digest of the signed envelope of the step that made the base model; empty before the run's first step. Members
+    that compare it find out whether they were all told the same.
+    """
     @_builtins.property
     def train(self) -> Global___TrainWork:
         """Train."""
@@ -575,10 +580,11 @@ class AssignmentManifest(_message.Message):
         seed: _builtins.int = ...,
         deadline: _timestamp_pb2.Timestamp | None = ...,
         created: _timestamp_pb2.Timestamp | None = ...,
+        previous_step: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "deadline", b"deadline", "evaluate", b"evaluate", "jacobian", b"jacobian", "residual", b"residual", "train", b"train", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "base_model", b"base_model", "base_model_bytes", b"base_model_bytes", "client_id", b"client_id", "created", b"created", "deadline", b"deadline", "evaluate", b"evaluate", "federation_id", b"federation_id", "jacobian", b"jacobian", "max_payload_bytes", b"max_payload_bytes", "phase", b"phase", "residual", b"residual", "round", b"round", "rows", b"rows", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "task", b"task", "train", b"train", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "base_model", b"base_model", "base_model_bytes", b"base_model_bytes", "client_id", b"client_id", "created", b"created", "deadline", b"deadline", "evaluate", b"evaluate", "federation_id", b"federation_id", "jacobian", b"jacobian", "max_payload_bytes", b"max_payload_bytes", "phase", b"phase", "previous_step", b"previous_step", "residual", b"residual", "round", b"round", "rows", b"rows", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "task", b"task", "train", b"train", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate", "jacobian", "residual"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
@@ -756,7 +762,7 @@ class ReceiptManifest(_message.Message):
     client_id: _builtins.str
     """The client."""
     base_model: _builtins.str
-    """The digest of the base model."""
+    """The digest of the base model that the assignment named: two members of one round can compare theirs."""
     payload: _builtins.str
     """The digest of the payload."""
     envelope: _builtins.str
