@@ -1,148 +1,20 @@
-"""`fedpareto admin ...`: what operators do. Each command is one call of the Admin service."""
+"""`fedpareto admin ...`: runs and rounds. Each command is one call of the Admin service; `members` has the others."""
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedpareto.cli import members
+from fedpareto.cli.admin_app import Home, Json, RunName, app, connected, sentence, show
 from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from federation.v1.admin_pb2 import Run
     from federation.v1.admin_pb2_grpc import AdminStub
 
-DEFAULT_HOME = Path("fedpareto-demo/coordinator/admin")
-
-app = typer.Typer(
-    help="Operate a federation: its members, its runs, its rounds.\n\n"
-    "A RUN is named by its id, by an unambiguous beginning of the id, or by its name.",
-    no_args_is_help=True,
-)
-
-Home = Annotated[
-    Path | None,
-    typer.Option("--home", help="The administrator's directory; also before the command.", show_default=False),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id, beginning of an id, or name.")]
-ClientName = Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")]
-
-
-@dataclass(frozen=True)
-class _Who:
-    home: Path
-    passphrase_file: Path | None
-
-
-@app.callback()
-def _options(
-    context: typer.Context,
-    home: Annotated[Path, typer.Option(envvar="FEDPARETO_ADMIN", help="The administrator's directory.")] = DEFAULT_HOME,
-    passphrase_file: Annotated[
-        Path | None, typer.Option(help="File whose first line is the passphrase of the administrator's key.")
-    ] = None,
-) -> None:
-    context.obj = _Who(home, passphrase_file)
-
-
-def _connect(context: typer.Context, home: Path | None, *, reads: bool = False) -> "AbstractContextManager[AdminStub]":
-    from fedpareto.cli.client import connect
-
-    who: _Who = context.obj
-    return connect(home or who.home, passphrase_file=who.passphrase_file, reads=reads)
-
-
-def _print(as_json: bool, document: Any, picture: "Callable[[], RenderableType]") -> None:
-    """One JSON document for programs, or a picture for people."""
-    if as_json:
-        from fedpareto.cli.document import dumps
-
-        typer.echo(dumps(document))
-    else:
-        from fedpareto.cli.render import console
-
-        console().print(picture())
-
-
-def _text(message: str) -> "Callable[[], RenderableType]":
-    from rich.text import Text
-
-    return lambda: Text(message)
-
-
-# --- members
-
-
-@app.command()
-def token(
-    context: typer.Context,
-    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Name of the client to be, such as hospital-a.")],
-    hours: Annotated[
-        float | None, typer.Option(min=0.01, max=720, help="Until it expires; the federation's default without.")
-    ] = None,
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
-    """Make a join string for a new member. It is shown once, works once, and expires."""
-    from federation.v1.admin_pb2 import CreateTokenRequest
-    from fedpareto.cli.render import local
-
-    with _connect(context, home) as stub:
-        request = CreateTokenRequest(client_id=client, lifetime_seconds=round((hours or 0) * 3600))
-        response = stub.CreateToken(request)
-    if as_json:
-        _print(True, response, _text(""))
-        return
-    typer.echo(response.join)
-    typer.echo(
-        f"\nHand it to {client} in confidence, before {local(response.expires)}. On that machine:\n"
-        f"    fedpareto worker join JOIN --home {client}",
-        err=True,
-    )
-
-
-@app.command()
-def clients(context: typer.Context, home: Home = None, as_json: Json = False) -> None:
-    """List the members: state, attendance, tasks, certificates."""
-    from federation.v1.admin_pb2 import ListClientsRequest
-    from fedpareto.cli import render
-
-    with _connect(context, home, reads=True) as stub:
-        response = stub.ListClients(ListClientsRequest())
-    _print(as_json, response, lambda: render.clients(response.clients))
-
-
-@app.command()
-def approve(context: typer.Context, client: ClientName, home: Home = None, as_json: Json = False) -> None:
-    """Let a pending member work."""
-    from federation.v1.admin_pb2 import ApproveClientRequest
-
-    with _connect(context, home) as stub:
-        response = stub.ApproveClient(ApproveClientRequest(client_id=client))
-    _print(as_json, response, _text(f"{client} is active and gets work"))
-
-
-@app.command()
-def revoke(
-    context: typer.Context,
-    client: ClientName,
-    reason: Annotated[str, typer.Option(help="For the record.")] = "",
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
-    """Shut a member out, at once and for good."""
-    from federation.v1.admin_pb2 import RevokeClientRequest
-
-    with _connect(context, home) as stub:
-        response = stub.RevokeClient(RevokeClientRequest(client_id=client, reason=reason))
-    _print(as_json, response, _text(f"{client} is shut out; its past updates stay in the record"))
-
+__all__ = ["app", "members"]  # importing `members` puts its commands before those of this file
 
 # --- runs
 
@@ -174,7 +46,7 @@ def submit(
         raise Failure("name the run specification: fedpareto admin submit SPEC.toml, or see --explain", code=USAGE)
     text, parsed = upload.read_spec(spec)
     initial = upload.model_file(model, parsed.task) if model else upload.made_model(parsed.task, parsed.seed)
-    with _connect(context, home) as stub:
+    with connected(context, home) as stub:
         response = _submit(stub, text, initial, paused)
         run = response.run
         if not as_json:
@@ -189,7 +61,7 @@ def submit(
         if watch_it:
             _follow(stub, run.run_id, as_json)
     if as_json and not watch_it:
-        _print(True, response, _text(""))
+        show(True, response, sentence(""))
 
 
 def _submit(stub: "AdminStub", text: bytes, initial: Any, paused: bool) -> Any:
@@ -213,7 +85,7 @@ def _explain(as_json: bool) -> None:
 
     keys = explain.every_key()
     if as_json:
-        _print(True, [asdict(key) for key in keys], _text(""))
+        show(True, [asdict(key) for key in keys], sentence(""))
     else:
         typer.echo(explain.template(keys), nl=False)
 
@@ -224,9 +96,9 @@ def runs(context: typer.Context, home: Home = None, as_json: Json = False) -> No
     from federation.v1.admin_pb2 import ListRunsRequest
     from fedpareto.cli import render
 
-    with _connect(context, home, reads=True) as stub:
+    with connected(context, home, reads=True) as stub:
         response = stub.ListRuns(ListRunsRequest())
-    _print(as_json, response, lambda: render.runs(response.runs))
+    show(as_json, response, lambda: render.runs(response.runs))
 
 
 @app.command("run")
@@ -235,9 +107,9 @@ def show_run(context: typer.Context, run: RunName, home: Home = None, as_json: J
     from federation.v1.admin_pb2 import GetRunRequest
     from fedpareto.cli import render
 
-    with _connect(context, home, reads=True) as stub:
+    with connected(context, home, reads=True) as stub:
         response = stub.GetRun(GetRunRequest(run=run))
-    _print(as_json, response, lambda: render.run(response.run))
+    show(as_json, response, lambda: render.run(response.run))
 
 
 @app.command()
@@ -245,9 +117,9 @@ def pause(context: typer.Context, run: RunName, home: Home = None, as_json: Json
     """Hold a run. Replies to open assignments still count."""
     from federation.v1.admin_pb2 import PauseRunRequest
 
-    with _connect(context, home) as stub:
+    with connected(context, home) as stub:
         response = stub.PauseRun(PauseRunRequest(run=run))
-    _print(as_json, response, _text(f"held; go on with: fedpareto admin resume {response.run.run_id}"))
+    show(as_json, response, sentence(f"held; go on with: fedpareto admin resume {response.run.run_id}"))
 
 
 @app.command()
@@ -255,9 +127,9 @@ def resume(context: typer.Context, run: RunName, home: Home = None, as_json: Jso
     """Let a held run go on."""
     from federation.v1.admin_pb2 import ResumeRunRequest
 
-    with _connect(context, home) as stub:
+    with connected(context, home) as stub:
         response = stub.ResumeRun(ResumeRunRequest(run=run))
-    _print(as_json, response, _text(f"goes on; follow it with: fedpareto admin watch {response.run.run_id}"))
+    show(as_json, response, sentence(f"goes on; follow it with: fedpareto admin watch {response.run.run_id}"))
 
 
 @app.command()
@@ -271,10 +143,10 @@ def stop(
     """End a run. Its last model stays."""
     from federation.v1.admin_pb2 import StopRunRequest
 
-    with _connect(context, home) as stub:
+    with connected(context, home) as stub:
         response = stub.StopRun(StopRunRequest(run=run, reason=reason))
     message = f"stopped; its model: fedpareto admin export {response.run.run_id} --out model.safetensors"
-    _print(as_json, response, _text(message))
+    show(as_json, response, sentence(message))
 
 
 @app.command()
@@ -283,7 +155,7 @@ def watch(context: typer.Context, run: RunName, home: Home = None, as_json: Json
 
     Exit code 1 when it did not complete.
     """
-    with _connect(context, home) as stub:
+    with connected(context, home) as stub:
         _follow(stub, run, as_json)
 
 
@@ -300,7 +172,7 @@ def _follow(stub: "AdminStub", run: str, as_json: bool) -> None:
         typer.echo(f"\nThe run goes on. Follow it again: fedpareto admin watch {run}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        _print(True, stub.ListRounds(ListRoundsRequest(run=found.run_id)), _text(""))
+        show(True, stub.ListRounds(ListRoundsRequest(run=found.run_id)), sentence(""))
     if found.state != RunState.RUN_STATE_COMPLETED:
         raise Failure(f"run {found.run_id} did not complete: {_state(found)}")
     if not as_json:
@@ -322,9 +194,9 @@ def rounds(context: typer.Context, run: RunName, home: Home = None, as_json: Jso
     from federation.v1.admin_pb2 import ListRoundsRequest
     from fedpareto.cli import render
 
-    with _connect(context, home, reads=True) as stub:
+    with connected(context, home, reads=True) as stub:
         response = stub.ListRounds(ListRoundsRequest(run=run))
-    _print(as_json, response, lambda: render.rounds(response.rounds))
+    show(as_json, response, lambda: render.rounds(response.rounds))
 
 
 @app.command("round", context_settings={"ignore_unknown_options": True})
@@ -340,13 +212,13 @@ def show_round(
     from fedpareto.cli import render
     from fedpareto.cli.document import document
 
-    with _connect(context, home, reads=True) as stub:
+    with connected(context, home, reads=True) as stub:
         response = stub.GetRound(GetRoundRequest(run=run, round=number))
     found = document(response)
     found["cosines"] = _square(found["cosines"])
     if found["objectives"] is not None:
         found["objectives"]["cosines"] = _square(found["objectives"]["cosines"])
-    _print(as_json, found, lambda: render.round_(response))
+    show(as_json, found, lambda: render.round_(response))
 
 
 def _square(values: list[float]) -> list[list[float]]:
@@ -369,10 +241,10 @@ def updates(
     from fedpareto.cli import render
 
     found = ListUpdatesResponse()
-    with _connect(context, home, reads=True) as stub:
+    with connected(context, home, reads=True) as stub:
         for some in stub.ListUpdates(ListUpdatesRequest(run=run, round=number, client_id=client)):
             found.MergeFrom(some)
-    _print(as_json, found, lambda: render.updates(found.updates))
+    show(as_json, found, lambda: render.updates(found.updates))
 
 
 @app.command()
@@ -391,7 +263,7 @@ def export(
 
     if out.exists() and not force:
         raise Failure(f"{out} exists: give --force to overwrite it", code=USAGE)
-    with _connect(context, home, reads=True) as stub:
+    with connected(context, home, reads=True) as stub:
         digest, size = download.save(stub.ExportModel(ExportModelRequest(run=run, round=number)), out)
     found = {"file": str(out), "digest": digest, "size": size}
-    _print(as_json, found, _text(f"{out}: {size:,} bytes, {digest}"))
+    show(as_json, found, sentence(f"{out}: {size:,} bytes, {digest}"))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpareto.cli.admin import DEFAULT_HOME, RunName
+from fedpareto.cli.admin_app import DEFAULT_HOME, RunName
 from fedpareto.cli.failure import USAGE, Failure
 
 if TYPE_CHECKING:
