@@ -168,6 +168,14 @@ def test_q_fedavg_takes_its_step_from_the_clients_rate() -> None:
     np.testing.assert_array_equal(known.combine(rows).coefficients, given.combine(rows).coefficients)
 
 
+@pytest.mark.parametrize("stage", ["normalise", "clip", "nnm", "bucket"])
+def test_q_fedavg_behind_a_stage_takes_its_step_from_the_clients_rate(stage: str) -> None:
+    U = matrix("random", 6, 8, 3)
+    rows = Rows(gram=U @ U.T, prior=np.full(6, 1 / 6), samples=np.ones(6), losses=losses(U), local_rate=0.01)
+    known, given = (algorithm("q-fedavg", {"pre": [stage], **more}) for more in ({}, {"lipschitz": 100.0}))
+    np.testing.assert_array_equal(known.decide(rows).coefficients, given.decide(rows).coefficients)
+
+
 def test_q_fedavg_without_any_loss_to_reduce_takes_no_step() -> None:
     result = aggregate("q-fedavg", matrix("random", 3, 4, 0), losses=[0.0, 0.0, -1.0])
     assert result.diagnostics["stationary"] == 1

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.aggregation.base import Algorithm, HyperparameterError, conclude
 from coordinator.aggregation.geometry import coordinates
@@ -13,6 +14,7 @@ from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
 _BALANCED = 1e-7
 _ITERATIONS = 200
 _TOGETHER = 1e-7  # of their norms: what K cannot tell from no distance
+_TIE = 1e-9  # relative: sums of the prior and costs that differ by less are equal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,9 @@ class GeometricMedian(Algorithm):
 
     name: ClassVar[str] = "geometric-median"
 
-    smoothing: float = field(default=1e-4, metadata={"help": "nu, relative to the distances among the closest half"})
+    smoothing: float = field(
+        default=1e-4, metadata={"help": "nu, relative to the radius of the smallest ball that holds half of the prior"}
+    )
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.smoothing) and 1e-9 <= self.smoothing <= 1):
@@ -35,10 +39,16 @@ class GeometricMedian(Algorithm):
     def combine(self, rows: Rows) -> Combination:
         """See the class."""
         points, prior = coordinates(rows.gram), rows.prior
-        centre, scale = _start(points, prior)
+        distances = _distances(points)
+        ball, scale = _smallest_ball(distances, prior)
+        if scale == 0:
+            weights = prior * ball / (prior @ ball)
+            return conclude(rows.gram, weights, weights, residual=0.0, iterations=0.0)
+        costs = distances @ prior
+        centre = points[costs <= costs.min() * (1 + _TIE)].mean(axis=0)  # among equally good updates none is preferred
         nu = self.smoothing * scale
-        weights, residual, iteration = prior, 0.0, 0
-        while nu > 0:
+        iteration = 0
+        while True:
             away = centre - points
             far = np.maximum(nu, np.linalg.norm(away, axis=1))
             pulls = prior / far
@@ -61,16 +71,23 @@ def _objective(centre: Vector, points: Matrix, prior: Vector, nu: float) -> floa
     return float(prior @ np.where(away > nu, away - nu / 2, away**2 / (2 * nu)))
 
 
-def _start(points: Matrix, prior: Vector) -> tuple[Vector, float]:
-    """The mean of the updates nearest to all, and the least median of an update's distances: the scale of nu.
-
-    The median is often an update; among several equally good ones none is preferred. Attackers in the minority cannot
-    stretch the scale. If half of the rows are in one place, the least distance counts; it is 0 if all of them are.
-    """
-    distances = np.linalg.norm(points[:, None] - points, axis=2)
+def _distances(points: Matrix) -> Matrix:
+    """||u_i - u_j||, shape (m, m); 0 where K cannot tell the two apart."""
+    distances: Matrix = np.linalg.norm(points[:, None] - points, axis=2)
     norms = np.linalg.norm(points, axis=1)
     distances[distances <= _TOGETHER * (norms + norms[:, None])] = 0.0
-    costs = distances @ prior
-    apart = distances[distances > 0]
-    scale = float(np.median(distances, axis=1).min()) or (float(apart.min()) if len(apart) else 0.0)
-    return points[costs <= costs.min() * (1 + 1e-9)].mean(axis=0), scale
+    return distances
+
+
+def _smallest_ball(distances: Matrix, prior: Vector) -> tuple[NDArray[np.bool_], float]:
+    """The smallest ball around an update that holds more than half of the prior: its members, shape (m,), and radius.
+
+    While honest clients hold more than half, a ball around one of them that reaches the others does, so attackers
+    cannot stretch the radius. A radius of 0 means that more than half of the prior lies in one place: the median.
+    """
+    order = np.argsort(distances, axis=1, kind="stable")
+    held = np.cumsum(prior[order], axis=1)
+    last = np.argmax(held > 0.5 * (1 + _TIE), axis=1)
+    radii = distances[np.arange(len(prior)), order[np.arange(len(prior)), last]]
+    centre = int(np.argmin(radii))
+    return distances[centre] <= radii[centre], float(radii[centre])

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.gram import gram
-from coordinator.aggregation.rules import Combination, Rows
+from coordinator.aggregation.rules import LOCAL_RATE, Combination, Rows
 from coordinator.aggregation.streaming import Row
 from federation.objectives import JOINT, Targets, joint_target, separate_targets
 from federation.vectors import FLOAT_BYTES, RowFile
@@ -204,7 +204,7 @@ class RoundContext:
     parameters: int = 0
     encoder: tuple[slice, ...] = ()
     seed: int = 0
-    local_rate: float = 1.0
+    local_rate: float = LOCAL_RATE
     selected: Mapping[str, "Selected"] = field(default_factory=dict)
     draw: Callable[[str], tuple[str, ...]] = _nobody
     revoked: Callable[[], frozenset[str]] = frozenset

@@ -5,7 +5,7 @@ Each stage replaces the rows U by W U, with W from K alone. The rule then answer
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -90,20 +90,19 @@ class _Stage:
 
 
 def _after(stage: _Stage, before: Staged, points: Matrix, norms: Vector) -> Staged:
-    matrix, losses = stage.matrix @ before.matrix, before.rows.losses
+    matrix, losses, accuracies = stage.matrix @ before.matrix, before.rows.losses, before.rows.accuracies
     mixed = matrix @ points
     # What is left of rows that cancel is rounding; a rule that normalises would take it for a direction.
     size = np.abs(matrix) @ norms
     mixed[(mixed**2).sum(axis=1) <= STATIONARY_TOLERANCE * size**2] = 0.0
-    rows = Rows(
+    rows = replace(
+        before.rows,
         gram=mixed @ mixed.T,
         prior=stage.prior,
         samples=stage.samples,
         losses=None if losses is None else stage.shares @ np.clip(losses, -_LARGEST_LOSS, _LARGEST_LOSS),
-        ages=before.rows.ages,
-        round=before.rows.round,
-        rounds=before.rows.rounds,
-        state=before.rows.state,
+        accuracies=None if accuracies is None else stage.shares @ accuracies,
+        clients=before.rows.clients if len(stage.prior) == len(before.rows.prior) else (),
     )
     return Staged(rows, matrix, stage.shares @ before.shares)
 

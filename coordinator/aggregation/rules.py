@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
+LOCAL_RATE = 0.1  # the default of train.learning_rate, where no run says what the clients' rate is
+
 
 class HyperparameterError(ValueError):
     """An algorithm, or a hyper-parameter of one, that does not exist or cannot have this value."""
@@ -35,7 +37,7 @@ class Rows:
             last, and their prior is 0; what they say besides K is not looked at.
         round: t, from 0.
         rounds: T, the rounds of the run.
-        local_rate: eta_l, the clients' learning rate; 0.1 where it is not known.
+        local_rate: eta_l, the clients' learning rate.
         state: the algorithm's state after the last step; empty before the first.
 
     Raises:
@@ -51,7 +53,7 @@ class Rows:
     ages: NDArray[np.int64] | None = None
     round: int = 0
     rounds: int = 1
-    local_rate: float = 0.1
+    local_rate: float = LOCAL_RATE
     state: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
