@@ -157,7 +157,7 @@ def test_opposite_updates_are_a_stationary_point(name: str) -> None:
 def test_identical_updates_keep_the_prior(name: str) -> None:
     u = np.random.default_rng(0).standard_normal(100)
     result = aggregate(name, [u, u, u], prior=[2, 1, 1])
-    assert result.weights.tolist() == [0.5, 0.25, 0.25]
+    np.testing.assert_allclose(result.weights, [0.5, 0.25, 0.25], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -22,6 +22,7 @@ from coordinator.aggregation.fedmgda_plus import FedMGDAPlus
 from coordinator.aggregation.fsmgda import FSMGDA
 from coordinator.aggregation.geometric_median import GeometricMedian
 from coordinator.aggregation.krum import Krum, MultiKrum
+from coordinator.aggregation.nash_mtl import NashMTL
 from coordinator.aggregation.norm_clipping import NormClipping
 from coordinator.aggregation.pre import Stages
 from coordinator.aggregation.q_fedavg import QFedAvg
@@ -47,6 +48,7 @@ _ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
             FedMGDAPlus,
             FedMGDAAuto,
             DualCone,
+            NashMTL,
             QFedAvg,
             AFL,
             FedFa,

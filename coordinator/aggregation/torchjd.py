@@ -1,9 +1,7 @@
 """The weightings of TorchJD (Quinton and Rey, 2024, "Jacobian Descent For Multi-Objective Optimization") as rules.
 
 Every aggregator of TorchJD that is a function of the Gram matrix, and of nothing else, becomes "torchjd:<its name in
-lower case>". Nash-MTL is one, although TorchJD hands it the Jacobian and begins where the last step ended: here it gets
-a matrix with the same Gram matrix, and begins anew. Nothing here is loaded before such a rule is named: TorchJD comes
-with PyTorch.
+lower case>". Nothing here is loaded before such a rule is named: TorchJD comes with PyTorch.
 """
 
 import dataclasses
@@ -30,9 +28,6 @@ _DEFAULTS: Mapping[tuple[str, str], Any] = MappingProxyType(
     {("CAGrad", "c"): 0.4, ("FairGrad", "alpha"): 2.0, ("Krum", "n_byzantine"): 1}
 )
 
-# Of those who begin anew each round: how many rows there are, which is not known before, and how often to look.
-_SET_HERE = frozenset({"n_tasks", "update_weights_every"})
-
 _GENERATOR = threading.Lock()  # torch's is the whole process's, and runs are conducted beside each other
 
 
@@ -47,11 +42,9 @@ class TorchJD(Algorithm, ABC):
 
     Attributes:
         aggregator: TorchJD's class.
-        of_rows: whether it takes a matrix, of which it uses the Gram matrix alone.
     """
 
     aggregator: ClassVar[Any]
-    of_rows: ClassVar[bool]
 
     seed: int = dataclasses.field(default=0, metadata={"help": "with the round, decides what the weighting draws"})
 
@@ -82,11 +75,7 @@ class TorchJD(Algorithm, ABC):
             with _GENERATOR, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 made = self._make(rows.prior)
-                found = (
-                    made.weighting(torch.from_numpy(_factor(rows.gram / scale)))
-                    if self.of_rows
-                    else (made.gramian_weighting(torch.from_numpy(rows.gram / scale)))
-                )
+                found = made.gramian_weighting(torch.from_numpy(rows.gram / scale))
                 found = found.detach().numpy().astype(np.float64)
         except Exception as error:  # its solvers raise what they like
             raise UnsolvedError(f"{self.name}: {error}") from error
@@ -103,8 +92,6 @@ class TorchJD(Algorithm, ABC):
         taken = inspect.signature(self.aggregator).parameters
         if "pref_vector" in taken:
             values["pref_vector"] = torch.from_numpy(prior)
-        if "n_tasks" in taken:
-            values["n_tasks"] = len(prior)
         try:
             return self.aggregator(**values)
         except ImportError as error:
@@ -145,32 +132,26 @@ def _catalogue() -> tuple[dict[str, type[TorchJD]], dict[str, str]]:
             continue
         name = PREFIX + kind.__name__.lower()
         if kind is aggregation.NashMTL:
-            rules[name] = _algorithm(name, kind, of_rows=True)
+            refused[name] = "it often stops before it converges when norms differ; nash-mtl solves the same equation"
         elif issubclass(kind, torchjd.Stateful):
             refused[name] = "it remembers things between steps that the record of a run does not hold"
         elif not issubclass(kind, aggregation.GramianWeightedAggregator):
             refused[name] = "it is no function of the Gram matrix of the updates"
         else:
-            rules[name] = _algorithm(name, kind, of_rows=False)
+            rules[name] = _algorithm(name, kind)
     return rules, refused
 
 
-def _factor(gram: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The symmetric matrix R with R R^T = K, (m, m); K is taken for positive semi-definite."""
-    values, vectors = np.linalg.eigh(gram)
-    return np.ascontiguousarray((vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T)
-
-
-def _algorithm(name: str, kind: Any, *, of_rows: bool) -> type[TorchJD]:
+def _algorithm(name: str, kind: Any) -> type[TorchJD]:
     """A dataclass with a field for each of the aggregator's parameters that a run specification can hold."""
     fields = []
     for parameter in inspect.signature(kind, eval_str=True).parameters.values():
         default = _DEFAULTS.get((kind.__name__, parameter.name), parameter.default)
-        if type(default) in (bool, int, float, str) and parameter.name not in _SET_HERE:
+        if type(default) in (bool, int, float, str):
             described = dataclasses.field(default=default, metadata={"help": f"of TorchJD's {kind.__name__}"})
             fields.append((parameter.name, type(default), described))
     summary = f"{kind.__name__} of TorchJD."
-    namespace = {"name": name, "aggregator": kind, "of_rows": of_rows, "__doc__": summary}
+    namespace = {"name": name, "aggregator": kind, "__doc__": summary}
     made: type[TorchJD] = dataclasses.make_dataclass(
         kind.__name__, fields, bases=(TorchJD,), namespace=namespace, frozen=True, kw_only=True
     )
