@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,9 +24,12 @@ _ANSWER_SECONDS = 10.0
 class _Trainers:
     """Some of the clients, in a process of its own."""
 
-    def __init__(self, name: str, splits: Mapping[str, Splits], device: str, serves: Serves | None) -> None:
+    def __init__(
+        self, name: str, splits: Mapping[str, Splits], device: str, serves: Serves | None, path: Sequence[str]
+    ) -> None:
         import torch  # noqa: PLC0415 - in the actor's process
 
+        sys.path += [place for place in path if place not in sys.path]  # where the task's class may be
         torch.set_num_threads(1)
         self._loop = Loop(task(name), splits, device, serves)
 
@@ -128,7 +132,7 @@ class RayWork(LocalWork):
         names = list(splits)
         for index in range(count):
             own = {client: splits[client] for client in names[index::count]}
-            self._actors.append(actor.remote(name, own, device, self._serves))
+            self._actors.append(actor.remote(name, own, device, self._serves, list(sys.path)))
         return {client: index % count for index, client in enumerate(names)}
 
     def _dealt(self, clients: Sequence[str]) -> list[tuple[Any, list[str]]]:

@@ -432,11 +432,17 @@ def ray_starts_by_itself() -> bool:
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed here")
-def test_clients_spread_by_ray_do_what_others_do_until_ctrl_c_ends_every_process(tmp_path: Path) -> None:
-    text = spec(fraction=0.5, rounds=30)
+def test_clients_spread_by_ray_do_what_others_do_until_ctrl_c_ends_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "own_digits.py").write_text("from federation.tasks.digits import Digits\n\n\nclass Own(Digits): ...\n")
+    monkeypatch.syspath_prepend(code)  # for the simulations in this process
+    text = spec(fraction=0.5, rounds=30).replace('task = "digits"', 'task = "own_digits:Own"')
     file, home = tmp_path / "run.toml", tmp_path / "home"
     file.write_text(text)
-    command = [sys.executable, "-u", "-m", "fedpareto", "simulate", str(file), "--home", str(home)]
+    command = [sys.executable, "-u", "-m", "fedpareto", "simulate", str(file), "--home", str(home), "--code", str(code)]
     with subprocess.Popen(
         [*command, "--backend", "ray", "--threads", "1"],
         stdout=subprocess.PIPE,

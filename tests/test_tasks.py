@@ -1,6 +1,5 @@
 """Tasks: found by name, data in disjoint parts, files that are missing or wrong, models as flat vectors."""
 
-import os
 import pickle
 import re
 import subprocess
@@ -78,7 +77,7 @@ def test_a_class_of_ones_own_is_named_as_module_and_class() -> None:
         ("federation.tasks.digits:Thing", "Thing"),
         ("federation.tasks.digits:FILE", "not a subclass"),
         (":Digits", ":Digits"),
-        ("federation.tasks:Task", "cannot be made"),
+        ("federation.tasks:Task", "without arguments failed: TypeError: .* abstract method model$"),
     ],
 )
 def test_a_task_that_cannot_be_used_is_refused_with_its_name(name: str, says: str) -> None:
@@ -305,7 +304,6 @@ def test_the_documented_example_is_the_one_that_runs() -> None:
 def test_the_documented_rehearsal_learns_at_every_member() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "rehearse.py"), "clinic:Tumours"],
-        env={"PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLES}", "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
         check=False,

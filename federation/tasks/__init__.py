@@ -6,11 +6,14 @@ imports torch before a model or data is asked for, so that a command can list ta
 """
 
 import re
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -306,25 +309,26 @@ def task(name: str) -> Task:
     """Loads a task that the owner of this machine named.
 
     Args:
-        name: a name from `available`, or `module:Class` for a class on Python's path.
+        name: a name from `available`, or `module:Class` for a class on Python's path (`--code` appends to it).
 
     Raises:
-        TaskError: no such task, or its code cannot be imported, or it is not a `Task`.
+        TaskError: no such task, or its code raises an exception, or it is not a `Task`.
     """
     origin = name if ":" in name else _origin(name)
     module, _, attribute = origin.partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    from federation.tasks.failures import task_code  # noqa: PLC0415 - it imports this module
+
+    with task_code(name, f"importing {module}"):
+        imported = _imported(name, module)
+    found = getattr(imported, attribute, None)
+    if found is None:
         raise TaskError(
-            f"task {name!r}: cannot import {origin!r} ({error}); install it, or put its directory in PYTHONPATH"
-        ) from error
+            f"task {name!r}: {getattr(imported, '__file__', None) or module} has no {attribute!r}{_elsewhere(imported)}"
+        )
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise TaskError(f"task {name!r}: {origin} is not a subclass of federation.tasks.Task")
-    try:
-        loaded = found()
-    except TypeError as error:
-        raise TaskError(f"task {name!r}: {origin} cannot be made without arguments: {error}") from error
+    with task_code(name, f"making {origin} without arguments"):
+        loaded: Task = found()
     loaded.name = name
     return loaded
 
@@ -341,6 +345,35 @@ def initial_model(task: Task, seed: int) -> "tuple[Layout, NDArray[np.float32]]"
     from federation.tasks.parameters import initial  # noqa: PLC0415
 
     return initial(task, seed)
+
+
+def _imported(name: str, module: str) -> ModuleType:
+    """The module of a task.
+
+    Raises:
+        TaskError: Python does not find it.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports another one that is not
+        raise TaskError(
+            f"task {name!r}: there is no module {error.name!r}: name its directory with --code DIR or in "
+            "FEDPARETO_CODE, or install its package"
+        ) from None
+    except (TypeError, ValueError):  # an empty or a relative name
+        raise TaskError(f"task {name!r}: expected a name, or module:Class") from None
+
+
+def _elsewhere(imported: ModuleType) -> str:
+    """Says where else on Python's path a module of the same name is, which the imported one hides."""
+    name = imported.__name__
+    for place in sys.path:
+        spec = PathFinder.find_spec(name, [place]) if "." not in name else None
+        if spec is not None and spec.origin and spec.origin != imported.__file__:
+            return f"; it hides {spec.origin}: rename that module"
+    return ""
 
 
 def _origin(name: str) -> str:

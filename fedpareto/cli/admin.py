@@ -8,6 +8,7 @@ import typer
 
 from fedpareto.cli import members
 from fedpareto.cli.admin_app import Home, Json, RunName, app, connected, sentence, show
+from fedpareto.cli.code_option import CodeOption
 from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def submit(
     model: Annotated[
         Path | None, typer.Option(help="The initial model, a safetensors file; without it the task makes one.")
     ] = None,
+    code: CodeOption = None,
     paused: Annotated[bool, typer.Option("--paused", help="Wait for `resume` before the first round.")] = False,
     watch_it: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
     explain: Annotated[

@@ -23,6 +23,6 @@ def die_with(parent: int) -> None:
 if __name__ == "__main__":
     die_with(int(sys.argv.pop(1)))
 
-    from fedpareto.cli.main import main
+    from fedpareto.cli.entry import main
 
     main()

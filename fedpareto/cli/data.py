@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fedpareto.cli.code_option import CodeOption
 from fedpareto.cli.failure import USAGE, Failure
 
 app = typer.Typer(help="Data: see who would hold what, before anything is trained.", no_args_is_help=True)
@@ -26,6 +27,7 @@ def show(
     ] = "equal",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the cut: `--part-seed` of workers.")] = 0,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the data set.")] = None,
+    code: CodeOption = None,
     download: Annotated[bool, typer.Option("--download", help="Let the task fetch a public data set there.")] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw a bar for each client, stacked by class, too.")

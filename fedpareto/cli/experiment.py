@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedpareto.cli.code_option import CodeOption
 from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def run_command(
         list[str] | None, typer.Option(metavar="NAME,NAME,...", help="Only these conditions, such as attacks.")
     ] = None,
     data: Data = None,
+    code: CodeOption = None,
     out: Out = None,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs at once, each in a process of its own.")] = 1,
     device: Annotated[str, typer.Option(help="Where clients train: auto, cpu, cuda or cuda:N.")] = "auto",

@@ -68,10 +68,13 @@ class Processes:
             signal.signal(number, handler)
 
     def start(self, name: str, arguments: Sequence[str], log: Path) -> Child:
-        """Starts `fedpareto ARGUMENTS`; its output is appended to `log`."""
+        """Starts `fedpareto ARGUMENTS`; its output is appended to `log`.
+
+        With -P nothing in the current directory takes the place of our packages.
+        """
         with _uninterrupted(), log.open("ab") as output:  # or a Ctrl-C could lose a process that was just made
             process = subprocess.Popen(
-                [sys.executable, "-m", "fedpareto.cli.child", str(os.getpid()), *arguments],
+                [sys.executable, "-P", "-m", "fedpareto.cli.child", str(os.getpid()), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

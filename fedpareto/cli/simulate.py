@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedpareto.cli.code_option import CodeOption
 from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ HEADER = f"{'round':>6}  {'mean':>8}  {'worst 5 %':>9}  {'improved':>8}  {'loss'
 def simulate_command(
     spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="A run specification; see docs/run-spec.md.")],
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the task's data is.")] = None,
+    code: CodeOption = None,
     home: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where the record goes, a new directory; ./NAME-simulation unless said."),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedpareto.cli.code_option import CodeOption
 from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.passphrases import new_passphrase, passphrase_for
 
@@ -81,6 +82,7 @@ def run(
     task: Annotated[list[str], typer.Option(help="A task that may be worked on here; repeat it for more.")],
     home: HomeOption = DEFAULT_HOME,
     data: Annotated[Path | None, typer.Option(help="Directory of this client's data.")] = None,
+    code: CodeOption = None,
     part: Annotated[str | None, typer.Option(help="Rehearse with one part of a data set: 3/8 is the third.")] = None,
     partition: Annotated[
         str, typer.Option(help="How it is cut: iid, shards:S, dirichlet:ALPHA or natural; `fedpareto data show` tells.")

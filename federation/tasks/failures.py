@@ -1,0 +1,61 @@
+"""Errors in the code of a task, in three lines: what was raised, in which file and line, and the line itself."""
+
+import linecache
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from federation.tasks import DataError, PartError, TaskError
+
+_MESSAGE_CHARACTERS = 500
+
+
+@contextmanager
+def task_code(name: str, doing: str) -> Iterator[None]:
+    """Turns an error of a task's code into a TaskError that says where it was raised.
+
+    Args:
+        name: of the task, as its owner named it.
+        doing: what the task is asked for, such as "loading its data".
+
+    Raises:
+        TaskError: the code raised an exception; torch that is not installed is passed on as it is.
+    """
+    try:
+        yield
+    except (TaskError, DataError, PartError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            raise
+        raise TaskError(f"task {name!r}: {doing} failed: {described(error)}") from error
+
+
+def described(error: Exception) -> str:
+    """An exception of a task's code, as three lines.
+
+    The line shown is the last one outside of the standard library, installed packages and this package. Where there
+    is none, the exception is all.
+    """
+    said = " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
+    what = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename:
+        path, line, function = error.filename, error.lineno or 0, ""
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next((frame for frame in reversed(frames) if _is_owners(frame.filename)), None)
+        if frame is None:
+            return what
+        path, line, function = frame.filename, frame.lineno or 0, f", in {frame.name}"
+    code = linecache.getline(path, line).strip()
+    return f"{what}\n  {path}, line {line}{function}\n    {code}"
+
+
+def _is_owners(filename: str) -> bool:
+    path = Path(filename)
+    installed = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
+    others = [*map(Path, installed), Path(sys.prefix), Path(__file__).parents[1]]
+    return path.is_file() and not any(place in path.parents for place in others)

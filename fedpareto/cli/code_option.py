@@ -1,0 +1,39 @@
+"""`--code DIR`, for the commands that load a task: where Python finds the classes of the owner."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpareto.cli.code_path import VARIABLE, append
+from fedpareto.cli.failure import USAGE, Failure
+
+
+def _use(context: typer.Context, directories: list[Path] | None) -> list[Path] | None:
+    """Makes the directories importable; warns of modules in them that Python does not import."""
+    if not directories or context.resilient_parsing:
+        return directories
+    try:
+        hidden = append(directories)
+    except OSError as error:
+        raise Failure(f"--code: {error}", code=USAGE) from None
+    for item in hidden:
+        typer.echo(
+            f"warning: {item.path} is hidden: `import {item.name}` gives {item.hidden_by}. Rename yours if your code "
+            "imports it",
+            err=True,
+        )
+    return directories
+
+
+CodeOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--code",
+        metavar="DIR",
+        envvar=VARIABLE,
+        callback=_use,
+        help=f"Directory of your own modules, for a task named module:Class; repeat it for more. Or in {VARIABLE}.",
+        show_envvar=False,
+    ),
+]

@@ -1,0 +1,97 @@
+"""Where Python finds code: this project's own packages, and the directories that `--code` names.
+
+A directory of an owner's code goes to the end of Python's path, so that a `storage/` or a `worker.py` in it cannot
+take the place of this project's packages. This module imports nothing of the project, because it runs first.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+
+PACKAGES = ("federation", "storage", "coordinator", "worker", "simulation", "experiments", "fedpareto")
+VARIABLE = "FEDPARETO_CODE"
+ROOT = Path(__file__).resolve().parents[2]  # the directory that holds this project's packages
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A module that Python does not import, because another one of the same name comes first on its path.
+
+    Attributes:
+        name: of both modules.
+        path: of the module that is hidden.
+        hidden_by: the path of the module that Python imports, or "Python itself" for a built-in one.
+    """
+
+    name: str
+    path: str
+    hidden_by: str
+
+
+def hidden_packages() -> list[Hidden]:
+    """The packages of this project that Python would import from elsewhere."""
+    found = []
+    for name in PACKAGES:
+        spec = find_spec(name)
+        own = ROOT / name
+        if spec is not None and own.is_dir() and not _comes_from(spec, own):
+            found.append(Hidden(name, str(own), _place(spec)))
+    return found
+
+
+def append(directories: Iterable[Path]) -> list[Hidden]:
+    """Appends directories to Python's path, and to the environment for processes that this one starts.
+
+    Args:
+        directories: of Python modules.
+
+    Returns:
+        The modules in them that Python does not import, because another module of the same name comes first.
+
+    Raises:
+        NotADirectoryError: one of them is not a directory.
+    """
+    places = [Path(os.path.abspath(directory)) for directory in directories]
+    for place in places:
+        if not place.is_dir():
+            raise NotADirectoryError(f"{place} is not a directory")
+    # Packages of an editable installation are found after everything that is on the path, unless they are on it too.
+    sys.path += [str(place) for place in (ROOT, *places) if str(place) not in sys.path]
+    os.environ[VARIABLE] = os.pathsep.join(map(str, places))
+    return [hidden for place in places for hidden in _hidden_modules(place)]
+
+
+def _hidden_modules(directory: Path) -> Iterator[Hidden]:
+    for name in _modules(directory):
+        if PathFinder.find_spec(name, [str(directory)]) is None:
+            continue
+        spec = find_spec(name)
+        if spec is not None and not _comes_from(spec, directory):
+            path = directory / f"{name}.py"
+            yield Hidden(name, str(path if path.is_file() else directory / name), _place(spec))
+
+
+def _modules(directory: Path) -> list[str]:
+    """The names that Python could import from a directory: files of code, and directories that hold some."""
+    names = set()
+    for path in directory.iterdir():
+        if path.suffix == ".py" or (path.is_dir() and any(path.glob("*.py"))):
+            names.add(path.stem if path.suffix == ".py" else path.name)
+    return sorted(name for name in names if name.isidentifier())
+
+
+def _comes_from(spec: ModuleSpec, place: Path) -> bool:
+    """Whether a module lies in a directory, or is that directory itself."""
+    paths = [*(spec.submodule_search_locations or ()), *filter(None, [spec.origin])]
+    real = place.resolve()
+    return any(real == each or real in each.parents for each in (Path(path).resolve() for path in paths))
+
+
+def _place(spec: ModuleSpec) -> str:
+    if spec.submodule_search_locations:
+        return str(next(iter(spec.submodule_search_locations)))
+    return spec.origin if spec.has_location and spec.origin else "Python itself"

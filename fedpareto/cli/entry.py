@@ -1,0 +1,24 @@
+"""Where the `fedpareto` command begins: it checks that Python finds this project's packages, then runs the command."""
+
+import sys
+
+from fedpareto.cli.code_path import hidden_packages
+
+
+def main() -> None:
+    """The console script."""
+    if hidden := hidden_packages():
+        lines = [f"  {item.hidden_by} hides {item.path}" for item in hidden]
+        message = "\n".join(
+            [
+                "fedpareto: Python would import other packages in place of fedpareto's own:",
+                *lines,
+                "Take their directory out of PYTHONPATH, or start in another directory. Name the directory of your own "
+                "code with --code DIR or in FEDPARETO_CODE",
+            ]
+        )
+        print(message, file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+    from fedpareto.cli.main import main as command  # noqa: PLC0415 - only once the check has passed
+
+    command()
