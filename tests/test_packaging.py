@@ -143,7 +143,7 @@ def test_the_wheel_has_the_command_the_tasks_and_the_licence(wheel: Path) -> Non
         info = f"fedpareto-{PROJECT['project']['version']}.dist-info"
         entry_points = archive.read(f"{info}/entry_points.txt").decode()
         assert archive.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
-    assert "fedpareto = fedpareto.cli.main:main" in entry_points
+    assert "fedpareto = fedpareto.cli.entry:main" in entry_points
     assert "digits = federation.tasks.digits:Digits" in entry_points
 
 
