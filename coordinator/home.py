@@ -15,9 +15,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from sqlalchemy import func, select
 
 from coordinator.members.enrollment import Authority, register
+from coordinator.ownership import HomeError, claim_database, missing_database, must_own
 from federation.certificates import (
     ADMIN_LIFETIME,
     SERVER_LIFETIME,
@@ -39,16 +39,11 @@ from federation.keys import (
 from federation.problems import explain
 from storage import audit
 from storage.database import Database
-from storage.models import Certificate
 
 SETTINGS_FILE = "coordinator.toml"
 FIRST_ADMIN = "admin"
 _SQLITE = "sqlite:///"
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
-
-
-class HomeError(ValueError):
-    """A directory that cannot be used, or settings that are wrong; the message says which and what to do."""
 
 
 class Settings(BaseModel):
@@ -239,14 +234,9 @@ class Home:
         database = Database.open(_database_url(directory, settings))
         try:
             database.migrate()
-            with database.read() as session:
-                if session.scalar(select(func.count()).select_from(Certificate)):
-                    raise HomeError(
-                        f"the database {database.url} holds a federation already, with its certificates and its "
-                        "record: take an empty one for the new federation"
-                    )
             ca_key, server_key, signing_key = new_tls_key(), new_tls_key(), Ed25519PrivateKey.generate()
             ca = make_ca(ca_key, settings.federation_id, now)
+            claim_database(database, settings.federation_id, ca, now=now)
             write_private_key(directory / "ca.key", ca_key, passphrase)
             write_private_key(directory / "server.key", server_key, passphrase)
             write_private_key(directory / "signing.key", signing_key, passphrase)
@@ -287,6 +277,26 @@ class Home:
             server_key=load_tls_key(directory / "server.key", passphrase),
             signing_key=load_signing_key(directory / "signing.key", passphrase),
         )
+
+    def open_database(self, *, durable: bool = True) -> Database:
+        """Opens the federation's database, which `init` has made.
+
+        Args:
+            durable: see `Database.open`.
+
+        Raises:
+            HomeError: the database is missing, or is of another federation.
+        """
+        try:
+            database = Database.open(self.database_url, durable=durable, create=False)
+        except FileNotFoundError as error:
+            raise HomeError(missing_database(error.filename, self.directory, self.federation_id)) from None
+        try:
+            must_own(database, self.directory, self.federation_id, self.ca)
+        except BaseException:
+            database.close()
+            raise
+        return database
 
     def issue_admin(
         self,

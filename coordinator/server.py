@@ -14,8 +14,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from coordinator.clock import utc_now
-from coordinator.home import Home, HomeError, address
+from coordinator.home import Home, address
 from coordinator.members.access import Access
+from coordinator.ownership import HomeError
 from coordinator.rounds.engine import Engine
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.intake import Intake
@@ -31,7 +32,6 @@ from federation.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from federation.v1.enrollment_pb2_grpc import add_EnrollmentServicer_to_server
 from federation.v1.federation_pb2_grpc import add_FederationServicer_to_server
 from storage.blobs import BlobStore
-from storage.database import Database
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Coordinator:
         self._home = home
         self._conduct = conduct
         self._clock = clock
-        self._database = Database.open(home.database_url)
+        self._database = home.open_database()
         self._executor = ThreadPoolExecutor(16, thread_name_prefix="service")
         # Of its own, so that whoever is to be turned away need not queue behind those who are served.
         self._access_executor = ThreadPoolExecutor(4, thread_name_prefix="access")
@@ -288,7 +288,7 @@ async def _serve(home: Home, ready: Callable[[Coordinator], None], conduct: bool
         loop.add_signal_handler(number, on_signal)
     try:
         coordinator = Coordinator(home, conduct=conduct)
-    except (ValueError, FileNotFoundError) as error:
+    except ValueError as error:
         raise HomeError(str(error)) from None
     try:
         await coordinator.start()

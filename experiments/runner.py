@@ -134,7 +134,7 @@ class Runner:
 
     def _simulation(self, job: Job, workspace: Path, goes_on: bool) -> "Simulation":
         """The simulation that was interrupted, or else a new one."""
-        from coordinator.home import HomeError  # noqa: PLC0415 - these load torch
+        from coordinator.ownership import HomeError  # noqa: PLC0415 - these load torch
         from simulation.simulate import Simulation  # noqa: PLC0415
 
         text = toml.dumps(job.given).encode()
@@ -211,13 +211,12 @@ def _begun(workspace: Path) -> tuple[bytes, dict[str, Any]] | None:
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
     from coordinator.home import Home  # noqa: PLC0415
-    from storage.database import Database  # noqa: PLC0415
     from storage.models import Run  # noqa: PLC0415
 
     if not _is_under_way(workspace):
         return None
     try:
-        database = Database.open(Home.load(workspace).database_url, durable=False)
+        database = Home.load(workspace).open_database(durable=False)
         try:
             with database.read() as session:
                 text = session.scalar(select(Run.spec).order_by(Run.created.desc()).limit(1))
@@ -232,7 +231,7 @@ def _why(error: Exception, workspace: Path, goes_on: bool) -> str:
     """Why a run failed, in a line."""
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
-    from coordinator.home import HomeError  # noqa: PLC0415
+    from coordinator.ownership import HomeError  # noqa: PLC0415
     from federation.keys import IdentityError  # noqa: PLC0415
     from federation.refusals import Refusal  # noqa: PLC0415
     from storage.blobs import BlobCorrupt, BlobMissing  # noqa: PLC0415

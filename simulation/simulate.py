@@ -29,7 +29,6 @@ from simulation.history import History, read_history
 from simulation.population import Population, populate
 from storage import models
 from storage.blobs import BlobStore
-from storage.database import Database
 from storage.models import Round, RoundState, Run, RunState
 from storage.retention import collect
 
@@ -127,7 +126,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             stack.callback(self.backend.close)
             self._probe = _probe(learned, self._population, chosen)
             self._home = found or Home.init(home, Settings(federation_id=_FEDERATION), now=utc_now())
-            self._database = Database.open(self._home.database_url, durable=False)
+            self._database = self._home.open_database(durable=False)
             stack.callback(self._database.close)
             self._database.lock_exclusive()
             self._blobs = BlobStore(self._home.blobs_dir, durable=False)

@@ -1,9 +1,11 @@
 """The database: one way to open, migrate, lock and use SQLite and PostgreSQL, with the same behaviour on both."""
 
+import errno
 import fcntl
 import json
 import os
 import socket
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +24,10 @@ LOCK_KEY = 0x66656470617265  # "fedpare": our advisory locks in a PostgreSQL dat
 
 class DatabaseBusy(RuntimeError):
     """Another process (or another `Database` of this one) holds the exclusive lock."""
+
+
+class DatabaseMissing(FileNotFoundError):
+    """There is no database where one is expected."""
 
 
 class DatabaseTooNew(RuntimeError):
@@ -58,17 +64,19 @@ class Database:
         self._lock_connection: Connection | None = None
 
     @classmethod
-    def open(cls, url: str, *, durable: bool = True) -> "Database":
+    def open(cls, url: str, *, durable: bool = True, create: bool = True) -> "Database":
         """Opens a database; changes nothing in it (see `migrate`).
 
         Args:
-            url: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user:password@host/name`. A missing
-                SQLite file is made, with mode 0600; its directory must exist.
+            url: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user:password@host/name`. The
+                directory of a SQLite file must exist.
+            create: whether a missing SQLite file is made, with mode 0600. It is not made later, if it is removed.
             durable: whether what was committed outlives a loss of power (SQLite); without it (a simulation), only the
                 death of the process.
 
         Raises:
             ValueError: another kind of URL, or SQLite in memory, which threads cannot share.
+            DatabaseMissing: the SQLite file does not exist, and `create` is false.
             FileNotFoundError: the directory of the SQLite file does not exist.
         """
         try:
@@ -77,7 +85,7 @@ class Database:
             raise ValueError(f"not a database URL: {url!r}; expected sqlite:///FILE or postgresql://...") from error
         backend = parsed.get_backend_name()
         if backend == "sqlite":
-            return cls(_open_sqlite(parsed, durable))
+            return cls(_open_sqlite(parsed, durable, create))
         if backend in {"postgresql", "postgres"}:
             return cls(_open_postgresql(parsed.set(drivername="postgresql+psycopg")))
         raise ValueError(f"no support for {backend!r} databases; use sqlite:///FILE or postgresql://...")
@@ -233,15 +241,22 @@ def _process() -> str:
     return f"pid {os.getpid()} on {socket.gethostname()}"[:63]  # the length of a name in PostgreSQL
 
 
-def _open_sqlite(url: URL, durable: bool) -> Engine:
+def _open_sqlite(url: URL, durable: bool, create: bool) -> Engine:
     if not url.database or url.database == ":memory:" or url.query:
         raise ValueError(f"a SQLite database must be a plain file here: sqlite:///FILE, not {str(url)!r}")
-    path = Path(url.database).absolute()
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's own files take over the mode
+    # Without symbolic links: the lock file, like SQLite's own files, lies beside the file itself.
+    path = Path(url.database).resolve()
+    if not path.exists():
+        if not create:
+            raise DatabaseMissing(errno.ENOENT, "the database file does not exist", str(path))
+        # Only a missing file is opened here: to close a SQLite file drops the locks that this process has in it.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's own files take over the mode
+    # SQLite keeps its log beside the name that it was given: by two names of one file, it would be damaged.
+    if (names := path.stat().st_nlink) > 1:
+        raise ValueError(f"the database file {path} has {names} names (hard links): remove all of them but one")
     engine = create_engine(
         url.set(drivername="sqlite+pysqlite", database=str(path)),
-        # No transactions of the driver's making: `_begin` says when and how one begins.
-        connect_args={"timeout": BUSY_SECONDS, "isolation_level": None},
+        creator=partial(_connect_sqlite, path),
         json_serializer=_json,
         pool_size=8,
         max_overflow=24,
@@ -249,6 +264,13 @@ def _open_sqlite(url: URL, durable: bool) -> Engine:
     event.listen(engine, "connect", partial(_prepare, durable))
     event.listen(engine, "begin", _begin)
     return engine
+
+
+def _connect_sqlite(path: Path) -> sqlite3.Connection:
+    # mode=rw: a file that was removed is not made anew. isolation_level: `_begin` says when a transaction begins.
+    return sqlite3.connect(
+        f"{path.as_uri()}?mode=rw", uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
 
 
 def _prepare(durable: bool, connection: Any, record: object) -> None:

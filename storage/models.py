@@ -194,6 +194,17 @@ class Base(DeclarativeBase):
     }
 
 
+class Federation(Base):
+    """The federation whose record this database is: one row, written by `coordinator init`."""
+
+    __tablename__ = "federations"
+
+    federation_id: Mapped[str] = mapped_column(NAME, primary_key=True)
+    ca_fingerprint: Mapped[str] = mapped_column(String(64))  # SHA-256 of the CA certificate, hexadecimal
+    coordinator: Mapped[str] = mapped_column(String(32), default="")  # the id of the last process that took the lock
+    created: Mapped[datetime]
+
+
 class Client(Base):
     """A member of the federation."""
 

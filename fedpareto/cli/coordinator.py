@@ -152,7 +152,6 @@ def admin(
     """Issue a further administrator, on the coordinator's own host."""
     from coordinator.clock import utc_now  # noqa: PLC0415
     from federation.identity import Role  # noqa: PLC0415
-    from storage.database import Database  # noqa: PLC0415
 
     try:
         roles = [Role(one) for one in role]
@@ -166,7 +165,7 @@ def admin(
                 f"set federation_port in {home / 'coordinator.toml'}"
             )
         passphrase = new_passphrase(new_passphrase_file, ask=ask_passphrase)
-        database = Database.open(centre.database_url)
+        database = centre.open_database()
         try:
             files = centre.issue_admin(
                 database, name, roles, out, now=utc_now(), by="coordinator admin", passphrase=passphrase
@@ -224,7 +223,7 @@ def _explained(*, usage: bool = False) -> Iterator[None]:
     """Turns what can go wrong here into a paragraph for a person."""
     from sqlalchemy.exc import DBAPIError  # noqa: PLC0415
 
-    from coordinator.home import HomeError  # noqa: PLC0415
+    from coordinator.ownership import HomeError  # noqa: PLC0415
     from federation.keys import IdentityError  # noqa: PLC0415
     from storage.database import DatabaseBusy, DatabaseTooNew  # noqa: PLC0415
 

@@ -49,6 +49,14 @@ def upgrade() -> None:
         sa.UniqueConstraint("key_id", name=op.f("uq_clients_key_id")),
     )
     op.create_table(
+        "federations",
+        sa.Column("federation_id", sa.String(length=63), nullable=False),
+        sa.Column("ca_fingerprint", sa.String(length=64), nullable=False),
+        sa.Column("coordinator", sa.String(length=32), nullable=False),
+        sa.Column("created", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("federation_id", name=op.f("pk_federations")),
+    )
+    op.create_table(
         "enrollment_tokens",
         sa.Column("secret_hash", sa.String(length=64), nullable=False),
         sa.Column("client_id", sa.String(length=63), nullable=False),
@@ -255,6 +263,7 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_enrollment_tokens_client_id"))
 
     op.drop_table("enrollment_tokens")
+    op.drop_table("federations")
     op.drop_table("clients")
     with op.batch_alter_table("audit_log", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_audit_log_at"))

@@ -1,0 +1,82 @@
+"""Which federation a database belongs to: written once by `coordinator init`, compared before it is served.
+
+A home without its database, or with that of another federation, must not be served: every member would be told that its
+certificate is unknown.
+"""
+
+from datetime import datetime
+from pathlib import Path
+
+from cryptography import x509
+from sqlalchemy import func, inspect, select
+
+from federation.certificates import fingerprint
+from storage.database import Database
+from storage.models import Certificate, Federation
+
+
+class HomeError(ValueError):
+    """A directory that cannot be used, or settings that are wrong; the message says which and what to do."""
+
+
+def claim_database(database: Database, federation_id: str, ca: x509.Certificate, *, now: datetime) -> None:
+    """Records which federation an empty, migrated database belongs to.
+
+    Raises:
+        HomeError: it belongs to one already.
+    """
+    with database.begin() as session:
+        if any(session.scalar(select(func.count()).select_from(table)) for table in (Federation, Certificate)):
+            raise HomeError(
+                f"the database {database.url} holds a federation already, with its certificates and its "
+                "record: take an empty one for the new federation"
+            )
+        session.add(Federation(federation_id=federation_id, ca_fingerprint=fingerprint(ca), created=now))
+
+
+def must_own(database: Database, home: Path, federation_id: str, ca: x509.Certificate) -> None:
+    """Compares a home with its database, and changes nothing.
+
+    Args:
+        database: that the home's settings name.
+        home: the coordinator's directory.
+        federation_id: as its settings say.
+        ca: its CA certificate.
+
+    Raises:
+        HomeError: the database holds no federation, or another one; or `federation_id` was edited.
+    """
+    found = None
+    if inspect(database.engine).has_table(Federation.__tablename__):
+        with database.read() as session:
+            found = session.scalar(select(Federation))
+    if found is None:
+        raise HomeError(_lost(f"the database {database.url} is empty: it holds no federation", home, federation_id))
+    shown = fingerprint(ca)
+    if found.ca_fingerprint != shown:
+        raise HomeError(
+            f"the database {database.url} is of the federation {found.federation_id}, whose CA certificate has the "
+            f"SHA-256 fingerprint {found.ca_fingerprint}; {home / 'ca.pem'} is another one, with {shown}. They do not "
+            "belong together: no member's certificate would be known. Restore the database of this directory, or "
+            f"correct `database` in {home / 'coordinator.toml'}"
+        )
+    if found.federation_id != federation_id:
+        raise HomeError(
+            f"{home / 'coordinator.toml'} says federation_id = {federation_id!r}, but the database {database.url} and "
+            f"the CA are of the federation {found.federation_id!r}. The name is in every certificate and signature "
+            f"and cannot be changed: set federation_id = {found.federation_id!r} again"
+        )
+
+
+def missing_database(path: str, home: Path, federation_id: str) -> str:
+    """What to say when the file of a database does not exist."""
+    return _lost(f"the database {path} is missing", home, federation_id)
+
+
+def _lost(found: str, home: Path, federation_id: str) -> str:
+    return (
+        f"{found}, but {home} has the keys of the federation {federation_id}, whose members are known to its database "
+        "alone. Nothing was changed. Restore the database from a backup, or correct `database` in "
+        f"{home / 'coordinator.toml'}. A new federation, which every member has to join, is made by `fedpareto "
+        "coordinator init` in another directory"
+    )
