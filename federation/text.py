@@ -24,5 +24,15 @@ def escaped(text: str, limit: int = LIMIT) -> str:
     return shown if len(text) <= limit else f"{shown}... ({len(text)} characters)"
 
 
+def escaped_lines(text: str, limit: int = LIMIT) -> str:
+    """Returns `text` with its lines and tabs, and with each of its lines escaped.
+
+    Args:
+        text: a document of several lines, from a peer, a file or a database.
+        limit: characters of one line to show at most, tabs aside.
+    """
+    return "\n".join("\t".join(escaped(part, limit) for part in line.split("\t")) for line in text.split("\n"))
+
+
 def _escape(letter: str) -> str:
     return letter.encode("unicode_escape").decode("ascii")

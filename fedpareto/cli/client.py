@@ -10,7 +10,9 @@ import grpc
 
 from federation.channels import refusal_from_rpc_error
 from federation.identity import AdminFiles, IdentityError
+from federation.text import escaped
 from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto.cli.escaping import EscapingChannel
 from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.passphrases import passphrase_for
 from fedpareto.cli.serving import short_lived_coordinator
@@ -56,7 +58,7 @@ def connect(given: Path, *, passphrase_file: Path | None = None, reads: bool = F
             files = _load(home, passphrase_file)  # it has noted its address
         channel = stack.enter_context(files.channel())
         try:
-            yield AdminStub(channel)
+            yield AdminStub(EscapingChannel(channel))
         except grpc.RpcError as error:
             raise explain(error, files) from None
 
@@ -65,8 +67,8 @@ def explain(error: grpc.RpcError, files: AdminFiles) -> Failure:
     """What a failed call means."""
     refusal = refusal_from_rpc_error(error, not_after=files.not_after)
     if refusal.reason == "unreachable":
-        return Failure(f"cannot reach the coordinator at {files.address}: {refusal.message}")
-    return Failure(f"{refusal.message} [{refusal.reason or refusal.status}]")
+        return Failure(f"cannot reach the coordinator at {files.address}: {escaped(refusal.message)}")
+    return Failure(escaped(f"{refusal.message} [{refusal.reason or refusal.status}]"))
 
 
 def _load(home: Path, passphrase_file: Path | None) -> AdminFiles:

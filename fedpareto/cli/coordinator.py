@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedpareto.cli import logs
 from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.passphrases import new_passphrase, passphrase_for
 
@@ -121,9 +121,7 @@ def serve(
     """Run the daemon until it is stopped (SIGTERM or Ctrl-C)."""
     if log_level not in ("debug", "info", "warning", "error"):
         raise Failure(f"--log-level {log_level}: expected debug, info, warning or error", code=USAGE)
-    logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    )
+    logs.to_standard_error(log_level.upper(), "%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     from coordinator.server import LockLost, PortTaken  # noqa: PLC0415
     from coordinator.server import serve as run  # noqa: PLC0415

@@ -149,7 +149,7 @@ def _both(
         name = f"{short}-{'attacked' if attacked else 'honest'}"
         text = _SPEC.format(name=name, rounds=rounds, seed=seed, algorithm=algorithm, members=len(rehearsal.names))
         spec = rehearsal.keep_spec(name, text)
-        console.print(f"\n[bold]{name}[/bold]  ({spec})")
+        console.print(f"\n{name}  ({spec})", style="bold")
         run_id = submit(stub, text.encode(), initial).run.run_id
         watch.show(stub, run_id, console)
         found.append(outcome(stub, run_id, attacked=attacked, watched=rehearsal.attacker))
@@ -157,7 +157,7 @@ def _both(
 
 
 def _tick(console: "Console", message: str) -> None:
-    console.print(f"[green]✓[/green] {message}")
+    console.print("✓", message)
 
 
 def _record(

@@ -1,7 +1,7 @@
 """Protobuf messages as JSON documents.
 
 Names are those of the contract, enumerations appear by their short name, times as ISO 8601 in UTC, NaN and infinities
-(which JSON lacks) as null, bytes as base64, key ids as hexadecimal.
+(which JSON lacks) as null, bytes as base64, key ids as hexadecimal. Whatever a message holds, there is a document.
 """
 
 import base64
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from federation.v1.common_pb2 import StepManifest, UpdateManifest
@@ -29,8 +29,11 @@ def document(message: Message) -> dict[str, Any]:
 
 
 def dumps(value: Any) -> str:
-    """One JSON document: indented, with characters as they are."""
-    return json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+    """One JSON document: indented; letters of all scripts stay, what is not printable is one of JSON's own escapes."""
+    text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
 
 
 def enum_name(descriptor: Any, number: int) -> str:
@@ -64,17 +67,35 @@ def _field(message: Message, field: Any) -> Any:
 
 def _value(field: Any, value: Any) -> Any:
     if isinstance(value, Timestamp):
-        return value.ToDatetime().isoformat() + "Z"
+        return _time(value)
     if isinstance(value, Message):
         result = document(value)
         if field.full_name in _MANIFESTS:
-            result["decoded"] = document(_MANIFESTS[field.full_name].FromString(value.manifest))  # type: ignore[attr-defined]
+            result["decoded"] = _decoded(_MANIFESTS[field.full_name], value.manifest)  # type: ignore[attr-defined]
         return result
     if field.enum_type is not None:
         return enum_name(field.enum_type, value)
     if isinstance(value, bytes):
         return value.hex() if field.name == "key_id" else base64.b64encode(value).decode()
     return _plain(value)
+
+
+def _time(value: Timestamp) -> str:
+    """ISO 8601 in UTC; of what is no time, its two numbers in words: somebody else may have signed it."""
+    try:
+        return value.ToDatetime().isoformat() + "Z"
+    except (ValueError, OverflowError):
+        return f"not a time: {value.seconds} s and {value.nanos} ns"
+
+
+def _decoded(kind: type[Message], manifest: bytes) -> dict[str, Any] | None:
+    """A manifest from its signed bytes; None where those are not one."""
+    found = kind()
+    try:
+        found.ParseFromString(manifest)
+    except DecodeError:
+        return None
+    return document(found)
 
 
 def _plain(value: Any) -> Any:

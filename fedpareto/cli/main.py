@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from federation.text import escaped_lines
 from federation.tls import require_tls13
 from fedpareto.cli import admin, coordinator, data, experiment, worker
 from fedpareto.cli.aggregate import aggregate_command
@@ -99,7 +100,7 @@ def main() -> None:
     try:
         app()
     except Failure as failure:
-        typer.echo(f"fedpareto: {failure.message}", err=True)
+        typer.echo(f"fedpareto: {escaped_lines(failure.message)}", err=True)
         sys.exit(failure.code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -76,9 +76,10 @@ _BAD = {"FAILED", "REVOKED", "REJECTED", "SKIPPED", "EXPIRED"}
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console at most 100 columns wide; where there is no terminal, exactly so wide."""
-    found = Console(stderr=stderr, highlight=False)
-    return Console(stderr=stderr, highlight=False, width=min(found.width, WIDTH) if found.is_terminal else WIDTH)
+    """A console at most 100 columns wide; where there is no terminal, exactly so wide. A string is text, not markup."""
+    found = Console(stderr=stderr)
+    width = min(found.width, WIDTH) if found.is_terminal else WIDTH
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
 
 
 def short(digest: str) -> str:
@@ -95,7 +96,10 @@ def when(message: Client | Run | Update | RoundSummary | PhaseProgress, field: s
 
 def local(timestamp: Timestamp) -> str:
     """A time in the local zone, to the second."""
-    return timestamp.ToDatetime(UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        return timestamp.ToDatetime(UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError):
+        return "not a time"
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -351,7 +355,8 @@ def seconds(phase: PhaseProgress) -> float:
     """How long a phase lasted; NaN while it does."""
     if not (phase.HasField("started") and phase.HasField("ended")):
         return math.nan
-    return (phase.ended.ToDatetime(UTC) - phase.started.ToDatetime(UTC)).total_seconds()
+    begun, ended = (at.seconds + at.nanos / 1e9 for at in (phase.started, phase.ended))
+    return ended - begun
 
 
 def _objectives(item: GetRoundResponse) -> Iterator[RenderableType]:
@@ -462,6 +467,8 @@ def participations(item: GetRoundResponse) -> RenderableType:
 def heat_map(names: Sequence[str], cosines: Sequence[float]) -> RenderableType:
     """Cosines (m, m), row after row, as many numbers as fit, and what the colours say."""
     m = len(names)
+    if not m or len(cosines) != m * m:
+        return Text(f"{len(cosines)} cosines are not those of {m} rows")
     label = min(max(len(name) for name in names), NAME_WIDTH)
     cell = next((width for width in (6, 4, 2) if label + 5 + width * m <= WIDTH), 0)
     if cell == 0:

@@ -1,5 +1,6 @@
 """`fedpareto report RUN`: a run as one HTML page."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,7 +54,7 @@ def report_command(
                 others[name] = RunData.newest(stub)
     for other in others.values():
         _must_compare(data, other)
-    target = output or Path(f"report-{data.run.name}.html")
+    target = output or Path(f"report-{re.sub(r'[^A-Za-z0-9.-]', '-', data.run.name)}.html")  # whatever the name
     if target.exists() and not force:
         raise Failure(f"{target} exists: give --force to overwrite it", code=USAGE)
     try:

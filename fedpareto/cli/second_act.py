@@ -82,7 +82,7 @@ def perform(console: "Console", rehearsal: "Rehearsal", stub: "AdminStub", round
         members = len(rehearsal.names)
         text = _SPEC.format(name=name, task=TASK, rounds=rounds, seed=seed, algorithm=algorithm, members=members)
         spec = rehearsal.keep_spec(name, text)
-        console.print(f"\n[bold]{name}[/bold]  ({spec})")
+        console.print(f"\n{name}  ({spec})", style="bold")
         run_id = submit(stub, text.encode(), initial).run.run_id
         watch.show(stub, run_id, console)
         found.append(_served(stub, run_id))

@@ -1,0 +1,33 @@
+"""The log of a daemon: one line for each event, whatever text of others it holds."""
+
+import logging
+import sys
+from typing import Any
+
+from federation.text import escaped, escaped_lines
+
+LIMIT = 4000  # characters of one line
+
+
+class OneLine(logging.Formatter):
+    """Escapes what is not printable, so that no text of others moves a cursor or forges a line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
+        """The line, without the traceback that may follow it."""
+        return escaped(super().formatMessage(record), LIMIT)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name in logging
+        """A traceback keeps its lines."""
+        return escaped_lines(super().formatException(ei), LIMIT)
+
+
+def to_standard_error(level: str, layout: str) -> None:
+    """Sends the log to standard error.
+
+    Args:
+        level: "DEBUG", "INFO", "WARNING" or "ERROR".
+        layout: of a line, as `logging.Formatter` takes it.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine(layout))
+    logging.basicConfig(level=level, handlers=[handler])
