@@ -8,7 +8,7 @@ import threading
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
@@ -197,6 +197,25 @@ def other(store: Store, job: Job) -> str:
         return ""
     begun = _begun(store.workspace(job))
     return store.other(job) or (difference(begun[1], job.given, job.given) if begun else "")
+
+
+def forget(store: Store, jobs: Sequence[Job]) -> None:
+    """Removes these runs, finished or under way; none of them if another process is making one.
+
+    Raises:
+        DatabaseBusy: another process is making one of the runs; the message names the process.
+    """
+    from coordinator.home import Home, HomeError  # noqa: PLC0415
+    from storage.database import Database  # noqa: PLC0415
+
+    with ExitStack() as held:
+        for workspace in filter(_is_under_way, map(store.workspace, jobs)):
+            with suppress(HomeError, OSError, ValueError):  # damaged: no process is making it
+                database = Database.open(Home.load(workspace).database_url, durable=False)
+                held.callback(database.close)
+                database.lock_exclusive()
+        for job in jobs:
+            store.forget(job)
 
 
 def _is_under_way(workspace: Path) -> bool:

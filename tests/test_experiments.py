@@ -750,6 +750,22 @@ def test_nothing_of_another_specification_is_replaced_unasked_and_no_table_is_em
 
 
 @pytest.mark.usefixtures("tiny_is_there")
+def test_anew_removes_nothing_while_another_process_makes_one_of_the_runs(tmp_path: Path, under_way: Path) -> None:
+    from storage.database import Database
+
+    out = shutil.copytree(under_way, tmp_path / "out")
+    workspace = Store(out).workspace(Job(tiny().cells()[0], 1))
+    database = Database.open(f"sqlite:///{workspace}/coordinator.db")
+    database.lock_exclusive()
+    code, said = command("run", "tiny", "--out", out, "--anew")
+    database.close()
+    assert code == 2
+    assert "--anew removes nothing while another process makes one of these runs" in said
+    assert f"pid {os.getpid()}" in said
+    assert workspace.is_dir()
+
+
+@pytest.mark.usefixtures("tiny_is_there")
 def test_a_run_under_way_with_other_settings_is_refused_before_anything_is_made(
     tmp_path: Path, under_way: Path
 ) -> None:

@@ -132,8 +132,7 @@ def run_command(
         if resume:
             _must_be_of_these_specifications(store, wanted)
         else:
-            for job in wanted:
-                store.forget(job)
+            _forget(store, wanted)
         _tell_damage(console, store, wanted, "made again")
         record = _record(console, store, "kept as run.json.bad, and begun anew")
         if record is None:
@@ -266,6 +265,18 @@ def _must_be_of_these_specifications(store: "Store", jobs: "Sequence[Job]") -> N
             f"({found[0]}): name another --out, or --anew to replace them",
             code=USAGE,
         )
+
+
+def _forget(store: "Store", jobs: "Sequence[Job]") -> None:
+    from experiments.runner import forget
+    from storage.database import DatabaseBusy
+
+    try:
+        forget(store, jobs)
+    except DatabaseBusy as error:
+        raise Failure(
+            f"--anew removes nothing while another process makes one of these runs: {error}", code=USAGE
+        ) from None
 
 
 @contextmanager
