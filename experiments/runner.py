@@ -205,7 +205,8 @@ def forget(store: Store, jobs: Sequence[Job]) -> None:
     Raises:
         DatabaseBusy: another process is making one of the runs; the message names the process.
     """
-    from coordinator.home import Home, HomeError  # noqa: PLC0415
+    from coordinator.home import Home  # noqa: PLC0415
+    from coordinator.ownership import HomeError  # noqa: PLC0415
     from storage.database import Database  # noqa: PLC0415
 
     with ExitStack() as held:
