@@ -56,6 +56,12 @@ def test_the_command_ends_when_other_packages_hide_its_own_and_names_both_paths(
     assert "--code DIR" in done.stderr
 
 
+def test_a_directory_without_code_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "coordinator" / "admin").mkdir(parents=True)
+    done = python("-m", "fedpareto", "--version", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_started_command_finds_the_owners_task_and_our_packages_whatever_lies_about(
     code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,9 @@ def hidden_packages() -> list[Hidden]:
     for name in PACKAGES:
         spec = find_spec(name)
         own = ROOT / name
-        if spec is not None and own.is_dir() and not _comes_from(spec, own):
+        if spec is None or spec.origin is None:  # a directory without code, such as a coordinator's home, hides nothing
+            continue
+        if own.is_dir() and not _comes_from(spec, own):
             found.append(Hidden(name, str(own), _place(spec)))
     return found
 
