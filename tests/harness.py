@@ -103,10 +103,11 @@ class Federation:
         self.processes: list[Process] = []
         self.coordinator: Process | None = None
 
-    def fedpareto(self, *arguments: str, code: int | None = 0) -> str:
+    def fedpareto(self, *arguments: str, code: int | None = 0, standard_input: str = "") -> str:
         """Runs the command to its end, which must have this exit code; returns its standard output."""
         done = subprocess.run(
             [sys.executable, "-m", "fedpareto", *arguments],
+            input=standard_input,
             capture_output=True,
             text=True,
             timeout=SECONDS,
@@ -178,7 +179,7 @@ class Federation:
     def join(self, client_id: str) -> Path:
         """Enrolls a worker process's home."""
         home = self.directory / client_id
-        self.fedpareto("worker", "join", self.token(client_id), "--home", str(home))
+        self.fedpareto("worker", "join", "--home", str(home), standard_input=self.token(client_id))
         return home
 
     def work(self, client_id: str, *options: str, crash: str = "") -> Process:

@@ -384,7 +384,7 @@ def test_a_run_is_held_and_stopped_and_refuses_what_does_not_fit_its_state(centr
     assert centre.admin("pause", "held")["run"]["state"] == "PAUSED"
     with refused("FAILED_PRECONDITION", "run-state"):
         stub.PauseRun(PauseRunRequest(run=run_id))
-    stopped = centre.admin("stop", run_id, "--reason", "enough")["run"]
+    stopped = centre.admin("stop", run_id, "--yes", "--reason", "enough")["run"]
     assert (stopped["state"], stopped["reason"]) == ("STOPPED", "enough")
     done = command(centre, "watch", run_id)
     assert done.returncode == 1
@@ -479,7 +479,7 @@ def test_a_join_string_is_shown_once_and_nowhere_else(centre: Federation) -> Non
     done = command(centre, "token", "discreet")
     assert done.returncode == 0
     assert done.stdout.startswith("fpjoin1_")
-    assert "fedpareto worker join JOIN --home discreet" in done.stderr
+    assert "fedpareto worker join --home discreet" in done.stderr
     assert "fpjoin1_" not in done.stderr
 
 
@@ -502,7 +502,7 @@ def test_a_member_is_made_approved_and_shut_out(centre: Federation, stub: AdminS
     with refused("FAILED_PRECONDITION", "client-state"):
         stub.ApproveClient(ApproveClientRequest(client_id="visitor"))
     centre.attending("visitor")
-    assert centre.admin("revoke", "visitor", "--reason", "left the consortium")["client"]["state"] == "REVOKED"
+    assert centre.admin("revoke", "visitor", "--yes", "--reason", "left the consortium")["client"]["state"] == "REVOKED"
     found = stream.next()
     while not (found is None or isinstance(found, grpc.RpcError)):
         found = stream.next()

@@ -53,7 +53,7 @@ class Scene:
             stream.close()
         for state, run in self.fed.query("select state, run_id from runs"):
             if state not in ("COMPLETED", "FAILED", "STOPPED"):
-                self.fed.admin("stop", run, code=None)  # what the test before left; it may end by itself
+                self.fed.admin("stop", run, "--yes", code=None)  # what the test before left; it may end by itself
         self.streams = [self.alice.attend(digits=10)]
         if attend_bob:
             self.streams.append(self.bob.attend(digits=10))
@@ -102,7 +102,7 @@ class Act:
         self.scene.fed.wait_completed(self.run)
 
     def end(self) -> None:
-        self.scene.fed.admin("stop", self.run)
+        self.scene.fed.admin("stop", self.run, "--yes")
 
 
 @pytest.fixture(scope="module")

@@ -946,8 +946,8 @@ def test_workers_join_a_real_federation_and_carry_a_run_to_its_end(tmp_path: Pat
     with federation(tmp_path) as made:
         made.serve()
         word = made.token("a")
-        made.fedpareto("worker", "join", word, "--home", str(tmp_path / "a"))
-        made.fedpareto("worker", "join", word, "--home", str(tmp_path / "again"), code=1)
+        made.fedpareto("worker", "join", "--home", str(tmp_path / "a"), standard_input=word)
+        made.fedpareto("worker", "join", "--home", str(tmp_path / "again"), code=1, standard_input=word)
         assert not (tmp_path / "again").exists()
         made.join("b")
         workers = [made.work(name, "--part", f"{number}/2") for number, name in enumerate("ab", 1)]

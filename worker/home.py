@@ -53,7 +53,7 @@ class Home:
         if not self.joined:
             raise HomeError(
                 f"{self.directory} holds no membership (no {MEMBER_FILE}): "
-                f"ask an operator for a join string and run `fedpareto worker join JOIN --home {self.directory}`"
+                f"ask an operator for a join string and run `fedpareto worker join --home {self.directory}`"
             )
 
     @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedpareto.cli import members
-from fedpareto.cli.admin_app import Home, Json, RunName, app, connected, sentence, show
+from fedpareto.cli.admin_app import Home, Json, RunName, Yes, app, confirm, connected, sentence, show
 from fedpareto.cli.code_option import CodeOption
 from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure
 
@@ -139,13 +139,20 @@ def stop(
     context: typer.Context,
     run: RunName,
     reason: Annotated[str, typer.Option(help="For the record.")] = "",
+    yes: Yes = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """End a run. Its last model stays."""
-    from federation.v1.admin_pb2 import StopRunRequest
+    from federation.v1.admin_pb2 import GetRunRequest, StopRunRequest
+
+    def question() -> str:
+        found = stub.GetRun(GetRunRequest(run=run)).run
+        done = f"{found.rounds_done} of {found.rounds_total} rounds done"
+        return f"End {found.name} ({found.run_id}), {done}? It cannot go on afterwards."
 
     with connected(context, home) as stub:
+        confirm(yes, question)
         response = stub.StopRun(StopRunRequest(run=run, reason=reason))
     message = f"stopped; its model: fedpareto admin export {response.run.run_id} --out model.safetensors"
     show(as_json, response, sentence(message))

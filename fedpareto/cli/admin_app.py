@@ -1,5 +1,6 @@
 """What the commands of `fedpareto admin` share: who calls, the way to the coordinator, and how an answer is shown."""
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fedpareto.cli.failure import USAGE, Failure
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,6 +30,7 @@ Home = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id, beginning of an id, or name.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
 ClientName = Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")]
 
 
@@ -65,6 +69,20 @@ def show(as_json: bool, document: Any, picture: "Callable[[], RenderableType]") 
         from fedpareto.cli.render import console
 
         console().print(picture())
+
+
+def confirm(yes: bool, question: Callable[[], str]) -> None:
+    """Asks before something that cannot be undone, unless the answer was given with --yes.
+
+    Raises:
+        Failure: there is no terminal to ask at, or the answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Failure("this cannot be undone, and there is no terminal to ask at: give --yes", code=USAGE)
+    if not typer.confirm(question(), err=True):
+        raise Failure("nothing was changed")
 
 
 def sentence(message: str) -> "Callable[[], RenderableType]":

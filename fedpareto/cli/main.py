@@ -38,7 +38,7 @@ A federation of your own, in the order in which it is made:
     fedpareto coordinator init --home centre
     fedpareto coordinator serve --home centre
     fedpareto admin --home centre/admin token hospital-a
-    fedpareto worker join JOIN --home hospital-a
+    fedpareto worker join --home hospital-a
     fedpareto worker run --home hospital-a --task digits
     fedpareto admin --home centre/admin submit run.toml --watch
     fedpareto report RUN --home centre/admin

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedpareto.cli.admin_app import ClientName, Home, Json, app, connected, sentence, show
+from fedpareto.cli.admin_app import ClientName, Home, Json, Yes, app, confirm, connected, sentence, show
 
 
 @app.command()
@@ -30,7 +30,7 @@ def token(
     typer.echo(response.join)
     typer.echo(
         f"\nHand it to {client} in confidence, before {local(response.expires)}. On that machine:\n"
-        f"    fedpareto worker join JOIN --home {client}",
+        f"    fedpareto worker join --home {client}",
         err=True,
     )
 
@@ -61,12 +61,14 @@ def revoke(
     context: typer.Context,
     client: ClientName,
     reason: Annotated[str, typer.Option(help="For the record.")] = "",
+    yes: Yes = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
     """Shut a member out, at once and for good."""
     from federation.v1.admin_pb2 import RevokeClientRequest
 
+    confirm(yes, lambda: f"Shut {client} out for good? Its name is never given again.")
     with connected(context, home) as stub:
         response = stub.RevokeClient(RevokeClientRequest(client_id=client, reason=reason))
     show(as_json, response, sentence(f"{client} is shut out; its past updates stay in the record"))

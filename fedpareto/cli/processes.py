@@ -67,21 +67,24 @@ class Processes:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def start(self, name: str, arguments: Sequence[str], log: Path) -> Child:
-        """Starts `fedpareto ARGUMENTS`; its output is appended to `log`.
+    def start(self, name: str, arguments: Sequence[str], log: Path, *, standard_input: bytes = b"") -> Child:
+        """Starts `fedpareto ARGUMENTS`; its output is appended to `log`. What it reads must fit into a pipe.
 
         With -P nothing in the current directory takes the place of our packages.
         """
         with _uninterrupted(), log.open("ab") as output:  # or a Ctrl-C could lose a process that was just made
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "fedpareto.cli.child", str(os.getpid()), *arguments],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if standard_input else subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
             child = Child(name, process, log)
             self._children.append(child)
+            if process.stdin is not None:
+                with suppress(BrokenPipeError), process.stdin as pipe:  # it may have ended: its log says why
+                    pipe.write(standard_input)
         return child
 
     def stop(self, child: Child) -> None:

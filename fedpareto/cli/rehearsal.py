@@ -105,8 +105,9 @@ class Rehearsal:
         joining = []
         for name in self.names:
             join = stub.CreateToken(CreateTokenRequest(client_id=name)).join
-            arguments = ["worker", "join", join, "--home", str(self._member(name) / "home")]
-            joining.append(self._processes.start(f"{name} (joining)", arguments, self._logs / f"{name}.log"))
+            arguments = ["worker", "join", "--home", str(self._member(name) / "home")]
+            log = self._logs / f"{name}.log"
+            joining.append(self._processes.start(f"{name} (joining)", arguments, log, standard_input=join.encode()))
         wait_for_all(joining, _START_SECONDS)
         self._processes.forget(*joining)
 

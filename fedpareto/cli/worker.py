@@ -13,6 +13,7 @@ import typer
 
 from fedpareto.cli.code_option import CodeOption
 from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.join_string import STANDARD_INPUT, read_join_string
 from fedpareto.cli.passphrases import new_passphrase, passphrase_for
 
 if TYPE_CHECKING:
@@ -33,22 +34,23 @@ DEFAULT_HOME = Path("fedpareto-worker")
 
 @app.command()
 def join(
-    join_string: Annotated[str, typer.Argument(metavar="JOIN", help="The join string of an operator; - reads it.")],
     home: HomeOption = DEFAULT_HOME,
+    join_file: Annotated[
+        Path, typer.Option(help="File whose first line is the join string; - is standard input.")
+    ] = STANDARD_INPUT,
+    arguments: Annotated[list[str] | None, typer.Argument(hidden=True, help="Refused, without a secret in it.")] = None,
     passphrase_file: PassphraseOption = None,
     ask_passphrase: Annotated[bool, typer.Option(help="Ask for a passphrase for the private keys.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Become a member: make keys, get a certificate."""
+    """Become a member: make keys, get a certificate. The join string is read from standard input, or asked for."""
     from federation.identity import IdentityError, Join  # noqa: PLC0415
     from worker.enroll import EnrollmentError, enroll  # noqa: PLC0415
     from worker.home import Home  # noqa: PLC0415
     from worker.software import software  # noqa: PLC0415
 
-    if join_string == "-":
-        join_string = sys.stdin.readline()
     try:
-        decoded = Join.decode(join_string)
+        decoded = Join.decode(read_join_string(join_file, arguments or []))
     except IdentityError as error:
         raise Failure(str(error), code=USAGE) from error
     passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
