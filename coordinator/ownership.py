@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
-from sqlalchemy import func, inspect, select
+from sqlalchemy import func, inspect, select, update
 
 from federation.certificates import fingerprint
 from storage.database import Database
@@ -80,3 +80,20 @@ def _lost(found: str, home: Path, federation_id: str) -> str:
         f"{home / 'coordinator.toml'}. A new federation, which every member has to join, is made by `fedpareto "
         "coordinator init` in another directory"
     )
+
+
+def take_office(database: Database, coordinator: str) -> None:
+    """Records which coordinator process has the database: the one that holds its lock.
+
+    Args:
+        database: locked by this process.
+        coordinator: the id of the process, made anew at each start.
+    """
+    with database.begin() as session:
+        session.execute(update(Federation).values(coordinator=coordinator))
+
+
+def in_office(database: Database, coordinator: str) -> bool:
+    """Whether no other coordinator process has had the database since `take_office`."""
+    with database.read() as session:
+        return session.scalar(select(Federation.coordinator)) == coordinator

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import socket
 import sqlite3
 import threading
@@ -20,6 +21,14 @@ from sqlalchemy.orm import Session
 
 BUSY_SECONDS = 30.0  # how long a SQLite transaction waits for the one before it
 LOCK_KEY = 0x66656470617265  # "fedpare": our advisory locks in a PostgreSQL database; +1 serialises migrations
+
+
+_LOCK_HOLDER = """
+SELECT pid, application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
+WHERE locktype = 'advisory' AND granted AND objsubid = 1
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+AND classid = CAST(:high AS bigint) AND objid = CAST(:low AS bigint)
+"""
 
 
 class DatabaseBusy(RuntimeError):
@@ -62,6 +71,7 @@ class Database:
         self._writing_thread: int | None = None
         self._lock_file: int | None = None
         self._lock_connection: Connection | None = None
+        self._name = f"pid {os.getpid()} on {socket.gethostname()}"[:54] + f" {secrets.token_hex(4)}"
 
     @classmethod
     def open(cls, url: str, *, durable: bool = True, create: bool = True) -> "Database":
@@ -157,8 +167,24 @@ class Database:
             return self._lock_file is not None
         try:
             self._lock_connection.execute(text("SELECT 1"))
-        except DBAPIError:
+        except SQLAlchemyError:
             return False
+        return True
+
+    def keep_lock(self) -> bool:
+        """Makes sure that the exclusive lock is ours, and takes it again when its connection broke.
+
+        Returns:
+            Whether it was taken again: another process may have had it meanwhile.
+
+        Raises:
+            DatabaseBusy: another process has it.
+            OperationalError: the database does not answer.
+        """
+        if self.holds_lock():
+            return False
+        self._drop_lock_connection()
+        self.lock_exclusive()
         return True
 
     def close(self) -> None:
@@ -167,12 +193,19 @@ class Database:
             # Said, not left to the server to notice: the next coordinator may come at once.
             with suppress(SQLAlchemyError):
                 self._lock_connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": LOCK_KEY})
-            self._lock_connection.close()
-            self._lock_connection = None
+            self._drop_lock_connection()
         self._engine.dispose()
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
+
+    def _drop_lock_connection(self) -> None:
+        if self._lock_connection is not None:
+            with suppress(SQLAlchemyError):  # it is broken, or it would not be dropped
+                self._lock_connection.invalidate()
+            with suppress(SQLAlchemyError):
+                self._lock_connection.close()
+            self._lock_connection = None
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -202,30 +235,27 @@ class Database:
             os.close(descriptor)
             raise DatabaseBusy(self._busy(holder or "a process that has just started")) from None
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{_process()}\n".encode(), 0)
+        with suppress(OSError):  # on a full disk it has no name
+            os.pwrite(descriptor, f"{self._name}\n".encode(), 0)
         return descriptor
 
     def _lock_postgresql(self) -> Connection:
         connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         try:
-            key = {"key": LOCK_KEY}
             # Named before it is locked, so that whoever finds the lock taken can read by whom.
-            connection.execute(text("SELECT set_config('application_name', :name, false)"), {"name": _process()})
-            if connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), key):
+            connection.execute(text("SELECT set_config('application_name', :name, false)"), {"name": self._name})
+            if connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}):
                 connection.detach()  # never back to the pool: the lock is the connection's
                 return connection
-            holder = connection.scalar(
-                text(
-                    "SELECT application_name || ' (server process ' || pid || ')'"
-                    " FROM pg_locks JOIN pg_stat_activity USING (pid)"
-                    " WHERE locktype = 'advisory' AND granted AND objsubid = 1"
-                    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-                    " AND classid = CAST(:high AS bigint) AND objid = CAST(:low AS bigint)"
-                ),
-                {"high": LOCK_KEY >> 32, "low": LOCK_KEY & 0xFFFFFFFF},
-            )
+            holder = connection.execute(text(_LOCK_HOLDER), {"high": LOCK_KEY >> 32, "low": LOCK_KEY & 0xFFFFFFFF})
+            found = holder.one_or_none()
+            if found is not None and found.application_name == self._name:
+                # A connection of ours that broke, and that the server has not missed yet.
+                connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": found.pid})
             connection.invalidate()  # it carries our name: not for the pool either
-            raise DatabaseBusy(self._busy(holder or "a process that has just stopped: try again"))
+            if found is None or found.application_name == self._name:
+                raise InterfaceError("the lock of a connection that has just ended", None, RuntimeError("try again"))
+            raise DatabaseBusy(self._busy(f"{found.application_name} (server process {found.pid})"))
         except BaseException:
             connection.close()
             raise
@@ -235,10 +265,6 @@ class Database:
             f"the database {self.url} is in use by another coordinator: {holder}. Only one may run on a database; stop "
             "that one first, or give this one a database of its own."
         )
-
-
-def _process() -> str:
-    return f"pid {os.getpid()} on {socket.gethostname()}"[:63]  # the length of a name in PostgreSQL
 
 
 def _open_sqlite(url: URL, durable: bool, create: bool) -> Engine:
@@ -288,7 +314,14 @@ def _open_postgresql(url: URL) -> Engine:
     return create_engine(
         url,
         # A dead connection is noticed within a minute or two, not hours: it may be the one that carries the lock.
-        connect_args={"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 5},
+        # And a server that cannot be reached is given up soon, since a caller waits.
+        connect_args={
+            "connect_timeout": 10,
+            "keepalives_idle": 30,
+            "keepalives_interval": 10,
+            "keepalives_count": 5,
+            "tcp_user_timeout": 60_000,
+        },
         json_serializer=_json,
         pool_pre_ping=True,
         pool_size=8,

@@ -8,6 +8,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -16,6 +17,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.clock import utc_now
+from coordinator.condition import Condition
 from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleet import Held, RunFacts, Surroundings
 from coordinator.rounds.hub import Hub
@@ -29,6 +31,7 @@ from federation.v1.federation_pb2 import AttendResponse, Cancel
 from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
 from storage.database import UNAVAILABLE, Database
+from storage.faults import Fault, explain_fault, fault_of
 from storage.models import (
     Assignment,
     AssignmentState,
@@ -50,6 +53,9 @@ RECONNECT_GRACE = timedelta(seconds=30)
 RECENTLY = timedelta(seconds=60)
 HOUSEKEEPING_SECONDS = 10.0
 RETRY_SECONDS = 1.0  # after which a conductor whose database failed begins again
+# Faults that pass: a conductor tries again, and the monitor finds out when they are over.
+_PASSING = frozenset({Fault.DATABASE, Fault.DISK, Fault.DESCRIPTORS})
+DISK_REASON = "disk: "  # how the reason of a run begins that a full disk has paused
 COLLECTION_INTERVAL = timedelta(hours=1)
 COLLECTION_GRACE = timedelta(hours=24)  # longer than an upload, an aggregation or a phase's replies take to be recorded
 
@@ -76,6 +82,7 @@ class Engine:
         hub: who attends.
         signing_key: the coordinator's.
         federation_id: the federation.
+        condition: where faults of the disk and the database are noted.
         device: where updates are aggregated, "cpu" or "cuda".
         keep_rounds: how many of the last rounds of each run keep their models and updates; None keeps all.
         clock: the time, aware.
@@ -90,6 +97,7 @@ class Engine:
         hub: Hub,
         signing_key: Ed25519PrivateKey,
         federation_id: str,
+        condition: Condition | None = None,
         device: str = "cpu",
         keep_rounds: int | None = None,
         clock: Callable[[], datetime] = utc_now,
@@ -100,6 +108,7 @@ class Engine:
         self._hub = hub
         self._signing_key = signing_key
         self._federation_id = federation_id
+        self._condition = condition or Condition()
         self._device = device
         self._keep_rounds = keep_rounds
         self._clock = clock
@@ -151,8 +160,8 @@ class Engine:
             self._housekeeper.join()
         try:
             self._note_seen()
-        except UNAVAILABLE:
-            log.warning("who attended last was not noted: the database fails", exc_info=True)
+        except UNAVAILABLE as error:
+            log.warning("who attended last was not noted: %s", explain_fault(error))
 
     # --- operators' words
 
@@ -215,6 +224,35 @@ class Engine:
         """
         self._move(run_id, RunState.PAUSED, by, "run.paused", f"paused by {by}")
 
+    def pause_for_disk(self, cause: str) -> None:
+        """Holds every run that is under way until `resume_after_disk` or an operator lets it go on.
+
+        Args:
+            cause: what the disk says.
+        """
+        with self._database.read() as session:
+            going = session.scalars(
+                select(Run.run_id).where(Run.state.in_([RunState.PENDING, RunState.RUNNING])).order_by(Run.created)
+            ).all()
+        for run_id in going:
+            reason = f"{DISK_REASON}{cause}; free some space: then it goes on by itself, or with `admin resume`"
+            self._give_up(run_id, RunState.PAUSED, reason)
+            log.error("run %s: paused, %s", run_id, cause)
+
+    def resume_after_disk(self) -> None:
+        """Lets the runs go on that a full disk has paused, and that nobody has paused or stopped since."""
+        if not self._conducting:
+            return
+        with self._database.read() as session:
+            held = session.scalars(
+                select(Run.run_id).where(Run.state == RunState.PAUSED, Run.reason.startswith(DISK_REASON))
+            ).all()
+        for run_id in held:
+            log.info("run %s: goes on, the disk has space again", run_id)
+            with suppress(Refusal):  # an operator was faster
+                self._move(run_id, RunState.RUNNING, "coordinator", "run.resumed", "")
+                self._conduct(run_id)
+
     def resume(self, run_id: str, *, by: str) -> None:
         """Lets a held run go on.
 
@@ -223,6 +261,7 @@ class Engine:
         """
         self._move(run_id, RunState.RUNNING, by, "run.resumed", "")
         self._conduct(run_id)
+        self._condition.look_again()
 
     def stop_run(self, run_id: str, *, by: str, reason: str = "") -> None:
         """Ends a run: open assignments are cancelled, the last completed model stays.
@@ -310,9 +349,10 @@ class Engine:
             try:
                 self._conduct_now(run_id)
                 break
-            except UNAVAILABLE:
+            except Exception as error:
                 # As after a crash: whatever was committed is there, and the next conductor goes on from it.
-                log.warning("run %s: the database fails; it is tried again", run_id, exc_info=True)
+                if self._condition.note(error) is None:
+                    raise
                 self._stopping.wait(RETRY_SECONDS)
         self.notify(run_id)
 
@@ -323,13 +363,15 @@ class Engine:
             Conductor(run, around, fleet).conduct()
         except Held:
             log.info("run %s: held", run_id)
-        except UNAVAILABLE:
-            raise
-        except (BlobCorrupt, BlobMissing, OSError) as error:
-            # Nothing is lost: an operator repairs the disk or the blob store, then resumes.
-            log.exception("run %s: paused", run_id)
-            self._give_up(run_id, RunState.PAUSED, f"storage: {error}; repair it, then resume the run")
         except Exception as error:
+            fault = fault_of(error)
+            if fault in _PASSING:
+                raise
+            # Of a fault of the storage nothing is lost: an operator repairs it, then resumes.
+            if fault is Fault.BLOB or isinstance(error, OSError | MemoryError):
+                log.error("run %s: paused: %s", run_id, explain_fault(error))  # noqa: TRY400 - no bug: no traceback
+                self._give_up(run_id, RunState.PAUSED, f"storage: {error}; repair it, then resume the run")
+                return
             log.exception("run %s: failed", run_id)
             self._give_up(run_id, RunState.FAILED, f"{type(error).__name__}: {error}")
 
@@ -394,8 +436,9 @@ class Engine:
                 if self._clock() >= next_collection:
                     next_collection = self._clock() + COLLECTION_INTERVAL
                     self._collect()
-            except Exception:
-                log.exception("housekeeping failed; it is tried again")
+            except Exception as error:
+                if self._condition.note(error) is None:
+                    log.exception("housekeeping failed; it is tried again")
 
     def _collect(self) -> None:
         """Removes blobs that no retained round refers to."""

@@ -1,0 +1,142 @@
+"""The coordinator's condition: which faults of its machine it suffers from now, who hears of it, and how often.
+
+Faults are noted where they are met, from any thread: in a conductor, in a call, in the housekeeping. Each is logged once
+a minute at most, however often it is met. `coordinator.monitor` finds out when a fault is over.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from federation.refusals import Refusal
+from storage.faults import Fault, explain_fault, fault_of
+
+log = logging.getLogger(__name__)
+
+LOG_SECONDS = 60.0
+_WORDS = {
+    Fault.DISK: "the coordinator's disk is full or fails ({}); its runs are paused until there is space",
+    Fault.DATABASE: "the coordinator waits for its database ({})",
+    Fault.DESCRIPTORS: "the coordinator has no file descriptors left ({}); raise its limit (ulimit -n, LimitNOFILE)",
+    Fault.BLOB: "{}; restore the blob from a backup",
+}
+_ANSWERS = {
+    Fault.DISK: "the coordinator's disk is full: it takes nothing until there is space; try again later",
+    Fault.DATABASE: "the coordinator waits for its database; try again in a moment",
+    Fault.DESCRIPTORS: "the coordinator has no file descriptors left; try again in a moment",
+}
+_ALWAYS = frozenset({"Check", "List", "Watch", "ServerReflectionInfo"})  # of gRPC's own services: they need nothing
+# What is taken while a disk is full: it needs no space, or it is what frees some.
+_SPARING = frozenset({"FetchBlob", "PauseRun", "ResumeRun", "StopRun", "RevokeClient"})
+
+
+@dataclass
+class _Noted:
+    logged: float
+    times: int = 0
+
+
+class Condition:
+    """Which lasting faults there are.
+
+    Args:
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._noted: dict[Fault, _Noted] = {}
+        self._lasting: dict[Fault, str] = {}
+        self._listeners: list[Callable[[Fault | None], None]] = []
+
+    def on_fault(self, listener: Callable[[Fault | None], None]) -> None:
+        """Calls `listener`, from any thread, with a fault of the disk or the database when it is met first.
+
+        With None, when an operator says that a fault may be over.
+        """
+        self._listeners.append(listener)
+
+    @property
+    def faults(self) -> dict[Fault, str]:
+        """The lasting faults, each with its cause."""
+        with self._lock:
+            return dict(self._lasting)
+
+    def note(self, error: BaseException, *, lasts: bool = False) -> Fault | None:
+        """Notes and logs the fault that an exception tells of.
+
+        Args:
+            error: the exception.
+            lasts: the database does not answer now. One statement may fail for another reason; a full disk always lasts.
+
+        Returns:
+            The fault; None, and nothing is noted, when the exception tells of none.
+        """
+        fault = fault_of(error)
+        if fault is None:
+            return None
+        cause = explain_fault(error)
+        with self._lock:
+            known = fault in self._lasting
+            if fault is Fault.DISK or (fault is Fault.DATABASE and lasts):
+                self._lasting.setdefault(fault, cause)
+            said = self._say(fault)
+        if said is not None:
+            log.error("%s%s", _WORDS[fault].format(cause), said)
+        if fault in (Fault.DISK, Fault.DATABASE) and not (known or lasts):
+            self._tell(fault)
+        return fault
+
+    def look_again(self) -> None:
+        """An operator says that the faults may be over."""
+        self._tell(None)
+
+    def _tell(self, fault: Fault | None) -> None:
+        for listener in self._listeners:
+            listener(fault)
+
+    def over(self, fault: Fault) -> None:
+        """Notes that a lasting fault has ended."""
+        with self._lock:
+            ended = self._lasting.pop(fault, None)
+            self._noted.pop(fault, None)
+        if ended is not None:
+            log.info("the fault is over: %s", fault)
+
+    def refusal(self, error: BaseException) -> Refusal | None:
+        """What the caller hears whose call met a fault; None when the exception tells of none."""
+        fault = self.note(error)
+        if fault is None:
+            return None
+        return Refusal(fault, _ANSWERS.get(fault) or f"{explain_fault(error)}; an administrator has to restore it")
+
+    def must_serve(self, action: str) -> None:
+        """Turns a call away that could only fail, or would take the last space on the disk.
+
+        Args:
+            action: the rpc's name.
+
+        Raises:
+            Refusal: `database` or `disk`.
+        """
+        faults = self._lasting
+        if not faults or action in _ALWAYS:
+            return
+        if Fault.DATABASE in faults:
+            raise Refusal(Fault.DATABASE, _ANSWERS[Fault.DATABASE])
+        if Fault.DISK in faults and not (action in _SPARING or action.startswith(("Get", "List", "Watch", "Export"))):
+            raise Refusal(Fault.DISK, _ANSWERS[Fault.DISK])
+
+    def _say(self, fault: Fault) -> str | None:
+        """What to add to the line that is due; None when none is."""
+        now = self._clock()
+        noted = self._noted.get(fault)
+        if noted is not None and now - noted.logged < LOG_SECONDS:
+            noted.times += 1
+            return None
+        more = f" ({noted.times} more times since the last line)" if noted is not None and noted.times else ""
+        self._noted[fault] = _Noted(now)
+        return more

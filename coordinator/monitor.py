@@ -1,0 +1,162 @@
+"""The monitor: keeps the database and the disk's reserve, and finds out when a fault has ended.
+
+    database away   wait; take the lock again when it is back, if no other coordinator has had it meanwhile
+    disk full       release the reserve, pause every run, and take the reserve again when there is space
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from coordinator.condition import Condition
+from coordinator.ownership import in_office, take_office
+from coordinator.rounds.engine import Engine
+from storage.database import Database, DatabaseBusy
+from storage.faults import Fault
+from storage.reserve import Reserve
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 5.0
+FAULT_CHECK_SECONDS = 1.0  # while there is a fault
+SOON_SECONDS = 600.0  # a disk that is full again within this time is looked at less often, up to
+MAX_PAUSE_SECONDS = 60.0
+
+
+class LockLost(RuntimeError):
+    """Another coordinator has the database."""
+
+
+class Monitor:
+    """Watches over one coordinator's database and disk.
+
+    Args:
+        database: the coordinator's, locked.
+        reserve: on the disks of its database and blobs.
+        engine: whose runs are paused and resumed.
+        condition: where faults are noted.
+        coordinator: the id of this process, as `take_office` recorded it.
+        changed: called with the faults when they have changed, to tell the health service.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        reserve: Reserve,
+        engine: Engine,
+        condition: Condition,
+        coordinator: str,
+        changed: Callable[[frozenset[Fault]], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._reserve = reserve
+        self._engine = engine
+        self._condition = condition
+        self._coordinator = coordinator
+        self._changed = changed
+        self._stopping = False
+        self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._resume = True  # runs that a full disk paused, also those from before the start
+        self._clock = clock
+        self._pause = FAULT_CHECK_SECONDS  # before a full disk is looked at again
+        self._retry = self._freed = -math.inf  # when that is; when a disk was last found free again
+        condition.on_fault(self._on_fault)
+
+    def _on_fault(self, fault: Fault | None) -> None:
+        """Callable from any thread."""
+        if fault is Fault.DISK:
+            self._reserve.release()  # at once: what is being written now may still succeed
+            self._retry = self._clock() + self._pause
+        elif fault is None:
+            self._retry = -math.inf
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    def stop(self) -> None:
+        """Ends `run` after the look that is under way; called on the event loop."""
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Watches until `stop`.
+
+        Raises:
+            LockLost: another coordinator has the database, or had it meanwhile.
+        """
+        known: frozenset[Fault] | None = None
+        while not self._stopping:
+            self._wake.clear()
+            await asyncio.to_thread(self.look)
+            faults = frozenset(self._condition.faults)
+            if faults != known:
+                known = faults
+                await self._changed(faults)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FAULT_CHECK_SECONDS if faults else CHECK_SECONDS):
+                    await self._wake.wait()
+        self._reserve.release()  # it is for a coordinator that runs
+
+    def look(self) -> None:
+        """One look at the database and the disk.
+
+        Raises:
+            LockLost: another coordinator has the database, or had it meanwhile.
+        """
+        try:
+            self._look_at_database()
+            self._look_at_disk()
+        except (SQLAlchemyError, OSError) as error:
+            if self._condition.note(error, lasts=True) is None:
+                log.exception("the monitor failed; it looks again")
+
+    def _look_at_database(self) -> None:
+        try:
+            anew = self._database.keep_lock()
+        except DatabaseBusy as error:
+            raise LockLost(f"the connection that reserved the database broke, and now {error}") from None
+        if anew and not in_office(self._database, self._coordinator):
+            raise LockLost(
+                f"the connection to the database {self._database.url} broke, and another coordinator had the database "
+                "meanwhile: stopped; start again"
+            )
+        if anew or Fault.DATABASE in self._condition.faults:
+            take_office(self._database, self._coordinator)  # and so it takes what is written
+            self._condition.over(Fault.DATABASE)
+
+    def _look_at_disk(self) -> None:
+        now = self._clock()
+        if Fault.DISK not in self._condition.faults or now >= self._retry:
+            self._hold(now)
+        full = self._condition.faults.get(Fault.DISK)
+        if full is not None:
+            self._engine.pause_for_disk(full)
+        elif self._resume:
+            self._engine.resume_after_disk()
+            self._resume = False
+
+    def _hold(self, now: float) -> None:
+        """Takes the reserve: it is there only if there is space again."""
+        try:
+            self._reserve.hold()
+        except OSError as error:
+            if self._condition.note(error, lasts=True) is not Fault.DISK:
+                raise
+            self._retry = now + self._pause
+            return
+        if Fault.DISK in self._condition.faults:
+            take_office(self._database, self._coordinator)
+            # There was space for the reserve, but perhaps not for what was to be written: then look less often.
+            soon = now - self._freed < SOON_SECONDS
+            self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS) if soon else FAULT_CHECK_SECONDS
+            self._freed = now
+            self._resume = True
+            self._condition.over(Fault.DISK)

@@ -1,0 +1,57 @@
+"""What the machine does to those who store: a full disk, a database that is away, no descriptors left, damaged blobs.
+
+None of these is the caller's mistake or a bug, and each may be over in a moment.
+"""
+
+import errno
+import sqlite3
+from enum import StrEnum
+
+import psycopg
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
+
+from storage.blobs import BlobCorrupt, BlobMissing
+from storage.database import UNAVAILABLE
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+_SQLITE_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+
+
+class Fault(StrEnum):
+    """The kinds of faults; the value is the reason of a refusal."""
+
+    DISK = "disk"
+    DATABASE = "database"
+    DESCRIPTORS = "descriptors"
+    BLOB = "blob-damaged"
+
+
+def fault_of(error: BaseException) -> Fault | None:
+    """The fault that an exception tells of; None when it is anything else, a bug say.
+
+    A disk that fails is told apart from a full one by nobody: SQLite has one code for both.
+    """
+    if isinstance(error, BlobCorrupt | BlobMissing):
+        return Fault.BLOB
+    if isinstance(error, DBAPIError):
+        cause = error.orig
+        if isinstance(cause, psycopg.errors.DiskFull):
+            return Fault.DISK
+        if isinstance(cause, sqlite3.Error) and getattr(cause, "sqlite_errorcode", 0) & 0xFF in _SQLITE_DISK:
+            return Fault.DISK
+        if error.connection_invalidated:
+            return Fault.DATABASE
+    if isinstance(error, UNAVAILABLE) or isinstance(error, PendingRollbackError):
+        return Fault.DATABASE
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return Fault.DISK
+    if isinstance(error, OSError) and error.errno in _DESCRIPTORS:
+        return Fault.DESCRIPTORS
+    return None
+
+
+def explain_fault(error: BaseException) -> str:
+    """The cause in one line, without the statement that failed."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return " ".join(str(cause).split())[:300] or type(cause).__name__

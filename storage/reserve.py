@@ -1,0 +1,51 @@
+"""A reserve: disk space that is held for the moment in which the disk is full, so that this can still be recorded."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+RESERVE_BYTES = 8 << 20
+# A disk counts as free again only with this much more, or it would be full at the next write.
+MARGIN_BYTES = 8 << 20
+
+
+class Reserve:
+    """A file in each of some directories' file systems, which holds `RESERVE_BYTES` there.
+
+    Args:
+        directories: that exist; those on one file system share a file, in the first of them.
+    """
+
+    def __init__(self, directories: Iterable[Path]) -> None:
+        by_device: dict[int, Path] = {}
+        for directory in directories:
+            by_device.setdefault(directory.stat().st_dev, directory / "reserve")
+        self._files = tuple(by_device.values())
+
+    def hold(self) -> None:
+        """Takes the space, unless it is held.
+
+        Raises:
+            OSError: there is not enough of it, quotas included; what could be taken is given back.
+        """
+        try:
+            for path in self._files:
+                if not path.exists() or path.stat().st_size < RESERVE_BYTES:
+                    _take(path)
+        except OSError:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Gives the space back; doing so twice is fine."""
+        for path in self._files:
+            path.unlink(missing_ok=True)
+
+
+def _take(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, RESERVE_BYTES + MARGIN_BYTES)
+        os.ftruncate(descriptor, RESERVE_BYTES)
+    finally:
+        os.close(descriptor)
