@@ -1,7 +1,7 @@
 """The coordinator's condition: which faults of its machine it suffers from now, who hears of it, and how often.
 
-Faults are noted where they are met, from any thread: in a conductor, in a call, in the housekeeping. Each is logged once
-a minute at most, however often it is met. `coordinator.monitor` finds out when a fault is over.
+Faults are noted where they are met, from any thread: in a conductor, in a call, in the housekeeping. Each is logged
+once a minute at most, however often it is met. `coordinator.monitor` finds out when a fault is over.
 """
 
 import logging
@@ -70,7 +70,7 @@ class Condition:
 
         Args:
             error: the exception.
-            lasts: the database does not answer now. One statement may fail for another reason; a full disk always lasts.
+            lasts: the database does not answer at all. A full disk always lasts.
 
         Returns:
             The fault; None, and nothing is noted, when the exception tells of none.

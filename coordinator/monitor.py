@@ -1,7 +1,7 @@
 """The monitor: keeps the database and the disk's reserve, and finds out when a fault has ended.
 
-    database away   wait; take the lock again when it is back, if no other coordinator has had it meanwhile
-    disk full       release the reserve, pause every run, and take the reserve again when there is space
+database away   wait; take the lock again when it is back, if no other coordinator has had it meanwhile
+disk full       release the reserve, pause every run, and take the reserve again when there is space
 """
 
 import asyncio

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import signal
 import socket
 import ssl
@@ -14,9 +15,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from coordinator.clock import utc_now
+from coordinator.condition import Condition
 from coordinator.home import Home, address
 from coordinator.members.access import Access
-from coordinator.ownership import HomeError
+from coordinator.monitor import Monitor
+from coordinator.ownership import HomeError, take_office
 from coordinator.rounds.engine import Engine
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.intake import Intake
@@ -26,12 +29,14 @@ from coordinator.services.federation import FederationService
 from federation.certificates import fingerprint, pem
 from federation.channels import Option
 from federation.identity import Join
-from federation.keys import private_key_pem
+from federation.keys import make_private_directory, private_key_pem
 from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
 from federation.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from federation.v1.enrollment_pb2_grpc import add_EnrollmentServicer_to_server
 from federation.v1.federation_pb2_grpc import add_FederationServicer_to_server
 from storage.blobs import BlobStore
+from storage.faults import Fault
+from storage.reserve import Reserve
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +44,6 @@ MAX_MESSAGE_BYTES = (2 << 20) + (64 << 10)  # two chunks and some room; holds af
 MAX_METADATA_BYTES = 16 << 10
 MAX_CALLS = 8192  # under way at a time, over all callers
 GRACE_SECONDS = 5.0
-LOCK_CHECK_SECONDS = 5.0
 
 _OPTIONS: tuple[Option, ...] = (
     ("grpc.so_reuseport", 0),  # a second coordinator on the same port must fail, not share it
@@ -61,10 +65,11 @@ _OPTIONS: tuple[Option, ...] = (
     ("grpc.http2.max_ping_strikes", 3),
 )
 
+_ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
 _SERVICES = (
     enrollment_pb2.DESCRIPTOR.services_by_name["Enrollment"].full_name,
     federation_pb2.DESCRIPTOR.services_by_name["Federation"].full_name,
-    admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name,
+    _ADMIN,
 )
 
 
@@ -87,10 +92,6 @@ class PortTaken(RuntimeError):
     """The coordinator cannot listen where it should; the message says where and what to do."""
 
 
-class LockLost(RuntimeError):
-    """The database no longer knows us as its one coordinator."""
-
-
 class Coordinator:
     """A federation's coordinator, from `start` to `stop`.
 
@@ -108,10 +109,15 @@ class Coordinator:
         self._executor = ThreadPoolExecutor(16, thread_name_prefix="service")
         # Of its own, so that whoever is to be turned away need not queue behind those who are served.
         self._access_executor = ThreadPoolExecutor(4, thread_name_prefix="access")
-        self._access = Access(self._database, self._access_executor, home.federation_id, clock=clock)
+        self._condition = Condition()
+        self._access = Access(
+            self._database, self._access_executor, home.federation_id, condition=self._condition, clock=clock
+        )
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
         self._engine: Engine | None = None
+        self._monitor: Monitor | None = None
+        self._monitoring: asyncio.Task[None] | None = None
         self.federation_port = 0
         self.enrollment_port = 0
 
@@ -125,8 +131,11 @@ class Coordinator:
         """
         home, database, settings = self._home, self._database, self._home.settings
         database.lock_exclusive()
+        reserve = self._reserve()
         home.ports_file.unlink(missing_ok=True)
         database.migrate()
+        coordinator = secrets.token_hex(16)
+        take_office(database, coordinator)
         blobs = BlobStore(home.blobs_dir)
         blobs.sweep_temporary()
         hub = Hub()
@@ -136,6 +145,7 @@ class Coordinator:
             hub=hub,
             signing_key=home.signing_key,
             federation_id=home.federation_id,
+            condition=self._condition,
             device=settings.device,
             keep_rounds=settings.keep_rounds or None,
             clock=self._clock,
@@ -164,6 +174,7 @@ class Coordinator:
                 hub=hub,
                 intake=Intake(database, home.signing_key, changed=engine.notify, clock=self._clock),
                 access=self._access,
+                condition=self._condition,
                 executor=self._executor,
                 authority=home.authority,
                 heartbeat_seconds=settings.heartbeat_seconds,
@@ -196,8 +207,16 @@ class Coordinator:
             raise RuntimeError(
                 "gRPC was imported before federation.tls.require_tls13 was called: it would serve TLS 1.2"
             )
-        for service in ("", *_SERVICES):
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        self._monitor = Monitor(
+            database=database,
+            reserve=reserve,
+            engine=engine,
+            condition=self._condition,
+            coordinator=coordinator,
+            changed=self._tell_health,
+        )
+        await self._tell_health(frozenset(self._condition.faults))
+        self._monitoring = asyncio.create_task(self._monitor.run())
         home.note_ports(self.federation_port, self.enrollment_port)
         log.info(
             "federation %s: members at %s, newcomers at %s, database %s",
@@ -216,6 +235,9 @@ class Coordinator:
         if self._database.holds_lock():  # or the file may be another coordinator's
             self._home.ports_file.unlink(missing_ok=True)
         self._access.stop()
+        if self._monitor is not None and self._monitoring is not None:
+            self._monitor.stop()
+            await asyncio.gather(self._monitoring, return_exceptions=True)
         await self._health.enter_graceful_shutdown()
         if self._server is not None:
             await self._server.stop(grace)
@@ -225,18 +247,36 @@ class Coordinator:
             await asyncio.to_thread(executor.shutdown)
         self._database.close()
 
-    async def watch_lock(self) -> None:
-        """Returns never; on PostgreSQL the exclusive lock goes with its connection, and then so must we.
+    async def watch(self) -> None:
+        """Returns when the coordinator stops.
 
         Raises:
-            LockLost: it is gone.
+            LockLost: another coordinator has the database.
         """
-        while await asyncio.to_thread(self._database.holds_lock):
-            await asyncio.sleep(LOCK_CHECK_SECONDS)
-        raise LockLost(
-            f"the connection that reserved the database {self._database.url} for this coordinator broke, and another "
-            "may take over: stopped; start again"
-        )
+        if self._monitoring is not None:
+            await asyncio.shield(self._monitoring)
+
+    def _reserve(self) -> Reserve:
+        """The reserve on the disks of the database and the blobs; on a disk that is full already, it is released."""
+        home = self._home
+        make_private_directory(home.blobs_dir)
+        directories = [home.blobs_dir]
+        if (database := self._database.directory) is not None:
+            directories.insert(0, database)
+        reserve = Reserve(directories)
+        try:
+            reserve.hold()
+        except OSError as error:
+            if self._condition.note(error) is None:
+                raise
+        return reserve
+
+    async def _tell_health(self, faults: frozenset[Fault]) -> None:
+        """Administrators are served while a disk is full: they read, and free some space."""
+        for service in ("", *_SERVICES):
+            stops = faults - {Fault.DISK} if service == _ADMIN else faults
+            status = health_pb2.HealthCheckResponse.NOT_SERVING if stops else health_pb2.HealthCheckResponse.SERVING
+            await self._health.set(service, status)
 
     def _listen(self, server: grpc.aio.Server) -> None:
         home = self._home
@@ -269,7 +309,7 @@ def serve(home: Home, *, ready: Callable[[Coordinator], None] = lambda coordinat
         DatabaseBusy: another coordinator has the database.
         DatabaseTooNew: a newer version made it.
         HomeError: the settings do not fit the machine.
-        LockLost: the database may have another coordinator by now.
+        LockLost: another coordinator has the database.
         PortTaken: another process has a port.
     """
     asyncio.run(_serve(home, ready, conduct))
@@ -293,7 +333,7 @@ async def _serve(home: Home, ready: Callable[[Coordinator], None], conduct: bool
     try:
         await coordinator.start()
         ready(coordinator)
-        waits = [asyncio.create_task(signalled.wait()), asyncio.create_task(coordinator.watch_lock())]
+        waits = [asyncio.create_task(signalled.wait()), asyncio.create_task(coordinator.watch())]
         done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
             task.cancel()

@@ -21,6 +21,7 @@ class Status(Enum):
     OUT_OF_RANGE = "OUT_OF_RANGE"
     UNAVAILABLE = "UNAVAILABLE"
     ABORTED = "ABORTED"
+    DATA_LOSS = "DATA_LOSS"
 
 
 # Reason -> status. A reason with a suffix (`mismatch:<field>`, `limit:<name>`) is listed by its stem.
@@ -73,6 +74,10 @@ REASONS: dict[str, Status] = {
     "client-state": Status.FAILED_PRECONDITION,
     # the coordinator itself
     "stopping": Status.UNAVAILABLE,
+    "database": Status.UNAVAILABLE,
+    "disk": Status.UNAVAILABLE,
+    "descriptors": Status.UNAVAILABLE,
+    "blob-damaged": Status.DATA_LOSS,
 }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
@@ -104,6 +104,11 @@ class Database:
     def url(self) -> str:
         """Where the database is, for messages: without the password."""
         return self._engine.url.set(drivername=self._engine.dialect.name).render_as_string(hide_password=True)
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the file of the database is; None with PostgreSQL, which keeps its files itself."""
+        return Path(str(self._engine.url.database)).parent if self._sqlite else None
 
     @property
     def engine(self) -> Engine:

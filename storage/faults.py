@@ -30,7 +30,7 @@ class Fault(StrEnum):
 def fault_of(error: BaseException) -> Fault | None:
     """The fault that an exception tells of; None when it is anything else, a bug say.
 
-    A disk that fails is told apart from a full one by nobody: SQLite has one code for both.
+    SQLite's I/O errors count as a full disk: with a quota they are what a full disk looks like.
     """
     if isinstance(error, BlobCorrupt | BlobMissing):
         return Fault.BLOB
@@ -42,7 +42,7 @@ def fault_of(error: BaseException) -> Fault | None:
             return Fault.DISK
         if error.connection_invalidated:
             return Fault.DATABASE
-    if isinstance(error, UNAVAILABLE) or isinstance(error, PendingRollbackError):
+    if isinstance(error, (*UNAVAILABLE, PendingRollbackError)):
         return Fault.DATABASE
     if isinstance(error, OSError) and error.errno in _FULL:
         return Fault.DISK

@@ -26,12 +26,14 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from coordinator.clock import utc_now
+from coordinator.condition import Condition
 from federation.certificates import der, load_certificate
 from federation.channels import ERROR_DOMAIN, STATUS_KEY
 from federation.identity import IdentityError, PeerIdentity, Role, parse_peer
 from federation.refusals import Refusal
 from storage import audit
 from storage.database import Database
+from storage.faults import Fault
 from storage.models import Certificate, Client, ClientState
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,8 @@ MAX_CONCURRENT_CALLS = 64  # of one caller: a worker needs two or three
 MAX_STRANGERS_CALLS = 512  # of all callers without a certificate: no crowd outside takes the places of members
 REQUEST_SECONDS = 20.0  # from the opening of a call to its request
 MAX_MESSAGE_CHARACTERS = 1000
+# The coordinator's own trouble, whoever calls; `coordinator.condition` logs it, and the record may be what fails.
+_NOT_RECORDED = frozenset({"stopping", Fault.DISK, Fault.DATABASE, Fault.DESCRIPTORS})
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -149,6 +153,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         database: where certificates, clients and the record are.
         blocking: runs what waits for the database, so that the event loop never does.
         federation_id: whose certificates count.
+        condition: which faults the coordinator suffers from, and where those met here are noted.
         clock: the time, aware.
     """
 
@@ -158,9 +163,11 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         blocking: Executor,
         federation_id: str,
         *,
+        condition: Condition | None = None,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._database = database
+        self._condition = condition or Condition()
         self._blocking = blocking
         self._federation_id = federation_id
         self._clock = clock
@@ -276,6 +283,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         try:
             if self._stopping:
                 raise _stopping()
+            self._condition.must_serve(action)
             presented = context.auth_context().get("x509_pem_cert")
             identity = _identify(next(iter(presented))) if presented else None
             if identity is not None:
@@ -306,7 +314,10 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             await self._refuse(context, actor, action, call.doom)
         except (grpc.aio.AbortError, GeneratorExit):
             raise
-        except Exception:
+        except Exception as error:
+            fault = self._condition.refusal(error)
+            if fault is not None:
+                await self._refuse(context, actor, action, fault)
             incident = secrets.token_hex(4)
             log.exception("incident %s: %s by %s failed", incident, action, actor)
             await self._record(actor, action, "internal", f"incident {incident}")
@@ -345,9 +356,10 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
 
     async def _refuse(self, context: Context, actor: str, action: str, refusal: Refusal) -> NoReturn:
         # In quotes: part of the message may be the caller's own words, line breaks and all.
+        if refusal.reason in _NOT_RECORDED:
+            await abort(context, refusal)
         log.info("refused %s by %s: %s (%r)", action, actor, refusal.reason, refusal.message[:MAX_MESSAGE_CHARACTERS])
-        if refusal.reason != "stopping":
-            await self._record(actor, action, refusal.reason, refusal.message)
+        await self._record(actor, action, refusal.reason, refusal.message)
         await abort(context, refusal)
 
     async def _record(self, actor: str, action: str, outcome: str, detail: str) -> None:
@@ -370,8 +382,9 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 return  # whoever had the turn before has written ours too
             try:
                 await self._in_background(write, times)
-            except Exception:  # the answer to the caller matters more than its record
-                log.exception("could not record that %s by %s was refused: %s", action, actor, outcome)
+            except Exception as error:  # the answer to the caller matters more than its record
+                if self._condition.note(error) is None:
+                    log.exception("could not record that %s by %s was refused: %s", action, actor, outcome)
 
     async def _in_background(self, function: Callable[..., None], *arguments: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(self._blocking, function, *arguments)

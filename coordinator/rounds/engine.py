@@ -29,7 +29,7 @@ from federation.refusals import Refusal
 from federation.runs import SpecError
 from federation.v1.federation_pb2 import AttendResponse, Cancel
 from storage import audit
-from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
+from storage.blobs import BlobStore
 from storage.database import UNAVAILABLE, Database
 from storage.faults import Fault, explain_fault, fault_of
 from storage.models import (
@@ -320,7 +320,10 @@ class Engine:
         now = self._clock()
         with self._database.begin() as session:
             run = session.get_one(Run, run_id, with_for_update=True)
-            move_run(run, to, now, reason)
+            if to is RunState.PAUSED is run.state and run.reason.startswith(DISK_REASON):
+                run.reason = reason[:400]  # the operator's pause, which free space does not end
+            else:
+                move_run(run, to, now, reason)
             cancelled = _end_conversation(session, run_id, reason, now) if to in RUN_ENDED else []
             audit.record(session, at=now, actor=by, action=action, subject=run_id, detail=reason)
         for assignment in cancelled:
@@ -369,7 +372,7 @@ class Engine:
                 raise
             # Of a fault of the storage nothing is lost: an operator repairs it, then resumes.
             if fault is Fault.BLOB or isinstance(error, OSError | MemoryError):
-                log.error("run %s: paused: %s", run_id, explain_fault(error))  # noqa: TRY400 - no bug: no traceback
+                log.error("run %s: paused: %s", run_id, explain_fault(error))
                 self._give_up(run_id, RunState.PAUSED, f"storage: {error}; repair it, then resume the run")
                 return
             log.exception("run %s: failed", run_id)

@@ -14,6 +14,7 @@ import grpc
 from cryptography.x509 import Certificate
 from sqlalchemy import or_, select
 
+from coordinator.condition import Condition
 from coordinator.members.access import Access, Caller
 from coordinator.members.enrollment import Authority
 from coordinator.members.renewal import renew, retire_older
@@ -61,6 +62,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         hub: who attends.
         intake: what must hold before a reply counts.
         access: who may call.
+        condition: where faults met in a stream are noted.
         executor: threads for the database and the disk, so that the event loop never waits for either.
         authority: issues certificates.
         heartbeat_seconds: how often a worker gives a sign of life.
@@ -75,6 +77,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         hub: Hub,
         intake: Intake,
         access: Access,
+        condition: Condition,
         executor: Executor,
         authority: Authority,
         heartbeat_seconds: float,
@@ -85,6 +88,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         self._hub = hub
         self._intake = intake
         self._access = access
+        self._condition = condition
         self._in_thread = Threads(executor).run
         self._authority = authority
         self._heartbeat_seconds = heartbeat_seconds
@@ -137,6 +141,10 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 await self._hear(request, attendance)
         except Refusal as refusal:
             end = refusal
+        except Exception as error:
+            end = self._condition.refusal(error)
+            if end is None:
+                log.exception("the stream of %s failed", attendance.client_id)
         finally:
             attendance.outbox.put_nowait(end)
 

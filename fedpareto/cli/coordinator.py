@@ -123,7 +123,8 @@ def serve(
         raise Failure(f"--log-level {log_level}: expected debug, info, warning or error", code=USAGE)
     logs.to_standard_error(log_level.upper(), "%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    from coordinator.server import LockLost, PortTaken  # noqa: PLC0415
+    from coordinator.monitor import LockLost  # noqa: PLC0415
+    from coordinator.server import PortTaken  # noqa: PLC0415
     from coordinator.server import serve as run  # noqa: PLC0415
 
     with _explained():
