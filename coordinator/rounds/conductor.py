@@ -26,6 +26,7 @@ from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.streaming import one_thread
 from coordinator.rounds import outcome, selection
 from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings
+from coordinator.rounds.participation import WarningLog
 from coordinator.rounds.states import move_round, move_run
 from coordinator.rounds.stepping import Skipped, Stepped, canonical, make_step, recall
 from federation.digests import digest
@@ -51,6 +52,7 @@ class Conductor:
         self._database = around.database
         self._fleet = fleet
         self._algorithm = algorithm(self._spec.algorithm.name, self._spec.algorithm.hyperparameters)
+        self._warnings = WarningLog(around.database, run.run_id)
 
     def conduct(self) -> None:
         """Round after round until the run has ended.
@@ -249,6 +251,7 @@ class Conductor:
             round_.metrics = outcome.traffic(session, current.round_id, self._around.blobs.size)
             move_round(round_, RoundState.SKIPPED, self._around.clock(), why)
         log.warning("run %s round %d: skipped: %s", self._run_id, current.number, why)
+        self._warnings.round_ended()
         self._around.changed()
 
     # --- the step
@@ -364,6 +367,7 @@ class Conductor:
             round_.metrics = {**round_.metrics, **outcome.traffic(session, current.round_id, self._around.blobs.size)}
             move_round(round_, RoundState.COMPLETED, now)
         log.info("run %s round %d: completed", self._run_id, current.number)
+        self._warnings.round_ended()
         self._around.changed()
 
     def _checkpoint(self) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, BinaryIO, TypeAlias, TypeVar
@@ -17,7 +17,7 @@ from coordinator.members.access import Access
 from coordinator.rounds.engine import Engine, Submitted
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.specification import parse_run
-from coordinator.services import details, finding, summaries, views
+from coordinator.services import details, finding, summaries, views, watching
 from coordinator.services.calls import NEXT_CHUNK_SECONDS, Threads, next_message
 from coordinator.services.model_intake import ModelIntake
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
@@ -36,6 +36,7 @@ MAX_SPEC_BYTES = 64 << 10
 MAX_TOKEN_LIFETIME = timedelta(days=30)
 ROUNDS_AT_A_TIME = 20  # of an export: the memory that it takes
 UPDATES_AT_A_TIME = 200  # of a list, with their envelopes
+SIGN_OF_LIFE_SECONDS = 5.0  # after which whoever watches a run is told the time, and who attends
 
 T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -180,12 +181,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> messages.ListRunsResponse:
         """Lists the runs."""
         await self._authorise(context, Role.VIEWER)
-        return messages.ListRunsResponse(runs=await self._read(views.runs))
+        return messages.ListRunsResponse(runs=await self._read(watching.runs))
 
     async def GetRun(self, request: messages.GetRunRequest, context: Context) -> messages.GetRunResponse:  # noqa: N802
         """Shows one run."""
         await self._authorise(context, Role.VIEWER)
-        return messages.GetRunResponse(run=await self._run(request.run, spec=True))
+
+        def read(session: Session) -> messages.Run:
+            return watching.run_with_members(session, finding.find_run(session, request.run), spec=True)
+
+        return messages.GetRunResponse(run=await self._read(read))
 
     async def PauseRun(  # noqa: N802
         self, request: messages.PauseRunRequest, context: Context
@@ -212,8 +217,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         await self._in_thread(self._engine.stop_run, run_id, by=by, reason=request.reason)
         return messages.StopRunResponse(run=await self._run(run_id))
 
-    async def _run(self, text: str, *, spec: bool = False) -> messages.Run:
-        return await self._read(lambda session: views.run(session, finding.find_run(session, text), spec=spec))
+    async def _run(self, text: str) -> messages.Run:
+        return await self._read(lambda session: views.run(session, finding.find_run(session, text)))
 
     async def WatchRun(  # noqa: N802
         self, request: messages.WatchRunRequest, context: Context
@@ -229,18 +234,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
         unwatch = self._engine.watch(wake)
         try:
-            since = await self._read(summaries.ended_rounds, run_id)
+            watcher = watching.Watching(run_id)
             while True:
                 changed.clear()
-                progress = await self._read(views.progress, run_id, since)
-                since = progress.next_round
-                for ended in progress.ended[:-1]:
-                    yield messages.WatchRunResponse(run=progress.run, ended=ended)
-                last = progress.ended[-1] if progress.ended else None
-                yield messages.WatchRunResponse(run=progress.run, ended=last, phase=progress.phase)
-                if progress.over:
+                for message in await self._read(watcher.look, self._hub.attending(), self._clock()):
+                    yield message
+                if watcher.over:
                     return
-                await changed.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(SIGN_OF_LIFE_SECONDS):
+                        await changed.wait()
         finally:
             unwatch()
 

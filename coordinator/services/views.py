@@ -5,7 +5,6 @@ one round with every client's part in `details`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import func, select
@@ -16,7 +15,7 @@ from coordinator.rounds.remote import serves
 from coordinator.rounds.states import RUN_ENDED
 from coordinator.rounds.stepping import result_of
 from coordinator.services.finding import must_be_client
-from coordinator.services.summaries import phases_of, summaries, timestamp
+from coordinator.services.summaries import summaries, timestamp
 from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as messages
 from federation.v1.common_pb2 import (
@@ -74,11 +73,6 @@ def _client(client: models.Client, attendance: Attendance | None, expires: datet
     )
 
 
-def runs(session: Session) -> list[messages.Run]:
-    """Every run, newest first."""
-    return [run(session, item) for item in session.scalars(select(models.Run).order_by(models.Run.created.desc()))]
-
-
 def active_runs(session: Session) -> list[str]:
     """The ids of the runs that have not ended."""
     return list(session.scalars(select(models.Run.run_id).where(models.Run.state.not_in(list(RUN_ENDED)))))
@@ -131,49 +125,6 @@ def _serving(session: Session, item: models.Run, spec: RunSpec) -> list[messages
         for client in active
         if client.tasks.get(spec.task, 0) > 0
     ]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What happened in a run.
-
-    Attributes:
-        run: as it is now.
-        ended: the rounds that ended since, in order.
-        phase: the phase in conversation, if there is one.
-        next_round: the first round that has not ended: where the next look begins.
-        over: whether the run has ended, so that nothing more will happen.
-    """
-
-    run: messages.Run
-    ended: list[messages.RoundSummary]
-    phase: messages.PhaseProgress | None
-    next_round: int
-    over: bool
-
-
-def progress(session: Session, run_id: str, since: int) -> Progress:
-    """What happened in a run since round `since` was the first one that had not ended."""
-    item = session.get_one(models.Run, run_id)
-    ended = session.scalars(
-        select(models.Round)
-        .where(models.Round.run_id == run_id, models.Round.number >= since, models.Round.state.in_(ENDED_ROUNDS))
-        .order_by(models.Round.number)
-    ).all()
-    phase = session.scalar(
-        select(models.Phase)
-        .join(models.Round)
-        .where(models.Round.run_id == run_id, models.Phase.state == models.PhaseState.OPEN)
-        .order_by(models.Phase.phase_id.desc())
-        .limit(1)
-    )
-    return Progress(
-        run=run(session, item),
-        ended=summaries(session, ended),
-        phase=None if phase is None else phases_of(session, [phase.round_id])[phase.round_id][phase.number],
-        next_round=ended[-1].number + 1 if ended else since,
-        over=item.state in RUN_ENDED,
-    )
 
 
 def updates(

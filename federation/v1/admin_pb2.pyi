@@ -11,6 +11,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -21,6 +22,70 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _MemberPart:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MemberPartEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemberPart.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MEMBER_PART_UNSPECIFIED: _MemberPart.ValueType  # 0
+    """Unset."""
+    MEMBER_PART_REPLIED: _MemberPart.ValueType  # 1
+    """Its reply was accepted."""
+    MEMBER_PART_DECLINED: _MemberPart.ValueType  # 2
+    """The member would not, or could not, do the work."""
+    MEMBER_PART_REFUSED: _MemberPart.ValueType  # 3
+    """Its reply was refused for its content."""
+    MEMBER_PART_MISSING: _MemberPart.ValueType  # 4
+    """No reply came before the deadline, or before the member was revoked."""
+    MEMBER_PART_NOT_NEEDED: _MemberPart.ValueType  # 5
+    """The round had enough replies without it, or the run ended: not a failure."""
+
+class MemberPart(_MemberPart, metaclass=_MemberPartEnumTypeWrapper):
+    """How a member's part in a round ended."""
+
+MEMBER_PART_UNSPECIFIED: MemberPart.ValueType  # 0
+"""Unset."""
+MEMBER_PART_REPLIED: MemberPart.ValueType  # 1
+"""Its reply was accepted."""
+MEMBER_PART_DECLINED: MemberPart.ValueType  # 2
+"""The member would not, or could not, do the work."""
+MEMBER_PART_REFUSED: MemberPart.ValueType  # 3
+"""Its reply was refused for its content."""
+MEMBER_PART_MISSING: MemberPart.ValueType  # 4
+"""No reply came before the deadline, or before the member was revoked."""
+MEMBER_PART_NOT_NEEDED: MemberPart.ValueType  # 5
+"""The round had enough replies without it, or the run ended: not a failure."""
+Global___MemberPart: _TypeAlias = MemberPart  # noqa: Y015
+
+class _WarningKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WarningKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WarningKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WARNING_KIND_UNSPECIFIED: _WarningKind.ValueType  # 0
+    """Unset."""
+    WARNING_KIND_MEMBER_FAILS: _WarningKind.ValueType  # 1
+    """A member failed in three or more rounds in a row."""
+    WARNING_KIND_NOBODY_IMPROVES: _WarningKind.ValueType  # 2
+    """In three or more evaluated rounds in a row, every participant's training loss rose."""
+    WARNING_KIND_MEMBER_OPPOSES: _WarningKind.ValueType  # 3
+    """In three or more steps in a row, a member's update had a cosine below -0.5 with the step."""
+
+class WarningKind(_WarningKind, metaclass=_WarningKindEnumTypeWrapper):
+    """The kinds of warnings."""
+
+WARNING_KIND_UNSPECIFIED: WarningKind.ValueType  # 0
+"""Unset."""
+WARNING_KIND_MEMBER_FAILS: WarningKind.ValueType  # 1
+"""A member failed in three or more rounds in a row."""
+WARNING_KIND_NOBODY_IMPROVES: WarningKind.ValueType  # 2
+"""In three or more evaluated rounds in a row, every participant's training loss rose."""
+WARNING_KIND_MEMBER_OPPOSES: WarningKind.ValueType  # 3
+"""In three or more steps in a row, a member's update had a cosine below -0.5 with the step."""
+Global___WarningKind: _TypeAlias = WarningKind  # noqa: Y015
 
 @_typing.final
 class CreateTokenRequest(_message.Message):
@@ -434,6 +499,8 @@ class Run(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     OBJECTIVES_FIELD_NUMBER: _builtins.int
     SERVING_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id, unique in the federation."""
     name: _builtins.str
@@ -480,6 +547,16 @@ class Run(_message.Message):
     def serving(self) -> _containers.RepeatedCompositeFieldContainer[Global___Serving]:
         """Which client serves which of them: the indicator matrix. Only in GetRun."""
 
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberSummary]:
+        """What each member did in the rounds that have ended, by name. In GetRun and ListRuns, and in the messages of WatchRun
+        that are the first, the last, or about a round that ended.
+        """
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunWarning]:
+        """What the operator should look at, in the same calls."""
+
     def __init__(
         self,
         *,
@@ -500,14 +577,126 @@ class Run(_message.Message):
         spec: _builtins.str = ...,
         objectives: _abc.Iterable[_builtins.str] | None = ...,
         serving: _abc.Iterable[Global___Serving] | None = ...,
+        members: _abc.Iterable[Global___MemberSummary] | None = ...,
+        warnings: _abc.Iterable[Global___RunWarning] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "ended", b"ended", "latest", b"latest", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "created", b"created", "ended", b"ended", "latest", b"latest", "model", b"model", "name", b"name", "objectives", b"objectives", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "serving", b"serving", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "created", b"created", "ended", b"ended", "latest", b"latest", "members", b"members", "model", b"model", "name", b"name", "objectives", b"objectives", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "serving", b"serving", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Run: _TypeAlias = Run  # noqa: Y015
+
+@_typing.final
+class MemberSummary(_message.Message):
+    """What one member did in the rounds of a run that have ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    REPLIED_FIELD_NUMBER: _builtins.int
+    DECLINED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    NOT_NEEDED_FIELD_NUMBER: _builtins.int
+    EVALUATIONS_MISSED_FIELD_NUMBER: _builtins.int
+    FAILED_IN_A_ROW_FIELD_NUMBER: _builtins.int
+    LAST_ROUND_FIELD_NUMBER: _builtins.int
+    LAST_PART_FIELD_NUMBER: _builtins.int
+    LAST_REASON_FIELD_NUMBER: _builtins.int
+    LAST_REASON_ROUND_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The member."""
+    asked: _builtins.int
+    """Rounds that asked it to train, or for the gradients before that: the sum of the five that follow."""
+    replied: _builtins.int
+    """Rounds in which its reply was accepted."""
+    declined: _builtins.int
+    """Rounds in which it declined."""
+    refused: _builtins.int
+    """Rounds in which its reply was refused for its content."""
+    missing: _builtins.int
+    """Rounds in which no reply came in time."""
+    not_needed: _builtins.int
+    """Rounds that did not need its reply."""
+    evaluations_missed: _builtins.int
+    """Evaluations that it was asked for and did not give."""
+    failed_in_a_row: _builtins.int
+    """The last rounds, in a row, in which it failed: declined, refused or missing; of the rounds that asked it."""
+    last_round: _builtins.int
+    """The last ended round that asked it for anything, evaluation included."""
+    last_part: Global___MemberPart.ValueType
+    """How that round ended for it: its training, or its evaluation where only that failed."""
+    last_reason: _builtins.str
+    """Why a reply last failed to come or to count; empty when none ever did."""
+    last_reason_round: _builtins.int
+    """The round of `last_reason`; absent when there is none."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        asked: _builtins.int = ...,
+        replied: _builtins.int = ...,
+        declined: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        missing: _builtins.int = ...,
+        not_needed: _builtins.int = ...,
+        evaluations_missed: _builtins.int = ...,
+        failed_in_a_row: _builtins.int = ...,
+        last_round: _builtins.int = ...,
+        last_part: Global___MemberPart.ValueType = ...,
+        last_reason: _builtins.str = ...,
+        last_reason_round: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_reason_round", b"_last_reason_round", "last_reason_round", b"last_reason_round"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_reason_round", b"_last_reason_round", "asked", b"asked", "client_id", b"client_id", "declined", b"declined", "evaluations_missed", b"evaluations_missed", "failed_in_a_row", b"failed_in_a_row", "last_part", b"last_part", "last_reason", b"last_reason", "last_reason_round", b"last_reason_round", "last_round", b"last_round", "missing", b"missing", "not_needed", b"not_needed", "refused", b"refused", "replied", b"replied"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__last_reason_round: _TypeAlias = _typing.Literal["last_reason_round"]  # noqa: Y015
+    _WhichOneofArgType__last_reason_round: _TypeAlias = _typing.Literal["_last_reason_round", b"_last_reason_round"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_reason_round) -> _WhichOneofReturnType__last_reason_round | None: ...
+
+Global___MemberSummary: _TypeAlias = MemberSummary  # noqa: Y015
+
+@_typing.final
+class RunWarning(_message.Message):
+    """Something in a run that the operator should look at, and that still holds after the last round that ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    LAST_ROUND_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    kind: Global___WarningKind.ValueType
+    """What it is."""
+    client_id: _builtins.str
+    """The member; empty where the warning is about all of them."""
+    rounds: _builtins.int
+    """How many rounds in a row."""
+    last_round: _builtins.int
+    """The last of these rounds."""
+    message: _builtins.str
+    """In words, with the numbers, and what to do."""
+    def __init__(
+        self,
+        *,
+        kind: Global___WarningKind.ValueType = ...,
+        client_id: _builtins.str = ...,
+        rounds: _builtins.int = ...,
+        last_round: _builtins.int = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "kind", b"kind", "last_round", b"last_round", "message", b"message", "rounds", b"rounds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunWarning: _TypeAlias = RunWarning  # noqa: Y015
 
 @_typing.final
 class Serving(_message.Message):
@@ -886,13 +1075,14 @@ Global___WatchRunRequest: _TypeAlias = WatchRunRequest  # noqa: Y015
 
 @_typing.final
 class WatchRunResponse(_message.Message):
-    """Something happened."""
+    """Something happened; or nothing did for five seconds, and the time goes on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> Global___Run:
         """The run as it is now."""
@@ -905,20 +1095,63 @@ class WatchRunResponse(_message.Message):
     def phase(self) -> Global___PhaseProgress:
         """The phase in conversation; absent between phases."""
 
+    @_builtins.property
+    def now(self) -> _timestamp_pb2.Timestamp:
+        """The coordinator's time when it sent this, to compare with times in the message."""
+
     def __init__(
         self,
         *,
         run: Global___Run | None = ...,
         ended: Global___RoundSummary | None = ...,
         phase: Global___PhaseProgress | None = ...,
+        now: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "phase", b"phase", "run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "now", b"now", "phase", b"phase", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "phase", b"phase", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "now", b"now", "phase", b"phase", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchRunResponse: _TypeAlias = WatchRunResponse  # noqa: Y015
+
+@_typing.final
+class Outstanding(_message.Message):
+    """A member that has not replied yet in an open phase."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    ATTENDING_FIELD_NUMBER: _builtins.int
+    LAST_SEEN_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The member."""
+    attending: _builtins.bool
+    """True while it attends."""
+    @_builtins.property
+    def asked(self) -> _timestamp_pb2.Timestamp:
+        """When it was asked."""
+
+    @_builtins.property
+    def last_seen(self) -> _timestamp_pb2.Timestamp:
+        """Its last sign of life; unset when it never attended."""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        asked: _timestamp_pb2.Timestamp | None = ...,
+        attending: _builtins.bool = ...,
+        last_seen: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "last_seen", b"last_seen"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "attending", b"attending", "client_id", b"client_id", "last_seen", b"last_seen"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Outstanding: _TypeAlias = Outstanding  # noqa: Y015
 
 @_typing.final
 class PhaseProgress(_message.Message):
@@ -935,6 +1168,7 @@ class PhaseProgress(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     BYTES_UP_FIELD_NUMBER: _builtins.int
+    OUTSTANDING_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """The round."""
     phase: _builtins.int
@@ -959,6 +1193,10 @@ class PhaseProgress(_message.Message):
     def ended(self) -> _timestamp_pb2.Timestamp:
         """When it ended; unset while it lasts."""
 
+    @_builtins.property
+    def outstanding(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outstanding]:
+        """Who has not replied yet, by name. Only in WatchRun."""
+
     def __init__(
         self,
         *,
@@ -971,10 +1209,11 @@ class PhaseProgress(_message.Message):
         started: _timestamp_pb2.Timestamp | None = ...,
         ended: _timestamp_pb2.Timestamp | None = ...,
         bytes_up: _builtins.int = ...,
+        outstanding: _abc.Iterable[Global___Outstanding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "ended", b"ended", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "bytes_up", b"bytes_up", "deadline", b"deadline", "ended", b"ended", "kind", b"kind", "phase", b"phase", "replied", b"replied", "round", b"round", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "bytes_up", b"bytes_up", "deadline", b"deadline", "ended", b"ended", "kind", b"kind", "outstanding", b"outstanding", "phase", b"phase", "replied", b"replied", "round", b"round", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

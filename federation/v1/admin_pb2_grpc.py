@@ -195,7 +195,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Streams what happens in a run until it ends (viewer). Begins with the present state.
+        """Streams what happens in a run until it ends (viewer). Begins with the present state; sends at least every five seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -60,7 +60,7 @@ class AdminStub:
     StopRun: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StopRunRequest, _admin_pb2.StopRunResponse]
     """Ends a run (operator). Errors: FAILED_PRECONDITION run-state."""
     WatchRun: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchRunRequest, _admin_pb2.WatchRunResponse]
-    """Streams what happens in a run until it ends (viewer). Begins with the present state."""
+    """Streams what happens in a run until it ends (viewer). Begins with the present state; sends at least every five seconds."""
     ListRounds: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRoundsRequest, _admin_pb2.ListRoundsResponse]
     """Lists the rounds of a run (viewer)."""
     GetRound: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRoundRequest, _admin_pb2.GetRoundResponse]
@@ -102,7 +102,7 @@ class AdminAsyncStub(AdminStub):
     StopRun: _aio.UnaryUnaryMultiCallable[_admin_pb2.StopRunRequest, _admin_pb2.StopRunResponse]  # type: ignore[assignment]
     """Ends a run (operator). Errors: FAILED_PRECONDITION run-state."""
     WatchRun: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchRunRequest, _admin_pb2.WatchRunResponse]  # type: ignore[assignment]
-    """Streams what happens in a run until it ends (viewer). Begins with the present state."""
+    """Streams what happens in a run until it ends (viewer). Begins with the present state; sends at least every five seconds."""
     ListRounds: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRoundsRequest, _admin_pb2.ListRoundsResponse]  # type: ignore[assignment]
     """Lists the rounds of a run (viewer)."""
     GetRound: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRoundRequest, _admin_pb2.GetRoundResponse]  # type: ignore[assignment]
@@ -207,7 +207,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.WatchRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchRunResponse], _abc.AsyncIterator[_admin_pb2.WatchRunResponse]]:
-        """Streams what happens in a run until it ends (viewer). Begins with the present state."""
+        """Streams what happens in a run until it ends (viewer). Begins with the present state; sends at least every five seconds."""
 
     @_abc_1.abstractmethod
     def ListRounds(

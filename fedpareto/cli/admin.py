@@ -38,8 +38,13 @@ def submit(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Submit a run."""
+    """Submit a run.
+
+    With --watch the exit code is 0 when the run completed and every member that its last round asked replied;
+    otherwise 1.
+    """
     from fedpareto.cli import upload
+    from fedpareto.cli.document import line
 
     if explain:
         _explain(as_json)
@@ -61,6 +66,8 @@ def submit(
                     f"{first}    fedpareto admin watch {run.run_id}\n    fedpareto admin rounds {run.run_id}", err=True
                 )
         if watch_it:
+            if as_json:
+                typer.echo(line(response))
             _follow(stub, run.run_id, as_json)
     if as_json and not watch_it:
         show(True, response, sentence(""))
@@ -162,30 +169,52 @@ def stop(
 def watch(context: typer.Context, run: RunName, home: Home = None, as_json: Json = False) -> None:
     """Show the rounds of a run so far, and follow it until it ends; Ctrl-C stops watching, not the run.
 
-    Exit code 1 when it did not complete.
+    It goes on when the coordinator restarts. With --json each change is one JSON object on a line.
+
+    Exit code 0 when the run completed and every member that its last round asked replied; otherwise 1.
     """
     with connected(context, home) as stub:
         _follow(stub, run, as_json)
 
 
 def _follow(stub: "AdminStub", run: str, as_json: bool) -> None:
-    """Watches; with `as_json` silently, and prints the run with its rounds when it has ended."""
-    from federation.v1.admin_pb2 import ListRoundsRequest
+    """Watches a run to its end.
+
+    Raises:
+        Failure: it did not complete, or somebody did not reply in its last round.
+    """
     from federation.v1.common_pb2 import RunState
+    from fedpareto.cli import participation
     from fedpareto.cli import watch as watching
     from fedpareto.cli.render import console
 
     try:
-        found = watching.follow(stub, run, lambda update: None) if as_json else watching.show(stub, run, console())
+        found = _stream_json(stub, run) if as_json else watching.show(stub, run, console())
     except KeyboardInterrupt:
         typer.echo(f"\nThe run goes on. Follow it again: fedpareto admin watch {run}", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    if as_json:
-        show(True, stub.ListRounds(ListRoundsRequest(run=found.run_id)), sentence(""))
     if found.state != RunState.RUN_STATE_COMPLETED:
         raise Failure(f"run {found.run_id} did not complete: {_state(found)}")
     if not as_json:
         typer.echo(f"completed; its model: fedpareto admin export {found.run_id} --out model.safetensors", err=True)
+    if silent := participation.silent(found):
+        who = "; ".join(map(participation.said, silent))
+        raise Failure(
+            f"{len(silent)} of {len(participation.asked_last(found))} members failed in the last round: {who}"
+        )
+
+
+def _stream_json(stub: "AdminStub", run: str) -> "Run":
+    """Prints each change in a run as one line of JSON; returns the run as it is when it has ended."""
+    from federation.v1.admin_pb2 import Run
+    from fedpareto.cli import watch as watching
+    from fedpareto.cli.document import line
+
+    found = Run()
+    for update in watching.changes(watching.messages(stub, run, lambda words: typer.echo(words, err=True))):
+        typer.echo(line(update))
+        found = update.run
+    return found
 
 
 def _state(run: "Run") -> str:

@@ -30,7 +30,15 @@ def document(message: Message) -> dict[str, Any]:
 
 def dumps(value: Any) -> str:
     """One JSON document: indented; letters of all scripts stay, what is not printable is one of JSON's own escapes."""
-    text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+    return _printable(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def line(value: Any) -> str:
+    """A JSON document on one line, for a stream of them."""
+    return _printable(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False))
+
+
+def _printable(text: str) -> str:
     if text.replace("\n", "").isprintable():
         return text
     return "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)

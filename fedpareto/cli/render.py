@@ -23,6 +23,7 @@ from federation.v1.admin_pb2 import (
     Update,
 )
 from federation.v1.common_pb2 import AssignmentState, PhaseKind
+from fedpareto.cli import participation
 from fedpareto.cli.document import name_of
 
 WIDTH = 100  # columns
@@ -178,19 +179,24 @@ def _offered(objectives: Sequence[str]) -> str:
 
 def runs(items: Iterable[Run]) -> RenderableType:
     """The runs."""
-    table = _table("run", "name", "state", "algorithm", ">rounds", ">mean", ">worst 5 %", "created")
-    for run in items:
+    table = _table("run", "name", "state", "algorithm", ">rounds", ">replied", ">mean", ">worst 5 %", "created")
+    listed = list(items)
+    for run in listed:
+        asked = participation.asked_last(run)
         table.add_row(
             run.run_id[:DIGITS],
             run.name,
             state(name_of(run, "state")),
             run.algorithm,
             f"{run.rounds_done}/{run.rounds_total}",
+            f"{len(asked) - len(participation.silent(run))}/{len(asked)}" if asked else "–",
             percent(metric(run.latest, "accuracy/mean")),
             percent(metric(run.latest, "accuracy/worst5")),
             when(run, "created")[:16],
         )
-    return table if table.row_count else Text("no runs yet: submit one with `fedpareto admin submit SPEC.toml`")
+    if not table.row_count:
+        return Text("no runs yet: submit one with `fedpareto admin submit SPEC.toml`")
+    return Group(table, participation.notes(listed))
 
 
 def run(item: Run) -> RenderableType:
@@ -219,6 +225,9 @@ def run(item: Run) -> RenderableType:
         if item.HasField("latest"):
             parts += [Text(f"\nobjectives after round {item.latest.round}", style="bold"), _scores(item)]
         parts += [Text("\nwho serves which objective", style="bold"), indicator(item.objectives, item.serving)]
+    if item.members:
+        parts += [Text("\nmembers in the rounds that have ended", style="bold"), participation.table(item.members)]
+        parts += participation.warnings(item)
     if item.spec:
         parts += [Text("\nspecification", style="bold"), Text(item.spec.rstrip())]
     return Group(*parts)
@@ -312,7 +321,8 @@ def round_(item: GetRoundResponse) -> RenderableType:
     head.add_row("state", line.append(f"  {summary.reason}", style="default") if summary.reason else line)
     if metric(summary, "stationary") == 1:
         head.add_row("", Text(" ".join([_STATIONARY, *_suspects(item)]), style="yellow"))
-    head.add_row("began", f"{when(summary, 'started')}, took {summary.seconds:.2f} s")
+    took = f"took {summary.seconds:.2f} s" if math.isfinite(summary.seconds) else "not over yet"
+    head.add_row("began", f"{when(summary, 'started')}, {took}")
     head.add_row("replies", _replies(summary))
     sent = ", ".join(
         f"{size(summary.metrics[name])} {words}"

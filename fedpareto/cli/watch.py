@@ -1,21 +1,40 @@
-"""Following a run: its rounds as they end, and where the present one is."""
+"""Following a run: its rounds as they end, where the present one is and for whom it waits."""
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 
+import grpc
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from federation.v1.admin_pb2 import ListRoundsRequest, RoundSummary, Run, WatchRunRequest, WatchRunResponse
+from federation.channels import refusal_from_rpc_error
+from federation.text import escaped
+from federation.v1.admin_pb2 import (
+    ListRoundsRequest,
+    MemberSummary,
+    Outstanding,
+    PhaseProgress,
+    RoundSummary,
+    Run,
+    WatchRunRequest,
+    WatchRunResponse,
+)
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import RoundState
-from fedpareto.cli import render
+from federation.v1.common_pb2 import RoundState, RunState
+from fedpareto.cli import participation, render
 from fedpareto.cli.document import name_of
 
 HEADER = f"{'round':>6}  {'mean':>8}  {'worst 5 %':>9}  {'improved':>8}  {'replies':>8}  {'time':>8}"
+QUIET_SECONDS = 5.0  # without a terminal: between a line about an open phase and the line before it
+NAMED = 6  # members that are waited for by name
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts to reach the coordinator again
 
-_ENDED = (RoundState.ROUND_STATE_COMPLETED, RoundState.ROUND_STATE_SKIPPED)
+_ENDED_ROUNDS = (RoundState.ROUND_STATE_COMPLETED, RoundState.ROUND_STATE_SKIPPED)
+_ENDED_RUNS = (RunState.RUN_STATE_COMPLETED, RunState.RUN_STATE_FAILED, RunState.RUN_STATE_STOPPED)
+_RESTARTING = ("UNAVAILABLE", "CANCELLED")  # what a call ends with when its coordinator stops, or does not answer
 
 
 def row(summary: RoundSummary) -> Text:
@@ -32,69 +51,232 @@ def row(summary: RoundSummary) -> Text:
     return line
 
 
-def status(update: WatchRunResponse) -> Text:
-    """Where a run is now, in one line."""
+def status(update: WatchRunResponse, late: float = 0.0) -> Text:
+    """Where a run is, and for whom it waits, in one line.
+
+    Args:
+        update: the last word of the coordinator.
+        late: how many seconds ago that was.
+    """
     run = update.run
     line = Text().append(f"{run.name}  ", style="bold")
     line.append_text(render.state(name_of(run, "state")))
     line.append(f"  {run.rounds_done}/{run.rounds_total} rounds")
     if update.HasField("phase"):
-        kind = name_of(update.phase, "kind").lower()
-        line.append(f"  round {update.phase.round}: {kind}, {update.phase.replied} of {update.phase.asked} replied")
+        line.append(f"  {_phase(update.phase, _seconds_left(update) - late)}")
     elif run.reason:
         line.append(f"  {run.reason}")
     return line
 
 
-def follow(stub: AdminStub, run_id: str, each: Callable[[WatchRunResponse], None]) -> Run:
-    """Calls `each` with everything that happens until the run has ended.
+def _phase(phase: PhaseProgress, left: float) -> str:
+    kind = name_of(phase, "kind").lower()
+    words = f"round {phase.round}: {kind}, {phase.replied} of {phase.asked} replied, {_span(left)} left"
+    if not phase.outstanding:
+        return words
+    names = ", ".join(_waited_for(one) for one in phase.outstanding[:NAMED])
+    more = f" and {len(phase.outstanding) - NAMED} more" if len(phase.outstanding) > NAMED else ""
+    since = min(one.asked.ToNanoseconds() for one in phase.outstanding)
+    return f"{words}; waiting since {_clock(since)} for {names}{more}"
 
-    Returns:
-        The run as it is then.
+
+def _waited_for(member: Outstanding) -> str:
+    name = member.client_id
+    if member.attending:
+        return name
+    if not member.HasField("last_seen"):
+        return f"{name} (away)"
+    return f"{name} (away since {_clock(member.last_seen.ToNanoseconds())})"
+
+
+def _seconds_left(update: WatchRunResponse) -> float:
+    """Until the deadline of the open phase, by the coordinator's clock."""
+    return (update.phase.deadline.ToNanoseconds() - update.now.ToNanoseconds()) / 1e9
+
+
+def _span(seconds: float) -> str:
+    whole = max(0, math.ceil(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _clock(nanoseconds: int) -> str:
+    """A time of day in the local zone."""
+    return datetime.fromtimestamp(nanoseconds / 1e9, UTC).astimezone().strftime("%H:%M:%S")
+
+
+def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator[WatchRunResponse]:
+    """What happens in a run until it ends, across restarts of the coordinator.
+
+    Args:
+        stub: the Admin service.
+        run: id or name of the run.
+        tell: is given a line for the person when the coordinator goes, and when it is back.
+
+    Raises:
+        grpc.RpcError: the coordinator refuses, or it did not answer the first call.
     """
-    update = WatchRunResponse()
-    for update in _stream(stub, run_id):
-        each(update)
-    return update.run
+    begun, lost, pause = False, False, _FIRST_PAUSE
+    while True:
+        why = "the coordinator ended the call"
+        call = stub.WatchRun(WatchRunRequest(run=run))
+        try:
+            for update in call:
+                if lost:
+                    tell("the coordinator answers again")
+                begun, lost, pause = True, False, _FIRST_PAUSE
+                run = update.run.run_id
+                yield update
+                if update.run.state in _ENDED_RUNS:
+                    return
+        except grpc.RpcError as error:
+            refusal = refusal_from_rpc_error(error)
+            if not begun or refusal.status not in _RESTARTING:
+                raise
+            why = refusal.message
+        finally:
+            call.cancel()
+        if not lost:
+            tell(f"lost the coordinator, trying again until it answers (Ctrl-C ends this): {escaped(why)}")
+            lost = True
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _stream(stub: AdminStub, run_id: str) -> Iterator[WatchRunResponse]:
-    call = stub.WatchRun(WatchRunRequest(run=run_id))
-    try:
-        yield from call
-    finally:
-        call.cancel()
+def changes(updates: Iterable[WatchRunResponse]) -> Iterator[WatchRunResponse]:
+    """Those updates that say more than the time."""
+    before = None
+    for update in updates:
+        told = WatchRunResponse()
+        told.CopyFrom(update)
+        told.ClearField("now")
+        for member in told.phase.outstanding if told.HasField("phase") else ():
+            if member.attending:
+                member.ClearField("last_seen")  # its sign of life
+        # Members and warnings are told with a round's end, and not repeated after it.
+        del told.run.members[:], told.run.warnings[:]
+        if told != before:
+            before = told
+            yield update
 
 
-def show(stub: AdminStub, run_id: str, console: Console) -> Run:
-    """Shows a run on the terminal: a line for each round that has ended or ends, one at the bottom for the present.
+class _Screen:
+    """What has been shown of a run, and what comes next: lines, of which none is repeated."""
+
+    def __init__(self, stub: AdminStub, console: Console) -> None:
+        self._stub = stub
+        self._console = console
+        self._shown = -1  # the last round that has a line
+        self._warned: set[tuple[int, str]] = set()
+        self._said: dict[str, str] = {}  # the last failure of each member
+        self._complete = False  # whether every ended round before the next update has been looked for
+
+    def print(self, line: Text) -> None:
+        """Prints a line."""
+        self._console.print(line, soft_wrap=not self._console.is_terminal)
+
+    def gap(self) -> None:
+        """Rounds may have ended that no update will tell of."""
+        self._complete = False
+
+    def show(self, update: WatchRunResponse) -> bool:
+        """Prints the rounds that have ended, what their members failed in, and new warnings; True if it printed any."""
+        run, before = update.run, self._shown
+        rounds = [update.ended] if update.HasField("ended") else []
+        if not self._complete:  # asked for once the stream has begun, so that no round falls between the two
+            missed = _ended_rounds(self._stub, run.run_id)
+            if missed is None:
+                return False  # the coordinator is going again; the next update leads back here
+            rounds, self._complete = [*missed, *rounds], True
+        for summary in rounds:
+            if summary.round > self._shown:
+                self.print(row(summary))
+                self._shown = summary.round
+        if run.members or run.warnings:
+            self._failures(run.members)
+            self._warnings(run)
+        return self._shown > before
+
+    def _failures(self, summaries: Iterable[MemberSummary]) -> None:
+        for member in summaries:
+            failed = member.last_reason and member.last_reason_round == member.last_round == self._shown
+            words = participation.said(member) if failed else ""
+            if words and words != self._said.get(member.client_id):
+                self.print(Text(f"{'':>6}  {words}", style="yellow"))
+            if member.last_round == self._shown:
+                self._said[member.client_id] = words
+
+    def _warnings(self, run: Run) -> None:
+        kinds = [(warning.kind, warning.client_id) for warning in run.warnings]
+        for kind, line in zip(kinds, participation.warnings(run), strict=True):
+            if kind not in self._warned:
+                self.print(line)
+        self._warned = set(kinds)
+
+
+def show(stub: AdminStub, run_id: str, console: Console, *, quiet_seconds: float = QUIET_SECONDS) -> Run:
+    """Shows a run: a line for each round that has ended or ends, and where the present one is.
+
+    On a terminal the present is one line at the bottom. Elsewhere it is a further line when it has changed and
+    `quiet_seconds` have passed since the last line.
 
     Returns:
         The run as it is when it has ended.
     """
     console.print(Text(HEADER, style="bold"))
-    shown: int | None = None
+    screen = _Screen(stub, console)
 
-    def print_ended(rounds: Iterable[RoundSummary]) -> None:
-        nonlocal shown
-        shown = -1 if shown is None else shown
-        for summary in rounds:
-            if summary.round > shown:
-                console.print(row(summary))
-                shown = summary.round
+    def tell(words: str) -> None:
+        screen.gap()
+        screen.print(Text(words, style="yellow"))
 
-    def each(update: WatchRunResponse) -> None:
-        if shown is None:  # asked for once the stream has begun, so that no round falls between the two
-            print_ended(_ended_rounds(stub, run_id))
-        print_ended([update.ended] if update.HasField("ended") else [])
-        live.update(status(update))
-
-    with Live(console=console, transient=True, refresh_per_second=8) as live:
-        run = follow(stub, run_id, each)
+    follow = _follow_live if console.is_terminal else _follow_in_lines
+    run = follow(messages(stub, run_id, tell), screen, console, quiet_seconds)
+    if any(map(participation.failures, run.members)):
+        console.print(Text(), participation.table(run.members))
     console.print(status(WatchRunResponse(run=run)))
     return run
 
 
-def _ended_rounds(stub: AdminStub, run_id: str) -> list[RoundSummary]:
-    rounds = stub.ListRounds(ListRoundsRequest(run=run_id)).rounds
-    return [summary for summary in rounds if summary.state in _ENDED]
+def _follow_live(updates: Iterable[WatchRunResponse], screen: _Screen, console: Console, _: float) -> Run:
+    update, arrived = WatchRunResponse(), time.monotonic()
+
+    def now() -> Text:
+        return status(update, time.monotonic() - arrived) if update.run.run_id else Text()
+
+    with Live(console=console, transient=True, refresh_per_second=4, get_renderable=now):
+        for told in updates:
+            screen.show(told)
+            update, arrived = told, time.monotonic()
+    return update.run
+
+
+def _follow_in_lines(updates: Iterable[WatchRunResponse], screen: _Screen, console: Console, quiet: float) -> Run:
+    update, printed, last = WatchRunResponse(), time.monotonic(), ""
+    for update in updates:
+        if screen.show(update):
+            printed = time.monotonic()
+        now = _subject(update)
+        if now and now != last and time.monotonic() - printed >= quiet:
+            screen.print(status(update))
+            printed, last = time.monotonic(), now
+    return update.run
+
+
+def _subject(update: WatchRunResponse) -> str:
+    """What a line about the present is about, without the time: nothing new is worth no line."""
+    if not update.HasField("phase"):
+        return update.run.reason
+    return _phase(update.phase, 0.0)
+
+
+def _ended_rounds(stub: AdminStub, run_id: str) -> list[RoundSummary] | None:
+    """The rounds that have ended; None when the coordinator does not answer."""
+    try:
+        rounds = stub.ListRounds(ListRoundsRequest(run=run_id)).rounds
+    except grpc.RpcError as error:
+        if refusal_from_rpc_error(error).status not in _RESTARTING:
+            raise
+        return None
+    return [summary for summary in rounds if summary.state in _ENDED_ROUNDS]

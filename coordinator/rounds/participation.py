@@ -1,0 +1,315 @@
+"""What each member did in the rounds of a run, and what an operator should be warned of.
+
+`Participation` is computed from the rounds that have ended, one after the other, and touches no database; `read_rounds`
+reads these rounds from the record.
+"""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sqlalchemy import and_, select
+from sqlalchemy.orm import Session
+
+from federation.text import escaped
+from storage.database import Database
+from storage.models import Assignment, AssignmentState, Phase, PhaseKind, Round, RoundState, Update
+
+log = logging.getLogger(__name__)
+
+WARN_AFTER = 3  # rounds in a row
+OPPOSING = -0.5  # the cosine with the step below which a member's update counts as against it
+_NOT_NEEDED = frozenset({"not-needed", "run-ended"})  # reasons of cancellations that are no failure of the member
+
+
+class Part(StrEnum):
+    """How a member's part in a round ended."""
+
+    REPLIED = "REPLIED"
+    DECLINED = "DECLINED"
+    REFUSED = "REFUSED"
+    MISSING = "MISSING"
+    NOT_NEEDED = "NOT_NEEDED"
+
+    @property
+    def failed(self) -> bool:
+        """Whether a reply that was needed did not come or does not count."""
+        return self in (Part.DECLINED, Part.REFUSED, Part.MISSING)
+
+
+class WarningKind(StrEnum):
+    """What a warning is about."""
+
+    MEMBER_FAILS = "MEMBER_FAILS"
+    NOBODY_IMPROVES = "NOBODY_IMPROVES"
+    MEMBER_OPPOSES = "MEMBER_OPPOSES"
+
+
+@dataclass(frozen=True)
+class MemberRound:
+    """One member in one round that has ended; it was asked for training, for an evaluation, or for both.
+
+    Attributes:
+        client_id: the member.
+        training: its training, or the phase before it in which it stopped; None where it was asked for neither.
+        evaluation: its evaluation of the new model; None where it was not asked.
+        reason: why the part that failed did so; empty where none did.
+        cosine: between its update and the step; NaN where there is none.
+    """
+
+    client_id: str
+    training: Part | None = None
+    evaluation: Part | None = None
+    reason: str = ""
+    cosine: float = math.nan
+
+    @property
+    def part(self) -> Part:
+        """Its training; or its evaluation where that alone failed, or was all that it was asked for."""
+        parts = [part for part in (self.training, self.evaluation) if part is not None]
+        return next((part for part in parts if part.failed), parts[0])
+
+
+@dataclass(frozen=True)
+class EndedRound:
+    """A round that has ended.
+
+    Attributes:
+        number: from 0.
+        members: everybody who was asked for something.
+        improved: the share of participants whose training loss did not rise; NaN where it is not known.
+    """
+
+    number: int
+    members: tuple[MemberRound, ...]
+    improved: float = math.nan
+
+
+@dataclass(frozen=True)
+class RunWarning:
+    """Something that an operator should look at.
+
+    Attributes:
+        kind: what it is.
+        client_id: the member; empty where it is about all of them.
+        rounds: how many rounds in a row.
+        last_round: the last of them.
+        message: in words, with the numbers, and what to do.
+    """
+
+    kind: WarningKind
+    client_id: str
+    rounds: int
+    last_round: int
+    message: str
+
+
+@dataclass
+class MemberSummary:
+    """One member over the rounds that have ended.
+
+    Attributes:
+        client_id: the member.
+        parts: in how many rounds its training ended how.
+        evaluations_missed: evaluations that it was asked for and did not give.
+        training_failures: the last rounds, in a row, in which its training failed; of those that needed it.
+        evaluation_failures: the last evaluations, in a row, that it did not give; of those that it was asked for.
+        opposing: the last steps, in a row, with which its update had a cosine below `OPPOSING`.
+        cosine: of its last update with the step; NaN before the first.
+        cosine_round: the round of `cosine`.
+        last_round: the last round that asked it for anything.
+        last_part: how that round ended for it.
+        last_reason: why a reply last failed to come or to count; empty when none ever did.
+        last_reason_round: the round of `last_reason`; None when there is none.
+    """
+
+    client_id: str
+    parts: Counter[Part] = field(default_factory=Counter)
+    evaluations_missed: int = 0
+    training_failures: int = 0
+    evaluation_failures: int = 0
+    opposing: int = 0
+    cosine: float = math.nan
+    cosine_round: int = 0
+    last_round: int = 0
+    last_part: Part = Part.NOT_NEEDED
+    last_reason: str = ""
+    last_reason_round: int | None = None
+
+    @property
+    def asked(self) -> int:
+        """Rounds that asked it to train, or for the gradients before that."""
+        return self.parts.total()
+
+    @property
+    def failed_in_a_row(self) -> int:
+        """The last rounds, in a row, in which its training failed, or its evaluation."""
+        return max(self.training_failures, self.evaluation_failures)
+
+    def add(self, number: int, member: MemberRound) -> None:
+        """Takes in the next round that asked it for something."""
+        self.last_round, self.last_part = number, member.part
+        if member.part.failed:
+            self.last_reason, self.last_reason_round = member.reason, number
+        if member.training is not None:
+            self.parts[member.training] += 1
+            if member.training is not Part.NOT_NEEDED:
+                self.training_failures = self.training_failures + 1 if member.training.failed else 0
+        if member.evaluation is not None and member.evaluation is not Part.NOT_NEEDED:
+            self.evaluations_missed += member.evaluation.failed
+            self.evaluation_failures = self.evaluation_failures + 1 if member.evaluation.failed else 0
+        if math.isfinite(member.cosine):
+            self.cosine, self.cosine_round = member.cosine, number
+            self.opposing = self.opposing + 1 if member.cosine < OPPOSING else 0
+
+    def warnings(self) -> Iterator[RunWarning]:
+        """What to say of it now."""
+        if self.failed_in_a_row >= WARN_AFTER and self.last_reason_round is not None:
+            yield RunWarning(
+                WarningKind.MEMBER_FAILS,
+                self.client_id,
+                self.failed_in_a_row,
+                self.last_reason_round,
+                f"{self.client_id} failed in {self.failed_in_a_row} rounds in a row, last in round "
+                f"{self.last_reason_round}: {self.last_reason.rstrip('.')}. See its log",
+            )
+        if self.opposing >= WARN_AFTER:
+            yield RunWarning(
+                WarningKind.MEMBER_OPPOSES,
+                self.client_id,
+                self.opposing,
+                self.cosine_round,
+                f"{self.client_id} worked against the step in {self.opposing} rounds in a row: in round "
+                f"{self.cosine_round} the cosine between its update and the step was {self.cosine:.2f}. It attacks, or "
+                "its data or labels differ from the others'",
+            )
+
+
+class Participation:
+    """What the members of a run did, up to the last round that was added.
+
+    The result depends on nothing but the rounds, which are added in order.
+    """
+
+    def __init__(self) -> None:
+        self._members: dict[str, MemberSummary] = {}
+        self._worse: list[int] = []  # the last evaluated rounds, in a row, in which nobody improved
+        self.next_round = 0
+
+    @property
+    def members(self) -> list[MemberSummary]:
+        """Everybody who was asked for something, by name."""
+        return [self._members[name] for name in sorted(self._members)]
+
+    @property
+    def warnings(self) -> list[RunWarning]:
+        """What holds after the last round: of the run, then member by member."""
+        return [*self._of_the_run(), *(warning for member in self.members for warning in member.warnings())]
+
+    def add(self, round_: EndedRound) -> list[RunWarning]:
+        """Takes in the next round.
+
+        Returns:
+            The warnings that begin with it.
+        """
+        for member in round_.members:
+            self._members.setdefault(member.client_id, MemberSummary(member.client_id)).add(round_.number, member)
+        if math.isfinite(round_.improved):
+            self._worse = [*self._worse, round_.number] if round_.improved == 0 else []
+        self.next_round = round_.number + 1
+        fresh = [*(w for m in round_.members for w in self._members[m.client_id].warnings()), *self._of_the_run()]
+        return [warning for warning in fresh if (warning.rounds, warning.last_round) == (WARN_AFTER, round_.number)]
+
+    def _of_the_run(self) -> Iterator[RunWarning]:
+        if len(self._worse) >= WARN_AFTER:
+            yield RunWarning(
+                WarningKind.NOBODY_IMPROVES,
+                "",
+                len(self._worse),
+                self._worse[-1],
+                f"nobody improved in {len(self._worse)} evaluated rounds in a row, last in round {self._worse[-1]}: "
+                "every participant's training loss rose. The learning rate may be too large, or a member may work "
+                "against the others",
+            )
+
+
+def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRound]:
+    """The rounds of a run that have ended, from number `first` on, in order."""
+    ended = Round.state.in_([RoundState.COMPLETED, RoundState.SKIPPED])
+    here = (Round.run_id == run_id, Round.number >= first, ended)
+    # Columns, not objects: the envelopes of a long run do not fit into memory.
+    rows = session.execute(
+        select(
+            Round.number,
+            Phase.kind,
+            Assignment.client_id,
+            Assignment.state,
+            Assignment.reason,
+            Assignment.message,
+            Update.cosine,
+        )
+        .join(Phase, Phase.round_id == Round.round_id)
+        .join(Assignment, Assignment.phase_id == Phase.phase_id)
+        .outerjoin(Update, and_(Update.assignment_id == Assignment.assignment_id, Update.accepted))
+        .where(*here)
+        .order_by(Round.number, Phase.number, Assignment.client_id)
+    )
+    members: dict[int, dict[str, MemberRound]] = {}
+    for number, kind, client, state, reason, message, cosine in rows:
+        own = members.setdefault(number, {})
+        own[client] = _with(own.get(client, MemberRound(client)), kind, _part(state, reason), reason, message, cosine)
+    numbers = session.execute(select(Round.number, Round.metrics).where(*here).order_by(Round.number))
+    return [
+        EndedRound(number, tuple(members.get(number, {}).values()), metrics.get("improved", math.nan))
+        for number, metrics in numbers
+    ]
+
+
+def _part(state: AssignmentState, reason: str) -> Part:
+    if state is AssignmentState.CANCELLED:
+        return Part.NOT_NEEDED if reason in _NOT_NEEDED else Part.MISSING
+    return {
+        AssignmentState.FULFILLED: Part.REPLIED,
+        AssignmentState.DECLINED: Part.DECLINED,
+        AssignmentState.REJECTED: Part.REFUSED,
+    }.get(state, Part.MISSING)
+
+
+def _with(
+    member: MemberRound, kind: PhaseKind, part: Part, reason: str, message: str, cosine: float | None
+) -> MemberRound:
+    """A member's round with one more phase, later than those before."""
+    why = ": ".join(text for text in ("" if kind is PhaseKind.TRAIN else kind.lower(), reason, message) if text)
+    if kind is PhaseKind.EVALUATE:
+        own_reason = why if part.failed and not (member.training and member.training.failed) else member.reason
+        return MemberRound(member.client_id, member.training, part, own_reason, member.cosine)
+    return MemberRound(
+        member.client_id, part, member.evaluation, why if part.failed else "", math.nan if cosine is None else cosine
+    )
+
+
+class WarningLog:
+    """Writes each warning about a run to the log, once: in the round with which it begins.
+
+    Args:
+        database: has the record.
+        run_id: the run.
+    """
+
+    def __init__(self, database: Database, run_id: str) -> None:
+        self._database = database
+        self._run_id = run_id
+        self._participation = Participation()
+
+    def round_ended(self) -> None:
+        """Reads what has ended since the last call; of the rounds before the first call only the last is new."""
+        with self._database.read() as session:
+            rounds = read_rounds(session, self._run_id, self._participation.next_round)
+        fresh: list[RunWarning] = []
+        for round_ in rounds:
+            fresh = self._participation.add(round_)
+        for warning in fresh:
+            log.warning("run %s: %s", self._run_id, escaped(warning.message))

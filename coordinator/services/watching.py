@@ -1,0 +1,150 @@
+"""What somebody who watches a run is told, and what each member did in it, as the messages of the Admin service."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.rounds.hub import Attendance
+from coordinator.rounds.participation import MemberSummary, Part, Participation, RunWarning, read_rounds
+from coordinator.rounds.states import RUN_ENDED
+from coordinator.services import views
+from coordinator.services.summaries import ENDED_ROUNDS, ended_rounds, phases_of, summaries, timestamp
+from federation.v1 import admin_pb2 as messages
+from federation.v1.admin_pb2 import MemberPart, WarningKind
+from storage import models
+
+
+def run_with_members(session: Session, item: models.Run, *, spec: bool = False) -> messages.Run:
+    """A run with what each member did in it, and warnings; with its specification if `spec`."""
+    participation = Participation()
+    for round_ in read_rounds(session, item.run_id):
+        participation.add(round_)
+    run = views.run(session, item, spec=spec)
+    _add_members(run, participation)
+    return run
+
+
+def runs(session: Session) -> list[messages.Run]:
+    """Every run, newest first."""
+    items = session.scalars(select(models.Run).order_by(models.Run.created.desc()))
+    return [run_with_members(session, item) for item in items]
+
+
+class Watching:
+    """One watcher of one run: what it has been told of already.
+
+    Args:
+        run_id: the run.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._participation = Participation()
+        self._since: int | None = None
+        self.over = False
+
+    def look(
+        self, session: Session, attending: Mapping[str, Attendance], now: datetime
+    ) -> list[messages.WatchRunResponse]:
+        """What happened since the last call, at least one message; the last one says where the run is now.
+
+        Args:
+            session: where to read.
+            attending: who attends.
+            now: the time.
+        """
+        first = self._since is None
+        since = ended_rounds(session, self._run_id) if self._since is None else self._since
+        item = session.get_one(models.Run, self._run_id)
+        ended = session.scalars(
+            select(models.Round)
+            .where(
+                models.Round.run_id == self._run_id,
+                models.Round.number >= since,
+                models.Round.state.in_(ENDED_ROUNDS),
+            )
+            .order_by(models.Round.number)
+        ).all()
+        self._since = ended[-1].number + 1 if ended else since
+        if first or ended:
+            for round_ in read_rounds(session, self._run_id, self._participation.next_round):
+                self._participation.add(round_)
+        self.over = item.state in RUN_ENDED
+        run = views.run(session, item)
+        if first or ended or self.over:
+            _add_members(run, self._participation)
+        told = [messages.WatchRunResponse(run=run, ended=summary) for summary in summaries(session, ended)]
+        told = told or [messages.WatchRunResponse(run=run)]
+        phase = _open_phase(session, self._run_id, attending)
+        if phase is not None:
+            told[-1].phase.CopyFrom(phase)
+        for message in told:
+            message.now.FromDatetime(now)
+        return told
+
+
+def _open_phase(session: Session, run_id: str, attending: Mapping[str, Attendance]) -> messages.PhaseProgress | None:
+    """The phase in conversation with those who have not replied yet; None between phases."""
+    phase = session.scalar(
+        select(models.Phase)
+        .join(models.Round)
+        .where(models.Round.run_id == run_id, models.Phase.state == models.PhaseState.OPEN)
+        .order_by(models.Phase.phase_id.desc())
+        .limit(1)
+    )
+    if phase is None:
+        return None
+    progress = phases_of(session, [phase.round_id])[phase.round_id][phase.number]
+    rows = session.execute(
+        select(models.Assignment.client_id, models.Assignment.created, models.Client.last_seen)
+        .join(models.Client, models.Client.client_id == models.Assignment.client_id)
+        .where(
+            models.Assignment.phase_id == phase.phase_id,
+            models.Assignment.state == models.AssignmentState.OPEN,
+        )
+        .order_by(models.Assignment.client_id)
+    )
+    for client, asked, last_seen in rows:
+        stream = attending.get(client)
+        progress.outstanding.add(
+            client_id=client,
+            asked=timestamp(asked),
+            attending=stream is not None,
+            last_seen=timestamp(last_seen if stream is None else stream.last_seen),
+        )
+    return progress
+
+
+def _add_members(run: messages.Run, participation: Participation) -> None:
+    run.members.extend(_member(member) for member in participation.members)
+    run.warnings.extend(_warning(warning) for warning in participation.warnings)
+
+
+def _member(member: MemberSummary) -> messages.MemberSummary:
+    return messages.MemberSummary(
+        client_id=member.client_id,
+        asked=member.asked,
+        replied=member.parts[Part.REPLIED],
+        declined=member.parts[Part.DECLINED],
+        refused=member.parts[Part.REFUSED],
+        missing=member.parts[Part.MISSING],
+        not_needed=member.parts[Part.NOT_NEEDED],
+        evaluations_missed=member.evaluations_missed,
+        failed_in_a_row=member.failed_in_a_row,
+        last_round=member.last_round,
+        last_part=MemberPart.Value(f"MEMBER_PART_{member.last_part}"),
+        last_reason=member.last_reason,
+        last_reason_round=member.last_reason_round,
+    )
+
+
+def _warning(warning: RunWarning) -> messages.RunWarning:
+    return messages.RunWarning(
+        kind=WarningKind.Value(f"WARNING_KIND_{warning.kind}"),
+        client_id=warning.client_id,
+        rounds=warning.rounds,
+        last_round=warning.last_round,
+        message=warning.message,
+    )
