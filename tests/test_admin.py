@@ -20,7 +20,7 @@ from coordinator.aggregation.fedavg import FedAvg
 from coordinator.rounds.engine import Engine
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.metrics import DEFINITIONS
-from coordinator.services import finding, summaries, views
+from coordinator.services import finding, summaries, views, watching
 from coordinator.services.model_intake import ModelIntake
 from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
@@ -673,7 +673,7 @@ def test_a_run_is_found_by_id_by_its_beginning_or_by_its_name(database: Database
         for nothing in ("", "%", "zzz", "abc1\0"):
             with pytest.raises(Refusal, match="run-unknown"):
                 finding.find_run(session, nothing)
-        assert [run.run_id for run in views.runs(session)] == ["abd3", "abc2", "abc1"]
+        assert [run.run_id for run in watching.runs(session)] == ["abd3", "abc2", "abc1"]
         assert summaries.rounds(session, "abc1") == []
         assert views.progress(session, "abc1", 0).over
         with pytest.raises(Refusal, match=r"round-unknown.*it has none yet"):
