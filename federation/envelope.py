@@ -16,8 +16,11 @@ from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     ReceiptManifest,
+    RestoreManifest,
+    RevocationManifest,
     SignedEnvelope,
     StepManifest,
+    TimeManifest,
     UpdateManifest,
 )
 
@@ -27,9 +30,21 @@ CONTEXTS: dict[type[Message], bytes] = {
     UpdateManifest: b"fedpareto/v1/update",
     ReceiptManifest: b"fedpareto/v1/receipt",
     StepManifest: b"fedpareto/v1/step",
+    TimeManifest: b"fedpareto/v1/time",
+    RevocationManifest: b"fedpareto/v1/revocation",
+    RestoreManifest: b"fedpareto/v1/restore",
 }
 
-ManifestT = TypeVar("ManifestT", AssignmentManifest, UpdateManifest, ReceiptManifest, StepManifest)
+ManifestT = TypeVar(
+    "ManifestT",
+    AssignmentManifest,
+    UpdateManifest,
+    ReceiptManifest,
+    StepManifest,
+    TimeManifest,
+    RevocationManifest,
+    RestoreManifest,
+)
 
 
 def key_id(key: Ed25519PublicKey) -> bytes:

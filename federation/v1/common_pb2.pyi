@@ -907,3 +907,145 @@ class StepManifest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepManifest: _TypeAlias = StepManifest  # noqa: Y015
+
+@_typing.final
+class TimeManifest(_message.Message):
+    """What the coordinator's clock shows, as the answer to one Hello. Signed by the coordinator."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    client_id: _builtins.str
+    """The client that asked."""
+    nonce: _builtins.bytes
+    """The nonce of the Hello that this answers."""
+    @_builtins.property
+    def now(self) -> _timestamp_pb2.Timestamp:
+        """The time, UTC."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        nonce: _builtins.bytes = ...,
+        now: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["now", b"now"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "federation_id", b"federation_id", "nonce", b"nonce", "now", b"now"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimeManifest: _TypeAlias = TimeManifest  # noqa: Y015
+
+@_typing.final
+class RevocationManifest(_message.Message):
+    """A client, or one of its certificates, has been shut out. Signed by the coordinator; a worker stops for good on nothing
+    less.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    SERIAL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    client_id: _builtins.str
+    """The client."""
+    serial: _builtins.str
+    """The serial number of the certificate that has ended, hexadecimal; empty when the client itself was revoked."""
+    reason: _builtins.str
+    """The reason that the security officer gave; may be empty."""
+    @_builtins.property
+    def revoked(self) -> _timestamp_pb2.Timestamp:
+        """When it was revoked."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        serial: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        revoked: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["revoked", b"revoked"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "federation_id", b"federation_id", "reason", b"reason", "revoked", b"revoked", "serial", b"serial"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevocationManifest: _TypeAlias = RevocationManifest  # noqa: Y015
+
+@_typing.final
+class KeptRun(_message.Message):
+    """How far the record of one run goes after a backup was restored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    NEXT_ROUND_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run."""
+    next_round: _builtins.int
+    """The first round that may be asked for again: the newest round that is kept where that one is still open, otherwise
+    the one after it.
+    """
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        next_round: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_round", b"next_round", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptRun: _TypeAlias = KeptRun  # noqa: Y015
+
+@_typing.final
+class RestoreManifest(_message.Message):
+    """The coordinator's record was restored from a backup: rounds that came after it are forgotten and may be asked for
+    again. Signed by the coordinator.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    @_builtins.property
+    def restored(self) -> _timestamp_pb2.Timestamp:
+        """When the statement was made. A worker takes only a newer one than the one that it knows."""
+
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptRun]:
+        """Every run that is kept and has not ended, in the order of their ids."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        restored: _timestamp_pb2.Timestamp | None = ...,
+        runs: _abc.Iterable[Global___KeptRun] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["restored", b"restored"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation_id", b"federation_id", "restored", b"restored", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreManifest: _TypeAlias = RestoreManifest  # noqa: Y015

@@ -23,44 +23,43 @@ _sym_db = _symbol_database.Default()
 
 
 from federation.v1 import common_pb2 as federation_dot_v1_dot_common__pb2
-from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x65\x64\x65ration/v1/federation.proto\x12\rfederation.v1\x1a\x1a\x66\x65\x64\x65ration/v1/common.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"*\n\x0cRenewRequest\x12\x0b\n\x03\x63sr\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\"$\n\rRenewResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\"\x9b\x01\n\rAttendRequest\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.federation.v1.HelloH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.federation.v1.HeartbeatH\x00\x12)\n\x07\x64\x65\x63line\x18\x03 \x01(\x0b\x32\x16.federation.v1.DeclineH\x00\x42\t\n\x07message\"R\n\x05Hello\x12\x10\n\x08software\x18\x01 \x01(\t\x12\'\n\x05tasks\x18\x02 \x03(\x0b\x32\x18.federation.v1.TaskOffer\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\">\n\tTaskOffer\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x12\x12\n\nobjectives\x18\x03 \x03(\t\"4\n\tHeartbeat\x12\x15\n\rassignment_id\x18\x01 \x01(\t\x12\x10\n\x08progress\x18\x02 \x01(\x01\"A\n\x07\x44\x65\x63line\x12\x15\n\rassignment_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xa4\x01\n\x0e\x41ttendResponse\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.federation.v1.WelcomeH\x00\x12\x33\n\nassignment\x18\x02 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12\'\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x15.federation.v1.CancelH\x00\x42\t\n\x07message\"d\n\x07Welcome\x12\x15\n\rfederation_id\x18\x01 \x01(\t\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\'\n\x03now\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"/\n\x06\x43\x61ncel\x12\x15\n\rassignment_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"2\n\x10\x46\x65tchBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\"\n\x11\x46\x65tchBlobResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"\\\n\rSubmitRequest\x12/\n\x06update\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"@\n\x0eSubmitResponse\x12.\n\x07receipt\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope2\xb6\x02\n\nFederation\x12I\n\x06\x41ttend\x12\x1c.federation.v1.AttendRequest\x1a\x1d.federation.v1.AttendResponse(\x01\x30\x01\x12P\n\tFetchBlob\x12\x1f.federation.v1.FetchBlobRequest\x1a .federation.v1.FetchBlobResponse0\x01\x12G\n\x06Submit\x12\x1c.federation.v1.SubmitRequest\x1a\x1d.federation.v1.SubmitResponse(\x01\x12\x42\n\x05Renew\x12\x1b.federation.v1.RenewRequest\x1a\x1c.federation.v1.RenewResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x65\x64\x65ration/v1/federation.proto\x12\rfederation.v1\x1a\x1a\x66\x65\x64\x65ration/v1/common.proto\"*\n\x0cRenewRequest\x12\x0b\n\x03\x63sr\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\"$\n\rRenewResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\"\x9b\x01\n\rAttendRequest\x12%\n\x05hello\x18\x01 \x01(\x0b\x32\x14.federation.v1.HelloH\x00\x12-\n\theartbeat\x18\x02 \x01(\x0b\x32\x18.federation.v1.HeartbeatH\x00\x12)\n\x07\x64\x65\x63line\x18\x03 \x01(\x0b\x32\x16.federation.v1.DeclineH\x00\x42\t\n\x07message\"a\n\x05Hello\x12\x10\n\x08software\x18\x01 \x01(\t\x12\'\n\x05tasks\x18\x02 \x03(\x0b\x32\x18.federation.v1.TaskOffer\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\r\n\x05nonce\x18\x04 \x01(\x0c\">\n\tTaskOffer\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x12\x12\n\nobjectives\x18\x03 \x03(\t\"4\n\tHeartbeat\x12\x15\n\rassignment_id\x18\x01 \x01(\t\x12\x10\n\x08progress\x18\x02 \x01(\x01\"A\n\x07\x44\x65\x63line\x12\x15\n\rassignment_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xa4\x01\n\x0e\x41ttendResponse\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.federation.v1.WelcomeH\x00\x12\x33\n\nassignment\x18\x02 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12\'\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x15.federation.v1.CancelH\x00\x42\t\n\x07message\"\xa4\x01\n\x07Welcome\x12\x15\n\rfederation_id\x18\x01 \x01(\t\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12+\n\x04time\x18\x04 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope\x12/\n\x08restored\x18\x05 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeJ\x04\x08\x03\x10\x04R\x03now\"/\n\x06\x43\x61ncel\x12\x15\n\rassignment_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"2\n\x10\x46\x65tchBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"\"\n\x11\x46\x65tchBlobResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"\\\n\rSubmitRequest\x12/\n\x06update\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelopeH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"@\n\x0eSubmitResponse\x12.\n\x07receipt\x18\x01 \x01(\x0b\x32\x1d.federation.v1.SignedEnvelope2\xb6\x02\n\nFederation\x12I\n\x06\x41ttend\x12\x1c.federation.v1.AttendRequest\x1a\x1d.federation.v1.AttendResponse(\x01\x30\x01\x12P\n\tFetchBlob\x12\x1f.federation.v1.FetchBlobRequest\x1a .federation.v1.FetchBlobResponse0\x01\x12G\n\x06Submit\x12\x1c.federation.v1.SubmitRequest\x1a\x1d.federation.v1.SubmitResponse(\x01\x12\x42\n\x05Renew\x12\x1b.federation.v1.RenewRequest\x1a\x1c.federation.v1.RenewResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'federation.v1.federation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RENEWREQUEST']._serialized_start=110
-  _globals['_RENEWREQUEST']._serialized_end=152
-  _globals['_RENEWRESPONSE']._serialized_start=154
-  _globals['_RENEWRESPONSE']._serialized_end=190
-  _globals['_ATTENDREQUEST']._serialized_start=193
-  _globals['_ATTENDREQUEST']._serialized_end=348
-  _globals['_HELLO']._serialized_start=350
-  _globals['_HELLO']._serialized_end=432
-  _globals['_TASKOFFER']._serialized_start=434
-  _globals['_TASKOFFER']._serialized_end=496
-  _globals['_HEARTBEAT']._serialized_start=498
-  _globals['_HEARTBEAT']._serialized_end=550
-  _globals['_DECLINE']._serialized_start=552
-  _globals['_DECLINE']._serialized_end=617
-  _globals['_ATTENDRESPONSE']._serialized_start=620
-  _globals['_ATTENDRESPONSE']._serialized_end=784
-  _globals['_WELCOME']._serialized_start=786
-  _globals['_WELCOME']._serialized_end=886
-  _globals['_CANCEL']._serialized_start=888
-  _globals['_CANCEL']._serialized_end=935
-  _globals['_FETCHBLOBREQUEST']._serialized_start=937
-  _globals['_FETCHBLOBREQUEST']._serialized_end=987
-  _globals['_FETCHBLOBRESPONSE']._serialized_start=989
-  _globals['_FETCHBLOBRESPONSE']._serialized_end=1023
-  _globals['_SUBMITREQUEST']._serialized_start=1025
-  _globals['_SUBMITREQUEST']._serialized_end=1117
-  _globals['_SUBMITRESPONSE']._serialized_start=1119
-  _globals['_SUBMITRESPONSE']._serialized_end=1183
-  _globals['_FEDERATION']._serialized_start=1186
-  _globals['_FEDERATION']._serialized_end=1496
+  _globals['_RENEWREQUEST']._serialized_start=77
+  _globals['_RENEWREQUEST']._serialized_end=119
+  _globals['_RENEWRESPONSE']._serialized_start=121
+  _globals['_RENEWRESPONSE']._serialized_end=157
+  _globals['_ATTENDREQUEST']._serialized_start=160
+  _globals['_ATTENDREQUEST']._serialized_end=315
+  _globals['_HELLO']._serialized_start=317
+  _globals['_HELLO']._serialized_end=414
+  _globals['_TASKOFFER']._serialized_start=416
+  _globals['_TASKOFFER']._serialized_end=478
+  _globals['_HEARTBEAT']._serialized_start=480
+  _globals['_HEARTBEAT']._serialized_end=532
+  _globals['_DECLINE']._serialized_start=534
+  _globals['_DECLINE']._serialized_end=599
+  _globals['_ATTENDRESPONSE']._serialized_start=602
+  _globals['_ATTENDRESPONSE']._serialized_end=766
+  _globals['_WELCOME']._serialized_start=769
+  _globals['_WELCOME']._serialized_end=933
+  _globals['_CANCEL']._serialized_start=935
+  _globals['_CANCEL']._serialized_end=982
+  _globals['_FETCHBLOBREQUEST']._serialized_start=984
+  _globals['_FETCHBLOBREQUEST']._serialized_end=1034
+  _globals['_FETCHBLOBRESPONSE']._serialized_start=1036
+  _globals['_FETCHBLOBRESPONSE']._serialized_end=1070
+  _globals['_SUBMITREQUEST']._serialized_start=1072
+  _globals['_SUBMITREQUEST']._serialized_end=1164
+  _globals['_SUBMITRESPONSE']._serialized_start=1166
+  _globals['_SUBMITRESPONSE']._serialized_end=1230
+  _globals['_FEDERATION']._serialized_start=1233
+  _globals['_FEDERATION']._serialized_end=1543
 # @@protoc_insertion_point(module_scope)

@@ -7,7 +7,6 @@ from collections import abc as _abc
 from federation.v1 import common_pb2 as _common_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -117,10 +116,13 @@ class Hello(_message.Message):
     SOFTWARE_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
     software: _builtins.str
     """The worker software and its version."""
     device: _builtins.str
     """The device that trains, such as "cuda:0 NVIDIA H200" or "cpu"."""
+    nonce: _builtins.bytes
+    """16 to 64 random bytes, new on every stream: the signed time in the Welcome repeats them."""
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskOffer]:
         """The tasks that the owner allows, with the training samples held for each."""
@@ -131,10 +133,11 @@ class Hello(_message.Message):
         software: _builtins.str = ...,
         tasks: _abc.Iterable[Global___TaskOffer] | None = ...,
         device: _builtins.str = ...,
+        nonce: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "software", b"software", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "nonce", b"nonce", "software", b"software", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -274,25 +277,31 @@ class Welcome(_message.Message):
 
     FEDERATION_ID_FIELD_NUMBER: _builtins.int
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
-    NOW_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
     heartbeat_seconds: _builtins.float
     """Seconds between heartbeats; after three missed ones the stream is taken for dead."""
     @_builtins.property
-    def now(self) -> _timestamp_pb2.Timestamp:
-        """The coordinator's time, for the worker to notice a wrong clock."""
+    def time(self) -> _common_pb2.SignedEnvelope:
+        """The coordinator's time: a signed TimeManifest. A worker takes no other time."""
+
+    @_builtins.property
+    def restored(self) -> _common_pb2.SignedEnvelope:
+        """The newest signed RestoreManifest; not set when no backup was ever restored."""
 
     def __init__(
         self,
         *,
         federation_id: _builtins.str = ...,
         heartbeat_seconds: _builtins.float = ...,
-        now: _timestamp_pb2.Timestamp | None = ...,
+        time: _common_pb2.SignedEnvelope | None = ...,
+        restored: _common_pb2.SignedEnvelope | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["now", b"now"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["restored", b"restored", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation_id", b"federation_id", "heartbeat_seconds", b"heartbeat_seconds", "now", b"now"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation_id", b"federation_id", "heartbeat_seconds", b"heartbeat_seconds", "restored", b"restored", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
