@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from functools import partial
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -20,6 +21,8 @@ from coordinator.home import Home, address
 from coordinator.members.access import Access
 from coordinator.monitor import Monitor
 from coordinator.ownership import HomeError, take_office
+from coordinator.ownership import HomeError
+from coordinator.restored import newest_restore
 from coordinator.rounds.engine import Engine
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.intake import Intake
@@ -177,6 +180,8 @@ class Coordinator:
                 condition=self._condition,
                 executor=self._executor,
                 authority=home.authority,
+                signing_key=home.signing_key,
+                restored=partial(newest_restore, home.directory),
                 heartbeat_seconds=settings.heartbeat_seconds,
                 clock=self._clock,
             ),

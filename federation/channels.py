@@ -5,7 +5,10 @@ from datetime import UTC, datetime
 from typing import NamedTuple, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
+
+from federation.v1.common_pb2 import SignedEnvelope
 
 ERROR_DOMAIN = "fedpareto"
 STATUS_KEY = "grpc-status-details-bin"
@@ -92,8 +95,27 @@ def _reason(data: bytes) -> str | None:
             info = error_details_pb2.ErrorInfo()
             if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
                 return str(info.reason)
-    except ValueError:  # DecodeError: not ours
+    except (ValueError, DecodeError):  # not ours
         return None
+    return None
+
+
+def signed_detail(error: grpc.RpcError) -> SignedEnvelope | None:
+    """What the coordinator signed and sent with a refusal: a receipt, or a revocation. None when there is nothing.
+
+    Nothing about it is verified.
+    """
+    if not isinstance(error, grpc.Call):
+        return None
+    for key, value in error.trailing_metadata() or ():
+        if key == STATUS_KEY and isinstance(value, bytes):
+            try:
+                for detail in status_pb2.Status.FromString(value).details:
+                    envelope = SignedEnvelope()
+                    if detail.Unpack(envelope):
+                        return envelope
+            except (ValueError, DecodeError):  # not ours
+                return None
     return None
 
 

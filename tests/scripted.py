@@ -25,7 +25,14 @@ from federation.envelope import envelope_digest, seal, unseal
 from federation.identity import Join, MemberFiles, client_uri, coordinator_uri, proves_possession
 from federation.keys import private_key_pem
 from federation.refusals import Refusal
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, Row, SignedEnvelope, UpdateManifest
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    ReceiptManifest,
+    Row,
+    SignedEnvelope,
+    TimeManifest,
+    UpdateManifest,
+)
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentServicer, add_EnrollmentServicer_to_server
 from federation.v1.federation_pb2 import (
@@ -70,6 +77,9 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     fetches: list[int] = field(default_factory=list)
     submissions: list[Submission] = field(default_factory=list)
     federation_id: str = FEDERATION
+    ahead: timedelta = timedelta()  # of the real time
+    change_time: Callable[[TimeManifest], SignedEnvelope | None] | None = None  # None: as it is, changed or not
+    restored: SignedEnvelope | None = None
     # A list of refusals to give before the honest answer.
     attend_refusals: list[Refusal] = field(default_factory=list)
     submit_refusals: list[Refusal | HungUp] = field(default_factory=list)
@@ -196,6 +206,16 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         for outbox in self._outboxes:
             outbox.put(response)
 
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.ahead
+
+    def time(self, hello: Hello) -> SignedEnvelope:
+        """The signed time, changed as the test says."""
+        manifest = TimeManifest(federation_id=FEDERATION, client_id=CLIENT, nonce=hello.nonce)
+        manifest.now.FromDatetime(self.now())
+        changed = self.change_time(manifest) if self.change_time else None
+        return seal(manifest, self.signing_key) if changed is None else changed
+
     # the services
 
     def Enroll(self, request: EnrollRequest, context: grpc.ServicerContext) -> EnrollResponse:  # noqa: N802
@@ -237,8 +257,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         self._outboxes.append(outbox)
         context.add_callback(lambda: outbox.put(Refusal("stopping", "the stream is gone")))
         threading.Thread(target=self._listen, args=(request_iterator,), daemon=True).start()
-        welcome = Welcome(federation_id=self.federation_id, heartbeat_seconds=0.2)
-        welcome.now.FromDatetime(datetime.now(UTC))
+        welcome = Welcome(federation_id=self.federation_id, heartbeat_seconds=0.2, restored=self.restored)
+        welcome.time.CopyFrom(self.time(self.hellos[-1]))
         yield AttendResponse(welcome=welcome)
         while isinstance(message := outbox.get(), AttendResponse):
             yield message

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import wait_for
 from scripted import ScriptedCoordinator, Submission, scripted
-from test_worker import Running
+from working import Running
 
 from federation.digests import digest
 from federation.sketches import sketch

@@ -1,6 +1,5 @@
 """The worker against a coordinator that misbehaves on purpose, and against its own death."""
 
-import io
 import json
 import os
 import random
@@ -19,7 +18,8 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Process, federation, wait_for
-from scripted import CLIENT, HungUp, ScriptedCoordinator, Submission, files_in, opened, scripted
+from scripted import CLIENT, FEDERATION, HungUp, ScriptedCoordinator, Submission, files_in, opened, scripted
+from working import Running
 
 from federation.attacks import AttackError, parse_attack
 from federation.digests import digest
@@ -35,10 +35,9 @@ from worker.attacker import Attacker
 from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
 from worker.enroll import EnrollmentError, enroll
-from worker.events import Events
 from worker.home import Home, HomeError
 from worker.runner import Offer
-from worker.service import Worker, prepare_offers
+from worker.service import prepare_offers
 from worker.session import SessionError
 from worker.spool import Spool, SpoolError
 
@@ -60,57 +59,6 @@ def model() -> tuple[Layout, bytes]:
 def coordinator() -> Iterator[ScriptedCoordinator]:
     with scripted() as made:
         yield made
-
-
-class Running:
-    """A worker in a thread."""
-
-    def __init__(
-        self, home: Home, member: MemberFiles, offers: dict[str, Offer], attacker: Attacker | None = None
-    ) -> None:
-        home.directory.mkdir(exist_ok=True)
-        self.out = io.StringIO()
-        self.home = home
-        self.failure: Exception | None = None
-        self.worker = Worker(
-            home=home,
-            member=member,
-            offers=offers,
-            device="cpu",
-            events=Events(self.out),
-            uniform=random.Random(0).uniform,
-            attacker=attacker,
-        )
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.worker.run()
-        except Exception as error:
-            self.failure = error
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in self.out.getvalue().splitlines(keepends=True) if line.endswith("\n")]
-        return [line for line in lines if line["event"] == name]
-
-    def wait_for(self, name: str, count: int = 1) -> list[dict[str, Any]]:
-        def there() -> list[dict[str, Any]] | None:
-            found = self.events(name)
-            return found if len(found) >= count else None
-
-        try:
-            return wait_for(there, f"event {name}", 60)
-        except AssertionError as error:
-            raise AssertionError(f"{error}: {self.out.getvalue()}") from None
-
-    def spooled(self) -> list[str]:
-        return files_in(self.home.spool)
-
-    def stop(self) -> None:
-        self.worker.stop()
-        self.thread.join(60)
-        assert not self.thread.is_alive()
 
 
 Start = Callable[..., Running]
@@ -620,15 +568,14 @@ def test_a_worker_comes_back_by_itself_and_hands_in_what_it_finished_meanwhile(
     assert all(submission == coordinator.submissions[0] for submission in coordinator.submissions)
 
 
-@pytest.mark.parametrize("reason", ["certificate-revoked", "certificate-expired", "certificate-unknown", "role"])
-def test_a_refusal_that_no_retry_can_change_ends_the_worker(
-    coordinator: ScriptedCoordinator, start: Start, reason: str
+def test_a_certificate_that_the_coordinator_calls_expired_ends_the_worker(
+    coordinator: ScriptedCoordinator, start: Start
 ) -> None:
-    coordinator.attend_refusals = [Refusal("stopping", "not yet"), Refusal(reason, "no")]
+    coordinator.attend_refusals = [Refusal("stopping", "not yet"), Refusal("certificate-expired", "no")]
     running = start()
     running.thread.join(60)
     assert isinstance(running.failure, SessionError)
-    assert reason in str(running.failure)
+    assert "certificate-expired" in str(running.failure)
     assert len(coordinator.hellos) == 2
 
 
@@ -661,12 +608,14 @@ def test_two_weeks_before_its_certificate_ends_a_worker_says_so(
     assert len(running.events("certificate-ends")) == reminders
 
 
-def test_the_coordinator_of_another_federation_is_left_alone(coordinator: ScriptedCoordinator, start: Start) -> None:
+def test_a_worker_does_nothing_for_the_coordinator_of_another_federation(
+    coordinator: ScriptedCoordinator, start: Start
+) -> None:
     coordinator.federation_id = "another"
     running = start()
-    running.thread.join(60)
-    assert isinstance(running.failure, SessionError)
-    assert "'another'" in str(running.failure)
+    assert "'another'" in running.wait_for("refused")[0]["message"]
+    coordinator.federation_id = FEDERATION
+    running.wait_for("attending")
 
 
 # Processes

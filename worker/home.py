@@ -40,6 +40,21 @@ class Home:
         return self.directory / "receipts.jsonl"
 
     @property
+    def policy(self) -> Path:
+        """What the owner allows; written by hand, may be missing."""
+        return self.directory / "policy.toml"
+
+    @property
+    def progress(self) -> Path:
+        """How far the coordinator has come, by its signed words."""
+        return self.directory / "progress.json"
+
+    @property
+    def accepted_restore(self) -> Path:
+        """Names the restore that the owner accepts, until the worker has taken note."""
+        return self.directory / "restore-accepted"
+
+    @property
     def joined(self) -> bool:
         """Whether it holds a membership."""
         return (self.directory / MEMBER_FILE).is_file()

@@ -2,6 +2,7 @@
 
 import logging
 import queue
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,8 +16,11 @@ from worker.assignments import Allowed
 from worker.attacker import Attacker
 from worker.backoff import Backoff
 from worker.cache import ModelCache
+from worker.clock import CoordinatorClock
 from worker.events import Events
 from worker.home import Home
+from worker.policy import Policy
+from worker.progress import Progress
 from worker.runner import Offer, Runner
 from worker.session import Session
 from worker.software import software
@@ -84,6 +88,7 @@ class Worker:
         events: where to tell.
         uniform: draws the jitter of every back-off.
         attacker: what turns results into an attack; None for an honest member.
+        policy: what the owner allows.
         connect: makes a channel to the coordinator; None takes the member's own.
     """
 
@@ -97,6 +102,7 @@ class Worker:
         events: Events,
         uniform: Callable[[float, float], float],
         attacker: Attacker | None = None,
+        policy: Policy = Policy(),  # noqa: B008 - frozen
         connect: "Callable[[], grpc.Channel] | None" = None,
     ) -> None:
         hello = Hello(
@@ -108,12 +114,18 @@ class Worker:
             ],
         )
         spool = Spool(home.spool, home.receipts)
+        progress = Progress(
+            home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
+        )
         self._session = Session(
             connect=connect or member.channel,
-            federation_id=member.federation_id,
-            not_after=member.not_after,
+            member=member,
             hello=hello,
+            clock=CoordinatorClock(member, progress),
+            progress=progress,
             backoff=Backoff(uniform),
+            patience=Backoff(uniform, first=1.0, longest=600.0),
+            nonce=secrets.token_bytes,
             events=events,
         )
         self._submitter = Submitter(

@@ -13,24 +13,37 @@ from typing import Protocol
 
 import grpc
 
-from federation.channels import RpcRefusal, refusal_from_rpc_error
-from federation.v1.common_pb2 import SignedEnvelope
+from federation.channels import RpcRefusal, refusal_from_rpc_error, signed_detail
+from federation.envelope import key_id, unseal
+from federation.identity import MemberFiles, parse_peer
+from federation.refusals import Refusal
+from federation.text import escaped
+from federation.v1.common_pb2 import RevocationManifest, SignedEnvelope
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Decline, Heartbeat, Hello, Welcome
 from federation.v1.federation_pb2_grpc import FederationStub
 from worker.backoff import Backoff
+from worker.clock import CoordinatorClock, TimeRefused
 from worker.events import Events
+from worker.progress import Progress, StatementError
 
-# What no retry can change: the owner has to act.
+# What ends the worker besides a signed revocation: the owner has to act.
 FINAL_REASONS = {
-    "certificate-unknown": "the coordinator does not know this certificate: join again with a new join string",
-    "certificate-revoked": "an operator shut this client out: talk to the federation's security officer",
     "certificate-expired": "join again with a new join string, under a new name",
-    "role": "this certificate may not work for the federation: use the directory that `worker join` made",
     "superseded": "another worker with this client's identity attends now: run one, or join a second client",
+}
+# Refusals that may end by themselves, or by what the coordinator's operator does: the worker keeps trying.
+ADVICE = {
+    "certificate-unknown": "the coordinator may have lost its database, or been restored from a backup that is older "
+    "than this membership, or this directory belongs to another federation: ask its operator",
+    "certificate-revoked": "the coordinator sent no signed statement of a revocation, and only that ends a worker: "
+    "ask the federation's security officer",
+    "role": "this certificate may not work for the federation: use the directory that `fedpareto worker join` made",
     "hello": "the coordinator did not understand this worker: compare the versions of both",
     "limit:tasks": "offer fewer tasks, or tasks with shorter names",
 }
+NONCE_BYTES = 32
 WELCOME_SECONDS = 30.0
+WELCOME_REFUSED = "welcome"  # the reason of a refusal that is this worker's own
 # A stream that lived so long was a success: the next failure is a first one, and is followed by a quick retry.
 SETTLED_SECONDS = 1.0
 WRONG_CLOCK_SECONDS = 60.0
@@ -43,6 +56,10 @@ SLOWEST_BYTES_PER_SECOND = 100_000
 
 class SessionError(Exception):
     """The coordinator will not have this worker, whatever it tries; the message says what to do."""
+
+
+class WelcomeRefused(Exception):
+    """A first word that this worker does not take; the message says why."""
 
 
 class Handler(Protocol):
@@ -63,10 +80,13 @@ class Session:
 
     Args:
         connect: makes a fresh channel. A channel has a back-off of its own, which would stand in the way of ours.
-        federation_id: the federation that must answer.
-        not_after: when the own certificate expires.
-        hello: the first word.
-        backoff: delays between attempts.
+        member: who we are, and the coordinator's key.
+        hello: the first word, without its nonce.
+        clock: takes the signed time.
+        progress: takes the statement that the coordinator was restored.
+        backoff: delays after a broken connection.
+        patience: delays after a refusal; they grow longer.
+        nonce: makes random bytes of a given length.
         events: where to tell.
     """
 
@@ -74,17 +94,26 @@ class Session:
         self,
         *,
         connect: Callable[[], grpc.Channel],
-        federation_id: str,
-        not_after: datetime,
+        member: MemberFiles,
         hello: Hello,
+        clock: CoordinatorClock,
+        progress: Progress,
         backoff: Backoff,
+        patience: Backoff,
+        nonce: Callable[[int], bytes],
         events: Events,
     ) -> None:
         self._connect = connect
-        self._federation_id = federation_id
-        self._not_after = not_after
+        self._member = member
+        self._federation_id = member.federation_id
+        self._not_after = member.not_after
+        self._serial = parse_peer(member.certificate).serial
         self._hello = hello
+        self._clock = clock
+        self._progress = progress
         self._backoff = backoff
+        self._patience = patience
+        self._nonce = nonce
         self._events = events
         self._changed = threading.Condition()
         self._stopping = False
@@ -92,14 +121,13 @@ class Session:
         self._outbox: queue.SimpleQueue[AttendRequest | None] | None = None  # of the present stream
         self._close: Callable[[], None] | None = None
         self._heartbeat_seconds = WELCOME_SECONDS
-        self._clock_offset = timedelta(0)
-        self._remind_from = not_after - EXPIRES_SOON
+        self._remind_from = self._not_after - EXPIRES_SOON
 
     def run(self, handler: Handler) -> None:
         """Attends until `stop`.
 
         Raises:
-            SessionError: the coordinator refuses for good, or the certificate has expired.
+            SessionError: the client was revoked, its place is taken, or its certificate has expired.
         """
         while not self._stopping:
             if datetime.now(UTC) >= self._not_after:
@@ -111,16 +139,21 @@ class Session:
             refusal, welcomed = self._attend(handler)
             if self._stopping:
                 return
+            message = escaped(refusal.message)
             if refusal.reason in FINAL_REASONS:
-                raise SessionError(f"{refusal.reason}: {refusal.message}; {FINAL_REASONS[refusal.reason]}")
+                raise SessionError(f"{refusal.reason}: {message}; {FINAL_REASONS[refusal.reason]}")
+            if welcomed:
+                self._patience.reset()
             if welcomed and time.monotonic() - began >= SETTLED_SECONDS:
                 self._backoff.reset()
             elif welcomed:
                 self._backoff.ease()
-            delay = self._backoff.delay()
+            refused = refusal.reason in ADVICE or refusal.reason == WELCOME_REFUSED
+            delay = (self._patience if refused else self._backoff).delay()
+            advice = f"; {ADVICE[refusal.reason]}" if refusal.reason in ADVICE else ""
             self._events.warn(
-                "disconnected",
-                f"not attending: {refusal.message or refusal.status}; trying again in {delay:.1f} s",
+                "refused" if refused else "disconnected",
+                f"not attending: {message or refusal.status}{advice}; trying again in {delay:.1f} s",
                 reason=refusal.reason,
                 status=refusal.status,
                 retry_seconds=delay,
@@ -157,7 +190,7 @@ class Session:
 
     def now(self) -> datetime:
         """The time by the coordinator's clock, which its deadlines are written in."""
-        return datetime.now(UTC) + self._clock_offset
+        return self._clock.now()
 
     def _say(self, request: AttendRequest) -> None:
         outbox = self._outbox
@@ -176,12 +209,15 @@ class Session:
             self._close = channel.close
             self._heartbeat_seconds = WELCOME_SECONDS
         welcomed = False
+        hello = Hello()
+        hello.CopyFrom(self._hello)
+        hello.nonce = self._nonce(NONCE_BYTES)
         try:
-            call = stub.Attend(self._requests(outbox, handler, lambda: welcomed, channel.close))
+            call = stub.Attend(self._requests(hello, outbox, handler, lambda: welcomed, channel.close))
             for response in call:
                 if not welcomed:
+                    self._welcome(response, hello.nonce)
                     welcomed = True
-                    self._welcome(response)
                     self._outbox = outbox
                     outbox.put(self._heartbeat(handler))
                     with self._changed:
@@ -190,7 +226,10 @@ class Session:
                 else:
                     _dispatch(response, handler)
             return RpcRefusal("OK", "", "the coordinator ended the stream"), welcomed
+        except WelcomeRefused as error:
+            return RpcRefusal("", WELCOME_REFUSED, str(error)), welcomed
         except grpc.RpcError as error:
+            self._must_not_be_revoked(error)
             return refusal_from_rpc_error(error, not_after=self._not_after), welcomed
         except ValueError as error:  # gRPC's answer to a call on a channel that `stop` closed a moment ago
             return RpcRefusal("CANCELLED", "", str(error)), welcomed
@@ -202,14 +241,40 @@ class Session:
             outbox.put(None)
             channel.close()
 
+    def _must_not_be_revoked(self, error: grpc.RpcError) -> None:
+        """Raises if a refusal carries a statement, signed by the coordinator, that this client is shut out.
+
+        Raises:
+            SessionError: it does.
+        """
+        envelope = signed_detail(error)
+        if envelope is None:
+            return
+        key = self._member.coordinator_key
+        try:
+            manifest = unseal(envelope, RevocationManifest, lambda name: key if name == key_id(key) else None)
+        except Refusal:
+            return
+        ours = (self._federation_id, self._member.client_id)
+        if (manifest.federation_id, manifest.client_id) == ours and manifest.serial in ("", self._serial):
+            reason = f" ({escaped(manifest.reason)})" if manifest.reason else ""
+            what = "this certificate has ended" if manifest.serial else "a security officer shut this client out"
+            advice = (
+                "use the directory that was renewed, not a copy from before"
+                if manifest.serial
+                else "talk to the federation's security officer"
+            )
+            raise SessionError(f"certificate-revoked: {what}{reason}; the coordinator signed it: {advice}")
+
     def _requests(
         self,
+        hello: Hello,
         outbox: "queue.SimpleQueue[AttendRequest | None]",
         handler: Handler,
         welcomed: Callable[[], bool],
         close: Callable[[], None],
     ) -> Iterator[AttendRequest]:
-        yield AttendRequest(hello=self._hello)
+        yield AttendRequest(hello=hello)
         while True:
             try:
                 request = outbox.get(timeout=self._heartbeat_seconds)
@@ -240,25 +305,34 @@ class Session:
                 not_after=self._not_after.isoformat(),
             )
 
-    def _welcome(self, response: AttendResponse) -> None:
+    def _welcome(self, response: AttendResponse, nonce: bytes) -> None:
+        """Takes the coordinator's first word.
+
+        Raises:
+            WelcomeRefused: it is none, or is of another federation, or its time or its restore is not to be trusted.
+        """
         if response.WhichOneof("message") != "welcome":
-            raise SessionError("what answers there is no coordinator: its first word was not a welcome")
+            raise WelcomeRefused("what answers there is no coordinator: its first word was not a welcome")
         welcome: Welcome = response.welcome
         if welcome.federation_id != self._federation_id:
-            raise SessionError(
-                f"the coordinator there is of federation {welcome.federation_id[:80]!r}; "
+            raise WelcomeRefused(
+                f"the coordinator there is of federation {escaped(welcome.federation_id, 80)!r}; "
                 f"this client is a member of {self._federation_id!r}"
             )
+        try:
+            if welcome.HasField("restored"):
+                self._progress.restored(welcome.restored)
+            offset = self._clock.set(welcome.time, nonce).total_seconds()
+        except (StatementError, TimeRefused) as error:
+            raise WelcomeRefused(str(error)) from None
         self._heartbeat_seconds = min(max(welcome.heartbeat_seconds, 0.1), WELCOME_SECONDS)
-        now = welcome.now.ToDatetime(tzinfo=UTC)
-        self._clock_offset = now - datetime.now(UTC) if welcome.HasField("now") else timedelta(0)
         self._events.tell("attending", f"attending federation {self._federation_id}")
-        if abs(self._clock_offset.total_seconds()) > WRONG_CLOCK_SECONDS:
+        if abs(offset) > WRONG_CLOCK_SECONDS:
             self._events.warn(
                 "clock",
-                f"this machine's clock and the coordinator's differ by {self._clock_offset.total_seconds():.0f} s: "
+                f"this machine's clock and the coordinator's differ by {offset:.0f} s: "
                 "certificates and records go by them, so set the wrong one right",
-                offset_seconds=self._clock_offset.total_seconds(),
+                offset_seconds=offset,
             )
 
 

@@ -4,9 +4,8 @@ import threading
 from collections.abc import Iterator
 
 import grpc
-from google.rpc import status_pb2
 
-from federation.channels import CHUNK_BYTES, STATUS_KEY, refusal_from_rpc_error
+from federation.channels import CHUNK_BYTES, refusal_from_rpc_error, signed_detail
 from federation.envelope import envelope_digest, key_id, unseal
 from federation.identity import MemberFiles
 from federation.refusals import Refusal
@@ -116,7 +115,7 @@ class Submitter:
     def _refused(self, entry: Entry, error: grpc.RpcError | ValueError) -> bool:
         if self._stopping or isinstance(error, ValueError):
             return False
-        receipt = _attached_receipt(error)
+        receipt = signed_detail(error)
         if receipt is not None:
             return self._acknowledged(entry, receipt)
         refusal = refusal_from_rpc_error(error)
@@ -198,19 +197,3 @@ def _requests(entry: Entry) -> Iterator[SubmitRequest]:
         with entry.payload.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
                 yield SubmitRequest(chunk=chunk)
-
-
-def _attached_receipt(error: grpc.RpcError) -> SignedEnvelope | None:
-    """The signed receipt that comes with a refusal of the content."""
-    if not isinstance(error, grpc.Call):
-        return None
-    for key, value in error.trailing_metadata() or ():
-        if key == STATUS_KEY and isinstance(value, bytes):
-            try:
-                for detail in status_pb2.Status.FromString(value).details:
-                    receipt = SignedEnvelope()
-                    if detail.Unpack(receipt):
-                        return receipt
-            except ValueError:  # DecodeError: not ours
-                return None
-    return None

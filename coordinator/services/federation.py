@@ -11,6 +11,7 @@ from functools import partial
 from typing import BinaryIO
 
 import grpc
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509 import Certificate
 from sqlalchemy import or_, select
 
@@ -24,10 +25,11 @@ from coordinator.services.calls import FIRST_MESSAGE_SECONDS, NEXT_CHUNK_SECONDS
 from federation.certificates import pem
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
 from federation.digests import parse
+from federation.envelope import seal
 from federation.objectives import OBJECTIVE
 from federation.refusals import Refusal
 from federation.v1 import federation_pb2_grpc
-from federation.v1.common_pb2 import SignedEnvelope
+from federation.v1.common_pb2 import SignedEnvelope, TimeManifest
 from federation.v1.federation_pb2 import (
     AttendRequest,
     AttendResponse,
@@ -48,6 +50,7 @@ from storage.models import Assignment, AssignmentState, Client, ClientState
 log = logging.getLogger(__name__)
 
 MISSED_HEARTBEATS = 3
+MAX_NONCE_BYTES = 64
 MAX_OBJECTIVES = 1000
 MAX_TASKS = 100
 MAX_TASK_NAME = 120
@@ -65,6 +68,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         condition: where faults met in a stream are noted.
         executor: threads for the database and the disk, so that the event loop never waits for either.
         authority: issues certificates.
+        signing_key: the coordinator's.
+        restored: the newest signed statement that a backup was restored, if there is one.
         heartbeat_seconds: how often a worker gives a sign of life.
         clock: the time, aware.
     """
@@ -80,6 +85,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         condition: Condition,
         executor: Executor,
         authority: Authority,
+        signing_key: Ed25519PrivateKey,
+        restored: Callable[[], SignedEnvelope | None],
         heartbeat_seconds: float,
         clock: Callable[[], datetime],
     ) -> None:
@@ -91,6 +98,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         self._condition = condition
         self._in_thread = Threads(executor).run
         self._authority = authority
+        self._signing_key = signing_key
+        self._restored = restored
         self._heartbeat_seconds = heartbeat_seconds
         self._clock = clock
         self._uploads: dict[str, Callable[[Refusal], None]] = {}  # what ends them, by assignment
@@ -108,6 +117,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         first = await next_message(request_iterator, FIRST_MESSAGE_SECONDS)
         if first is None or first.WhichOneof("message") != "hello":
             raise Refusal("hello", "the stream must begin with a Hello")
+        if len(first.hello.nonce) > MAX_NONCE_BYTES:
+            raise Refusal("hello", f"a nonce of {len(first.hello.nonce)} bytes; at most {MAX_NONCE_BYTES}")
         attendance = Attendance(
             client_id=client_id,
             tasks=_offers(first.hello),
@@ -121,7 +132,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         log.info("%s attends with %s", client_id, ", ".join(attendance.tasks) or "no task")
         listener = asyncio.create_task(self._listen(request_iterator, attendance))
         try:
-            yield self._welcome()
+            yield await self._in_thread(self._welcome, client_id, first.hello.nonce)
             for envelope in await self._in_thread(self._open_assignments, client_id):
                 yield AttendResponse(assignment=envelope)
             while (message := await attendance.outbox.get()) is not None:
@@ -163,9 +174,16 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         else:
             raise Refusal("hello", "only heartbeats and declines may follow the Hello")
 
-    def _welcome(self) -> AttendResponse:
-        welcome = Welcome(federation_id=self._authority.federation_id, heartbeat_seconds=self._heartbeat_seconds)
-        welcome.now.FromDatetime(self._clock())
+    def _welcome(self, client_id: str, nonce: bytes) -> AttendResponse:
+        federation_id = self._authority.federation_id
+        manifest = TimeManifest(federation_id=federation_id, client_id=client_id, nonce=nonce)
+        manifest.now.FromDatetime(self._clock())
+        welcome = Welcome(
+            federation_id=federation_id,
+            heartbeat_seconds=self._heartbeat_seconds,
+            time=seal(manifest, self._signing_key),
+            restored=self._restored(),
+        )
         return AttendResponse(welcome=welcome)
 
     def _note_hello(self, attendance: Attendance, hello: Hello, caller: Caller) -> None:

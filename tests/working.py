@@ -1,0 +1,75 @@
+"""A worker in a thread, against a scripted coordinator."""
+
+import io
+import json
+import random
+import threading
+from typing import Any
+
+from harness import wait_for
+from scripted import files_in
+
+from federation.identity import MemberFiles
+from worker.attacker import Attacker
+from worker.events import Events
+from worker.home import Home
+from worker.policy import Policy
+from worker.runner import Offer
+from worker.service import Worker
+
+
+class Running:
+    """A worker in a thread."""
+
+    def __init__(
+        self,
+        home: Home,
+        member: MemberFiles,
+        offers: dict[str, Offer],
+        attacker: Attacker | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        home.directory.mkdir(exist_ok=True)
+        self.out = io.StringIO()
+        self.home = home
+        self.failure: Exception | None = None
+        self.worker = Worker(
+            home=home,
+            member=member,
+            offers=offers,
+            device="cpu",
+            events=Events(self.out),
+            uniform=random.Random(0).uniform,
+            attacker=attacker,
+            policy=policy or Policy.load(home.policy),
+        )
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.worker.run()
+        except Exception as error:
+            self.failure = error
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.out.getvalue().splitlines(keepends=True) if line.endswith("\n")]
+        return [line for line in lines if line["event"] == name]
+
+    def wait_for(self, name: str, count: int = 1) -> list[dict[str, Any]]:
+        def there() -> list[dict[str, Any]] | None:
+            found = self.events(name)
+            return found if len(found) >= count else None
+
+        try:
+            return wait_for(there, f"event {name}", 60)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.out.getvalue()} {self.failure!r}") from None
+
+    def spooled(self) -> list[str]:
+        return files_in(self.home.spool)
+
+    def stop(self) -> None:
+        self.worker.stop()
+        self.thread.join(60)
+        assert not self.thread.is_alive()

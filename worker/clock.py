@@ -1,0 +1,110 @@
+"""The coordinator's clock as the worker knows it: from signed times, each the answer to a fresh question."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from federation.certificates import load_certificate
+from federation.envelope import key_id, unseal
+from federation.identity import MemberFiles
+from federation.refusals import Refusal
+from federation.text import escaped
+from federation.v1.common_pb2 import SignedEnvelope, TimeManifest
+from worker.progress import Progress
+
+# How far a signed time may lie behind the newest one before it is refused: clocks are set right by small steps.
+TOLERANCE = timedelta(minutes=5)
+
+
+class TimeRefused(Exception):
+    """A time that this worker does not take; the message says why, and what may have happened."""
+
+
+class CoordinatorClock:
+    """The time by the coordinator's clock, which its deadlines are written in.
+
+    Between two signed times it runs with this machine's monotonic clock: setting the machine's clock changes nothing.
+
+    Args:
+        member: who we are, and the coordinator's key.
+        progress: the newest signed time.
+        now: this machine's clock, aware.
+        monotonic: seconds of a clock that is never set.
+    """
+
+    def __init__(
+        self,
+        member: MemberFiles,
+        progress: Progress,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._member = member
+        self._progress = progress
+        self._monotonic = monotonic
+        self._local = now
+        # The certificate was made by the coordinator's clock, and it lets nobody in after the certificate's end.
+        certificate = load_certificate(member.certificate)
+        self._earliest, self._latest = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        self._set = (now(), monotonic())
+
+    def now(self) -> datetime:
+        """The time, aware; this machine's until the coordinator has signed one."""
+        base, at = self._set
+        return base + timedelta(seconds=self._monotonic() - at)
+
+    def set(self, envelope: SignedEnvelope, nonce: bytes) -> timedelta:
+        """Takes a signed time.
+
+        Args:
+            envelope: of a TimeManifest.
+            nonce: what was asked with; a time signed in answer to anything else is refused.
+
+        Returns:
+            How far the coordinator's clock is ahead of this machine's.
+
+        Raises:
+            TimeRefused: it is not signed, not for this question, outside the certificate's validity, or behind the
+                newest signed time.
+        """
+        coordinator, member = key_id(self._member.coordinator_key), self._member
+        try:
+            manifest = unseal(
+                envelope, TimeManifest, lambda name: member.coordinator_key if name == coordinator else None
+            )
+        except Refusal as refusal:
+            raise TimeRefused(
+                f"the time that was sent is not signed by this federation's coordinator ({refusal.message})"
+            ) from None
+        expected = (member.federation_id, member.client_id, nonce)
+        if (manifest.federation_id, manifest.client_id, manifest.nonce) != expected:
+            raise TimeRefused(
+                f"the time that was sent is no answer to this worker: it is signed for "
+                f"{escaped(manifest.client_id, 80)!r} of {escaped(manifest.federation_id, 80)!r}, or it is an old one"
+            )
+        try:
+            now = manifest.now.ToDatetime(tzinfo=UTC)
+        except (ValueError, OverflowError) as error:
+            raise TimeRefused(f"the coordinator's time does not exist: {error}") from None
+        if not self._earliest <= now <= self._latest:
+            raise TimeRefused(
+                f"the coordinator's clock shows {_words(now)}, outside the validity of this client's certificate "
+                f"({_words(self._earliest)} to {_words(self._latest)}): its clock is wrong, or it was restored from a "
+                "backup onto a machine whose clock is wrong"
+            )
+        newest = self._progress.time
+        if now < newest - TOLERANCE:
+            raise TimeRefused(
+                f"the coordinator's clock went back, from {_words(newest)} to {_words(now)}: it is wrong, or was wrong "
+                "before. Its operator sets it right; when the later time was the wrong one, `fedpareto "
+                "coordinator restored` signs a statement that workers accept"
+            )
+        base = max(now, newest)
+        self._set = (base, self._monotonic())
+        self._progress.saw_time(base)
+        return now - self._local()
+
+
+def _words(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC"

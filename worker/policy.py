@@ -1,0 +1,76 @@
+"""The policy of a member's site: `policy.toml` in the worker's home, written by the worker's owner.
+
+    restore = "ask"
+
+    [limits]
+    samples = 32
+
+It holds what the coordinator may ask of this site. The coordinator cannot change it. Every key is optional; an unknown
+or wrong key is refused with its path.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from federation.problems import explain
+
+_KEYS = "docs/site-policy.md lists the keys that exist"
+
+
+class PolicyError(ValueError):
+    """A policy that cannot be used; the message names the file and each key that is wrong."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+class Limits(_Section):
+    """Bounds on the work that is done, and on what the coordinator may keep waiting here."""
+
+    samples: int = Field(
+        8, ge=1, description="the fewest different training samples that an update or a gradient is made from"
+    )
+    steps: int = Field(1, ge=1, description="the fewest optimiser steps in an update")
+    max_steps: int = Field(1_000_000, ge=1, description="the most optimiser steps in an update")
+    rows: int = Field(0, ge=0, description="the most rows in an update; 0 is one for each objective served here")
+    hours: float = Field(168.0, gt=0, le=87_600, description="the longest time that one assignment may be worked on")
+    waiting: int = Field(64, ge=1, le=10_000, description="the most assignments that wait here at a time")
+    rounds_forward: bool = Field(
+        True, description="whether a round before the newest one of its run is declined, unless a restore was signed"
+    )
+
+
+class Policy(_Section):
+    """What the owner of a worker allows. `Policy.load` reads it."""
+
+    restore: Literal["accept", "ask"] = Field(
+        "accept",
+        description="what happens when the coordinator signs that it was restored from a backup: accept it at once, or "
+        "do nothing of the affected runs until the owner accepts it",
+    )
+    limits: Limits = Limits()
+
+    @classmethod
+    def load(cls, path: Path) -> "Policy":
+        """Reads the policy; the defaults when there is no such file.
+
+        Raises:
+            PolicyError: the file cannot be read, is not TOML, or has keys that are unknown or wrong.
+        """
+        try:
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return cls()
+        except OSError as error:
+            raise PolicyError(f"{path} cannot be read: {error.strerror or error}") from None
+        except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+            raise PolicyError(f"{path} is not a TOML document: {error}") from None
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            problems = "\n".join(explain(problem, _KEYS) for problem in error.errors())
+            raise PolicyError(f"{path} cannot be used:\n{problems}") from None

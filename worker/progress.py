@@ -1,0 +1,254 @@
+"""How far the coordinator has come, by its own signed words: the newest time, the newest round of each run, restores.
+
+It is kept in the worker's home, so that a restart of the worker does not let old words pass for new ones.
+"""
+
+import base64
+import json
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from federation.envelope import envelope_digest, key_id, unseal
+from federation.identity import MemberFiles
+from federation.keys import replace_private
+from federation.refusals import Refusal
+from federation.text import escaped
+from federation.v1.common_pb2 import RestoreManifest, SignedEnvelope
+from worker.events import Events
+from worker.home import HomeError
+
+MAX_RUNS = 1000  # whose newest round is remembered
+EARLIEST = datetime.fromtimestamp(0, UTC)
+
+
+class StatementError(Exception):
+    """A statement that is not this coordinator's word; the message says why."""
+
+
+class Progress:
+    """The worker's memory of its coordinator. Any thread may call.
+
+    Args:
+        path: the file; it need not exist.
+        accepted: the file by which the owner accepts a restore (`accept_restore` writes it).
+        member: who we are, and the coordinator's key.
+        ask: whether a restore waits for the owner.
+        events: where to tell.
+
+    Raises:
+        HomeError: the file is damaged.
+    """
+
+    def __init__(self, path: Path, accepted: Path, *, member: MemberFiles, ask: bool, events: Events) -> None:
+        self._path = path
+        self._accepted = accepted
+        self._member = member
+        self._ask = ask
+        self._events = events
+        self._lock = threading.RLock()
+        self._time = EARLIEST
+        self._rounds: dict[str, int] = {}  # the runs that were asked for last are last
+        self._restored: SignedEnvelope | None = None
+        self._pending: SignedEnvelope | None = None
+        self._told_disk = False
+        if (document := read(path)) is not None:
+            try:
+                self._time = datetime.fromisoformat(document["time"])
+                self._rounds = {str(run): int(number) for run, number in document["rounds"].items()}
+                self._restored, self._pending = (_envelope(document[name]) for name in ("restored", "pending"))
+                if self._pending is not None and not ask:  # the owner has changed the policy since
+                    self._take(self._pending, _open(self._pending, member))
+            except (KeyError, TypeError, ValueError, AttributeError, DecodeError, StatementError) as error:
+                raise _damaged(path, error) from error
+
+    @property
+    def time(self) -> datetime:
+        """The newest signed time; a time in the distant past when there was none."""
+        return self._time
+
+    def saw_time(self, now: datetime) -> None:
+        """Remembers a signed time that was accepted."""
+        with self._lock:
+            self._time = now
+            self._save()
+
+    def newest_round(self, run_id: str) -> int | None:
+        """The newest round of a run in which this worker was asked for work; None when there was none."""
+        return self._rounds.get(run_id)
+
+    def saw_round(self, run_id: str, number: int) -> None:
+        """Remembers that work of a round was accepted."""
+        with self._lock:
+            newest = self._rounds.pop(run_id, None)
+            self._rounds[run_id] = max(number, newest or 0)
+            while len(self._rounds) > MAX_RUNS:
+                del self._rounds[next(iter(self._rounds))]
+            if self._rounds[run_id] != newest:
+                self._save()
+
+    def restored(self, envelope: SignedEnvelope) -> None:
+        """Takes the coordinator's statement that it was restored from a backup, and tells the owner.
+
+        Raises:
+            StatementError: it is not signed by the coordinator, or speaks of another federation.
+        """
+        with self._lock:
+            if envelope in (self._restored, self._pending):
+                return
+            manifest = _open(envelope, self._member)
+            known = [_made(_open(other, self._member)) for other in (self._restored, self._pending) if other]
+            if any(_made(manifest) <= time for time in known):
+                return  # an older statement than one that is known
+            affected = self._affected(manifest)
+            runs = ", ".join(f"{escaped(run)} (from round {self._rounds[run]} to {kept})" for run, kept in affected)
+            text = (
+                f"the coordinator was restored from a backup; its statement is of {_made(manifest):%Y-%m-%d %H:%M} UTC"
+            )
+            text += f". These runs go back: {runs}" if runs else ". No run goes back behind what this worker has seen"
+            fields = {"restored": _made(manifest).isoformat(), "runs": dict(affected)}
+            if affected and self._ask:
+                self._pending = envelope
+                self._save()
+                self._events.warn(
+                    "restore-pending",
+                    f"{text}. Nothing of them is done until you accept it: run `fedpareto worker restored --accept`",
+                    **fields,
+                )
+            else:
+                self._take(envelope, manifest)
+                self._events.warn("restored", text, **fields)
+
+    def waits(self, run_id: str) -> bool:
+        """Whether work of this run waits until the owner has accepted a restore."""
+        with self._lock:
+            if self._pending is None:
+                return False
+            return any(run == run_id for run, _ in self._affected(_open(self._pending, self._member)))
+
+    def accepted(self) -> bool:
+        """Looks whether the owner has accepted the restore that waits; True when it has just taken effect."""
+        if self._pending is None or not self._accepted.exists():
+            return False
+        with self._lock:
+            if self._pending is None or self._accepted.read_text(encoding="utf-8") != envelope_digest(self._pending):
+                return False
+            envelope = self._pending
+            self._take(envelope, _open(envelope, self._member))
+        self._accepted.unlink(missing_ok=True)
+        self._events.tell("restored", "the owner has accepted that the coordinator was restored from a backup")
+        return True
+
+    def _take(self, envelope: SignedEnvelope, manifest: RestoreManifest) -> None:
+        for run, kept in self._affected(manifest):
+            self._rounds[run] = kept
+        self._time = min(self._time, _made(manifest))
+        self._restored, self._pending = envelope, None
+        self._save()
+
+    def _affected(self, manifest: RestoreManifest) -> list[tuple[str, int]]:
+        """The runs that go back behind what this worker has seen, with the first round that may be asked for again."""
+        return [
+            (kept.run_id, kept.next_round)
+            for kept in manifest.runs
+            if self._rounds.get(kept.run_id, 0) > kept.next_round
+        ]
+
+    def _save(self) -> None:
+        document = {
+            "time": self._time.isoformat(),
+            "rounds": self._rounds,
+            "restored": _text(self._restored),
+            "pending": _text(self._pending),
+        }
+        try:
+            replace_private(self._path, json.dumps(document).encode() + b"\n")
+        except OSError as error:
+            if not self._told_disk:
+                self._events.warn(
+                    "disk",
+                    f"{self._path} cannot be written ({error.strerror or error}): what the coordinator signed last is "
+                    "remembered only until this worker ends; make room on the disk",
+                )
+            self._told_disk = True
+        else:
+            self._told_disk = False
+
+
+def pending_restore(path: Path, member: MemberFiles) -> tuple[str, RestoreManifest] | None:
+    """The restore that waits for the owner: the digest of its envelope, and what it says. None when there is none.
+
+    Raises:
+        HomeError: the file is damaged.
+    """
+    document = read(path)
+    try:
+        envelope = _envelope(document["pending"]) if document is not None else None
+        return (envelope_digest(envelope), _open(envelope, member)) if envelope is not None else None
+    except (KeyError, TypeError, ValueError, DecodeError, StatementError) as error:
+        raise _damaged(path, error) from error
+
+
+def accept_restore(accepted: Path, digest: str) -> None:
+    """Writes down that the owner accepts a restore, for the worker that runs or that will be started."""
+    replace_private(accepted, digest.encode())
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """The document in a file; None when there is no such file.
+
+    Raises:
+        HomeError: it cannot be read, or is damaged.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+    if not isinstance(document, dict):
+        raise _damaged(path, ValueError("no JSON object"))
+    return document
+
+
+def _damaged(path: Path, error: Exception) -> HomeError:
+    return HomeError(
+        f"{path} is damaged ({type(error).__name__}: {error}): move it away; the worker then trusts the next time and "
+        "rounds that its coordinator signs"
+    )
+
+
+def _open(envelope: SignedEnvelope, member: MemberFiles) -> RestoreManifest:
+    coordinator = key_id(member.coordinator_key)
+    try:
+        manifest = unseal(
+            envelope, RestoreManifest, lambda name: member.coordinator_key if name == coordinator else None
+        )
+    except Refusal as refusal:
+        raise StatementError(f"a restore that this federation's coordinator did not sign ({refusal.message})") from None
+    if manifest.federation_id != member.federation_id:
+        raise StatementError(f"a restore of federation {escaped(manifest.federation_id, 80)!r}")
+    try:
+        _made(manifest)
+    except (ValueError, OverflowError) as error:
+        raise StatementError(f"a restore at a time that does not exist ({error})") from None
+    return manifest
+
+
+def _made(manifest: RestoreManifest) -> datetime:
+    return manifest.restored.ToDatetime(tzinfo=UTC)
+
+
+def _text(envelope: SignedEnvelope | None) -> str | None:
+    if envelope is None:
+        return None
+    return base64.b64encode(envelope.SerializeToString(deterministic=True)).decode()
+
+
+def _envelope(text: object) -> SignedEnvelope | None:
+    if text is None:
+        return None
+    return SignedEnvelope.FromString(base64.b64decode(str(text), validate=True))
