@@ -21,7 +21,6 @@ from coordinator.home import Home, address
 from coordinator.members.access import Access
 from coordinator.monitor import Monitor
 from coordinator.ownership import HomeError, take_office
-from coordinator.ownership import HomeError
 from coordinator.restored import newest_restore
 from coordinator.rounds.engine import Engine
 from coordinator.rounds.hub import Hub
@@ -114,7 +113,12 @@ class Coordinator:
         self._access_executor = ThreadPoolExecutor(4, thread_name_prefix="access")
         self._condition = Condition()
         self._access = Access(
-            self._database, self._access_executor, home.federation_id, condition=self._condition, clock=clock
+            self._database,
+            self._access_executor,
+            home.federation_id,
+            signing_key=home.signing_key,
+            condition=self._condition,
+            clock=clock,
         )
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None

@@ -88,12 +88,13 @@ class Refusal(Exception):
         reason: the stable reason, as in docs/reasons.md; a stem may carry a suffix ("mismatch:round").
         status: the gRPC status that goes with the reason.
         message: what was wrong, with the value, and what to do; no secret and nothing of another client.
-        receipt: the signed receipt of an update that was refused for good, to travel in the status details.
+        signed: what the coordinator signed about it, to travel in the status details: the receipt of an update that was
+            refused for good, or a revocation.
     """
 
-    def __init__(self, reason: str, message: str, *, receipt: SignedEnvelope | None = None) -> None:
+    def __init__(self, reason: str, message: str, *, signed: SignedEnvelope | None = None) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.status = REASONS[reason.partition(":")[0]]
         self.message = message
-        self.receipt = receipt
+        self.signed = signed

@@ -10,6 +10,7 @@ object for each event.
 import base64
 import hashlib
 import json
+import os
 import queue
 import socket
 import ssl
@@ -163,9 +164,9 @@ class Line:
         return w
 
 
-def attend(stub: Any, outbox: "queue.SimpleQueue[Any]", data: Line) -> Any:
+def attend(stub: Any, outbox: "queue.SimpleQueue[Any]", data: Line, nonce: bytes) -> Any:
     offer = federation_pb2.TaskOffer(task=TASK, samples=len(data.y), objectives=["loss"])
-    hello = federation_pb2.Hello(software="independent 1", tasks=[offer], device="cpu")
+    hello = federation_pb2.Hello(software="independent 1", tasks=[offer], device="cpu", nonce=nonce)
     outbox.put(federation_pb2.AttendRequest(hello=hello))
     return stub.Attend(iter(outbox.get, None))
 
@@ -261,8 +262,12 @@ def main() -> None:
             tell("refused", status=error.code().name, reason=reason_of(error))
         outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         done = set[str]()
-        for response in attend(stub, outbox, data):
+        nonce = os.urandom(32)
+        for response in attend(stub, outbox, data, nonce):
             if response.WhichOneof("message") == "welcome":
+                time = unseal(b"fedpareto/v1/time", response.welcome.time, common_pb2.TimeManifest, coordinator)
+                assert (time.federation_id, time.client_id) == (member.federation_id, client_id)
+                assert time.nonce == nonce
                 tell("attends", federation_id=response.welcome.federation_id)
                 continue
             if response.WhichOneof("message") != "assignment":

@@ -326,9 +326,9 @@ def _abort(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
     info, details = AnyMessage(), []
     info.Pack(error_details_pb2.ErrorInfo(reason=refusal.reason, domain=ERROR_DOMAIN))
     details.append(info)
-    if refusal.receipt is not None:
+    if refusal.signed is not None:
         attached = AnyMessage()
-        attached.Pack(refusal.receipt)
+        attached.Pack(refusal.signed)
         details.append(attached)
     code = grpc.StatusCode[refusal.status.name]
     status = status_pb2.Status(code=code.value[0], message=refusal.message, details=details)

@@ -251,8 +251,8 @@ class Stage:
     def approve(self, client: str) -> None:
         self._admin.ApproveClient(admin.ApproveClientRequest(client_id=client), timeout=SECONDS)
 
-    def revoke(self, client: str) -> None:
-        self._admin.RevokeClient(admin.RevokeClientRequest(client_id=client), timeout=SECONDS)
+    def revoke(self, client: str, reason: str = "") -> None:
+        self._admin.RevokeClient(admin.RevokeClientRequest(client_id=client, reason=reason), timeout=SECONDS)
 
     # --- the record
 

@@ -539,7 +539,7 @@ def test_a_signed_receipt_that_comes_with_a_refusal_ends_the_matter(
             super().pop(index)
             receipt = coordinator.honest_receipt(coordinator.submissions[-1])
             receipt.accepted, receipt.reason = False, "non-finite"
-            return Refusal("non-finite", "NaN", receipt=seal(receipt, coordinator.signing_key))
+            return Refusal("non-finite", "NaN", signed=seal(receipt, coordinator.signing_key))
 
     coordinator.submit_refusals = Refusing([None])
     coordinator.assign(coordinator.assignment(*model))

@@ -4,6 +4,7 @@ import io
 import json
 import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from harness import wait_for
@@ -28,6 +29,7 @@ class Running:
         offers: dict[str, Offer],
         attacker: Attacker | None = None,
         policy: Policy | None = None,
+        uniform: Callable[[float, float], float] | None = None,
     ) -> None:
         home.directory.mkdir(exist_ok=True)
         self.out = io.StringIO()
@@ -39,7 +41,7 @@ class Running:
             offers=offers,
             device="cpu",
             events=Events(self.out),
-            uniform=random.Random(0).uniform,
+            uniform=uniform or random.Random(0).uniform,
             attacker=attacker,
             policy=policy or Policy.load(home.policy),
         )

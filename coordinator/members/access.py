@@ -21,12 +21,14 @@ from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
 import grpc
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from coordinator.clock import utc_now
 from coordinator.condition import Condition
+from coordinator.members.revocation import REVOKED, revoked
 from federation.certificates import der, load_certificate
 from federation.channels import ERROR_DOMAIN, STATUS_KEY
 from federation.identity import IdentityError, PeerIdentity, Role, parse_peer
@@ -153,6 +155,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         database: where certificates, clients and the record are.
         blocking: runs what waits for the database, so that the event loop never does.
         federation_id: whose certificates count.
+        signing_key: the coordinator's.
         condition: which faults the coordinator suffers from, and where those met here are noted.
         clock: the time, aware.
     """
@@ -163,6 +166,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         blocking: Executor,
         federation_id: str,
         *,
+        signing_key: Ed25519PrivateKey,
         condition: Condition | None = None,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -170,6 +174,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         self._condition = condition or Condition()
         self._blocking = blocking
         self._federation_id = federation_id
+        self._signing_key = signing_key
         self._clock = clock
         self._calls: dict[str, set[_Call]] = {}  # by actor; touched on the event loop only
         self._strangers: set[_Call] = set()  # those of `_calls` that showed no certificate
@@ -203,8 +208,11 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
     def revoke_live(self, client_id: str) -> None:
         """Ends every rpc of a client that is under way. Callable from any thread, after the revocation is committed."""
         actor = f"fedpareto://{self._federation_id}/client/{client_id}"
+        with self._database.read() as session:
+            client = session.get_one(Client, client_id)
+            refusal = revoked(self._federation_id, self._signing_key, client, None)
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._end, actor, _revoked())
+            self._loop.call_soon_threadsafe(self._end, actor, refusal)
 
     def stop(self) -> None:
         """Lets nobody in any more, and ends what streams to callers; a reply that is being handed in may finish.
@@ -350,7 +358,9 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         ):
             raise Refusal("certificate-unknown", "this federation has not issued your certificate")
         if row.revoked is not None or (client is not None and client.state is ClientState.REVOKED):
-            raise _revoked()
+            if client is None:
+                raise Refusal("certificate-revoked", REVOKED)
+            raise revoked(self._federation_id, self._signing_key, client, row)
         if self._clock() >= identity.not_after:
             raise _expired(identity)
 
@@ -395,8 +405,8 @@ async def abort(context: Context, refusal: Refusal) -> NoReturn:
     code: grpc.StatusCode = getattr(grpc.StatusCode, refusal.status.name)
     message = refusal.message[:MAX_MESSAGE_CHARACTERS]
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=refusal.reason, domain=ERROR_DOMAIN)]
-    if refusal.receipt is not None:
-        details.append(refusal.receipt)
+    if refusal.signed is not None:
+        details.append(refusal.signed)
     status = status_pb2.Status(code=code.value[0], message=message, details=map(_packed, details))
     await context.abort(code, message, ((STATUS_KEY, status.SerializeToString()),))
     raise AssertionError("abort returned")
@@ -435,10 +445,6 @@ def _authorise(rule: Rule | None, identity: PeerIdentity | None, action: str) ->
 
 def _stopping() -> Refusal:
     return Refusal("stopping", "the coordinator is stopping; try again when it is back")
-
-
-def _revoked() -> Refusal:
-    return Refusal("certificate-revoked", "your certificate has been revoked; ask an administrator why")
 
 
 def _expired(identity: PeerIdentity) -> Refusal:

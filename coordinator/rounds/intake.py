@@ -167,7 +167,7 @@ class Intake:
 
     def _refuse_for_good(self, admission: Admission, refusal: Refusal) -> None:
         receipt = self._record(admission, refusal)
-        raise Refusal(refusal.reason, refusal.message, receipt=receipt)
+        raise Refusal(refusal.reason, refusal.message, signed=receipt)
 
     def _record(self, admission: Admission, refusal: Refusal | None) -> SignedEnvelope:
         manifest = admission.manifest
@@ -295,7 +295,7 @@ def _stored_receipt(session: Session, assignment: Assignment, envelope: str) -> 
         return None
     receipt = SignedEnvelope.FromString(update.receipt)
     if not update.accepted:
-        raise Refusal(update.reason, assignment.message, receipt=receipt)
+        raise Refusal(update.reason, assignment.message, signed=receipt)
     return receipt
 
 

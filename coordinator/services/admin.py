@@ -129,7 +129,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             by=by,
             now=self._clock(),
         )
-        self._access.revoke_live(request.client_id)
+        await self._in_thread(self._access.revoke_live, request.client_id)
         await self._in_thread(self._engine.client_revoked, request.client_id)
         await self._wake_runs()
         return messages.RevokeClientResponse(client=await self._client(request.client_id))

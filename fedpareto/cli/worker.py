@@ -14,6 +14,7 @@ import typer
 from fedpareto.cli.code_option import CodeOption
 from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.join_string import STANDARD_INPUT, read_join_string
+from fedpareto.cli.logs import to_standard_error
 from fedpareto.cli.passphrases import new_passphrase, passphrase_for
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def run(
     from federation.tasks import DataSource, Part, PartError  # noqa: PLC0415
     from worker.home import Home, HomeError  # noqa: PLC0415
 
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    to_standard_error("INFO", "%(asctime)s %(levelname)s %(message)s")
     try:
         rehearsal = parse_attack(attack) if attack is not None else None
         if accomplices is not None and rehearsal is None:
