@@ -8,6 +8,7 @@ import pytest
 from matrices import reference
 from numpy.typing import NDArray
 
+from coordinator.aggregation.objectives import reweighted
 from coordinator.aggregation.phases import (
     Jacobian,
     Phase,
@@ -137,8 +138,9 @@ def test_fsmgda_is_the_papers_server_step() -> None:
             objectives=names,
             parameters=d,
             encoder=(slice(0, d),),
+            local_rate=1.0,
         )
-        conversation = algorithm("fsmgda", {"sums": True}).round(given)
+        conversation = algorithm("fsmgda", {"sums": True, "bound": "none"}).round(given)
         assert next(conversation) == Train(separate=True)
         replies = [
             reply(client, own, tuple(own), samples=samples[client])  # type: ignore[arg-type]
@@ -215,12 +217,113 @@ def test_the_average_of_the_updates_goes_through_the_stages() -> None:
     clients.gradients["cleo", "left"] *= 1e3
     steps = []
     for pre in ([], ["normalise"]):
-        conversation = algorithm("fedcmoo", {"sketch": "exact", "pre": pre}).round(context(ALL))
+        conversation = algorithm("fedcmoo", {"sketch": "exact", "pre": pre, "bound": "none"}).round(context(ALL))
         phase = conversation.send(clients.answer(next(conversation)))
         steps.append(last(conversation, clients.answer(phase)))
     plain, normalised = (np.linalg.norm(direction(step)) for step in steps)
     assert plain > 100
     assert normalised <= 1 + 1e-6
+
+
+# --- bounds
+
+CROWD = {f"client-{i}": TWO for i in range(7)}
+BOUNDED = [
+    ("fsmgda", {}),
+    ("fedcmoo", {"sketch": "exact"}),
+    ("fedcmoo", {"sketch": "count", "budget": 1.0}),
+    ("fedcmoo", {"sketch": "svd", "budget": 1.0}),
+    ("fedcmoo", {"sketch": "svd-two-way", "budget": 1.0}),
+]
+
+
+def stepped(name: str, keys: Mapping[str, Any], clients: Clients) -> Step:
+    conversation = algorithm(name, {**keys, **({} if name == "fsmgda" else {"weights": "exact"})}).round(context(CROWD))
+    phase: Phase = next(conversation)
+    while not isinstance(phase, Train):
+        phase = conversation.send(clients.answer(phase))
+    return last(conversation, clients.answer(phase))
+
+
+@pytest.mark.parametrize("bound", ["clip", "normalise"])
+@pytest.mark.parametrize(("name", "keys"), BOUNDED)
+def test_a_client_that_scales_its_gradients_moves_the_step_by_no_more_than_its_bounded_part(
+    name: str, keys: Mapping[str, Any], bound: str
+) -> None:
+    honest = direction(stepped(name, {**keys, "bound": bound}, Clients(CROWD)))
+    moved = {}
+    for size in (1e3, 1e9):
+        clients = Clients(CROWD)
+        for objective in TWO:
+            clients.gradients["client-3", objective] *= size
+        moved[size] = direction(stepped(name, {**keys, "bound": bound}, clients))
+        assert np.linalg.norm(moved[size] - honest) <= 1.0 * np.linalg.norm(honest)
+    np.testing.assert_allclose(moved[1e9], moved[1e3], rtol=1e-3, atol=1e-3 * np.linalg.norm(honest))
+
+
+@pytest.mark.parametrize(("name", "keys"), BOUNDED)
+def test_without_a_bound_a_client_that_scales_its_gradients_decides_alone(name: str, keys: Mapping[str, Any]) -> None:
+    clients = Clients(CROWD)
+    for objective in TWO:
+        clients.gradients["client-3", objective] *= 1e3
+    own = clients.gradients["client-3", "left"] + clients.gradients["client-3", "right"]
+    step = direction(stepped(name, {**keys, "bound": "none"}, clients))
+    assert step @ own / np.linalg.norm(step) / np.linalg.norm(own) > 0.7
+
+
+def test_a_second_leg_that_no_sketch_could_have_is_cut_to_what_one_could() -> None:
+    def lying(scale: float) -> NDArray[np.float64]:
+        clients = Clients(CROWD)
+        conversation = algorithm("fedcmoo", {"sketch": "svd-two-way", "budget": 0.5, "weights": "exact"}).round(
+            context(CROWD)
+        )
+        phase = conversation.send(clients.answer(next(conversation)))
+        assert isinstance(phase, Residual)
+        answers = [
+            reply(one.client_id, {name: row * np.float32(scale) for name, row in zip(one.names, one.rows, strict=True)})
+            if one.client_id == "client-3"
+            else one
+            for one in clients.answer(phase)
+        ]
+        train = conversation.send(Replies(answers))
+        assert isinstance(train, Train)
+        assert train.weights is not None
+        return np.array([train.weights[name] for name in TWO])
+
+    np.testing.assert_allclose(lying(1e12), lying(1e6), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"bound": "some"}, "bound must be one of clip, normalise, none; got 'some'"),
+        ({"bound_norm": 0.5}, "bound_norm must be finite and at least 1; got 0.5"),
+    ],
+)
+def test_a_bound_that_does_not_exist_is_refused(keys: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(HyperparameterError, match=message):
+        algorithm("fsmgda", keys)
+
+
+def test_submitting_without_a_bound_is_warned_of() -> None:
+    assert algorithm("fedcmoo", {}).cautions() == ()
+    assert (
+        'bound = "none" takes gradients as clients send them' in algorithm("fedcmoo", {"bound": "none"}).cautions()[0]
+    )
+
+
+def test_the_updates_that_are_left_after_a_dropout_make_up_for_it_where_they_can() -> None:
+    serves = [("left",), ("left",), ("right",)]
+    prior = np.full(3, 1 / 3)
+    factors = {"left": 0.6 / 0.5, "right": 0.4 / 0.5}  # four were asked, two for each objective
+    np.testing.assert_allclose(
+        reweighted(prior, serves, factors, {"left": 0.6, "right": 0.4}), [0.25, 0.25, 0.5], atol=1e-12
+    )
+    lost = reweighted(prior[:2] * 1.5, serves[:2], factors, {"left": 0.6, "right": 0.4})
+    np.testing.assert_allclose(lost, [0.25, 0.25], atol=1e-12)
+
+
+# --- records
 
 
 def test_an_objective_that_nobody_serves_keeps_its_share_and_the_record_says_so() -> None:

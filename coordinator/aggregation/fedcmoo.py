@@ -9,10 +9,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.aggregation.base import describe
+from coordinator.aggregation.bounds import factors
 from coordinator.aggregation.fedavg import FedAvg
 from coordinator.aggregation.objectives import (
     ObjectiveRule,
     Service,
+    reweighted,
     training,
     weights_after,
     weights_before,
@@ -40,7 +43,8 @@ from coordinator.aggregation.rules import (
     Vector,
 )
 from federation.objectives import width
-from federation.sketches import SKETCHES, Linear, Part, SketchError, TwoWaySvd, clip_to_psd, sketch
+from federation.sketches import SKETCHES, Linear, Part, Sketch, SketchError, TwoWaySvd, clip_to_psd, sketch
+from federation.sketches.base import Message
 from federation.sketches.seeds import own_seed, shared_seed
 from federation.vectors import RowFile
 
@@ -50,6 +54,7 @@ UNBIASED_HELP = (
     "estimate the Gram matrix from two further, independent choices of clients, whose products are unbiased (the "
     "theory version, section 5); for sketches that are linear"
 )
+_ROUNDING = 1.001  # of products and norms that were sent in float32
 LATECOMERS_HELP = "selected clients that missed the Jacobian are asked to train, too"
 
 
@@ -129,10 +134,10 @@ class Conversation(ObjectiveRule, ABC):
         wanted = dict(zip(service.objectives, scaled.tolist(), strict=True))
         answered = {reply.client_id: Selected(reply.samples, reply.objectives) for reply in gradients.replies}
         able = {**context.selected, **answered} if self.latecomers else answered
-        factors, busy = training(wanted, able, context)
-        replies = yield Train(weights=factors, from_jacobian=True, measure=not self.measures, clients=busy)
+        share, busy = training(wanted, able, context)
+        replies = yield Train(weights=share, from_jacobian=True, measure=not self.measures, clients=busy)
         combination = dataclasses.replace(
-            self.decide(replies.rows(context)),
+            self._average(replies, share, wanted, context),
             state=weights_after(context.state, context.objectives, service.objectives, chosen.weights),
             objectives=Objectives(
                 names=service.objectives,
@@ -145,6 +150,33 @@ class Conversation(ObjectiveRule, ABC):
             ),
         )
         return Step(replies, combination, consulted=gradients.consulted)
+
+    def _average(
+        self, replies: Replies, share: Mapping[str, float], wanted: Mapping[str, float], context: RoundContext
+    ) -> Combination:
+        """The average of the bounded updates.
+
+        Args:
+            replies: the updates.
+            share: the weight of each objective in a client's loss; an update is about as long as their sum.
+            wanted: the weight that each objective is to have in the step.
+            context: of the round.
+        """
+        rows = replies.rows(context)
+        served = [reply.objectives for reply in replies]
+        loads = [sum(share.get(name, 0.0) for name in names) for names in served]
+        norms = {
+            client: norm / load if load > 0 else 0.0
+            for client, norm, load in zip(rows.clients, rows.norms.tolist(), loads, strict=True)
+        }
+        bounded = factors(norms, self.bound, self.bound_norm)
+        scale = np.array([bounded[client] for client in rows.clients])
+        prior = reweighted(rows.prior, served, share, wanted)
+        total = float(prior.sum())
+        answer = self.decide(dataclasses.replace(rows, gram=rows.gram * scale * scale[:, None], prior=prior / total))
+        coefficients = answer.coefficients * scale * total
+        diagnostics = answer.diagnostics | describe(rows.gram, coefficients, answer.weights)
+        return dataclasses.replace(answer, coefficients=coefficients, diagnostics=diagnostics)
 
     def _gradients(self, context: RoundContext) -> Generator[Phase, Replies, Gradients]:
         """The phases before the training: everybody's sketches, and what the estimate needs besides."""
@@ -159,6 +191,11 @@ class Conversation(ObjectiveRule, ABC):
         replies = yield ask
         service = Service.among(replies, context)
         consulted = list(replies)
+
+        def parts(given: Replies, service: Service, again: Mapping[str, Message] | None = None) -> Iterator[Part]:
+            norms = gradient_norms(given, made, seed)
+            return weighed(given, service, self.factors(norms), again or {})
+
         if self.unbiased and isinstance(made, Linear):
             first = yield dataclasses.replace(ask, measure=False, clients=context.draw("jacobian-1"))
             second = yield dataclasses.replace(ask, measure=False, clients=context.draw("jacobian-2"))
@@ -176,7 +213,9 @@ class Conversation(ObjectiveRule, ABC):
             )
             clients = tuple(reply.client_id for reply in replies)
             lost = yield Residual(jacobian=ask, reference=reference, objectives=service.objectives, clients=clients)
-            G = made.gram(parts(replies, service, lost), service.objectives, shared_seed=seed)
+            lengths = np.linalg.norm(made.vectors(reference, len(service.objectives), shared_seed=seed), axis=1)
+            again = residuals(lost, gradient_norms(replies, made, seed), lengths)
+            G = made.gram(parts(replies, service, again), service.objectives, shared_seed=seed)
             consulted += lost
         else:
             G = made.gram(parts(replies, service), service.objectives, shared_seed=seed)
@@ -266,17 +305,59 @@ class FedCMOOPref(Conversation):
         return Weighed(found.weights, found.mode, tuple(filter(None, (found.note,))), found.divergence)
 
 
-def parts(replies: Replies, service: Service, again: Replies | None = None) -> Iterator[Part]:
-    """What each client says of its Jacobian, in one phase or in two, one client after the other."""
-    second = {reply.client_id: reply for reply in again or ()}
+def gradient_norms(replies: Replies, made: Sketch, shared_seed: int) -> dict[tuple[str, str], float]:
+    """The norm of each client's gradient of each of its objectives, as its sketch tells it, by (client, objective)."""
+    norms: dict[tuple[str, str], float] = {}
+    for reply in replies:
+        part = Part(reply.objectives, np.ones(len(reply.objectives)), _arrays(reply))
+        squares = np.diag(made.gram([part], reply.objectives, shared_seed=shared_seed))
+        lengths = np.sqrt(np.maximum(squares, 0.0)).tolist()
+        norms |= {(reply.client_id, name): length for name, length in zip(reply.objectives, lengths, strict=True)}
+    return norms
+
+
+def weighed(
+    replies: Replies,
+    service: Service,
+    bounded: Mapping[tuple[str, str], float],
+    again: Mapping[str, Message],
+) -> Iterator[Part]:
+    """What each client says of its Jacobian, one client after the other.
+
+    Args:
+        replies: to the first leg.
+        service: who serves what among them.
+        bounded: what multiplies each gradient, by (client, objective).
+        again: the rows of the second leg, by client.
+    """
     for reply in replies:
         weights = [
-            service.weight(reply.client_id, name) if name in service.objectives else 0.0 for name in reply.objectives
+            service.weight(reply.client_id, name) * bounded[reply.client_id, name]
+            if name in service.objectives
+            else 0.0
+            for name in reply.objectives
         ]
-        rows = _arrays(reply)
-        if reply.client_id in second:
-            rows |= _arrays(second[reply.client_id])
-        yield Part(reply.objectives, np.array(weights), rows)
+        yield Part(reply.objectives, np.array(weights), {**_arrays(reply), **again.get(reply.client_id, {})})
+
+
+def residuals(
+    replies: Replies, norms: Mapping[tuple[str, str], float], lengths: NDArray[np.float64]
+) -> dict[str, Message]:
+    """The second leg by client, within the inequality of Cauchy and Schwarz, which no honest client exceeds.
+
+    Args:
+        replies: each with the inner products of what its sketch left out and the reference, (M_i, M) row by row.
+        norms: of the gradients, by (client, objective).
+        lengths: of the reference's rows, shape (M,).
+    """
+    found: dict[str, Message] = {}
+    for reply in replies:
+        own = np.array([norms[reply.client_id, name] for name in reply.objectives])
+        most = (_ROUNDING * np.outer(own, lengths)).reshape(-1)
+        found[reply.client_id] = {
+            name: np.clip(values, -most, most).astype(np.float32) for name, values in _arrays(reply).items()
+        }
+    return found
 
 
 def _arrays(reply: Reply) -> dict[str, NDArray[np.float32]]:

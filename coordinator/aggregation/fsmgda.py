@@ -48,10 +48,11 @@ class FSMGDA(ObjectiveRule):
         replies = yield Train(separate=True)
         service = Service.among(replies, context)
         rows = [(reply.client_id, name) for reply in replies for name in reply.names]
+        K = replies.gram
+        factors = self.factors(dict(zip(rows, np.sqrt(np.diag(K)).tolist(), strict=True)))
         W = np.zeros((len(service.objectives), len(rows)))
         for at, (client, name) in enumerate(rows):
-            W[service.objectives.index(name), at] = service.weight(client, name)
-        K = replies.gram
+            W[service.objectives.index(name), at] = service.weight(client, name) * factors[client, name]
         G = W @ K @ W.T
         seen = G if self.scope == "all" else W @ replies.gram_over(self.columns(context)) @ W.T
         before = weights_before(context.state, context.objectives, service.objectives)

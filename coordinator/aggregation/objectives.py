@@ -7,7 +7,7 @@ the share of all who do (Yang et al., 2023, section 3).
 
 import math
 from abc import ABC
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from coordinator.aggregation import torchjd
 from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.bounds import BOUNDS, factors
 from coordinator.aggregation.find_weights import find_weights
 from coordinator.aggregation.phases import Replies, RoundContext, Selected
 from coordinator.aggregation.qp import min_norm
@@ -30,6 +31,11 @@ SCOPE_HELP = (
     "objectives share"
 )
 NORMALISE_HELP = "make the gradients of all objectives equally long, here and in the step: no loss counts by its scale"
+BOUND_HELP = (
+    'what bounds each client\'s gradients and updates: "clip" shortens those longer than bound_norm medians of their '
+    'objective, "normalise" gives all the median norm, "none" takes them as they come (the papers)'
+)
+BOUND_NORM_HELP = "of clip, at least 1: in medians of the norms"
 BETA_HELP = "the step of pgd"
 STEPS_HELP = "the number of steps of pgd"
 
@@ -41,6 +47,8 @@ class ObjectiveRule(Algorithm, ABC):
     weights: str = field(default="exact", metadata={"help": WEIGHTS_HELP})
     scope: str = field(default="all", metadata={"help": SCOPE_HELP})
     normalise: bool = field(default=False, metadata={"help": NORMALISE_HELP})
+    bound: str = field(default="clip", metadata={"help": BOUND_HELP})
+    bound_norm: float = field(default=2.0, metadata={"help": BOUND_NORM_HELP})
     beta: float = field(default=0.001, metadata={"help": BETA_HELP})
     steps: int = field(default=1000, metadata={"help": STEPS_HELP})
 
@@ -51,18 +59,32 @@ class ObjectiveRule(Algorithm, ABC):
             torchjd.rule(self.weights)
         elif self.weights not in ("exact", "pgd"):
             raise HyperparameterError(f'weights must be "exact", "pgd" or "torchjd:NAME"; got {self.weights!r}')
+        if self.bound not in BOUNDS:
+            raise HyperparameterError(f"bound must be one of {', '.join(BOUNDS)}; got {self.bound!r}")
+        if not 1 <= self.bound_norm < np.inf:
+            raise HyperparameterError(f"bound_norm must be finite and at least 1; got {self.bound_norm!r}")
         if not (0 <= self.beta < np.inf and self.steps >= 1):
             raise HyperparameterError(
                 f"beta and steps: a step of at least 0, and at least one; got {self.beta}, {self.steps}"
             )
 
     def cautions(self) -> tuple[str, ...]:
-        """See the base; and gradients are taken as they come."""
+        """Adds how far a client that scales its gradients gets."""
+        if self.bound != "none":
+            return super().cautions()
         return (
             *super().cautions(),
-            f"{self.name} takes gradients as clients send them: one that scales its own decides what the objectives "
-            "weigh; use it among members who trust each other",
+            f'{self.name} with bound = "none" takes gradients as clients send them: one that scales its own decides '
+            'what the objectives weigh; leave the default, bound = "clip", among members who do not trust each other',
         )
+
+    def factors(self, norms: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+        """What bounds the gradients (or updates) of these norms, by (client, objective): compared by objective."""
+        found: dict[tuple[str, str], float] = {}
+        for objective in {name for _, name in norms}:
+            of_one = {key: norm for key, norm in norms.items() if key[1] == objective}
+            found |= factors(of_one, self.bound, self.bound_norm)
+        return found
 
     def columns(self, context: RoundContext) -> tuple[slice, ...]:
         """The columns that the Gram matrix is made of."""
@@ -186,6 +208,30 @@ def training(
         if wanted.get(name, 0.0) > 0
     }
     return factors, tuple(busy)
+
+
+def reweighted(
+    prior: Vector, serves: Sequence[tuple[str, ...]], factors: Mapping[str, float], wanted: Mapping[str, float]
+) -> Vector:
+    """The client weights c that bring sum_i c_i factor_k [i serves k] nearest to wanted_k, shape (m,).
+
+    `training` made the factors for the clients that were asked. Where one of them did not reply, the mean of the
+    others' updates would give an objective that fewer now serve too little. The distance is the sum of squares over
+    objectives; of several minima, c is the one nearest to the prior. An objective that no client is left to serve gets
+    nothing. The prior stays where c would need a negative weight.
+
+    Args:
+        prior: of the clients that replied, shape (m,).
+        serves: the objectives of each of them.
+        factors: the weight of each objective in a client's loss.
+        wanted: lambda by objective.
+    """
+    A = np.array([[factor * (name in served) for served in serves] for name, factor in factors.items()])
+    missing = np.array([wanted[name] for name in factors]) - A @ prior
+    if np.abs(missing).max(initial=0.0) <= 1e-12:
+        return prior
+    corrected: Vector = prior + np.linalg.lstsq(A, missing, rcond=None)[0]
+    return prior if (corrected < 0).any() else corrected
 
 
 def weights_before(state: Mapping[str, Any], objectives: tuple[str, ...], present: tuple[str, ...]) -> Vector:
