@@ -67,7 +67,8 @@ def known(K: Matrix) -> Rows:
 
 
 def by_algorithm(name: str, rows: list[Row], K: Matrix, gram_seconds: float, repeats: int) -> dict[str, Any]:
-    rule, seen = algorithm(name), known(K)
+    # FedMGDA+ without a box: what docs/benchmarks.md says was measured so.
+    rule, seen = algorithm(name, {"epsilon": 1.0} if name == "fedmgda+" else {}), known(K)
     answer = rule.decide(seen)
     with one_thread():  # as in a run
         rule_seconds = best(lambda: rule.decide(seen), repeats)

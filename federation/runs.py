@@ -15,7 +15,16 @@ import re
 import tomllib
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from federation.objectives import OBJECTIVE
 from federation.problems import explain
@@ -31,6 +40,16 @@ MAX_DEADLINE = 366 * 86_400.0
 
 Split = Literal["train", "validation", "test"]
 Objective = Annotated[str, Field(pattern=f"^{OBJECTIVE}$")]
+
+
+def _share_or_majority(value: Any) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value != "majority" and not (number and 0 <= value <= 1):
+        raise ValueError('a share from 0 to 1 is needed, or "majority"')
+    return value
+
+
+Quorum = Annotated[float | Literal["majority"], BeforeValidator(_share_or_majority)]
 
 
 class SpecError(ValueError):
@@ -145,8 +164,9 @@ class JacobianSpec(_Section):
     """The phase in which clients send sketches of their gradients (FedCMOO), and its second leg."""
 
     deadline_seconds: float = Field(600.0, gt=0, le=MAX_DEADLINE, description="later replies are refused")
-    quorum: float = Field(
-        0.5, ge=0, le=1, description="share of the wanted replies without which the round is skipped at the deadline"
+    quorum: Quorum = Field(
+        "majority",
+        description="replies that a round needs: a share of those wanted, from 0 to 1, or more than half of them",
     )
 
 
@@ -164,16 +184,23 @@ class SelectionSpec(_Section):
     over_selection: float = Field(
         1.0, ge=1, le=10, description="ask so many times more clients than needed; the first ones count"
     )
-    quorum: float = Field(
-        0.5, ge=0, le=1, description="share of the wanted replies without which the round is skipped at the deadline"
+    quorum: Quorum = Field(
+        "majority",
+        description="replies that a round needs: a share of those wanted, from 0 to 1, or more than half of them",
     )
 
 
 class LimitsSpec(_Section):
-    """What the run bears."""
+    """Bounds on what clients send, and on failing rounds."""
 
     samples: int = Field(
-        10_000_000, ge=1, le=2**53, description="a client that claims more training samples is refused"
+        10_000_000,
+        ge=1,
+        le=2**53,
+        description="an update that claims more training samples is refused; an offer of more counts as this many",
+    )
+    norm: float = Field(
+        1e12, gt=0, description="an update is refused when the Euclidean norm of one of its rows is larger"
     )
     skipped_rounds: int = Field(3, ge=1, le=MAX_COUNT, description="so many skipped rounds in a row fail the run")
 

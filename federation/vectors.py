@@ -29,6 +29,8 @@ _MAX_DIMENSIONS = 32
 _MAX_ELEMENTS = 2**48
 # Small enough to stay in a core's cache between the digest and the look at the values, large enough for a wide BLAKE3.
 _CHECK_BYTES = 1 << 17
+# Elements that are squared at a time: below the length from which the linear algebra library starts threads.
+_SQUARED_AT_A_TIME = 1 << 12
 
 Vector = NDArray[np.float32]
 
@@ -232,22 +234,23 @@ def update_rows(path: Path) -> dict[str, RowFile]:
 
 
 class PayloadCheck:
-    """Looks at an arriving payload once: digest, layout, finite values and zero rows in one pass.
+    """Checks an arriving payload in one pass: digest, layout, finite values, and the norm of each row.
 
     A problem with the content does not stop the reading: it is kept in `problem`, so that the digest of the whole is
-    known first, and a damaged transfer is told from a bad update. Memory: the header and three bytes.
+    known first, and a damaged transfer is told from a bad update. Memory: the header, three bytes, and a small buffer.
 
     Attributes:
         problem: what is wrong with the content: `limit:header`, `layout`, `dtype` or `non-finite`; None while nothing
             is. Complete after `finish`.
-        zero_rows: tensors whose elements are all zero, complete after `finish`. Whether that is a fault is the
-            caller's policy.
+        norms: the Euclidean norm of each tensor by its name, computed in float64, in the order of the layout. Zero
+            exactly where every element is zero. Complete after `finish` where there is no problem. Whether a norm is a
+            fault is the caller's policy.
     """
 
     def __init__(self, layout: Layout, algorithm: str = DEFAULT_ALGORITHM) -> None:
         """Expects a file of `layout`; the digest is made with `algorithm` (see federation.digests)."""
         self.problem: Refusal | None = None
-        self.zero_rows: tuple[str, ...] = ()
+        self.norms: dict[str, float] = {}
         self._layout = layout
         self._algorithm = algorithm
         self._hasher = hasher(algorithm)
@@ -255,7 +258,8 @@ class PayloadCheck:
         self._split = b""  # the first bytes of an element whose rest is in the next chunk
         self._row = 0
         self._left = layout.tensors[0].size  # elements still missing from the current row
-        self._nonzero = False
+        self._squares = 0.0  # the sum of the squares of the current row so far; at most 2**48 times 2**256
+        self._buffer = np.empty(_SQUARED_AT_A_TIME)
 
     def feed(self, chunk: bytes | memoryview) -> None:
         """Takes in the next piece, of any size."""
@@ -318,16 +322,25 @@ class PayloadCheck:
             low, high = float(part.min()), float(part.max())  # NaN wins in both
             if not (math.isfinite(low) and math.isfinite(high)):
                 raise Refusal("non-finite", f"row {name[:80]!r} holds NaN or infinite values")
-            self._nonzero |= low != 0.0 or high != 0.0
+            self._squares += self._sum_of_squares(part)
             self._left -= len(part)
             values = values[len(part) :]
             if self._left == 0:
-                if not self._nonzero:
-                    self.zero_rows += (name,)
+                self.norms[name] = math.sqrt(self._squares)
                 self._row += 1
-                self._nonzero = False
+                self._squares = 0.0
                 if self._row < len(self._layout.tensors):
                     self._left = self._layout.tensors[self._row].size
+
+    def _sum_of_squares(self, values: Vector) -> float:
+        # A float32 squared is between 2**-298 and 2**256: float64 neither loses nor overflows.
+        total = 0.0
+        for start in range(0, len(values), _SQUARED_AT_A_TIME):
+            part = values[start : start + _SQUARED_AT_A_TIME]
+            wide = self._buffer[: len(part)]
+            wide[:] = part
+            total += float(wide @ wide)
+        return total
 
 
 def _move(piece: memoryview, header: bytearray, wanted: int) -> memoryview:

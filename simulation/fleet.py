@@ -79,8 +79,8 @@ class SimulatedFleet(Fleet):
 
     def known(self, session: Session) -> dict[str, Selected]:
         """See the base: everybody with training samples."""
-        serves = self._population.serves
-        return {name: Selected(n, serves[name]) for name, n in self._population.samples.items() if n > 0}
+        serves, limit = self._population.serves, self._run.spec.limits.samples
+        return {name: Selected(min(n, limit), serves[name]) for name, n in self._population.samples.items() if n > 0}
 
     def pool(self, session: Session) -> dict[str, int]:
         """See the base: everybody with training samples."""
@@ -300,9 +300,11 @@ class SimulatedFleet(Fleet):
             task=self._run.spec.task,
             seconds=seconds,
         )
-        limit = self._run.spec.limits.samples
+        limits = self._run.spec.limits
         trains = isinstance(question.phase, Train)
-        problem = content_problem(manifest, trains=True, limit=limit) or payload_problem(check, trains=trains)
+        problem = content_problem(manifest, trains=True, limits=limits) or payload_problem(
+            check, trains=trains, limits=limits
+        )
         envelope = SignedEnvelope(manifest=manifest.SerializeToString(deterministic=True))
         keeps = problem is None and trains and self._keeps_updates
         if keeps:

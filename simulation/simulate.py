@@ -15,7 +15,7 @@ from coordinator.clock import utc_now
 from coordinator.home import SETTINGS_FILE, Home, Settings
 from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleet import Held, RunFacts, Surroundings
-from coordinator.rounds.specification import fitting_objectives, parse_run
+from coordinator.rounds.specification import cautions, fitting_objectives, parse_run
 from coordinator.rounds.states import move_run
 from federation.attacks.probe import Probe
 from federation.digests import digest
@@ -95,7 +95,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         resume: bool = False,
     ) -> None:
         self.spec, self._algorithm = parse_run(spec)
-        self.cautions = self._algorithm.cautions()
+        self.cautions = cautions(self.spec, self._algorithm)
         found = _found(home, resume)  # first: data may take a while
         chosen = pick_device(device)
         if threads is not None:

@@ -451,7 +451,7 @@ def test_watching_a_run_that_has_ended_shows_its_rounds_and_how_it_ended(
     ("rule", "warned"),
     [
         ('"fedmgda"', True),
-        ('"fedmgda+"', True),
+        ('"fedmgda+"', False),
         ('"fedmgda+"\nepsilon = 1.0', True),
         ('"fedmgda+"\nepsilon = 0.1', False),
         ('"fedavg"', False),

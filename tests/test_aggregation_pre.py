@@ -156,8 +156,8 @@ def test_a_sign_flip_stops_fedmgda_plus_and_mixing_in_front_of_it_undoes_that() 
         length = np.linalg.norm(direction) * np.linalg.norm(honest)
         return float(direction @ honest / length) if length else 0.0
 
-    bare = aggregate("fedmgda+", U)
-    mixed = aggregate("fedmgda+", U, pre=["normalise", "nnm"], byzantine=2)
+    bare = aggregate("fedmgda+", U, epsilon=1.0)
+    mixed = aggregate("fedmgda+", U, epsilon=1.0, pre=["normalise", "nnm"], byzantine=2)
     assert bare.diagnostics["stationary"] or np.linalg.norm(bare.direction) < 0.05
     assert cosine(mixed.direction) > 0.95
     assert np.linalg.norm(mixed.direction) > 0.5

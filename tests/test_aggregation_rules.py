@@ -57,7 +57,7 @@ def test_weights_are_a_distribution_and_the_direction_is_c_u(U: Matrix, name: st
 @settings(deadline=None)
 @given(zoo, st.sampled_from(MGDA))
 def test_mgda_gives_a_direction_that_no_client_opposes(U: Matrix, name: str) -> None:
-    result = aggregate(name, U)
+    result = aggregate(name, U, **({"epsilon": 1.0} if name == "fedmgda+" else {}))
     d = result.direction
     rows = U if name == "fedmgda" else U / np.maximum(np.linalg.norm(U, axis=1, keepdims=True), 1e-300)
     kept = np.linalg.norm(rows, axis=1) > 0
@@ -135,12 +135,13 @@ def test_a_zero_update_contributes_nothing_to_normalised_averages() -> None:
 @pytest.mark.parametrize("name", MGDA)
 def test_a_zero_update_stops_mgda_unless_it_is_dropped(name: str) -> None:
     U = np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
-    stopped = aggregate(name, U)
+    unboxed = {"epsilon": 1.0} if name == "fedmgda+" else {}
+    stopped = aggregate(name, U, **unboxed)
     assert stopped.diagnostics["stationary"] == 1
     assert not stopped.direction.any()
     assert not stopped.coefficients.any()
-    moving = aggregate(name, U, drop_zero=True)
-    np.testing.assert_allclose(moving.direction, aggregate(name, U[:2]).direction)
+    moving = aggregate(name, U, drop_zero=True, **unboxed)
+    np.testing.assert_allclose(moving.direction, aggregate(name, U[:2], **unboxed).direction)
     assert moving.weights[2] == 0
     assert aggregate(name, np.zeros((2, 3)), drop_zero=True).diagnostics["stationary"] == 1
 
@@ -240,9 +241,9 @@ def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -
         ("fedmgda++", {}, r"no algorithm 'fedmgda\+\+'; there are fedavg, fedavg-n, fedmgda, fedmgda\+"),
         ("fedmgda+", {"eps": 1}, r"eps: fedmgda\+ has no such hyper-parameter; it has epsilon, drop_zero"),
         ("fedavg", {"epsilon": 1}, "it has pre, byzantine, clip_norm"),
-        ("fedmgda+", {"epsilon": "1"}, "epsilon must be a number; got '1'"),
+        ("fedmgda+", {"epsilon": "1"}, "epsilon must be a number or \"auto\"; got '1'"),
         ("fedmgda+", {"epsilon": True}, "epsilon must be a number"),
-        ("fedmgda+", {"epsilon": -0.1}, r"epsilon must lie in \[0, 1\]; got -0.1"),
+        ("fedmgda+", {"epsilon": -0.1}, r"epsilon must be \"auto\" or lie in \[0, 1\]; got -0.1"),
         ("fedmgda+", {"epsilon": math.nan}, r"\[0, 1\]"),
         ("fedmgda", {"drop_zero": 1}, "drop_zero must be true or false; got 1"),
     ],

@@ -116,7 +116,7 @@ def test_bad_usage_ends_with_exit_code_2(arguments: tuple[str, ...]) -> None:
         ),
         (SPEC + "[simulation]\nattackers = 1", "simulation: attackers = 1 and attack = '': give both or neither"),
         (SPEC + '[algorithm]\nname = "fedmagic"', "algorithm.name: no algorithm 'fedmagic'"),
-        (SPEC + '[algorithm]\nname = "fedmgda+"\nepsilon = 7', "algorithm.epsilon must lie in [0, 1]"),
+        (SPEC + '[algorithm]\nname = "fedmgda+"\nepsilon = 7', 'algorithm.epsilon must be "auto" or lie in [0, 1]'),
         (SPEC + '[algorithm]\nname = "fedavg"\nepsilon = 0.1', "algorithm.epsilon: fedavg has no such hyper-parameter"),
     ],
 )
@@ -177,7 +177,7 @@ def test_what_submit_explains_is_a_specification_with_every_key() -> None:
         for section, value in written.items()
         for key in (value if isinstance(value, dict) else [""])
     }
-    assert "# epsilon = 1.0" in done.stdout
+    assert '# epsilon = "auto"' in done.stdout
     assert "# momentum, adam, yogi, adagrad: what is left of the momentum" in done.stdout
     assert "\n# beta1 = 0.9\n" in done.stdout
 
@@ -185,7 +185,7 @@ def test_what_submit_explains_is_a_specification_with_every_key() -> None:
 def test_the_keys_are_also_there_as_json() -> None:
     keys = json.loads(fedpareto("admin", "submit", "--explain", "--json").stdout)
     epsilon = next(key for key in keys if key["path"] == "algorithm.epsilon")
-    assert (epsilon["algorithm"], epsilon["default"], epsilon["type"]) == ("fedmgda+", "1.0", "number")
+    assert (epsilon["algorithm"], epsilon["default"], epsilon["type"]) == ("fedmgda+", '"auto"', 'number or "auto"')
     assert next(key for key in keys if key["path"] == "name")["default"] is None
 
 

@@ -140,7 +140,7 @@ def test_rounds_that_are_skipped_in_a_row_fail_the_run(stage: Stage) -> None:
 def test_a_client_that_declines_is_not_waited_for_and_its_reason_is_kept(stage: Stage) -> None:
     task = stage.task()
     ann, ben = stage.cast(task, "ann", "ben")
-    run = stage.submit(spec("declined", task, more="selection.minimum = 2"))
+    run = stage.submit(spec("declined", task, more="selection = { minimum = 2, quorum = 0.5 }"))
     ben.decline(ben.order(), "disk-full", "no room for the\x1b[31m model")
     ann.reply(ann.order())
     stage.wait_round(run, 0, RoundState.STEPPED)
@@ -157,7 +157,7 @@ def test_a_phase_that_everybody_declines_is_over_at_once(stage: Stage) -> None:
     for player in (ann, ben):
         player.decline(player.order(), "busy")
     skipped = stage.wait_round(run, 0)
-    assert skipped.reason == "quorum: 0 of 2 clients replied, 1 are needed"
+    assert skipped.reason == "quorum: 0 of 2 clients replied, 2 are needed"
     assert stage.wait_state(run, RunState.COMPLETED).model == digest(MODEL)
 
 
@@ -261,7 +261,7 @@ def test_a_client_that_joins_while_a_run_is_under_way_takes_part_from_the_next_r
 def test_a_client_that_is_revoked_is_not_waited_for(stage: Stage) -> None:
     task = stage.task()
     ann, gone = stage.cast(task, "ann", f"gone-{stage.count}")
-    run = stage.submit(spec("revoked", task, rounds=2, more="selection.minimum = 1"))
+    run = stage.submit(spec("revoked", task, rounds=2, more="selection.quorum = 0.5"))
     mine, theirs = ann.order(), gone.order()
     stage.revoke(gone.name)
     wait_for(lambda: stage.outcomes(run)[gone.name] == ("CANCELLED", "client-revoked"), "the assignment to be void")

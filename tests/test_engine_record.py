@@ -210,7 +210,7 @@ def test_a_step_that_overflows_is_not_made(stage: Stage) -> None:
     task = stage.task()
     (ann,) = stage.cast(task, "ann")
     huge = to_bytes(LAYOUT, np.full(LAYOUT.size, -3e38, np.float32))
-    run = stage.submit(spec("overflow", task, algorithm="fedavg"), model=huge)
+    run = stage.submit(spec("overflow", task, algorithm="fedavg", more="limits.norm = 1e40"), model=huge)
     ann.reply(ann.order(), np.full(LAYOUT.size, 3e38, np.float32))
     skipped = stage.wait_round(run, 0)
     assert skipped.reason.startswith("non-finite: ")
@@ -223,7 +223,7 @@ def test_a_second_moment_beyond_float32_skips_the_round_names_the_client_and_lea
 ) -> None:
     task = stage.task()
     ann, ben = stage.cast(task, "ann", "ben")
-    more = f'selection.minimum = 2\nserver = {{ optimiser = "{optimiser}", learning_rate = 0.01 }}'
+    more = f'selection.minimum = 2\nserver = {{ optimiser = "{optimiser}", learning_rate = 0.01 }}\nlimits.norm = 1e40'
     run = stage.submit(spec(f"huge-{optimiser}", task, algorithm="fedavg", more=more))
     ann.reply(ann.order())
     ben.reply(ben.order(), np.full(LAYOUT.size, 1e30, np.float32))
@@ -237,7 +237,7 @@ def test_a_second_moment_beyond_float32_skips_the_round_names_the_client_and_lea
 def test_what_would_overflow_the_second_moment_is_taken_once_updates_are_bounded(stage: Stage) -> None:
     task = stage.task()
     (ben,) = stage.cast(task, "ben")
-    more = 'algorithm.pre = ["normalise"]\nserver = { optimiser = "adam", learning_rate = 0.01 }'
+    more = 'algorithm.pre = ["normalise"]\nserver = { optimiser = "adam", learning_rate = 0.01 }\nlimits.norm = 1e40'
     run = stage.submit(spec("bounded", task, algorithm="fedavg", more=more))
     ben.reply(ben.order(), np.full(LAYOUT.size, 1e30, np.float32))
     stage.play(run, ben)

@@ -34,6 +34,10 @@ def test_a_quorum_is_at_least_one_reply() -> None:
     assert selection.quorum(1.0, 5) == 5
 
 
+def test_a_majority_is_more_than_half_and_so_at_least_two_of_two() -> None:
+    assert [selection.quorum("majority", want) for want in range(1, 7)] == [1, 2, 2, 3, 3, 4]
+
+
 @given(seed=st.integers(0, 2**63 - 1), number=st.integers(0, 1000), size=st.integers(1, 50))
 def test_the_choice_depends_on_seed_and_round_and_not_on_the_order_of_the_pool(
     seed: int, number: int, size: int

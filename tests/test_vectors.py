@@ -199,7 +199,8 @@ def test_a_file_that_is_longer_or_shorter_than_its_header_says_is_refused(tmp_pa
 def test_a_good_payload_passes_however_it_is_cut(cuts: list[int], algorithm: str) -> None:
     found = check(to_bytes(ROWS, numbers(ROWS)), cuts=tuple(cuts), algorithm=algorithm)
     assert found.problem is None
-    assert found.zero_rows == ()
+    vector = numbers(ROWS).astype(np.float64)
+    assert found.norms == pytest.approx({"loss": np.linalg.norm(vector[:7]), "fairness": np.linalg.norm(vector[7:])})
 
 
 @given(
@@ -217,16 +218,22 @@ def test_one_value_that_is_not_finite_is_found_wherever_it_is(where: int, value:
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=12))
-def test_zero_rows_are_named_and_the_smallest_value_is_not_zero(cuts: list[int]) -> None:
+def test_the_norm_of_a_row_is_zero_only_where_every_element_is(cuts: list[int]) -> None:
     vector = np.zeros(ROWS.size, np.float32)
     vector[0] = -0.0
-    assert check(to_bytes(ROWS, vector), cuts=tuple(cuts)).zero_rows == ("loss", "fairness")
+    assert check(to_bytes(ROWS, vector), cuts=tuple(cuts)).norms == {"loss": 0.0, "fairness": 0.0}
     vector[3] = np.finfo(np.float32).smallest_subnormal
     found = check(to_bytes(ROWS, vector), cuts=tuple(cuts))
-    assert found.zero_rows == ("fairness",)
+    assert found.norms == {"loss": pytest.approx(float(vector[3]), abs=0), "fairness": 0.0}
     assert found.problem is None
-    vector[-1] = -np.finfo(np.float32).max
-    assert check(to_bytes(ROWS, vector), cuts=tuple(cuts)).zero_rows == ()
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=12))
+def test_the_norm_of_the_largest_values_does_not_overflow(cuts: list[int]) -> None:
+    largest = np.finfo(np.float32).max
+    found = check(to_bytes(ROWS, np.full(ROWS.size, -largest)), cuts=tuple(cuts))
+    assert found.problem is None
+    assert found.norms == pytest.approx({"loss": float(largest) * 7**0.5, "fairness": float(largest) * 5**0.5})
 
 
 @given(st.integers(0, ROWS.file_bytes - 1), st.lists(st.integers(0, 10_000), max_size=6))

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from coordinator.aggregation.base import Algorithm, HyperparameterError
 from coordinator.aggregation.fedmgda import DROP_ZERO_HELP, combination, solve, standstill
@@ -16,25 +16,30 @@ class FedMGDAPlus(Algorithm):
 
     c_i = lambda_i / ||u_i||. Scaling an update changes nothing, so none can be made to count for more. With epsilon = 1
     the direction is a descent direction for everybody; a smaller epsilon moves towards FedAvg-n (epsilon = 0), bounds
-    every client's weight by lambda0_i + epsilon, and may cost that guarantee: see `descent_min`.
+    every client's weight by lambda0_i + epsilon, and may cost that guarantee: see `descent_min`. The default, "auto",
+    is epsilon = 1/m for the m rows of the round; the paper leaves the choice open.
     """
 
     name: ClassVar[str] = "fedmgda+"
 
-    epsilon: float = field(
-        default=1.0, metadata={"help": "half width of the box around lambda0, in [0, 1]; 0 is FedAvg-n, 1 no box"}
+    epsilon: float | Literal["auto"] = field(
+        default="auto",
+        metadata={
+            "help": "half width of the box around lambda0, in [0, 1]; 0 is FedAvg-n, 1 no box, auto 1/m for m updates"
+        },
     )
     drop_zero: bool = field(default=False, metadata={"help": DROP_ZERO_HELP})
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.epsilon) and 0 <= self.epsilon <= 1):
-            raise HyperparameterError(f"epsilon must lie in [0, 1]; got {self.epsilon!r}")
+        if self.epsilon != "auto" and not (math.isfinite(self.epsilon) and 0 <= self.epsilon <= 1):
+            raise HyperparameterError(f'epsilon must be "auto" or lie in [0, 1]; got {self.epsilon!r}')
 
     def cautions(self) -> tuple[str, ...]:
         """See the base; a box that binds is the answer to a client that stands still."""
-        return super().cautions() if self.epsilon < 1 else (*super().cautions(), standstill(self.name))
+        return (*super().cautions(), standstill(self.name)) if self.epsilon == 1 else super().cautions()
 
     def combine(self, rows: Rows) -> Combination:
         """See the class."""
-        solution = solve(unit_gram(rows.gram), rows.prior, epsilon=self.epsilon, drop_zero=self.drop_zero)
+        epsilon = 1.0 / rows.current if self.epsilon == "auto" else self.epsilon
+        solution = solve(unit_gram(rows.gram), rows.prior, epsilon=epsilon, drop_zero=self.drop_zero)
         return combination(rows.gram, solution, inverse_norms(rows.gram))

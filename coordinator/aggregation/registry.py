@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin
 
 from coordinator.aggregation import torchjd
 from coordinator.aggregation.afl import AFL
@@ -134,15 +134,33 @@ def server_rate(learning_rate: float, decay: float, t: int, T: int) -> float:
 
 
 def _typed(key: str, value: Any, kind: Any) -> Any:
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is kind:
-        return value
-    if kind == tuple[str, ...] and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-        return tuple(value)
+    """A value of a field's type; integers are numbers, too.
+
+    Raises:
+        HyperparameterError: it has another type.
+    """
     if kind == tuple[float, ...] and isinstance(value, list | tuple):
         return tuple(_typed(f"{key}[{at}]", item, float) for at, item in enumerate(value))
-    expected = {
+    for choice in get_args(kind) if get_origin(kind) is Union else (kind,):
+        if _fits(value, choice):
+            return tuple(value) if isinstance(value, list) else float(value) if choice is float else value
+    raise HyperparameterError(f"{key} must be {_expected(kind)}; got {value!r}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == tuple[str, ...]:
+        return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+    return value in get_args(kind) if get_origin(kind) is Literal else type(value) is kind
+
+
+def _expected(kind: Any) -> str:
+    if get_origin(kind) is Union:
+        return " or ".join(map(_expected, get_args(kind)))
+    if get_origin(kind) is Literal:
+        return " or ".join(f'"{value}"' for value in get_args(kind))
+    return {
         float: "a number",
         bool: "true or false",
         int: "an integer",
@@ -150,4 +168,3 @@ def _typed(key: str, value: Any, kind: Any) -> Any:
         tuple[str, ...]: "a list of texts",
         tuple[float, ...]: "a list of numbers",
     }[kind]
-    raise HyperparameterError(f"{key} must be {expected}; got {value!r}")

@@ -22,7 +22,7 @@ from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleet import Held, RunFacts, Surroundings
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.remote import RemoteFleet
-from coordinator.rounds.specification import fitting_objectives, parse_run
+from coordinator.rounds.specification import cautions, fitting_objectives, parse_run
 from coordinator.rounds.states import RUN_ENDED, close_phase, end_assignment, move_round, move_run
 from federation.digests import digest
 from federation.refusals import Refusal
@@ -214,7 +214,7 @@ class Engine:
         if not paused:
             self._conduct(run_id)
         self.notify(run_id)
-        return Submitted(run_id, rule.cautions())
+        return Submitted(run_id, cautions(parsed, rule))
 
     def pause(self, run_id: str, *, by: str) -> None:
         """Holds a run; replies to open assignments still count, and deadlines go on.

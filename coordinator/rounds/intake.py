@@ -21,7 +21,7 @@ from coordinator.rounds.states import end_assignment
 from federation.digests import parse
 from federation.envelope import envelope_digest, seal, unseal
 from federation.refusals import Refusal
-from federation.runs import RunSpec
+from federation.runs import LimitsSpec, RunSpec
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
 from federation.vectors import Layout, PayloadCheck, update_layout
 from storage.database import Database
@@ -43,6 +43,7 @@ class Admission:
         manifest: the verified manifest.
         layout: of the payload that the assignment asks for; None when it asks for none.
         trains: the assignment asks to train.
+        limits: of the run.
         deadline: until when the reply counts.
     """
 
@@ -51,6 +52,7 @@ class Admission:
     manifest: UpdateManifest
     layout: Layout | None
     trains: bool
+    limits: LimitsSpec
     deadline: datetime
 
     def must_be_in_time(self, now: datetime) -> None:
@@ -64,7 +66,7 @@ class Admission:
 
     def problem(self, check: PayloadCheck) -> Refusal | None:
         """What is wrong with the content of the payload that arrived whole; None when nothing is."""
-        return payload_problem(check, trains=self.trains)
+        return payload_problem(check, trains=self.trains, limits=self.limits)
 
 
 class Intake:
@@ -121,14 +123,14 @@ class Intake:
                 return receipt
             self._must_be_open(assignment)
             client = session.get_one(Client, client_id)
-            limit = _sample_limit(assignment.phase.round.run.spec)
+            limits = _limits(assignment.phase.round.run.spec)
             deadline = assignment.phase.deadline
         manifest = unseal(envelope, UpdateManifest, _key_of(client))
         _must_match(manifest, order)
         layout = update_layout([(row.objective, row.length) for row in order.rows]) if order.rows else None
         trains = order.WhichOneof("work") == "train"
-        admission = Admission(envelope, name, manifest, layout, trains=trains, deadline=deadline)
-        problem = content_problem(manifest, trains=bool(order.rows), limit=limit)
+        admission = Admission(envelope, name, manifest, layout, trains=trains, limits=limits, deadline=deadline)
+        problem = content_problem(manifest, trains=bool(order.rows), limits=limits)
         if problem is not None:
             self._refuse_for_good(admission, problem)
         return admission
@@ -239,22 +241,29 @@ def _late(assignment_id: str, deadline: datetime) -> Refusal:
 
 
 @lru_cache(maxsize=64)
-def _sample_limit(spec: bytes) -> int:
-    return RunSpec.parse(spec).limits.samples
+def _limits(spec: bytes) -> LimitsSpec:
+    return RunSpec.parse(spec).limits
 
 
-def payload_problem(check: PayloadCheck, *, trains: bool) -> Refusal | None:
+def payload_problem(check: PayloadCheck, *, trains: bool, limits: LimitsSpec) -> Refusal | None:
     """What is wrong with the content of a payload that arrived whole; None when nothing is.
 
     Args:
         check: of the payload.
-        trains: it is an update; gradients, and what is left of them, may be zero.
+        trains: the payload is an update. Sketches of gradients, and what they lost, may be zero and have any norm.
+        limits: of the run.
     """
-    if check.problem is not None:
+    if check.problem is not None or not trains:
         return check.problem
-    if trains and check.zero_rows:
-        rows = ", ".join(check.zero_rows)
-        return Refusal("zero", f"every element is zero: {rows}; such an update has no direction")
+    if zero := [name for name, norm in check.norms.items() if norm == 0]:
+        return Refusal("zero", f"every element is zero: {', '.join(zero)}; such an update has no direction")
+    longest = max(check.norms, key=check.norms.__getitem__)
+    if check.norms[longest] > limits.norm:
+        return Refusal(
+            "limit:norm",
+            f"row {longest[:80]!r} has the norm {check.norms[longest]:.4g}; at most {limits.norm:g} is taken "
+            "(limits.norm)",
+        )
     return None
 
 
@@ -315,10 +324,13 @@ def _must_match(manifest: UpdateManifest, order: AssignmentManifest) -> None:
             raise Refusal("payload-digest", str(error)) from None
 
 
-def content_problem(manifest: UpdateManifest, *, trains: bool, limit: int) -> Refusal | None:
+def content_problem(manifest: UpdateManifest, *, trains: bool, limits: LimitsSpec) -> Refusal | None:
     """What is wrong with the numbers in a manifest; None when nothing is. `trains`: it needs training samples."""
-    if manifest.samples > limit or (trains and manifest.samples == 0):
-        return Refusal("limit:samples", f"{manifest.samples} training samples claimed; between 1 and {limit} are taken")
+    if manifest.samples > limits.samples or (trains and manifest.samples == 0):
+        return Refusal(
+            "limit:samples",
+            f"{manifest.samples} training samples claimed; between 1 and {limits.samples} are taken (limits.samples)",
+        )
     for name, value in [*manifest.losses.items(), *manifest.metrics.items()]:
         if not math.isfinite(value):
             return Refusal("non-finite", f"{name[:80]} is {value}")

@@ -85,9 +85,11 @@ class RemoteFleet(Fleet):
     def known(self, session: Session) -> dict[str, Selected]:
         """See the base: active clients that offer the task and serve at least one of the run's objectives."""
         active = session.scalars(select(models.Client).where(models.Client.state == models.ClientState.ACTIVE))
+        # The samples of an offer are a claim, which nobody signed: bounded as those of an update are.
+        limit = self._spec.limits.samples
         known = {
             client.client_id: Selected(
-                int(client.tasks[self._spec.task]), serves(client, self._spec, self._run.objectives)
+                min(int(client.tasks[self._spec.task]), limit), serves(client, self._spec, self._run.objectives)
             )
             for client in active
             if client.tasks.get(self._spec.task, 0) > 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from federation.digests import digest
-from federation.runs import SelectionSpec
+from federation.runs import Quorum, SelectionSpec
 
 
 def wanted(spec: SelectionSpec, pool: int) -> int:
@@ -26,9 +26,17 @@ def asked(spec: SelectionSpec, pool: int) -> int:
     return min(pool, math.ceil(wanted(spec, pool) * spec.over_selection - 1e-9))
 
 
-def quorum(share: float, want: int) -> int:
-    """Without how many replies the round is skipped: at least one."""
-    return max(1, math.ceil(share * want - 1e-9))
+def quorum(rule: Quorum, want: int) -> int:
+    """How many replies a round needs; with fewer at the deadline it is skipped.
+
+    Args:
+        rule: a share of the wanted replies, or "majority": more than half of them, so at least two of two or more.
+        want: how many replies the round wants.
+
+    Returns:
+        At least one.
+    """
+    return want // 2 + 1 if rule == "majority" else max(1, math.ceil(rule * want - 1e-9))
 
 
 def generator(seed: int, round_number: int, purpose: str) -> np.random.Generator:

@@ -23,6 +23,27 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
     return spec, rule
 
 
+def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
+    """What an operator should know of a run before members take part: which of their claims steer it.
+
+    Args:
+        spec: of the run.
+        rule: that it names.
+    """
+    keys = []
+    if spec.selection.by == "samples" and spec.selection.method != "all":
+        keys.append('selection.by = "samples"')
+    if spec.algorithm.prior == "samples":
+        keys.append('algorithm.prior = "samples"')
+    if not keys:
+        return rule.cautions()
+    return (
+        *rule.cautions(),
+        f"{' and '.join(keys)}: members claim their numbers of training samples, and nobody can verify them; a claim "
+        f"counts up to limits.samples = {spec.limits.samples}: set that near the largest honest number",
+    )
+
+
 def fitting_objectives(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]) -> tuple[str, ...]:
     """The objectives of a run.
 

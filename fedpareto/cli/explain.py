@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -99,6 +99,8 @@ def _bound(constraint: Any) -> str:
 
 
 def _type(kind: Any) -> str:
+    if get_origin(kind) is Union:
+        return " or ".join(map(_type, get_args(kind)))
     if get_origin(kind) is Literal:
         return " or ".join(f'"{value}"' for value in get_args(kind))
     if get_origin(kind) is tuple:
