@@ -329,7 +329,7 @@ def test_what_a_submission_promises_must_arrive(stub: AdminStub) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("epsilon = 7", "algorithm.epsilon must lie in [0, 1]; got 7.0"),
+        ("epsilon = 7", 'algorithm.epsilon must be "auto" or lie in [0, 1]; got 7.0'),
         ("delta = 1", "algorithm.delta: fedmgda+ has no such hyper-parameter"),
         ('prior = "none"', "algorithm.prior: "),
     ],
