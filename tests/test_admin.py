@@ -20,7 +20,7 @@ from coordinator.aggregation.fedavg import FedAvg
 from coordinator.rounds.engine import Engine
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.metrics import DEFINITIONS
-from coordinator.services import finding, summaries, views, watching
+from coordinator.services import finding, summaries, watching
 from coordinator.services.model_intake import ModelIntake
 from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
@@ -675,6 +675,8 @@ def test_a_run_is_found_by_id_by_its_beginning_or_by_its_name(database: Database
                 finding.find_run(session, nothing)
         assert [run.run_id for run in watching.runs(session)] == ["abd3", "abc2", "abc1"]
         assert summaries.rounds(session, "abc1") == []
-        assert views.progress(session, "abc1", 0).over
+        watcher = watching.Watching("abc1")
+        assert len(watcher.look(session, {}, now)) == 1
+        assert watcher.over
         with pytest.raises(Refusal, match=r"round-unknown.*it has none yet"):
             finding.find_round(session, finding.find_run(session, "abc1"), -1)
