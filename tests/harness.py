@@ -4,8 +4,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import forked
 import grpc
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1
@@ -54,16 +53,8 @@ class Process:
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
         self.log = log
-        with log.open("ab") as output:
-            self.popen = subprocess.Popen(
-                [sys.executable, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                cwd=TESTS.parent,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "100"},
-            )
+        log.touch()
+        self.popen = forked.Forked(arguments, log, cwd=TESTS.parent, env={**os.environ, "COLUMNS": "100"})
 
     @property
     def text(self) -> str:
@@ -79,8 +70,7 @@ class Process:
         wait_for(there, f"{text!r} in {self.log}:\n{self.text[-2000:]}")
 
     def kill(self) -> None:
-        if self.popen.poll() is None:
-            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.send(signal.SIGKILL)
         self.popen.wait()
 
     def wait_killed(self) -> None:
@@ -89,8 +79,7 @@ class Process:
         assert self.popen.returncode == -signal.SIGKILL, f"{self.popen.returncode}:\n{self.text[-3000:]}"
 
     def stop(self) -> int:
-        if self.popen.poll() is None:
-            os.killpg(self.popen.pid, signal.SIGTERM)
+        self.popen.send(signal.SIGTERM)
         return self.popen.wait(SECONDS)
 
 
@@ -105,14 +94,8 @@ class Federation:
 
     def fedpareto(self, *arguments: str, code: int | None = 0, standard_input: str = "") -> str:
         """Runs the command to its end, which must have this exit code; returns its standard output."""
-        done = subprocess.run(
-            [sys.executable, "-m", "fedpareto", *arguments],
-            input=standard_input,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            cwd=self.directory,
-            check=False,
+        done = forked.completed(
+            ["-m", "fedpareto", *arguments], cwd=self.directory, text=standard_input, timeout=SECONDS
         )
         assert code in (None, done.returncode), f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout

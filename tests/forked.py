@@ -1,0 +1,142 @@
+"""Child processes that need not import anything: forks of a server that has imported PyTorch, gRPC and the rest once.
+
+A process made here is a real one: its own memory, session, signals and exit code; only its start is quick (0.05 CPU
+seconds in place of 4 for a worker). Where the start itself is what a test is about, it uses `subprocess`.
+"""
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+# What coordinators, workers and commands import. Nothing of it may start a thread, or talk gRPC, before the fork.
+PRELOADED = [
+    "alembic.command",
+    "coordinator.server",
+    "federation.tasks.digits",
+    "federation.tasks.models",
+    "fedpareto.cli.main",
+    "fedpareto.cli.client",
+    "fedpareto.cli.document",
+    "fedpareto.cli.render",
+    "fedpareto.cli.serving",
+    "fedpareto.cli.upload",
+    "fedpareto.cli.watch",
+    "psycopg",
+    "rich.progress",
+    "sklearn.datasets",
+    "sqlalchemy.dialects.postgresql.psycopg",
+    "sqlite3",
+    "storage.migrations",
+    "torch",
+    "worker.enroll",
+    "worker.service",
+]
+
+
+class Forked:
+    """A Python process; the methods are those of `subprocess.Popen`.
+
+    Args:
+        arguments: what would follow `python`: `-m MODULE ...`, `-c PROGRAM ...` or `FILE ...`.
+        output: where standard output goes, at its end.
+        errors: where standard error goes; None is the same file.
+        text: standard input; None is empty.
+        cwd: the working directory.
+        env: the whole environment.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        output: Path,
+        errors: Path | None = None,
+        *,
+        text: Path | None = None,
+        cwd: Path,
+        env: Mapping[str, str],
+    ) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        files = (str(text or os.devnull), str(output), str(errors or output))
+        self._process = context.Process(target=run, args=([*arguments], files, str(cwd), dict(env)))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; minus the signal's number when one ended it; None while it runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return self.returncode
+
+    def send(self, number: int) -> None:
+        """Sends a signal to it and its children, if it still runs."""
+        if self.poll() is None:
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:  # it has just begun, or has just ended
+                with suppress(ProcessLookupError):
+                    os.kill(self.pid, number)
+
+
+def completed(
+    arguments: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    text: str = "",
+    timeout: float = 120.0,
+) -> "subprocess.CompletedProcess[str]":
+    """`subprocess.run([sys.executable, *arguments], capture_output=True, text=True)`, forked."""
+    with tempfile.TemporaryDirectory() as directory:
+        given, out, err = (Path(directory, name) for name in ("in", "out", "err"))
+        given.write_text(text)
+        process = Forked(arguments, out, err, text=given, cwd=cwd or Path.cwd(), env=os.environ if env is None else env)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.send(signal.SIGKILL)
+            raise
+        return subprocess.CompletedProcess([*arguments], code, out.read_text(), err.read_text())
+
+
+def run(arguments: list[str], files: tuple[str, str, str], cwd: str, env: dict[str, str]) -> None:
+    """In the new process: does what the interpreter does with its arguments."""
+    os.setsid()
+    for number, (file, flags) in enumerate(zip(files, (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT | os.O_APPEND] * 2))):
+        opened = os.open(file, flags, 0o644)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has closed it
+    sys.stdout.reconfigure(line_buffering=True)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    try:
+        if arguments[0] == "-m":
+            sys.path[0] = cwd
+            sys.argv = arguments[1:]
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(arguments[0]).parent)
+            sys.argv = arguments
+            runpy.run_path(arguments[0], run_name="__main__")
+    finally:
+        sys.stdout.flush()
+        atexit._run_exitfuncs()
