@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import psycopg
 import pytest
-from costs import SERVER, cpu_seconds
-from costs import pytest_addoption as pytest_addoption
-from costs import pytest_configure as pytest_configure
+from costs import SERVER, cpu_seconds, pytest_addoption, pytest_configure
 
 from federation.tls import require_tls13
 from storage.blobs import BlobStore
@@ -21,6 +19,10 @@ from storage.database import Database
 if TYPE_CHECKING:
     from stage import Stage
 
+__all__ = ["pytest_addoption", "pytest_configure"]  # hooks: the option --costs
+
+for _pool in ("OMP", "OPENBLAS"):  # in every process: threads of models as small as these wait for each other
+    os.environ.setdefault(f"{_pool}_NUM_THREADS", "1")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # as the command sets it; gRPC reads both once
 require_tls13()  # before a test imports gRPC
 

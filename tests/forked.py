@@ -117,10 +117,10 @@ def completed(
 
 
 def run(arguments: list[str], files: tuple[str, str, str], cwd: str, env: dict[str, str]) -> None:
-    """In the new process: does what the interpreter does with its arguments."""
+    """In the new process: runs what the arguments name, as the interpreter does."""
     os.setsid()
-    for number, (file, flags) in enumerate(zip(files, (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT | os.O_APPEND] * 2))):
-        opened = os.open(file, flags, 0o644)
+    for number, file in enumerate(files):
+        opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY, 0o644)
         os.dup2(opened, number)
         os.close(opened)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has closed it
@@ -129,10 +129,12 @@ def run(arguments: list[str], files: tuple[str, str, str], cwd: str, env: dict[s
     os.environ.update(env)
     os.chdir(cwd)
     try:
-        if arguments[0] == "-m":
-            sys.path[0] = cwd
+        if arguments[0] == "-m":  # the path is pytest's: the working directory is not on it
             sys.argv = arguments[1:]
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        elif arguments[0] == "-c":
+            sys.argv = ["-c", *arguments[2:]]
+            exec(compile(arguments[1], "-c", "exec"), {"__name__": "__main__"})
         else:
             sys.path[0] = str(Path(arguments[0]).parent)
             sys.argv = arguments

@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 import re
 import signal
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
+from forked import Forked, completed
 from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -460,14 +462,7 @@ def test_a_coordinator_keeps_the_ports_that_the_kernel_picked(tmp_path: Path) ->
 
 
 def test_a_second_coordinator_on_the_same_database_is_refused_and_the_first_serves_on(served: Running) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "fedpareto", "coordinator", "serve", "--home", str(served.home.directory)],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-        cwd=ROOT,
-    )
+    done = completed(["-m", "fedpareto", "coordinator", "serve", "--home", str(served.home.directory)])
     assert done.returncode == 1, done.stderr
     assert "in use by another coordinator" in done.stderr
     assert "Traceback" not in done.stderr
@@ -480,18 +475,10 @@ def test_the_command_makes_serves_and_stops_a_federation_with_encrypted_keys(tmp
     secret, wrong, home = tmp_path / "passphrase", tmp_path / "wrong", tmp_path / "home"
     secret.write_text("correct horse\n")
     wrong.write_text("battery staple\n")
-    command = [sys.executable, "-m", "fedpareto", "coordinator"]
+    command = ["-m", "fedpareto", "coordinator"]
 
     def done(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command, *arguments, "--home", str(home)],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-        )
+        return completed([*command, *arguments, "--home", str(home)])
 
     made = done("init", "--name", "wards", "--passphrase-file", str(secret), "--json")
     assert made.returncode == 0, made.stderr
@@ -506,10 +493,8 @@ def test_the_command_makes_serves_and_stops_a_federation_with_encrypted_keys(tmp
         assert "passphrase" in locked.stderr
         assert "Traceback" not in locked.stderr
 
-    with (tmp_path / "log").open("wb") as log:
-        daemon = subprocess.Popen(
-            [*command, "serve", "--home", str(home), "--passphrase-file", str(secret)], cwd=ROOT, stderr=log
-        )
+    arguments = [*command, "serve", "--home", str(home), "--passphrase-file", str(secret)]
+    daemon = Forked(arguments, tmp_path / "out", tmp_path / "log", cwd=ROOT, env=os.environ)
     try:
         wait_for(lambda: (home / "ports.json").exists() or daemon.poll() is not None, "the daemon to serve")
         assert daemon.poll() is None, (tmp_path / "log").read_text()
@@ -521,9 +506,9 @@ def test_the_command_makes_serves_and_stops_a_federation_with_encrypted_keys(tmp
             AdminStub(channel).ListRuns(admin_pb2.ListRunsRequest(), timeout=SECONDS)
             with refused("PERMISSION_DENIED", "role"):
                 AdminStub(channel).CreateToken(admin_pb2.CreateTokenRequest(client_id="a"), timeout=SECONDS)
-        daemon.send_signal(signal.SIGTERM)
+        daemon.send(signal.SIGTERM)
         assert daemon.wait(SECONDS) == 0
     finally:
-        daemon.kill()
+        daemon.send(signal.SIGKILL)
         daemon.wait()
     assert not (home / "ports.json").exists()

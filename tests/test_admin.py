@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from forked import completed
 from harness import Attending, Federation, Member, Process, federation, refused, wait_for
 from sqlalchemy import select
 
@@ -82,14 +83,8 @@ def submit(centre: Federation, name: str, spec: str = SPEC, *options: str) -> st
 
 
 def command(centre: Federation, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "fedpareto", "admin", "--home", str(centre.home / "admin"), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=centre.directory,
-    )
+    home = str(centre.home / "admin")
+    return completed(["-m", "fedpareto", "admin", "--home", home, *arguments], cwd=centre.directory)
 
 
 def play(streams: dict[Member, Attending], assignments: int) -> None:
@@ -210,12 +205,10 @@ def test_every_number_that_a_round_records_is_defined(
 def test_a_report_is_written_once_unless_told_otherwise(
     centre: Federation, finished: tuple[str, tuple[str, ...]]
 ) -> None:
-    arguments = [sys.executable, "-m", "fedpareto", "report", finished[0][:8], "--home", str(centre.home / "admin")]
+    arguments = ["-m", "fedpareto", "report", finished[0][:8], "--home", str(centre.home / "admin")]
 
     def report(*more: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [*arguments, *more], capture_output=True, text=True, timeout=120, check=False, cwd=centre.directory
-        )
+        return completed([*arguments, *more], cwd=centre.directory)
 
     done = report()
     assert done.returncode == 0, done.stderr

@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from forked import completed
 
 from coordinator.aggregation import aggregate
 from coordinator.aggregation.registry import algorithms, common_hyperparameters
@@ -17,13 +17,8 @@ U = np.random.default_rng(0).standard_normal((5, 40))
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fedpareto", "aggregate", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"NO_COLOR": "1", "COLUMNS": "100"},
-    )
+    environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "100"}
+    return completed(["-m", "fedpareto", "aggregate", *map(str, arguments)], env=environment)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from forked import completed
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -27,15 +28,7 @@ SPEC = 'name = "a"\ntask = "digits"\nrounds = 2\n'
 def fedpareto(*arguments: str, cwd: Path | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":
     import os
 
-    return subprocess.run(
-        [sys.executable, "-m", "fedpareto", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "100", **environment},
-    )
+    return completed(["-m", "fedpareto", *arguments], cwd=cwd, env={**os.environ, "COLUMNS": "100", **environment})
 
 
 def command_paths(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forked import completed
 
 SECONDS = 240.0
 
@@ -46,9 +47,7 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 
 def fedpareto(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "fedpareto", *arguments], capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    return completed(["-m", "fedpareto", *arguments])
 
 
 def test_the_demo_learns_beside_an_attacker_and_leaves_its_record(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from forked import completed
 from harness import SECONDS, federation
 from typer.testing import CliRunner
 
@@ -77,8 +78,7 @@ def spec(**values: object) -> str:
 
 
 def run_cli(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    line = [sys.executable, "-m", "fedpareto", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    return completed(["-m", "fedpareto", *arguments])
 
 
 @pytest.fixture(autouse=True)
@@ -181,9 +181,8 @@ def test_what_would_draw_other_numbers_is_not_compiled(name: str, why: str) -> N
 
 def test_without_a_compiler_the_backend_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(spec())
-    line = [sys.executable, "-m", "fedpareto", "simulate", "run.toml", "--backend", "compiled"]
     around = os.environ | {"CXX": "no-such-compiler"}
-    done = subprocess.run(line, cwd=tmp_path, env=around, capture_output=True, text=True, timeout=120, check=False)
+    done = completed(["-m", "fedpareto", "simulate", "run.toml", "--backend", "compiled"], cwd=tmp_path, env=around)
     assert done.returncode == 2
     assert "the backend compiled needs a C++ compiler that works (" in done.stderr.replace("\n", " ")
     assert done.stderr.strip().endswith("install one, or use --backend loop")

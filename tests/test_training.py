@@ -1,7 +1,5 @@
 """Local work: what an update is, that it can be made again byte for byte, and what happens when it goes wrong."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked import completed
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
@@ -382,12 +381,7 @@ print(digest(result.rows["loss"].tobytes()), result.losses)
 
 
 def test_a_new_process_gives_the_same_bytes_as_one_that_did_other_rounds_first() -> None:
-    said = [
-        subprocess.run(
-            [sys.executable, "-c", _ELSEWHERE, *rounds], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        for rounds in (["5"], ["0", "3", "5"])
-    ]
+    said = [completed(["-c", _ELSEWHERE, *rounds]) for rounds in (["5"], ["0", "3", "5"])]
     assert said[0].stdout.startswith("blake3:")
     assert said[0].stdout == said[1].stdout
 

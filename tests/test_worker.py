@@ -4,8 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from forked import completed
 from harness import Process, federation, wait_for
 from scripted import CLIENT, FEDERATION, HungUp, ScriptedCoordinator, Submission, files_in, opened, scripted
 from working import Running
@@ -712,9 +711,7 @@ def test_a_stop_signal_ends_the_worker_cleanly_in_the_middle_of_its_training(
 def test_a_second_worker_on_one_home_refuses_to_start(coordinator: ScriptedCoordinator, member_home: Path) -> None:
     with _process(member_home) as process:
         process.wait_for_text("attending")
-        second = subprocess.run(
-            [sys.executable, *_arguments(member_home)], capture_output=True, text=True, timeout=120, check=False
-        )
+        second = completed(_arguments(member_home))
         assert second.returncode == 1
         assert f"another worker (process {process.popen.pid})" in second.stderr
         assert "Traceback" not in second.stderr
