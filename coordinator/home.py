@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from coordinator.members.enrollment import Authority, register
 from coordinator.ownership import HomeError, claim_database, missing_database, must_own
@@ -22,7 +22,7 @@ from federation.certificates import (
     ADMIN_LIFETIME,
     SERVER_LIFETIME,
     issue_certificate,
-    load_certificate,
+    load_certificate_file,
     make_ca,
     pem,
 )
@@ -33,6 +33,7 @@ from federation.keys import (
     make_private_directory,
     new_tls_key,
     read_file,
+    remedy,
     replace_private,
     write_private_key,
 )
@@ -49,11 +50,12 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 class Settings(BaseModel):
     """What `coordinator.toml` says. A relative path is relative to the directory that the file is in."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
     federation_id: str = Field(description="The federation's name; every certificate and signature carries it.")
     hosts: tuple[str, ...] = Field(
         ("localhost", "127.0.0.1"),
+        strict=False,  # TOML has lists
         min_length=1,
         description="Names and addresses under which members reach this machine; the first one is given to them.",
     )
@@ -103,6 +105,14 @@ class Settings(BaseModel):
         if not value.startswith((_SQLITE, "postgresql://", "postgres://")):
             raise ValueError("expected sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
         return value
+
+    @model_validator(mode="after")
+    def _ports(self) -> Self:
+        if self.federation_port == self.enrollment_port != 0:
+            raise ValueError(
+                f"federation_port and enrollment_port are both {self.federation_port}: give each a port of its own"
+            )
+        return self
 
     @classmethod
     def parse(cls, text: str, source: str) -> Self:
@@ -268,15 +278,19 @@ class Home:
                 f"{directory} holds no federation (no {SETTINGS_FILE}): make one with "
                 f"`fedpareto coordinator init --home {directory}`"
             )
-        return cls(
-            directory=directory,
-            settings=Settings.parse(read_file(path).decode(errors="replace"), str(path)),
-            ca=load_certificate(read_file(directory / "ca.pem")),
-            ca_key=load_tls_key(directory / "ca.key", passphrase),
-            server=load_certificate(read_file(directory / "server.pem")),
-            server_key=load_tls_key(directory / "server.key", passphrase),
-            signing_key=load_signing_key(directory / "signing.key", passphrase),
-        )
+        settings = Settings.parse(read_file(path).decode(errors="replace"), str(path))
+        with remedy("restore it from the backup of the keys; without it this federation cannot be served"):
+            ca_key = load_tls_key(directory / "ca.key", passphrase)
+            server_key = load_tls_key(directory / "server.key", passphrase)
+            return cls(
+                directory=directory,
+                settings=settings,
+                ca=load_certificate_file(directory / "ca.pem", ca_key),
+                ca_key=ca_key,
+                server=load_certificate_file(directory / "server.pem", server_key),
+                server_key=server_key,
+                signing_key=load_signing_key(directory / "signing.key", passphrase),
+            )
 
     def open_database(self, *, durable: bool = True) -> Database:
         """Opens the federation's database, which `init` has made.

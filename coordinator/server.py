@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from coordinator.clock import utc_now
 from coordinator.condition import Condition
+from coordinator.device import require_device
 from coordinator.home import Home, address
 from coordinator.members.access import Access
 from coordinator.monitor import Monitor
@@ -336,6 +337,7 @@ async def _serve(home: Home, ready: Callable[[Coordinator], None], conduct: bool
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     try:
+        require_device(home.settings.device)
         coordinator = Coordinator(home, conduct=conduct)
     except ValueError as error:
         raise HomeError(str(error)) from None

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from ipaddress import ip_address
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -12,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import AuthorityInformationAccessOID, ExtendedKeyUsageOID, NameOID
 
-from federation.keys import IdentityError
+from federation.keys import FileDamaged, IdentityError, read_file
 
 CA_LIFETIME = timedelta(days=3650)
 SERVER_LIFETIME = timedelta(days=398)
@@ -35,6 +36,27 @@ def load_certificate(certificate: bytes) -> x509.Certificate:
         return x509.load_der_x509_certificate(certificate)
     except ValueError as error:
         raise IdentityError(f"not a certificate: {error}") from None
+
+
+def load_certificate_file(path: Path, key: EllipticCurvePrivateKey | None = None) -> x509.Certificate:
+    """Reads a certificate.
+
+    Args:
+        path: of the file, PEM or DER.
+        key: the private key that the certificate must be for.
+
+    Raises:
+        IdentityError: it cannot be read, is not a certificate, or is not for this key.
+    """
+    try:
+        certificate = load_certificate(read_file(path))
+    except FileDamaged:
+        raise
+    except IdentityError as error:
+        raise FileDamaged(f"{path} is damaged: {error}") from None
+    if key is not None and certificate.public_key() != key.public_key():
+        raise FileDamaged(f"{path} is the certificate of another key than the one beside it")
+    return certificate
 
 
 def serial_of(certificate: x509.Certificate) -> str:

@@ -119,15 +119,23 @@ def signed_detail(error: grpc.RpcError) -> SignedEnvelope | None:
     return None
 
 
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
 def _probable_cause(details: str, not_after: datetime | None) -> str:
     """A failed handshake comes as UNAVAILABLE, without a word on why: name the candidates."""
     lower = details.lower()
-    if not_after is not None and not_after <= datetime.now(UTC):
-        cause = f"your certificate expired on {not_after:%Y-%m-%d}: ask an administrator for a new join string"
+    if not_after is not None and not_after <= _now():
+        cause = (
+            f"your certificate ended on {not_after:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
+            f"{_now():%Y-%m-%d %H:%M} UTC: set the clock if it is wrong, or else get a new certificate"
+        )
     elif "certificate_verify_failed" in lower or "handshake failed" in lower or "peer did not return" in lower:
         cause = (
             "who answers there could not prove to be this federation's coordinator: its certificate is not from the "
-            "federation's CA, or not for this host name. Check the address"
+            "federation's CA, not for this host name, or not valid at the time of this machine's clock, "
+            f"{_now():%Y-%m-%d %H:%M} UTC. Check the address and the clock"
         )
     elif any(text in lower for text in ("socket closed", "connection reset", "broken pipe", "stream removed", "eof")):
         cause = (

@@ -26,8 +26,18 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from federation.certificates import issue_certificate, issuer_in, load_certificate, make_ca, make_csr, pem, serial_of
+from federation.certificates import (
+    issue_certificate,
+    issuer_in,
+    load_certificate,
+    load_certificate_file,
+    make_ca,
+    make_csr,
+    pem,
+    serial_of,
+)
 from federation.keys import (
+    FileDamaged,
     IdentityError,
     load_signing_key,
     load_tls_key,
@@ -35,6 +45,7 @@ from federation.keys import (
     new_tls_key,
     private_key_pem,
     read_file,
+    remedy,
     replace_private,
     write_private_key,
 )
@@ -396,22 +407,18 @@ class MemberFiles:
         """
         description = _read_description(directory, "client_id")
         _finish_renewal(directory)
-        try:
-            coordinator = Ed25519PublicKey.from_public_bytes(
-                bytes.fromhex(read_file(directory / "coordinator.pub").decode().strip())
+        with remedy("restore it from a backup, or join again, under a new name and with another directory"):
+            tls_key = load_tls_key(directory / "tls.key", passphrase)
+            return cls(
+                federation_id=description["federation_id"],
+                client_id=description["client_id"],
+                address=description["address"],
+                ca=pem(load_certificate_file(directory / "ca.pem")),
+                certificate=pem(load_certificate_file(directory / "certificate.pem", tls_key)),
+                tls_key=tls_key,
+                signing_key=load_signing_key(directory / "signing.key", passphrase),
+                coordinator_key=_load_coordinator_key(directory / "coordinator.pub"),
             )
-        except ValueError as error:
-            raise IdentityError(f"{directory / 'coordinator.pub'} does not hold an Ed25519 key: {error}") from None
-        return cls(
-            federation_id=description["federation_id"],
-            client_id=description["client_id"],
-            address=description["address"],
-            ca=read_file(directory / "ca.pem"),
-            certificate=read_file(directory / "certificate.pem"),
-            tls_key=load_tls_key(directory / "tls.key", passphrase),
-            signing_key=load_signing_key(directory / "signing.key", passphrase),
-            coordinator_key=coordinator,
-        )
 
     def channel(self, options: Sequence[tuple[str, int | str]] = ()) -> "grpc.Channel":
         """A mutual-TLS channel to the federation port."""
@@ -486,18 +493,31 @@ class AdminFiles:
             IdentityError: something is missing or wrong, or the passphrase is.
         """
         description = _read_description(directory, "admin")
-        return cls(
-            federation_id=description["federation_id"],
-            name=description["admin"],
-            address=description["address"],
-            ca=read_file(directory / "ca.pem"),
-            certificate=read_file(directory / "certificate.pem"),
-            tls_key=load_tls_key(directory / "tls.key", passphrase),
-        )
+        with remedy(
+            "restore it from a backup, or have another administrator's directory issued, see `fedpareto "
+            "coordinator admin --help`"
+        ):
+            tls_key = load_tls_key(directory / "tls.key", passphrase)
+            return cls(
+                federation_id=description["federation_id"],
+                name=description["admin"],
+                address=description["address"],
+                ca=pem(load_certificate_file(directory / "ca.pem")),
+                certificate=pem(load_certificate_file(directory / "certificate.pem", tls_key)),
+                tls_key=tls_key,
+            )
 
     def channel(self, options: Sequence[tuple[str, int | str]] = ()) -> "grpc.Channel":
         """A mutual-TLS channel to the federation port."""
         return _channel(self, options)
+
+
+def _load_coordinator_key(path: Path) -> Ed25519PublicKey:
+    data = read_file(path)
+    try:
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(data.decode().strip()))
+    except ValueError as error:
+        raise FileDamaged(f"{path} does not hold an Ed25519 key: {error}") from None
 
 
 def move_address(directory: Path, address: str) -> None:

@@ -1,8 +1,9 @@
 """Private keys as files: PKCS#8, mode 0600, optionally under a passphrase (SECURITY: "Keys")."""
 
-import contextlib
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey
@@ -20,6 +21,19 @@ from cryptography.hazmat.primitives.serialization import (
 
 class IdentityError(ValueError):
     """A key, a certificate, a join string or a directory of them that cannot be used; the message says why."""
+
+
+class FileDamaged(IdentityError):
+    """A file that is missing, or that does not hold what it should; the message names it."""
+
+
+@contextmanager
+def remedy(text: str) -> Iterator[None]:
+    """Says what to do about a damaged file, behind what is wrong with it."""
+    try:
+        yield
+    except FileDamaged as error:
+        raise FileDamaged(f"{error}; {text}") from None
 
 
 def new_tls_key() -> EllipticCurvePrivateKey:
@@ -74,7 +88,7 @@ def replace_private(path: Path, data: bytes) -> None:
         write_private(temporary, data)
         temporary.replace(path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             temporary.unlink()
         raise
 
@@ -96,6 +110,8 @@ def read_file(path: Path) -> bytes:
     """
     try:
         return path.read_bytes()
+    except FileNotFoundError:
+        raise FileDamaged(f"{path} is missing") from None
     except OSError as error:
         raise IdentityError(f"cannot read {path}: {error.strerror}") from None
 
@@ -108,7 +124,9 @@ def _load_key(path: Path, passphrase: bytes | None) -> object:
     try:
         return load_pem_private_key(data, passphrase if encrypted else None)
     except ValueError:
-        raise IdentityError(f"{path} cannot be opened: {'wrong passphrase' if encrypted else 'not a key'}") from None
+        if encrypted:
+            raise IdentityError(f"{path} cannot be opened: wrong passphrase") from None
+        raise FileDamaged(f"{path} is damaged: it does not hold a private key") from None
 
 
 def load_tls_key(path: Path, passphrase: bytes | None = None) -> EllipticCurvePrivateKey:
@@ -119,7 +137,7 @@ def load_tls_key(path: Path, passphrase: bytes | None = None) -> EllipticCurvePr
     """
     key = _load_key(path, passphrase)
     if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP256R1):
-        raise IdentityError(f"{path} does not hold a P-256 key")
+        raise FileDamaged(f"{path} does not hold a P-256 key")
     return key
 
 
@@ -131,5 +149,5 @@ def load_signing_key(path: Path, passphrase: bytes | None = None) -> Ed25519Priv
     """
     key = _load_key(path, passphrase)
     if not isinstance(key, Ed25519PrivateKey):
-        raise IdentityError(f"{path} does not hold an Ed25519 key")
+        raise FileDamaged(f"{path} does not hold an Ed25519 key")
     return key

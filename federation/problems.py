@@ -20,6 +20,8 @@ def explain(problem: Any, known: str, *, secret: Collection[str] = ()) -> str:
         return f"{key}: no such key; {known}"
     if problem["type"] == "missing":
         return f"{key}: missing; it has no default"
+    if not problem["loc"] and problem["type"] == "value_error":  # of several keys, which the message names
+        return str(problem["msg"]).removeprefix("Value error, ")[:MAX_CHARACTERS]
     message, value = f"{key}: {problem['msg'].removeprefix('Value error, ')}", problem["input"]
     # Our own validators of a whole section name what is wrong in it, and others often repeat the text that was given.
     told = problem["type"] == "value_error" and (isinstance(value, dict) or repr(value) in message)

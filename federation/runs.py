@@ -40,6 +40,7 @@ MAX_DEADLINE = 366 * 86_400.0
 
 Split = Literal["train", "validation", "test"]
 Objective = Annotated[str, Field(pattern=f"^{OBJECTIVE}$")]
+Names = Annotated[tuple[Objective, ...], Field(strict=False)]  # TOML has lists
 
 
 def _share_or_majority(value: Any) -> Any:
@@ -57,7 +58,7 @@ class SpecError(ValueError):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class AlgorithmSpec(BaseModel):
@@ -145,17 +146,17 @@ class EvaluateSpec(_Section):
     """Evaluation of the new model on every member's own splits."""
 
     every: int = Field(1, ge=0, le=MAX_COUNT, description="rounds between evaluations; 0 is only after the last round")
-    splits: tuple[Split, ...] = Field(("train", "validation", "test"), min_length=1)
+    splits: tuple[Split, ...] = Field(("train", "validation", "test"), strict=False, min_length=1)
     deadline_seconds: float = Field(600.0, gt=0, le=MAX_DEADLINE)
 
 
 class ObjectivesSpec(_Section):
     """The objectives of a task that has several, and who serves which: the indicator matrix."""
 
-    names: tuple[Objective, ...] = Field(
+    names: Names = Field(
         (), description="of the task, in its order; empty is what the task says where the run is submitted"
     )
-    serve: dict[str, tuple[Objective, ...]] = Field(
+    serve: dict[str, Names] = Field(
         {}, description="which of them a client serves, by its name; of the others, what they declare counts"
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from federation.attacks import Attack, attack_seed, parse_attack
 from federation.runs import SimulationSpec
 from federation.tasks import DataSource, Part, Splits, Task
+from federation.tasks.failures import task_code
 from federation.tasks.partition import deal_all
 
 
@@ -87,5 +88,8 @@ def _deal(task: Task, spec: SimulationSpec, source: DataSource) -> list[Splits]:
         Part(index, spec.clients, spec.partition, spec.partition_seed, spec.sizes) for index in range(spec.clients)
     ]
     if type(task).pool is Task.pool:  # a task that only knows how to load one client's own
-        return [task.load(DataSource(source.directory, part, source.download)) for part in parts]
-    return deal_all(task.pool(source), parts[0])
+        with task_code(task.name, "loading its data"):
+            return [task.load(DataSource(source.directory, part, source.download)) for part in parts]
+    with task_code(task.name, "loading its data"):
+        pool = task.pool(source)
+    return deal_all(pool, parts[0])

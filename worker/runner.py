@@ -20,6 +20,7 @@ from federation.sketches.asked import jacobian_of, second_leg, sketch_of
 from federation.sketches.base import Message
 from federation.sketches.seeds import own_seed, shared_seed
 from federation.tasks import DataError
+from federation.tasks.failures import described, owners_frame
 from federation.training import Trainer, TrainingDiverged, TrainingStopped, TrainResult, TrainWork
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
@@ -212,7 +213,11 @@ class Runner:
         except TrainingStopped:
             raise
         except Exception as error:  # out of memory, a work that makes no sense, a mistake in the owner's own task
-            LOGGER.exception("assignment %s", name)
+            if owners_frame(error):
+                for line in described(error).splitlines():
+                    LOGGER.error("assignment %s: %s", name, line)
+            else:
+                LOGGER.exception("assignment %s", name)
             raise Declined(name, "failed", f"{type(error).__name__}: {error}") from error
         self._events.tell(
             "done",

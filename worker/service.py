@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from federation.attacks import Attack, attack_seed
 from federation.identity import MemberFiles
 from federation.tasks import DataSource, task
+from federation.tasks.failures import task_code
+from federation.tasks.trial import try_splits
 from federation.training import Trainer, describe_device, pick_device
 from federation.v1.federation_pb2 import Hello, TaskOffer
 from worker.assignments import Allowed
@@ -46,7 +48,7 @@ def prepare_offers(
     client_id: str = "",
     objectives: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[dict[str, Offer], str]:
-    """Loads the owner's tasks and this client's data.
+    """Loads the owner's tasks and this client's data, and tries each task on a batch of it.
 
     Args:
         names: the allow-list.
@@ -61,15 +63,17 @@ def prepare_offers(
         What is ready to be worked on, by task name, and the device in words.
 
     Raises:
-        TaskError: no such task, or no such objective of it.
-        DataError: missing or malformed data.
+        TaskError: no such task, or no such objective of it, or an exception of its code on a batch of the data.
+        DataError: missing or malformed data, or data whose losses are not finite.
         ValueError: no such device, or an attack that does not fit the data.
     """
     chosen = pick_device(device)
     offers = {}
     for name in names:
         found = task(name)
-        splits = found.load(source)
+        with task_code(name, "loading its data"):
+            splits = found.load(source)
+        try_splits(found, splits, (objectives or {}).get(name, ()))
         if attack is not None:
             splits = attack.poison(splits, found, seed=attack_seed(0, 0, client_id))
         trainer = Trainer(found, splits, chosen, threads, (objectives or {}).get(name))

@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.tasks import Dataset, DataSource, Part, PartError, Pool, Splits, Task
+from federation.tasks.failures import task_code
 from federation.tasks.partition import classes, deal_all, holders
+from federation.tasks.trial import try_pool, try_splits
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,23 +41,31 @@ class Census:
         return float(np.abs(shares - together).sum(axis=1).mean() / 2)
 
 
-def census(task: Task, source: DataSource, part: Part) -> Census:
+def census(task: Task, source: DataSource, part: Part, *, tried: bool = False) -> Census:
     """Counts what each client of a partition gets.
 
     Args:
         task: whose data it is.
         source: where the data is; its own part plays no role.
         part: any of the parts.
+        tried: whether the task's model is tried on the data too.
 
     Raises:
         DataError: missing or malformed data, or data that cannot be dealt so.
+        TaskError: the task's code raised an exception.
     """
     owners: tuple[str, ...] = ()
     if type(task).pool is Task.pool:  # a task that only knows how to load one client's own
         parts = [replace(source, part=replace(part, index=index)) for index in range(part.count)]
-        dealt = [task.load(own) for own in parts]
+        with task_code(task.name, "loading its data"):
+            dealt = [task.load(own) for own in parts]
+        for index, own in enumerate(dealt if tried else ()):
+            try_splits(task, own, whose=f"client {index}")
     else:
-        pool = task.pool(source)
+        with task_code(task.name, "loading its data"):
+            pool = task.pool(source)
+        if tried:
+            try_pool(task, pool)
         dealt = deal_all(_without_samples(pool), part)
         if part.scheme == "natural":
             owners = tuple(pool.owners[owner] for owner in holders(pool, part.count))

@@ -1,7 +1,6 @@
 """Errors in the code of a task, in three lines: what was raised, in which file and line, and the line itself."""
 
 import linecache
-import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from federation.tasks import DataError, PartError, TaskError
 
 _MESSAGE_CHARACTERS = 500
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 @contextmanager
@@ -44,18 +44,22 @@ def described(error: Exception) -> str:
     what = f"{type(error).__name__}: {said}" if said else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
         path, line, function = error.filename, error.lineno or 0, ""
-    else:
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = next((frame for frame in reversed(frames) if _is_owners(frame.filename)), None)
-        if frame is None:
-            return what
+    elif frame := owners_frame(error):
         path, line, function = frame.filename, frame.lineno or 0, f", in {frame.name}"
+    else:
+        return what
     code = linecache.getline(path, line).strip()
     return f"{what}\n  {path}, line {line}{function}\n    {code}"
 
 
+def owners_frame(error: Exception) -> traceback.FrameSummary | None:
+    """Where an exception passed through the owner's code last; None where it did not."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame for frame in reversed(frames) if _is_owners(frame.filename)), None)
+
+
 def _is_owners(filename: str) -> bool:
     path = Path(filename)
-    installed = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
-    others = [*map(Path, installed), Path(sys.prefix), Path(__file__).parents[1]]
-    return path.is_file() and not any(place in path.parents for place in others)
+    if not path.is_file() or not _INSTALLED.isdisjoint(path.parts):
+        return False
+    return not any(place in path.parents for place in (Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1]))

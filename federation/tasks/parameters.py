@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from federation.tasks import Task, TaskError
+from federation.tasks.failures import task_code
 from federation.vectors import Layout
 from federation.vectors import Tensor as Shape
 
@@ -23,7 +24,8 @@ def build(task: Task, seed: int = 0) -> nn.Module:
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = task.model()
+        with task_code(task.name or type(task).__name__, "making its model"):
+            model = task.model()
     _check(model, task)
     return model
 

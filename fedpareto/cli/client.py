@@ -1,13 +1,18 @@
 """The way to the coordinator: the administrator's directory, the channel, and what its errors mean for a person."""
 
+import json
 import socket
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
 
+from federation.certificates import load_certificate
 from federation.channels import refusal_from_rpc_error
 from federation.identity import AdminFiles, IdentityError
 from federation.text import escaped
@@ -17,6 +22,7 @@ from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.passphrases import passphrase_for
 from fedpareto.cli.serving import short_lived_coordinator
 
+SETTINGS = "coordinator.toml"
 _ANSWER_SECONDS = 2.0
 
 
@@ -51,12 +57,15 @@ def connect(given: Path, *, passphrase_file: Path | None = None, reads: bool = F
     """
     home = find_home(given)
     files = _load(home, passphrase_file)
+    _must_be_valid(home, files, datetime.now(UTC))
     with ExitStack() as stack:
-        if reads and (home.parent / "coordinator.toml").is_file() and not _answers(files.address):
+        local = _local_address(home.parent)
+        if local is None and reads and (home.parent / SETTINGS).is_file() and not _answers(files.address):
             print(f"no coordinator serves {home.parent}: starting one for this command", file=sys.stderr)  # noqa: T201
             stack.enter_context(short_lived_coordinator(home.parent, passphrase_file))
             files = _load(home, passphrase_file)  # it has noted its address
-        channel = stack.enter_context(files.channel())
+            local = _local_address(home.parent)
+        channel = stack.enter_context(_channel(files, local))
         try:
             yield AdminStub(EscapingChannel(channel))
         except grpc.RpcError as error:
@@ -69,6 +78,56 @@ def explain(error: grpc.RpcError, files: AdminFiles) -> Failure:
     if refusal.reason == "unreachable":
         return Failure(f"cannot reach the coordinator at {files.address}: {escaped(refusal.message)}")
     return Failure(escaped(f"{refusal.message} [{refusal.reason or refusal.status}]"))
+
+
+def _must_be_valid(home: Path, files: AdminFiles, now: datetime) -> None:
+    """Says before any attempt why no coordinator will take the administrator's certificate.
+
+    Raises:
+        Failure: the certificate is not valid at the time of this machine's clock.
+    """
+    certificate = load_certificate(files.certificate)
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if begins <= now < ends:
+        return
+    said = (
+        f"the administrator's certificate {home / 'certificate.pem'} is valid from {begins:%Y-%m-%d %H:%M} to "
+        f"{ends:%Y-%m-%d %H:%M} UTC, and this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
+    )
+    if now < begins:
+        raise Failure(f"{said}: set the clock")
+    raise Failure(
+        f"{said}: set the clock if it is wrong; if not, have the next one issued on the coordinator's machine: "
+        f"fedpareto coordinator admin {files.name} --role ROLE --out DIR --home HOME"
+    )
+
+
+def _channel(files: AdminFiles, local: str | None) -> grpc.Channel:
+    """A channel to the coordinator: by the address on this machine, where there is one, whatever its public name is.
+
+    The server must prove to be the one of the public name all the same.
+    """
+    if local is None:
+        return files.channel()
+    public = files.address.rpartition(":")[0].strip("[]")
+    return replace(files, address=local).channel([("grpc.ssl_target_name_override", public)])
+
+
+def _local_address(centre: Path) -> str | None:
+    """Where a coordinator that serves this directory listens on this machine; None when none does.
+
+    Args:
+        centre: the directory above the administrator's, which may be a coordinator's.
+    """
+    try:
+        port = int(json.loads((centre / "ports.json").read_text())["federation"])
+        bind = str(tomllib.loads((centre / SETTINGS).read_text()).get("bind", ""))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    loopback = ["[::1]"] if bind.strip("[]") == "::" else []
+    own = [] if bind.strip("[]") in ("", "0.0.0.0", "::") else [f"[{bind.strip('[]')}]" if ":" in bind else bind]  # noqa: S104
+    candidates = (f"{host}:{port}" for host in dict.fromkeys([*own, "127.0.0.1", *loopback]))
+    return next(filter(_answers, candidates), None)
 
 
 def _load(home: Path, passphrase_file: Path | None) -> AdminFiles:

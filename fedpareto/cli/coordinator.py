@@ -175,7 +175,7 @@ def admin(
         document = {"name": name, "home": str(out), "certificate_expires": files.not_after.isoformat()}
         typer.echo(json.dumps({**document, "roles": sorted({"viewer", *role})}))
         return
-    typer.echo(f"Administrator {name} is in {out}, until {files.not_after:%Y-%m-%d}.")
+    typer.echo(f"Administrator {name} is in {out}, until {files.not_after:%Y-%m-%d %H:%M} UTC.")
     typer.echo(f"Its commands: fedpareto admin --home {out} ...")
 
 

@@ -68,7 +68,7 @@ def show(
     except PartError as error:
         raise Failure(str(error), code=USAGE) from error
     try:
-        found = census(find_task(task), DataSource(data, download=download), part)
+        found = census(find_task(task), DataSource(data, download=download), part, tried=True)
     except TaskError as error:
         raise Failure(str(error), code=USAGE) from error
     except DataError as error:

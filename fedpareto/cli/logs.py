@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from datetime import datetime
 from typing import Any
 
 from federation.text import escaped, escaped_lines
@@ -15,6 +16,10 @@ class OneLine(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
         """The line, without the traceback that may follow it."""
         return escaped(super().formatMessage(record), LIMIT)
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        """The local time with its offset from UTC, to the millisecond."""
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(sep=" ", timespec="milliseconds")
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name in logging
         """A traceback keeps its lines."""

@@ -46,6 +46,6 @@ def passphrase_for(key: Path, path: Path | None) -> bytes | None:
 
     from federation.keys import is_encrypted  # noqa: PLC0415 - loads slowly
 
-    if path is None and is_encrypted(key) and sys.stdin.isatty():
+    if path is None and key.is_file() and is_encrypted(key) and sys.stdin.isatty():
         return str(typer.prompt(f"Passphrase of {key}", hide_input=True, err=True)).encode()
     return read_passphrase(path)

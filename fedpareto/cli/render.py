@@ -96,9 +96,9 @@ def when(message: Client | Run | Update | RoundSummary | PhaseProgress, field: s
 
 
 def local(timestamp: Timestamp) -> str:
-    """A time in the local zone, to the second."""
+    """A time in the local zone, to the second, with the zone's name."""
     try:
-        return timestamp.ToDatetime(UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        return timestamp.ToDatetime(UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
     except (ValueError, OverflowError):
         return "not a time"
 
