@@ -5,20 +5,37 @@
 >>> history.rounds["accuracy/mean"].plot()  # doctest: +SKIP
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from coordinator.aggregation import aggregate as aggregate
+    from federation.runs import RunSpec as RunSpec
     from fedpareto.notebook import simulate as simulate
+    from simulation.history import History as History
+
+# Where each name comes from. None of these modules imports PyTorch, so completion by Tab stays quick.
+_PLACES = {
+    "History": "simulation.history",
+    "RunSpec": "federation.runs",
+    "aggregate": "coordinator.aggregation",
+    "simulate": "fedpareto.notebook",
+}
+
+__all__ = ["History", "RunSpec", "aggregate", "simulate"]
 
 
 def __getattr__(name: str) -> Any:
-    """`fedpareto.simulate`, and `fedpareto.__version__`: loaded when somebody asks for them."""
+    """The names of `__all__`, and `__version__`: loaded when they are first used."""
     if name == "__version__":
         from importlib.metadata import version  # noqa: PLC0415 - nothing here before it is needed
 
         return version("fedpareto")
-    if name == "simulate":
-        from fedpareto.notebook import simulate  # noqa: PLC0415
-
-        return simulate
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What completion offers."""
+    return sorted({*__all__, "__version__", *globals()} - {"Any", "TYPE_CHECKING", "import_module"})

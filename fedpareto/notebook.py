@@ -4,9 +4,13 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from simulation.history import History
-from simulation.simulate import Progress, Simulation
+from fedpareto.progress import shown
+
+if TYPE_CHECKING:
+    from simulation.history import History
+    from simulation.simulate import Progress
 
 
 def simulate(
@@ -20,8 +24,8 @@ def simulate(
     threads: int | None = None,
     resume: bool = False,
     download: bool = False,
-    progress: Callable[[Progress], object] = lambda progress: None,
-) -> History:
+    progress: "Callable[[Progress], object] | None" = None,
+) -> "History":
     """Runs a specification on simulated clients.
 
     Args:
@@ -34,7 +38,8 @@ def simulate(
         threads: CPU threads of torch, for the whole process; small models are faster with 1.
         resume: go on with the simulation in `home`.
         download: whether the task may fetch a public data set into `data`.
-        progress: told after every round.
+        progress: is called after every round. Without it a notebook shows a line and a terminal a bar; to show
+            nothing, give `lambda progress: None`.
 
     Returns:
         What became of it: `rounds`, `clients` and `updates` as tables of pandas, and the `model`.
@@ -45,6 +50,8 @@ def simulate(
         ValueError: `resume` without `home`, or no thread at all.
         TypeError: a specification that is no text and no path.
     """
+    from simulation.simulate import Simulation  # noqa: PLC0415 - it imports PyTorch
+
     if not isinstance(spec, (str, bytes, Path)):
         raise TypeError(f"spec: a TOML text or the path of one is needed, not {type(spec).__name__}")
     if resume and home is None:
@@ -71,4 +78,4 @@ def simulate(
                 download=download,
             )
         )
-        return simulation.run(progress)
+        return simulation.run(progress if progress is not None else stack.enter_context(shown()))

@@ -1,5 +1,6 @@
 """What a simulation came to: numbers in memory, as tables for a notebook."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
+from coordinator.rounds.participation import MemberSummary, Part, Participation, read_rounds
 from federation.runs import RunSpec
 from federation.vectors import model_row
 from storage.blobs import BlobStore
@@ -18,8 +20,12 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
+_WIDTH = 120  # columns of a line of `repr`
+_SHOWN = ("accuracy/mean", "accuracy/worst5", "accuracy/worst", "loss/train", "loss/test", "improved", "backdoor")
+_WARNINGS = 3  # that `repr` shows
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class History:
     """A run, read from its record.
 
@@ -35,6 +41,9 @@ class History:
         client_records: see `clients`.
         update_records: see `updates`.
         objective_records: see `objectives`.
+        member_records: see `members`.
+        warnings: what to look at, in words: members that fail or work against the step, rounds in which nobody
+            improves.
     """
 
     run_id: str
@@ -48,6 +57,33 @@ class History:
     client_records: tuple[Record, ...]
     update_records: tuple[Record, ...]
     objective_records: tuple[Record, ...] = ()
+    member_records: tuple[Record, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """The run in at most twelve lines: how it ended, its last evaluated round, its updates, its tables."""
+        return "\n".join(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        ended = [record for record in self.round_records if record["state"] in ("COMPLETED", "SKIPPED")]
+        skipped = sum(record["state"] == "SKIPPED" for record in ended)
+        yield f"{self.spec.name} (run {self.run_id}): {self.state}" + (f", {self.reason}" if self.reason else "")
+        rounds = f"{len(ended)} of {self.spec.rounds} rounds" + (f", {skipped} skipped" if skipped else "")
+        yield f"  {self.spec.algorithm.name} on {self.spec.task}: {rounds}, in {self.seconds:.1f} s"
+        if self.attackers:
+            yield f"  attackers: {', '.join(self.attackers)}"
+        evaluated = next((record for record in reversed(ended) if "evaluated" in record), None)
+        if evaluated is not None:
+            numbers = [f"{name} {evaluated[name]:.4g}" for name in _SHOWN if name in evaluated]
+            yield f"  round {evaluated['round']}: {', '.join(numbers)}"
+        accepted = sum(record["accepted"] for record in self.update_records)
+        yield f"  updates: {accepted} of {len(self.update_records)} accepted"
+        for warning in self.warnings[:_WARNINGS]:
+            yield f"  warning: {warning}"
+        if len(self.warnings) > _WARNINGS:
+            yield f"  {len(self.warnings) - _WARNINGS} more in .warnings"
+        names = ("rounds", "clients", "updates", "members", *(("objectives",) if self.objective_records else ()))
+        yield f"  tables: {', '.join(f'.{name}' for name in names)}; .model: float32 {self.model.shape}"
 
     @property
     def rounds(self) -> "pd.DataFrame":
@@ -81,6 +117,15 @@ class History:
         """
         return _frame(self.objective_records)
 
+    @property
+    def members(self) -> "pd.DataFrame":
+        """One row for each client: in how many rounds it was asked to train, and how these ended.
+
+        client, asked, replied, declined, refused, missing, not_needed, last_reason and last_reason_round (of the last
+        reply that did not come or did not count).
+        """
+        return _frame(self.member_records)
+
 
 def read_history(
     session: Session, blobs: BlobStore, run: Run, *, attackers: tuple[str, ...], seconds: float
@@ -101,6 +146,9 @@ def read_history(
         .where(Evaluation.round_id.in_(select(Round.round_id).where(Round.run_id == run.run_id)))
         .order_by(Evaluation.round_id, Evaluation.client_id, Evaluation.split)
     )
+    participation = Participation()
+    for ended in read_rounds(session, run.run_id):
+        participation.add(ended)
     return History(
         run_id=run.run_id,
         spec=RunSpec.parse(run.spec),
@@ -133,7 +181,19 @@ def read_history(
         ),
         update_records=tuple(_update_records(session, run.run_id)),
         objective_records=tuple(record for round_ in rounds for record in _objective_records(round_)),
+        member_records=tuple(map(_member_record, participation.members)),
+        warnings=tuple(warning.message for warning in participation.warnings),
     )
+
+
+def _member_record(member: MemberSummary) -> Record:
+    return {
+        "client": member.client_id,
+        "asked": member.asked,
+        **{part.lower(): member.parts[part] for part in Part},
+        "last_reason": member.last_reason,
+        "last_reason_round": member.last_reason_round,
+    }
 
 
 def _objective_records(round_: Round) -> list[Record]:

@@ -3,20 +3,21 @@
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.clock import utc_now
 from coordinator.home import SETTINGS_FILE, Home, Settings
 from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleet import Held, RunFacts, Surroundings
 from coordinator.rounds.specification import cautions, fitting_objectives, parse_run
-from coordinator.rounds.states import move_run
+from coordinator.rounds.states import INTERRUPTED, SIMULATOR, move_run
 from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.tasks import Dataset, DataSource, Task, initial_model, task
@@ -193,6 +194,10 @@ class Simulation(AbstractContextManager["Simulation"]):
             Conductor(facts, around, fleet).conduct()
         except Held:
             self._pause()
+        except BaseException:
+            with suppress(SQLAlchemyError):  # or the next look into the record pauses it
+                self._pause()
+            raise
         self._collect()
         with self._database.read() as session:
             run = session.get_one(Run, self.run_id)
@@ -234,7 +239,7 @@ class Simulation(AbstractContextManager["Simulation"]):
                     model=model,
                     objectives=list(self._objectives),
                     state_data={},
-                    submitted_by="simulation",
+                    submitted_by=SIMULATOR,
                     created=now,
                 )
             )
@@ -259,7 +264,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         with self._database.begin() as session:
             run = session.get_one(Run, self.run_id)
             if run.state is RunState.RUNNING:
-                move_run(run, RunState.PAUSED, utc_now(), "interrupted; fedpareto simulate --resume goes on")
+                move_run(run, RunState.PAUSED, utc_now(), INTERRUPTED)
 
     def _collect(self) -> None:
         later = datetime.fromtimestamp(time.time() + 1, UTC)  # nobody else writes here: nothing is too young

@@ -251,9 +251,24 @@ def test_a_look_into_the_record_of_a_killed_simulation_changes_nothing_that_foll
             session.get_one(Run, simulation.run_id).state = RunState.RUNNING
     shown = run_cli("admin", "--home", str(home / "admin"), "round", simulation.run_id, "-1", "--json")
     assert shown.returncode == 0, shown.stderr  # the coordinator behind it may have begun to ask somebody
+    seen = json.loads(shown.stdout)["run"]
+    assert (seen["state"], seen["reason"]) == ("PAUSED", "interrupted; fedpareto simulate --resume goes on")
     rest = simulate(text, home=home, resume=True)
     assert rest.model.tobytes() == whole.model.tobytes()
     assert rest.updates.equals(whole.updates)
+
+
+def test_a_simulation_that_a_second_interrupt_ends_at_once_is_paused_in_its_record(tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with Simulation(spec(rounds=3).encode(), tmp_path / "home") as simulation:
+        with pytest.raises(KeyboardInterrupt):
+            simulation.run(interrupt)
+        with simulation._database.read() as session:
+            run = session.get_one(Run, simulation.run_id)
+    assert (run.state, run.reason) == (RunState.PAUSED, "interrupted; fedpareto simulate --resume goes on")
+    assert simulate(spec(rounds=3), home=tmp_path / "home", resume=True).state == "COMPLETED"
 
 
 def test_a_long_record_of_updates_is_read_a_piece_at_a_time(tmp_path: Path) -> None:

@@ -23,7 +23,14 @@ from coordinator.rounds.fleet import Held, RunFacts, Surroundings
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.remote import RemoteFleet
 from coordinator.rounds.specification import cautions, fitting_objectives, parse_run
-from coordinator.rounds.states import RUN_ENDED, close_phase, end_assignment, move_round, move_run
+from coordinator.rounds.states import (
+    RUN_ENDED,
+    close_phase,
+    end_assignment,
+    interrupt_simulations,
+    move_round,
+    move_run,
+)
 from federation.digests import digest
 from federation.refusals import Refusal
 from federation.runs import SpecError
@@ -133,6 +140,8 @@ class Engine:
         Args:
             conduct: without it no run ever advances: the record can be read, and that is all.
         """
+        with self._database.begin() as session:
+            interrupt_simulations(session, self._clock())
         self._conducting = conduct
         if not conduct:
             log.info("held: no run advances")

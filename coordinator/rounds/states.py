@@ -3,6 +3,9 @@
 from datetime import datetime
 from typing import TypeVar
 
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
 from federation.refusals import Refusal
 from storage.models import (
     Assignment,
@@ -47,6 +50,9 @@ ASSIGNMENT_TRANSITIONS: dict[AssignmentState, frozenset[AssignmentState]] = {
 
 RUN_ENDED = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.STOPPED})
 
+SIMULATOR = "simulation"  # who submits the runs on simulated clients
+INTERRUPTED = "interrupted; fedpareto simulate --resume goes on"
+
 StateT = TypeVar("StateT", RunState, RoundState, PhaseState, AssignmentState)
 
 
@@ -86,6 +92,16 @@ def move_run(run: Run, to: RunState, at: datetime, reason: str = "") -> None:
         run.started = at
     if to in RUN_ENDED:
         run.ended = at
+
+
+def interrupt_simulations(session: Session, at: datetime) -> None:
+    """Pauses the runs on simulated clients that a dead process left under way.
+
+    A simulation holds the exclusive lock of its database as long as it lives: whoever calls this must hold that lock.
+    """
+    under_way = select(Run).where(Run.submitted_by == SIMULATOR, Run.state.in_([RunState.PENDING, RunState.RUNNING]))
+    for run in session.scalars(under_way):
+        move_run(run, RunState.PAUSED, at, INTERRUPTED)
 
 
 def move_round(round_: Round, to: RoundState, at: datetime, reason: str = "") -> None:

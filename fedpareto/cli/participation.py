@@ -69,7 +69,7 @@ def warnings(run: Run) -> Iterator[Text]:
 
 
 def notes(runs: Iterable[Run]) -> RenderableType:
-    """Below a list of runs: the warnings of each, and its members with failures."""
+    """Below a list of runs: why each is not going on, its warnings, and its members with failures."""
     lines: list[Text] = []
     for run in runs:
         failing = sorted((member for member in run.members if failures(member)), key=failures, reverse=True)
@@ -79,6 +79,8 @@ def notes(runs: Iterable[Run]) -> RenderableType:
         if len(failing) > LISTED:
             more = f"{len(failing) - LISTED} more members with failures, see `fedpareto admin run {run.run_id}`"
             about.append(Text(f"{run.name}: {more}"))
+        if run.reason:
+            about.insert(0, Text(f"{run.name}: {name_of(run, 'state')} {run.reason}"))
         lines += about
     return Group(*([Text()] if lines else []), *lines)
 

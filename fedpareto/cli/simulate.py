@@ -180,12 +180,11 @@ def _run(console: "Console", simulation: "Simulation") -> "History":
 
     from fedpareto.cli.render import number, percent
 
-    def stop(*_: object) -> None:
+    def stop(received: int, _: object) -> None:
         simulation.stop()
-        signal.signal(signal.SIGINT, before)  # a second Ctrl-C does not wait
+        signal.signal(received, before[signal.Signals(received)])  # a second Ctrl-C does not wait
 
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, stop)
+    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -212,7 +211,8 @@ def _run(console: "Console", simulation: "Simulation") -> "History":
 
             return simulation.run(told)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _document(history: "History", directory: Path) -> dict[str, Any]:
@@ -226,6 +226,8 @@ def _document(history: "History", directory: Path) -> dict[str, Any]:
         "rounds": list(history.round_records),
         "clients": list(history.client_records),
         "updates": list(history.update_records),
+        "members": list(history.member_records),
+        "warnings": list(history.warnings),
         "objectives": list(history.objective_records),
     }
 
@@ -236,6 +238,8 @@ def _summarise(console: "Console", history: "History", directory: Path) -> None:
     missing = Counter(record["reason"] for record in history.update_records if not record["accepted"])
     messages = {record["reason"]: record["message"] for record in history.update_records if record["message"]}
     _say(console, f"{rounds} rounds in {history.seconds:.1f} s" + (f", {skipped} skipped" if skipped else ""))
+    for warning in history.warnings:
+        _say(console, f"warning: {warning}", style="yellow")
     for reason, count in missing.most_common():
         said = f": {messages[reason]}" if reason in messages else ""
         _say(console, f"{count} updates not accepted, {reason or 'without a reason'}{said}", style="yellow")
