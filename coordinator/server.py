@@ -1,4 +1,4 @@
-"""The daemon: one gRPC server on two ports, and everything behind it."""
+"""The daemon: one gRPC server behind the front listener's two ports, and everything behind it."""
 
 import asyncio
 import logging
@@ -18,6 +18,8 @@ from grpc_reflection.v1alpha import reflection
 from coordinator.clock import utc_now
 from coordinator.condition import Condition
 from coordinator.device import require_device
+from coordinator.front.limits import Limits, descriptor_limit, raise_descriptor_limit
+from coordinator.front.listener import Front, Service
 from coordinator.home import Home, address
 from coordinator.members.access import Access
 from coordinator.monitor import Monitor
@@ -49,7 +51,6 @@ MAX_CALLS = 8192  # under way at a time, over all callers
 GRACE_SECONDS = 5.0
 
 _OPTIONS: tuple[Option, ...] = (
-    ("grpc.so_reuseport", 0),  # a second coordinator on the same port must fail, not share it
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
@@ -121,6 +122,8 @@ class Coordinator:
             condition=self._condition,
             clock=clock,
         )
+        self._front = Front(Limits.for_descriptors(descriptor_limit()), self._access.note_refused_connections)
+        self._access.on_verified = self._front.verified
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
         self._engine: Engine | None = None
@@ -213,6 +216,7 @@ class Coordinator:
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         engine.start(conduct=self._conduct)
         await server.start()
+        await self._front.start()
         if await asyncio.to_thread(_serves_tls12, settings.bind, self.enrollment_port):
             raise RuntimeError(
                 "gRPC was imported before federation.tls.require_tls13 was called: it would serve TLS 1.2"
@@ -244,6 +248,7 @@ class Coordinator:
         """
         if self._database.holds_lock():  # or the file may be another coordinator's
             self._home.ports_file.unlink(missing_ok=True)
+        await self._front.stop_accepting()
         self._access.stop()
         if self._monitor is not None and self._monitoring is not None:
             self._monitor.stop()
@@ -251,6 +256,7 @@ class Coordinator:
         await self._health.enter_graceful_shutdown()
         if self._server is not None:
             await self._server.stop(grace)
+        await self._front.stop()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.stop)
         for executor in (self._executor, self._access_executor):
@@ -293,18 +299,20 @@ class Coordinator:
         pair = (private_key_pem(home.server_key), pem(home.current_server_certificate(self._clock())))
         mutual = grpc.ssl_server_credentials([pair], root_certificates=pem(home.ca), require_client_auth=True)
         federation, enrollment = home.ports()
-        self.federation_port = self._bind(server, federation, mutual)
-        self.enrollment_port = self._bind(server, enrollment, grpc.ssl_server_credentials([pair]))
+        self.federation_port = self._bind(server, "members", federation, mutual)
+        self.enrollment_port = self._bind(server, "newcomers", enrollment, grpc.ssl_server_credentials([pair]))
 
-    def _bind(self, server: grpc.aio.Server, port: int, credentials: grpc.ServerCredentials) -> int:
+    def _bind(self, server: grpc.aio.Server, service: Service, port: int, credentials: grpc.ServerCredentials) -> int:
         where = address(self._home.settings.bind, port)
         try:
-            return server.add_secure_port(where, credentials)
-        except RuntimeError as error:
+            picked = self._front.listen(self._home.settings.bind, port, service)
+        except OSError as error:
             raise PortTaken(
                 f"cannot listen on {where}: {error}. Another process has the port, or the address is not this "
                 f"machine's: see bind and the ports in {self._home.directory / 'coordinator.toml'}"
             ) from None
+        server.add_secure_port(self._front.inner(service), credentials)
+        return picked
 
 
 def serve(home: Home, *, ready: Callable[[Coordinator], None] = lambda coordinator: None, conduct: bool = True) -> None:
@@ -326,6 +334,7 @@ def serve(home: Home, *, ready: Callable[[Coordinator], None] = lambda coordinat
 
 
 async def _serve(home: Home, ready: Callable[[Coordinator], None], conduct: bool) -> None:
+    raise_descriptor_limit()
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
 

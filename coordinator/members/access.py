@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from inspect import isawaitable
 from typing import Any, Literal, NoReturn, TypeAlias
-from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
 import grpc
@@ -28,6 +27,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from coordinator.clock import utc_now
 from coordinator.condition import Condition
+from coordinator.front.listener import host_of
 from coordinator.members.revocation import REVOKED, revoked
 from federation.certificates import der, load_certificate
 from federation.channels import ERROR_DOMAIN, STATUS_KEY
@@ -179,6 +179,8 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         self._calls: dict[str, set[_Call]] = {}  # by actor; touched on the event loop only
         self._strangers: set[_Call] = set()  # those of `_calls` that showed no certificate
         self._unrecorded: WeakValueDictionary[tuple[str, str, str], _Tally] = WeakValueDictionary()
+        # Told the peer, as gRPC names it, and the caller of each call with a good certificate.
+        self.on_verified: Callable[[str, str], None] = lambda peer, actor: None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
@@ -213,6 +215,18 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             refusal = revoked(self._federation_id, self._signing_key, client, None)
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end, actor, refusal)
+
+    async def note_refused_connections(self, source: str, reason: str, times: int) -> None:
+        """Puts on record what the front listener has refused.
+
+        Args:
+            source: a host, a network, or the URI of a member's certificate.
+            reason: of the refusals.
+            times: how many connections.
+        """
+        actor = source if source.startswith("fedpareto://") else f"peer {source}"
+        log.warning("closed %d connections of %s: %s", times, actor, reason)
+        await self._record(actor, "connect", reason, f"{times} connections closed", times)
 
     def stop(self) -> None:
         """Lets nobody in any more, and ends what streams to callers; a reply that is being handed in may finish.
@@ -308,6 +322,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 self._strangers.add(call)
             else:
                 await self._in_background(self._check, *identity)
+                self.on_verified(context.peer(), actor)
                 left = (identity[0].not_after - self._clock()).total_seconds()
                 expiry = self._loop.call_later(left, call.end, _expired(identity[0]))
             _authorise(rule, identity[0] if identity else None, action)
@@ -372,7 +387,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         await self._record(actor, action, refusal.reason, refusal.message)
         await abort(context, refusal)
 
-    async def _record(self, actor: str, action: str, outcome: str, detail: str) -> None:
+    async def _record(self, actor: str, action: str, outcome: str, detail: str, times: int = 1) -> None:
         """Writes a refusal down before its answer goes out.
 
         What one caller piles up while one is being written is written together: a flood waits for itself alone.
@@ -385,7 +400,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 )
 
         tally = self._unrecorded.setdefault((actor, action, outcome), _Tally())
-        tally.times += 1
+        tally.times += times
         async with tally.turn:
             times, tally.times = tally.times, 0
             if times == 0:
@@ -452,12 +467,6 @@ def _expired(identity: PeerIdentity) -> Refusal:
         "certificate-expired",
         f"your certificate expired on {identity.not_after:%Y-%m-%d %H:%M} UTC; ask an administrator for a new one",
     )
-
-
-def host_of(peer: str) -> str:
-    """The host of gRPC's "ipv4:10.0.0.1:5555" or "ipv6:%5B::1%5D:5555": with the port every call is a stranger's."""
-    scheme, _, rest = unquote(peer).partition(":")
-    return rest.rpartition(":")[0].strip("[]") if scheme in {"ipv4", "ipv6"} else scheme
 
 
 def _forgiving(deserialise: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:

@@ -9,7 +9,7 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy.exc import IntegrityError
 
-from coordinator.members.access import host_of
+from coordinator.front.listener import host_of
 from coordinator.members.enrollment import Application, Authority, Enrolled, enroll
 from coordinator.services.calls import Threads
 from federation.certificates import pem

@@ -1,0 +1,169 @@
+"""Flow: bytes on their way from one socket to another, without a copy in this process where the system allows it."""
+
+import contextlib
+import fcntl
+import os
+import socket
+
+BYTES = 1 << 18  # the most that one flow holds
+
+
+class Pipe:
+    """Bytes stay in the kernel: they are spliced from the source into a pipe, and from the pipe into the sink."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: the pipe stays small
+            fcntl.fcntl(self._write, fcntl.F_SETPIPE_SZ, BYTES)
+
+    def take(self, source: socket.socket) -> int:
+        """Reads from `source` into the empty pipe; returns the number of bytes, 0 at the end of the stream."""
+        return os.splice(source.fileno(), self._write, BYTES, flags=os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK)
+
+    def give(self, sink: socket.socket, count: int) -> int:
+        """Writes up to `count` bytes to `sink`; returns how many."""
+        return os.splice(self._read, sink.fileno(), count, flags=os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK)
+
+    def close(self) -> None:
+        """Gives the descriptors back."""
+        os.close(self._read)
+        os.close(self._write)
+
+
+class Buffer:
+    """Bytes are copied through this process: where there is no splice, or no descriptor for a pipe."""
+
+    def __init__(self) -> None:
+        self._bytes = memoryview(b"")
+
+    def take(self, source: socket.socket) -> int:
+        """Reads from `source`; returns the number of bytes, 0 at the end of the stream."""
+        self._bytes = memoryview(source.recv(BYTES))
+        return len(self._bytes)
+
+    def give(self, sink: socket.socket, count: int) -> int:
+        """Writes what it holds to `sink`; returns how many bytes."""
+        sent = sink.send(self._bytes)
+        self._bytes = self._bytes[sent:]
+        return sent
+
+    def close(self) -> None:
+        """Nothing is to be given back."""
+
+
+class Holds:
+    """Lends pipes to flows, as long as they have bytes in them; buffers where pipes cannot be had.
+
+    Args:
+        spare: how many empty pipes are kept for the next flow.
+    """
+
+    def __init__(self, spare: int = 16) -> None:
+        self._most_spare = spare
+        self._spare: list[Pipe] = []
+        self._splices = _can_splice()
+
+    def borrow(self) -> Pipe | Buffer:
+        """An empty hold."""
+        if self._spare:
+            return self._spare.pop()
+        if self._splices:
+            try:
+                return Pipe()
+            except OSError:  # no descriptor is left
+                pass
+        return Buffer()
+
+    def give_back(self, hold: Pipe | Buffer, *, empty: bool) -> None:
+        """Takes a hold back; one that is not empty is thrown away with its bytes."""
+        if empty and isinstance(hold, Pipe) and len(self._spare) < self._most_spare:
+            self._spare.append(hold)
+        else:
+            hold.close()
+
+
+class Flow:
+    """One direction of a connection.
+
+    Args:
+        source: read from, non-blocking.
+        sink: written to, non-blocking.
+        holds: lends what bytes wait in.
+
+    Attributes:
+        waiting: bytes that were read and not written yet; nothing more is read before they are.
+        ended: the source has ended.
+    """
+
+    def __init__(self, source: socket.socket, sink: socket.socket, holds: Holds) -> None:
+        self._source = source
+        self._sink = sink
+        self._holds = holds
+        self._hold: Pipe | Buffer | None = None
+        self.waiting = 0
+        self.ended = False
+
+    @property
+    def finished(self) -> bool:
+        """Everything has been written, and nothing more will come."""
+        return self.ended and not self.waiting
+
+    def move(self) -> None:
+        """Moves what can be moved at once; passes the end of the source on to the sink.
+
+        Raises:
+            OSError: one of the sockets is broken.
+        """
+        if self.waiting:
+            self._give()
+        if self.waiting or self.ended:
+            return
+        if self._hold is None:
+            self._hold = self._holds.borrow()
+        try:
+            self.waiting = self._hold.take(self._source)
+            self.ended = self.waiting == 0
+        except BlockingIOError:
+            pass
+        else:
+            self._give()
+        if not self.waiting:
+            self._return_hold()
+        if self.finished:
+            self._sink.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Drops what waits."""
+        self._return_hold()
+        self.waiting = 0
+        self.ended = True
+
+    def _give(self) -> None:
+        if self._hold is None:
+            raise AssertionError("bytes wait in no hold")
+        try:
+            while self.waiting:
+                self.waiting -= self._hold.give(self._sink, self.waiting)
+        except BlockingIOError:
+            pass
+
+    def _return_hold(self) -> None:
+        if self._hold is not None:
+            self._holds.give_back(self._hold, empty=not self.waiting)
+            self._hold = None
+
+
+def _can_splice() -> bool:
+    if not hasattr(os, "splice"):
+        return False
+    near, far = socket.socketpair()
+    pipe = Pipe()
+    try:
+        far.send(b"x")
+        return pipe.take(near) == 1 and pipe.give(near, 1) == 1 and far.recv(1) == b"x"
+    except OSError:
+        return False
+    finally:
+        pipe.close()
+        near.close()
+        far.close()

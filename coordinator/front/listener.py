@@ -1,0 +1,196 @@
+"""The coordinator's side of the front listener: binds the public ports, starts the process, and talks to it."""
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Literal, TypeAlias
+from urllib.parse import unquote
+
+from coordinator.front.limits import Limits
+
+log = logging.getLogger(__name__)
+
+Service: TypeAlias = Literal["members", "newcomers"]
+
+RESTART_SECONDS = 1.0
+BIND_SECONDS = 1.0  # for the process of a coordinator that was killed a moment ago to give the port back
+END_SECONDS = 5.0
+BACKLOG = 1024
+_ROOT = Path(__file__).resolve().parents[2]
+# Isolated: neither the directory that the coordinator was started in nor PYTHONPATH can put a module in the way.
+_PROGRAM = "import sys; sys.path.append(sys.argv.pop()); from coordinator.front.process import main; main()"
+
+
+class Front:
+    """The public ports. gRPC listens on Unix sockets behind them, in a directory that is this user's alone.
+
+    Args:
+        limits: what connections may take.
+        refused: told who was turned away: how the record names the peer, the reason, and how often.
+    """
+
+    def __init__(self, limits: Limits, refused: Callable[[str, str, int], Awaitable[None]]) -> None:
+        self._limits = limits
+        self._refused = refused
+        self._directory = Path(tempfile.mkdtemp(prefix="fedpareto-"))  # a Unix socket's path is short
+        self._listeners: list[tuple[Service, socket.socket]] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    def listen(self, bind: str, port: int, service: Service) -> int:
+        """Binds a public port and listens on it.
+
+        Args:
+            bind: the address; 0.0.0.0 and :: are every one of this machine, of IPv4 and IPv6.
+            port: 0 is one that the kernel picks.
+            service: which of gRPC's sockets the connections are forwarded to.
+
+        Returns:
+            The port.
+
+        Raises:
+            OSError: the port is taken, or the address is not this machine's.
+        """
+        for listener in _bound(bind.strip("[]"), port):
+            self._listeners.append((service, listener))
+            port = listener.getsockname()[1]
+        return port
+
+    def inner(self, service: Service) -> str:
+        """Where gRPC is to listen for a service."""
+        return f"unix:{self._directory / service}"
+
+    async def start(self) -> None:
+        """Starts the process; from then on connections are accepted."""
+        reader = await self._spawn()
+        self._supervisor = asyncio.create_task(self._supervise(reader))
+
+    async def stop_accepting(self) -> None:
+        """Closes the public ports; the connections stay."""
+        self._stopping = True
+        self._close_listeners()
+        await self._tell({"stop": True})
+
+    async def stop(self) -> None:
+        """Ends the process, when it has forwarded what gRPC has said last; removes the directory."""
+        self._stopping = True
+        self._close_listeners()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is not None:
+            await asyncio.to_thread(_end, self._process)
+        await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+
+    def verified(self, peer: str, member: str) -> None:
+        """A connection has shown a good certificate. Called on the event loop.
+
+        Args:
+            peer: as gRPC names it.
+            member: whose certificate it was, as the record names the caller.
+        """
+        number = _bound_name(peer).partition("@")[0]
+        if self._writer is not None and number.isdigit():
+            self._writer.write(json.dumps({"verified": int(number), "member": member}).encode() + b"\n")
+
+    async def _spawn(self) -> asyncio.StreamReader:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            settings = {
+                "listeners": [(service, listener.fileno()) for service, listener in self._listeners],
+                "control": theirs.fileno(),
+                "directory": str(self._directory),
+                "limits": self._limits._asdict(),
+            }
+            self._process = await asyncio.to_thread(
+                subprocess.Popen,
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, json.dumps(settings), str(_ROOT)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno(), *(listener.fileno() for _, listener in self._listeners)],
+            )
+        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        return reader
+
+    async def _supervise(self, reader: asyncio.StreamReader) -> None:
+        """Hears what the process says; starts another one when it ends by itself."""
+        while True:
+            while line := await reader.readline():
+                said = json.loads(line)
+                await self._refused(said["actor"], said["reason"], said["times"])
+            if self._stopping:
+                return
+            code = await asyncio.to_thread(_end, self._process) if self._process is not None else None
+            log.error(
+                "the front listener ended with status %s, and every connection with it: it is started again", code
+            )
+            await asyncio.sleep(RESTART_SECONDS)
+            reader = await self._spawn()
+
+    async def _tell(self, command: dict[str, bool]) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(ConnectionError):
+                self._writer.write(json.dumps(command).encode() + b"\n")
+                await self._writer.drain()
+
+    def _close_listeners(self) -> None:
+        for _, listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+
+def host_of(peer: str) -> str:
+    """The host of a peer as gRPC names it: "unix:/tmp/fedpareto-x/17@192.0.2.7", which the front listener has bound."""
+    return _bound_name(peer).partition("@")[2] or peer
+
+
+def _bound_name(peer: str) -> str:
+    return unquote(peer).rpartition("/")[2]
+
+
+def _bound(bind: str, port: int) -> list[socket.socket]:
+    if bind in ("0.0.0.0", "::") and socket.has_dualstack_ipv6():  # noqa: S104 - as the settings say
+        return [_patiently(socket.AF_INET6, ("::", port), dualstack=True)]
+    found: list[socket.socket] = []
+    try:
+        infos = socket.getaddrinfo(bind, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, where in dict.fromkeys((info[0], str(info[4][0])) for info in infos):
+            found.append(_patiently(family, (where, port)))
+            port = found[0].getsockname()[1]
+    except OSError:
+        for listener in found:
+            listener.close()
+        raise
+    return found
+
+
+def _patiently(family: socket.AddressFamily, where: tuple[str, int], *, dualstack: bool = False) -> socket.socket:
+    end = time.monotonic() + BIND_SECONDS
+    while True:
+        try:
+            return socket.create_server(where, family=family, backlog=BACKLOG, dualstack_ipv6=dualstack)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> int:
+    try:
+        return process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()

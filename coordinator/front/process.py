@@ -1,0 +1,336 @@
+"""The process of the front listener. It has no keys, no database, and descriptors of its own.
+
+The coordinator starts it, hands it the listening sockets and one end of a control connection, and reads and writes
+lines of JSON there:
+
+- to this process: `{"verified": CONNECTION, "member": URI}`, `{"stop": true}`; the end of the stream ends the process;
+- from this process: `{"refused": {ACTOR: [REASON, TIMES]}}`, at most once a minute.
+
+A connection goes through these states: it waits for its first byte; it is forwarded, unverified; it is verified, or
+lasts as long as an enrollment may; it is closing. Only those that sent the beginning of a TLS handshake reach gRPC.
+"""
+
+import contextlib
+import errno
+import ipaddress
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+from coordinator.front.flow import Flow, Holds
+from coordinator.front.limits import Limits
+from coordinator.front.places import Places
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+TLS_HANDSHAKE = b"\x16"
+ACCEPTS_AT_A_TIME = 64
+TICK_SECONDS = 0.5
+REPORT_SECONDS = 60.0
+REPORTED_ACTORS = 50  # in one report, those with the most refusals
+FLUSH_SECONDS = 1.0  # for what gRPC has said last, when the coordinator ends
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Connection:
+    """A connection of the public side, and of the inner side as soon as its first byte has come."""
+
+    def __init__(self, number: int, public: socket.socket, host: str, service: str, now: float) -> None:
+        self.number = number
+        self.public = public
+        self.host = host
+        self.service = service
+        self.opened = now
+        self.heard = now
+        self.inner: socket.socket | None = None
+        self.up: Flow | None = None  # to gRPC
+        self.down: Flow | None = None  # from gRPC
+        self.closing: float | None = None  # since when
+
+
+class Forwarder:
+    """Accepts and forwards, in one thread.
+
+    Args:
+        listeners: the listening sockets by service, "members" or "newcomers".
+        control: the connection to the coordinator.
+        directory: where gRPC listens, one socket for each service.
+        limits: what connections may take.
+    """
+
+    def __init__(
+        self, listeners: list[tuple[str, socket.socket]], control: socket.socket, directory: str, limits: Limits
+    ) -> None:
+        self._listeners = listeners
+        self._control = control
+        self._directory = directory
+        self._limits = limits
+        self._selector = selectors.DefaultSelector()
+        self._holds = Holds()
+        self._connections: dict[int, Connection] = {}
+        self._unverified: Places[int] = Places(limits.unverified_per_address, limits.unverified)
+        self._verified: Places[int] = Places(limits.per_member, limits.connections)
+        self._closing: set[int] = set()
+        self._count = 0
+        self._accepting = False
+        self._commands = bytearray()
+        self._refused: Counter[tuple[str, str]] = Counter()
+        self._report = bytearray()
+        self._next_report = 0.0
+        self._ends: float | None = None
+
+    def run(self) -> None:
+        """Serves until the coordinator closes the control connection."""
+        self._control.setblocking(False)
+        self._selector.register(self._control, READ, None)
+        for _, listener in self._listeners:
+            listener.setblocking(False)
+        self._accept_again()
+        next_tick = time.monotonic() + TICK_SECONDS
+        while self._ends is None or (self._connections and time.monotonic() < self._ends):
+            for key, mask in self._selector.select(max(0.0, next_tick - time.monotonic())):
+                if key.data is None:
+                    self._obey()
+                elif isinstance(key.data, str):
+                    self._accept(key.data, key.fileobj)  # type: ignore[arg-type]
+                elif key.data.number in self._connections:  # or an earlier event has closed it
+                    self._serve(key.data, key.fileobj is key.data.public, mask)
+            if time.monotonic() >= next_tick:
+                self._tick(time.monotonic())
+                next_tick = time.monotonic() + TICK_SECONDS
+
+    # New connections
+
+    def _accept(self, service: str, listener: socket.socket) -> None:
+        for _ in range(ACCEPTS_AT_A_TIME):
+            try:
+                public, peer = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _OUT_OF_DESCRIPTORS:
+                    self._make_room()
+                    return
+                continue  # it was gone before it was accepted
+            now = time.monotonic()
+            host, group = _host(str(peer[0]))
+            if len(self._connections) >= self._limits.connections:
+                loser = self._unverified.oldest_of_largest()
+                if loser is None:
+                    self._refused[group, "limit:connections"] += 1
+                    public.close()
+                    continue
+                self._refuse(loser, "limit:connections")
+            public.setblocking(False)
+            with contextlib.suppress(OSError):
+                public.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._count += 1
+            connection = Connection(self._count, public, host, service, now)
+            self._connections[connection.number] = connection
+            self._selector.register(public, READ, connection)
+            loser = self._unverified.add(connection.number, group)
+            if loser is not None:
+                self._refuse(loser, "limit:connections")
+
+    def _make_room(self) -> None:
+        """There is no descriptor left: an unverified connection goes, and nothing is accepted until the next tick."""
+        loser = self._unverified.oldest_of_largest()
+        if loser is not None:
+            self._refuse(loser, "limit:connections")
+        if self._accepting:
+            for _, listener in self._listeners:
+                self._selector.unregister(listener)
+            self._accepting = False
+
+    def _accept_again(self) -> None:
+        for service, listener in self._listeners:
+            self._selector.register(listener, READ, service)
+        self._accepting = True
+
+    def _stop_accepting(self) -> None:
+        for _, listener in self._listeners:
+            if self._accepting:
+                self._selector.unregister(listener)
+            listener.close()
+        self._listeners = []
+
+    # Connections
+
+    def _serve(self, connection: Connection, public: bool, mask: int) -> None:
+        try:
+            if connection.up is None or connection.down is None:
+                self._begin(connection)
+                return
+            if public:
+                connection.heard = time.monotonic()
+            incoming, outgoing = (connection.up, connection.down) if public else (connection.down, connection.up)
+            if mask & READ:
+                incoming.move()
+            if mask & WRITE:
+                outgoing.move()
+            self._watch(connection)
+        except OSError:
+            self._close(connection, broken=True)
+
+    def _begin(self, connection: Connection) -> None:
+        """The first byte is here: connects to gRPC, if it can be the beginning of a TLS handshake.
+
+        The socket is bound to a name with the connection's number and the host, which is how gRPC, and with it access
+        control, learns both.
+        """
+        if connection.public.recv(1, socket.MSG_PEEK) != TLS_HANDSHAKE:
+            self._close(connection)
+            return
+        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.inner = inner
+        inner.setblocking(False)
+        name = os.path.join(self._directory, f"{connection.number}@{connection.host}")
+        inner.bind(name)
+        try:
+            inner.connect(os.path.join(self._directory, connection.service))
+        finally:
+            os.unlink(name)
+        connection.up = Flow(connection.public, inner, self._holds)
+        connection.down = Flow(inner, connection.public, self._holds)
+        self._selector.register(inner, READ, connection)
+        connection.up.move()
+        self._watch(connection)
+
+    def _watch(self, connection: Connection) -> None:
+        """Asks for the events that can move something; closes the connection when both directions have finished."""
+        up, down = connection.up, connection.down
+        if up is None or down is None or connection.inner is None:
+            return
+        if up.finished and down.finished:
+            self._close(connection)
+            return
+        if connection.closing is None and (up.ended or down.ended):
+            connection.closing = time.monotonic()
+            self._closing.add(connection.number)
+        self._ask(connection.public, up, down, connection)
+        self._ask(connection.inner, down, up, connection)
+
+    def _ask(self, end: socket.socket, incoming: Flow, outgoing: Flow, connection: Connection) -> None:
+        wanted = (0 if incoming.waiting or incoming.ended else READ) | (WRITE if outgoing.waiting else 0)
+        try:
+            present = self._selector.get_key(end).events
+        except KeyError:
+            if wanted:
+                self._selector.register(end, wanted, connection)
+            return
+        if not wanted:
+            self._selector.unregister(end)
+        elif wanted != present:
+            self._selector.modify(end, wanted, connection)
+
+    def _refuse(self, number: int, reason: str) -> None:
+        connection = self._connections[number]
+        self._refused[_host(connection.host)[1], reason] += 1
+        self._close(connection, broken=True)
+
+    def _close(self, connection: Connection, *, broken: bool = False) -> None:
+        """Releases everything of a connection; a broken one is reset, so that the peer takes it for no proper end."""
+        del self._connections[connection.number]
+        self._closing.discard(connection.number)
+        self._unverified.remove(connection.number)
+        self._verified.remove(connection.number)
+        for flow in (connection.up, connection.down):
+            if flow is not None:
+                flow.close()
+        for end in (connection.public, connection.inner):
+            if end is None:
+                continue
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(end)
+            if broken and end is connection.public:
+                with contextlib.suppress(OSError):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            end.close()
+
+    def _tick(self, now: float) -> None:
+        """Ends what has taken too long, and tells the coordinator what was refused."""
+        if not self._accepting and self._listeners:
+            self._accept_again()
+        limits = self._limits
+        for number in list(self._unverified):
+            connection = self._connections[number]
+            newcomer = connection.service == "newcomers"
+            longest = limits.newcomer_seconds if newcomer else limits.verified_seconds
+            if (
+                now - connection.opened > longest
+                or now - connection.heard > limits.idle_seconds
+                or (connection.inner is None and now - connection.opened > limits.first_byte_seconds)
+            ):
+                self._refuse(number, "limit:idle")
+        for number in list(self._closing):
+            connection = self._connections[number]
+            if connection.closing is not None and now - connection.closing > limits.closing_seconds:
+                self._close(connection, broken=True)
+        self._tell(now)
+
+    # The coordinator
+
+    def _obey(self) -> None:
+        try:
+            data = self._control.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._stop_accepting()
+            self._selector.unregister(self._control)
+            self._ends = time.monotonic() + FLUSH_SECONDS
+            return
+        self._commands += data
+        *lines, rest = self._commands.split(b"\n")
+        self._commands = bytearray(rest)
+        for line in lines:
+            command: dict[str, Any] = json.loads(line)
+            if "verified" in command:
+                self._verify(command["verified"], command["member"])
+            else:
+                self._stop_accepting()
+
+    def _verify(self, number: int, member: str) -> None:
+        if number in self._unverified:
+            self._unverified.remove(number)
+            loser = self._verified.add(number, member)
+            if loser is not None:
+                self._refused[member, "limit:connections"] += 1
+                self._close(self._connections[loser], broken=True)
+
+    def _tell(self, now: float) -> None:
+        if self._refused and not self._report and now >= self._next_report:
+            self._next_report = now + REPORT_SECONDS
+            for (actor, reason), times in self._refused.most_common(REPORTED_ACTORS):
+                self._report += json.dumps({"actor": actor, "reason": reason, "times": times}).encode() + b"\n"
+            self._refused.clear()
+        if self._report and self._ends is None:
+            with contextlib.suppress(OSError):
+                del self._report[: self._control.send(self._report)]
+
+
+def _host(address: str) -> tuple[str, str]:
+    """The address as text, and the network whose connections are counted together."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is None:
+            return str(found), str(ipaddress.IPv6Network((found, 64), strict=False))
+        found = found.ipv4_mapped
+    return str(found), str(found)
+
+
+def main() -> None:
+    """Runs the process, as `coordinator.front.listener` starts it."""
+    for number in (signal.SIGTERM, signal.SIGINT):  # the coordinator says when to end, also to a whole process group
+        signal.signal(number, signal.SIG_IGN)
+    settings = json.loads(sys.argv[1])
+    listeners = [(service, socket.socket(fileno=descriptor)) for service, descriptor in settings["listeners"]]
+    control = socket.socket(fileno=settings["control"])
+    Forwarder(listeners, control, settings["directory"], Limits(**settings["limits"])).run()
