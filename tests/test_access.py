@@ -217,7 +217,7 @@ def test_an_expired_certificate_does_not_shake_hands_and_its_owner_is_told_why(s
     expired = served.clock() - timedelta(seconds=1)
     found = refusal_from_rpc_error(caught.value, not_after=expired)
     assert (found.status, found.reason) == ("UNAVAILABLE", "unreachable")
-    assert "your certificate expired" in found.message
+    assert "your certificate ended" in found.message
 
 
 def test_a_certificate_that_is_not_on_record_is_unknown(served: Running) -> None:
