@@ -186,3 +186,32 @@ def test_an_indefinite_matrix_is_solved_to_the_residual_or_refused() -> None:
         except UnsolvedError as error:
             refused.append(str(error))
     assert all("Is K a Gram matrix?" in message for message in refused)
+
+
+def test_the_shortest_vector_of_orthogonal_rows_is_found_over_sixteen_decades() -> None:
+    K = np.diag(10.0 ** np.linspace(-16, 16, 9))
+    weights = 1 / np.diag(K)
+    weights /= weights.sum()
+    found = min_norm(K)
+    assert found.weights @ K @ found.weights == pytest.approx(weights @ K @ weights, rel=1e-9)
+
+
+def test_a_small_box_of_rows_that_depend_on_each_other_keeps_the_sum_over_many_decades() -> None:
+    for seed in (18, 25, 27, 29, 32):
+        rng = np.random.default_rng(seed)
+        U = rng.normal(size=(10, 3)) * 10.0 ** rng.uniform(-12, 12, (10, 1))
+        found = min_norm(U @ U.T, upper=np.full(10, 0.2))
+        assert found.residual <= 1e-9
+        assert found.weights.sum() == pytest.approx(1.0, abs=1e-12)
+
+
+def test_rows_far_shorter_than_what_the_box_forces_share_the_rest() -> None:
+    K = np.diag([4e14, 5e13, 6e-16, 9e-13])
+    found = min_norm(K, prior=np.array([0.02, 0.3, 0.34, 0.34]), lower=np.array([0.02, 0.0, 0.0, 0.0]))
+    assert found.weights[:2].tolist() == pytest.approx([0.02, 0.0], abs=1e-12)
+    assert found.weights[3] > 0.05
+
+
+def test_weights_that_are_not_numbers_are_not_certified() -> None:
+    zeros, ones = np.zeros(2), np.ones(2)
+    assert kkt_residual(np.eye(2), np.full(2, np.nan), zeros, ones) == float("inf")

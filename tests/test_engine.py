@@ -239,9 +239,10 @@ def test_a_round_waits_for_its_minimum_and_says_so(stage: Stage) -> None:
     assert stage.run(run).state is RunState.RUNNING
     assert (stage.rounds(run), ann.orders()) == ([], [])
     (cleo,) = stage.cast(task, "cleo")
+    wait_for(lambda: stage.rounds(run), "the first round")
+    assert stage.run(run).reason == ""  # while the run is RUNNING: its end would clear the reason, too
     stage.play(run, ann, cleo)
     assert stage.rounds(run)[0].selected == ["ann", "cleo"]
-    assert stage.run(run).reason == ""
 
 
 def test_a_client_that_joins_while_a_run_is_under_way_takes_part_from_the_next_round_on(stage: Stage) -> None:

@@ -98,8 +98,8 @@ def min_norm(
 
 def kkt_residual(K: Matrix, weights: Vector, lower: Vector, upper: Vector) -> float:
     """How far `weights` is from optimal, relative to the largest K_ii (see `Solution.residual`); inf if infeasible."""
-    if abs(weights.sum() - 1) > _SUM_TOLERANCE or (weights < lower).any() or (weights > upper).any():
-        return float("inf")
+    if not (abs(weights.sum() - 1) <= _SUM_TOLERANCE and (weights >= lower).all() and (weights <= upper).all()):
+        return float("inf")  # also for weights that are not numbers
     gradient = K @ weights
     can_shrink, can_grow = weights > lower, weights < upper
     if not can_shrink.any() or not can_grow.any():
@@ -177,7 +177,6 @@ class _ActiveSet:
         self.a = reference / norms  # lambda = a x, so the sum constraint is a^T x = 1
         self.C = K / norms / norms[:, None] + delta * np.eye(m)
         self.lower, self.upper = lower / self.a, upper / self.a
-        self.start = start
         # A prior that lies decades from the solution must not pull at it.
         self.q = -delta * np.minimum(start / self.a, _FAR)
         self.box = lower, upper
@@ -186,8 +185,6 @@ class _ActiveSet:
         """Weights with every bound that binds met exactly, and the number of iterations."""
         x, at_lower, at_upper = self._guess()
         limit = 100 + 20 * len(x)
-        released = -1
-        noise = np.zeros(len(x), dtype=bool)  # released once, pushed back at once: its violation is rounding
         iteration = 0
         while iteration < limit:
             iteration += 1
@@ -195,19 +192,15 @@ class _ActiveSet:
             target, nu = self._minimum_on_face(x, free)
             step, low, high = self._longest_step(x, target, free)
             if step < 1:
-                if step > 0:
-                    noise[:] = False
-                elif released >= 0 and (low | high)[released]:
-                    noise[released] = True
                 x = x + step * (target - x)
                 x[low], x[high] = self.lower[low], self.upper[high]
                 at_lower[low] = at_upper[high] = True
                 continue
             x = target
             slope = self.C @ x + self.q
-            slope = slope - (self._price(slope, at_lower, at_upper) if nu is None else nu) * self.a
+            slope = slope - nu * self.a
             violation = np.where(at_lower, -slope, np.where(at_upper, slope, 0.0))
-            violation[noise | (self.lower == self.upper)] = 0.0
+            violation[self.lower == self.upper] = 0.0
             released = int(np.argmax(violation))
             if violation[released] <= 8 * _EPS * np.abs(x).sum():
                 break
@@ -226,12 +219,8 @@ class _ActiveSet:
         solver.solve()
         found = solver.result
         x = found.x * self.a
-        if not np.isfinite(x).all():
-            x = self.start
-            at_lower = at_upper = np.zeros(len(x), dtype=bool)
-        else:
-            at_lower = (found.x - self.lower) < found.z_bl
-            at_upper = (self.upper - found.x) < found.z_bu
+        at_lower = (found.x - self.lower) < found.z_bl
+        at_upper = (self.upper - found.x) < found.z_bu
         # Make the guess feasible: those that it holds at a bound stay there if the others can take up the rest.
         lower, upper = self.box
         x = np.where(at_lower, lower, np.where(at_upper, upper, np.clip(x, lower, upper)))
@@ -240,10 +229,13 @@ class _ActiveSet:
         x = _into(x, lower, upper)
         return x / self.a, x <= lower, (x >= upper) & (x > lower)
 
-    def _minimum_on_face(self, x: Vector, free: NDArray[np.bool_]) -> tuple[Vector, float | None]:
-        """The minimiser with all bound variables held, and the price of the sum constraint."""
+    def _minimum_on_face(self, x: Vector, free: NDArray[np.bool_]) -> tuple[Vector, float]:
+        """The minimiser with all bound variables held, and the price of the sum constraint.
+
+        With nothing free the price is open. At 0, the vertex is optimal or a variable violates its bound and is released.
+        """
         if not free.any():
-            return x, None
+            return x, 0.0
         held = ~free
         a = self.a[free]
         rest = self.C[np.ix_(free, held)] @ x[held] + self.q[free]
@@ -254,9 +246,6 @@ class _ActiveSet:
             target[free] = y[:, 0] + nu * y[:, 1]
             # The two parts may cancel; what the sum lost by it is put back where it costs least.
             target[free] += y[:, 1] * ((1.0 - self.a @ target) / (a @ y[:, 1]))
-        # Past a bound by a rounding is at the bound: it must not block the way.
-        for bound in (self.lower, self.upper):
-            target = np.where(free & (np.abs(target - bound) <= 4 * _EPS * np.abs(bound)), bound, target)
         return target, float(nu)
 
     def _longest_step(
@@ -269,10 +258,3 @@ class _ActiveSet:
             up = np.where(free & (target > self.upper), (self.upper - x) / move, np.inf)
         step = max(0.0, min(1.0, float(down.min()), float(up.min())))
         return step, (down <= step) & (step < 1), (up <= step) & (step < 1)
-
-    def _price(self, slope: Vector, at_lower: NDArray[np.bool_], at_upper: NDArray[np.bool_]) -> float:
-        """With nothing free: the price at which the cheapest variable that can grow is not worth growing."""
-        can_grow = at_lower & (self.lower < self.upper)
-        can_shrink = at_upper & (self.lower < self.upper)
-        ratio = slope / self.a
-        return float(ratio[can_grow].min() if can_grow.any() else ratio[can_shrink].max())
