@@ -232,7 +232,7 @@ class _ActiveSet:
     def _minimum_on_face(self, x: Vector, free: NDArray[np.bool_]) -> tuple[Vector, float]:
         """The minimiser with all bound variables held, and the price of the sum constraint.
 
-        With nothing free the price is open. At 0, the vertex is optimal or a variable violates its bound and is released.
+        With nothing free the price is open. At 0, the vertex is optimal or a variable that violates it is released.
         """
         if not free.any():
             return x, 0.0
