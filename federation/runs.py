@@ -189,6 +189,12 @@ class SelectionSpec(_Section):
         "majority",
         description="replies that a round needs: a share of those wanted, from 0 to 1, or more than half of them",
     )
+    grace_seconds: float = Field(
+        300.0,
+        ge=0,
+        le=MAX_DEADLINE,
+        description="how long a phase waits for a client that hung up and is not back; 0 does not wait for it",
+    )
 
 
 class LimitsSpec(_Section):

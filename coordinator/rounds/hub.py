@@ -51,6 +51,7 @@ class Hub:
         self._lock = threading.Lock()
         self._streams: dict[str, Attendance] = {}
         self._seen: dict[str, datetime] = {}
+        self._left: dict[str, datetime] = {}  # those that attended since the start, and do not now
         self._listeners: list[Callable[[], None]] = []
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -63,15 +64,17 @@ class Hub:
             older = self._streams.get(attendance.client_id)
             self._streams[attendance.client_id] = attendance
             self._seen[attendance.client_id] = attendance.last_seen
+            self._left.pop(attendance.client_id, None)
         if older is not None:
             older.say(Refusal("superseded", "another stream with this client's certificate took over"))
         self._changed()
 
-    def leave(self, attendance: Attendance) -> None:
-        """Forgets a stream, unless another one of the same client has taken its place."""
+    def leave(self, attendance: Attendance, at: datetime) -> None:
+        """Forgets a stream that ended at a time, unless another one of the same client has taken its place."""
         with self._lock:
             if self._streams.get(attendance.client_id) is attendance:
                 del self._streams[attendance.client_id]
+                self._left[attendance.client_id] = at
         self._changed()
 
     def heartbeat(self, attendance: Attendance, at: datetime, assignment_id: str, progress: float) -> None:
@@ -86,6 +89,11 @@ class Hub:
         """The open streams by client id."""
         with self._lock:
             return dict(self._streams)
+
+    def left(self) -> dict[str, datetime]:
+        """When each client hung up that attended since the start of the coordinator and does not attend now."""
+        with self._lock:
+            return dict(self._left)
 
     def take_seen(self) -> dict[str, datetime]:
         """The signs of life since the last call, by client id, for the database."""

@@ -228,7 +228,7 @@ class Intake:
         name = assignment.assignment_id
         if assignment.state is AssignmentState.FULFILLED:
             raise Refusal("assignment-fulfilled", f"assignment {name} was fulfilled with another reply")
-        if assignment.state is AssignmentState.EXPIRED or (
+        if (assignment.state is AssignmentState.EXPIRED and assignment.reason == "deadline") or (
             assignment.state is AssignmentState.OPEN and self._clock() > assignment.phase.deadline
         ):
             raise _late(name, assignment.phase.deadline)

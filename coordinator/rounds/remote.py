@@ -7,7 +7,7 @@ close it        (stragglers are recorded with their reason), then hand out the r
 
 import logging
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import MappingProxyType
 
 from sqlalchemy import select
@@ -77,6 +77,7 @@ class RemoteFleet(Fleet):
         self._hub = hub
         self._new_id = new_id
         self._pool_complete = pool_complete
+        self._began = around.clock()
 
     def complete(self) -> bool:
         """See the base."""
@@ -110,9 +111,9 @@ class RemoteFleet(Fleet):
         if told:
             self._announce(phase_id, told)
         self._around.changed()
-        while (left := self._time_left(phase_id)) > 0:
-            self._around.wait(left)
-        self._close_phase(phase_id)
+        while not self._close_phase(phase_id):
+            while (left := self._time_left(phase_id)) > 0:
+                self._around.wait(left)
         return self._replies(phase_id)
 
     def _open_phase(self, question: Question) -> tuple[int, list[str]]:
@@ -248,7 +249,9 @@ class RemoteFleet(Fleet):
             self._hub.say(client_id, message)
 
     def _time_left(self, phase_id: int) -> float:
-        """Seconds to wait for further replies: 0 when enough are in, nobody is left, or the deadline has passed.
+        """Seconds to wait for further replies: 0 when enough are in, or nobody is left to wait for.
+
+        Nobody waits for a client after the deadline, or when it has been absent for the grace that the run gives.
 
         Raises:
             Held: the run is not RUNNING.
@@ -258,35 +261,64 @@ class RemoteFleet(Fleet):
                 raise Held
             phase = session.get_one(models.Phase, phase_id)
             counts = states(session, phase_id)
-        if phase.state is PhaseState.CLOSED or AssignmentState.OPEN not in counts:
+            ends = self._waits(session, phase)
+        if phase.state is PhaseState.CLOSED or not ends:
             return 0.0
         if counts[AssignmentState.FULFILLED] >= phase.wanted:
             return 0.0
-        return max(0.0, (phase.deadline - self._around.clock()).total_seconds())
+        return max(0.0, (max(ends.values()) - self._around.clock()).total_seconds())
 
-    def _close_phase(self, phase_id: int) -> None:
-        """Closes the phase; whoever has not replied is recorded with the reason, and told."""
+    def _waits(self, session: Session, phase: models.Phase) -> dict[str, datetime]:
+        """Until when the phase waits for each client that has not replied."""
+        attending, left = self._hub.attending(), self._hub.left()
+        grace = timedelta(seconds=self._spec.selection.grace_seconds)
+        ends = {}
+        for client_id in session.scalars(
+            select(Assignment.client_id).where(
+                Assignment.phase_id == phase.phase_id, Assignment.state == AssignmentState.OPEN
+            )
+        ):
+            ends[client_id] = phase.deadline
+            if client_id in attending:
+                continue
+            gone = left.get(client_id)
+            if self._spec.selection.pool == "attending":
+                # It attended when it was selected: before a restart of the coordinator, if it has not been seen since.
+                gone = max(gone or self._began, phase.started)
+            if gone is not None and gone >= phase.started:
+                ends[client_id] = min(phase.deadline, gone + grace)
+        return ends
+
+    def _close_phase(self, phase_id: int) -> bool:
+        """Closes the phase, unless it has to wait for somebody; clients without a reply are recorded, and told."""
         cancelled: list[Assignment] = []
         now = self._around.clock()
         with self._database.begin() as session:
             phase = session.get_one(models.Phase, phase_id, with_for_update=True)
             if phase.state is PhaseState.CLOSED:
-                return
+                return True
             enough = states(session, phase_id)[AssignmentState.FULFILLED] >= phase.wanted
-            to, why = (AssignmentState.CANCELLED, "not-needed") if enough else (AssignmentState.EXPIRED, "deadline")
+            ends = self._waits(session, phase)
+            if not enough and any(end > now for end in ends.values()):
+                return False
             for assignment in session.scalars(
                 select(Assignment)
                 .where(Assignment.phase_id == phase_id, Assignment.state == AssignmentState.OPEN)
                 .order_by(Assignment.assignment_id)
                 .with_for_update()
             ):
-                end_assignment(assignment, to, now, why)
+                if enough:
+                    end_assignment(assignment, AssignmentState.CANCELLED, now, "not-needed")
+                else:
+                    late = ends[assignment.client_id] >= phase.deadline
+                    end_assignment(assignment, AssignmentState.EXPIRED, now, "deadline" if late else "absent")
                 cancelled.append(assignment)
             close_phase(phase, now)
         for assignment in cancelled:
             log.info("assignment %s of %s: %s", assignment.assignment_id, assignment.client_id, assignment.reason)
             cancel = Cancel(assignment_id=assignment.assignment_id, reason=assignment.reason)
             self._hub.say(assignment.client_id, AttendResponse(cancel=cancel))
+        return True
 
     def _replies(self, phase_id: int) -> Replies:
         """The accepted replies; the bytes of every update are checked against their digest before they are used."""

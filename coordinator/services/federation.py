@@ -141,7 +141,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 yield message
         finally:
             listener.cancel()
-            self._hub.leave(attendance)
+            self._hub.leave(attendance, self._clock())
             log.info("%s left", client_id)
 
     async def _listen(self, requests: AsyncIterator[AttendRequest], attendance: Attendance) -> None:
