@@ -39,6 +39,8 @@ from storage.models import Assignment, AssignmentState, PhaseKind, PhaseState, R
 
 log = logging.getLogger(__name__)
 
+LOOK_SECONDS = 60.0  # after which a phase looks at the clock again
+
 # What a phase is called on record, and the section of the specification that has its deadline.
 _KINDS: Mapping[type[Phase], tuple[PhaseKind, str]] = MappingProxyType(
     {
@@ -111,9 +113,12 @@ class RemoteFleet(Fleet):
         if told:
             self._announce(phase_id, told)
         self._around.changed()
-        while not self._close_phase(phase_id):
+        while True:
             while (left := self._time_left(phase_id)) > 0:
-                self._around.wait(left)
+                # Not longer, since the clock may be set meanwhile.
+                self._around.wait(min(left, LOOK_SECONDS))
+            if self._close_phase(phase_id):
+                break
         return self._replies(phase_id)
 
     def _open_phase(self, question: Question) -> tuple[int, list[str]]:
