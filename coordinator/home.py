@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from coordinator.members.administrators import end_certificates
 from coordinator.members.enrollment import Authority, register
 from coordinator.ownership import HomeError, claim_database, missing_database, must_own
 from federation.certificates import (
@@ -323,7 +324,7 @@ class Home:
         by: str,
         passphrase: bytes | None = None,
     ) -> AdminFiles:
-        """Makes an administrator: key, certificate and the directory that holds them.
+        """Makes an administrator: key, certificate and the directory that holds them. Older certificates of it end.
 
         Args:
             database: where the certificate is noted; without that it opens no door.
@@ -353,11 +354,6 @@ class Home:
             now=now,
             lifetime=ADMIN_LIFETIME,
         )
-        with database.begin() as session:
-            register(session, certificate)
-            audit.record(
-                session, at=now, actor=by, action="admin.issued", subject=name, detail="roles " + ", ".join(granted)
-            )
         files = AdminFiles(
             federation_id=self.federation_id,
             name=name,
@@ -366,7 +362,13 @@ class Home:
             certificate=pem(certificate),
             tls_key=key,
         )
-        files.save(directory, passphrase)
+        files.save(directory, passphrase)  # before the older certificates end: a full disk locks nobody out
+        with database.begin() as session:
+            end_certificates(session, admin_uris(self.federation_id, name, ())[0], by=by, now=now)
+            register(session, certificate)
+            audit.record(
+                session, at=now, actor=by, action="admin.issued", subject=name, detail="roles " + ", ".join(granted)
+            )
         return files
 
     def ports(self) -> tuple[int, int]:

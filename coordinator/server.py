@@ -129,6 +129,7 @@ class Coordinator:
         self._engine: Engine | None = None
         self._monitor: Monitor | None = None
         self._monitoring: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self.federation_port = 0
         self.enrollment_port = 0
 
@@ -231,6 +232,7 @@ class Coordinator:
         )
         await self._tell_health(frozenset(self._condition.faults))
         self._monitoring = asyncio.create_task(self._monitor.run())
+        self._watching = asyncio.create_task(self._access.watch_administrators())
         home.note_ports(self.federation_port, self.enrollment_port)
         log.info(
             "federation %s: members at %s, newcomers at %s, database %s",
@@ -250,6 +252,8 @@ class Coordinator:
             self._home.ports_file.unlink(missing_ok=True)
         await self._front.stop_accepting()
         self._access.stop()
+        if self._watching is not None:
+            self._watching.cancel()
         if self._monitor is not None and self._monitoring is not None:
             self._monitor.stop()
             await asyncio.gather(self._monitoring, return_exceptions=True)

@@ -35,6 +35,7 @@ REASONS: dict[str, Status] = {
     "token-invalid": Status.UNAUTHENTICATED,
     "token-expired": Status.UNAUTHENTICATED,
     "token-used": Status.UNAUTHENTICATED,
+    "token-cancelled": Status.UNAUTHENTICATED,
     "csr": Status.INVALID_ARGUMENT,
     "signing-key": Status.INVALID_ARGUMENT,
     "proof": Status.INVALID_ARGUMENT,
@@ -72,6 +73,10 @@ REASONS: dict[str, Status] = {
     "client-unknown": Status.NOT_FOUND,
     "client-exists": Status.ALREADY_EXISTS,
     "client-state": Status.FAILED_PRECONDITION,
+    "token-unknown": Status.NOT_FOUND,
+    "administrator-unknown": Status.NOT_FOUND,
+    "administrator-state": Status.FAILED_PRECONDITION,
+    "last-officer": Status.FAILED_PRECONDITION,
     # the coordinator itself
     "stopping": Status.UNAVAILABLE,
     "database": Status.UNAVAILABLE,

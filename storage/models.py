@@ -236,6 +236,7 @@ class Certificate(Base):
     not_before: Mapped[datetime]
     not_after: Mapped[datetime]
     revoked: Mapped[datetime | None]
+    last_seen: Mapped[datetime | None]  # of an administrator's: its last call, to the minute
 
 
 class EnrollmentToken(Base):
@@ -249,6 +250,7 @@ class EnrollmentToken(Base):
     created: Mapped[datetime]
     expires: Mapped[datetime]
     used: Mapped[datetime | None]
+    cancelled: Mapped[datetime | None]
 
 
 class Model(Base):

@@ -150,8 +150,9 @@ class Running:
         )
 
     def administrator(self, *roles: Role) -> grpc.Channel:
-        directory = self.home.directory / f"admin-{secrets.token_hex(4)}"
-        files = self.home.issue_admin(self.database, "eve", roles, directory, now=self.clock(), by="test")
+        name = f"eve-{secrets.token_hex(4)}"  # of its own, or the administrator before would end
+        directory = self.home.directory / f"admin-{name}"
+        files = self.home.issue_admin(self.database, name, roles, directory, now=self.clock(), by="test")
         return files.channel()
 
     def certified(self, client_id: str, *, known: bool, lifetime: timedelta = timedelta(days=1)) -> grpc.Channel:

@@ -24,14 +24,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
+from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.clock import utc_now
 from coordinator.condition import Condition
 from coordinator.front.listener import host_of
+from coordinator.members.administrators import revoked_among
 from coordinator.members.revocation import REVOKED, revoked
 from federation.certificates import der, load_certificate
 from federation.channels import ERROR_DOMAIN, STATUS_KEY
-from federation.identity import IdentityError, PeerIdentity, Role, parse_peer
+from federation.identity import IdentityError, PeerIdentity, Role, admin_uris, parse_peer
 from federation.refusals import Refusal
 from storage import audit
 from storage.database import Database
@@ -44,6 +46,7 @@ MAX_CONCURRENT_CALLS = 64  # of one caller: a worker needs two or three
 MAX_STRANGERS_CALLS = 512  # of all callers without a certificate: no crowd outside takes the places of members
 REQUEST_SECONDS = 20.0  # from the opening of a call to its request
 MAX_MESSAGE_CHARACTERS = 1000
+WATCH_SECONDS = 5.0  # between two looks for certificates that were revoked behind our back
 # The coordinator's own trouble, whoever calls; `coordinator.condition` logs it, and the record may be what fails.
 _NOT_RECORDED = frozenset({"stopping", Fault.DISK, Fault.DATABASE, Fault.DESCRIPTORS})
 
@@ -77,9 +80,13 @@ RULES: Mapping[str, Rule] = {
     "/federation.v1.Federation/Submit": _CLIENT,
     "/federation.v1.Federation/Renew": _CLIENT,
     "/federation.v1.Admin/CreateToken": _OFFICER,
+    "/federation.v1.Admin/ListTokens": _VIEWER,
+    "/federation.v1.Admin/CancelTokens": _OFFICER,
     "/federation.v1.Admin/ListClients": _VIEWER,
     "/federation.v1.Admin/ApproveClient": _OFFICER,
     "/federation.v1.Admin/RevokeClient": _OFFICER,
+    "/federation.v1.Admin/ListAdministrators": _VIEWER,
+    "/federation.v1.Admin/RevokeAdministrator": _OFFICER,
     "/federation.v1.Admin/SubmitRun": _OPERATOR,
     "/federation.v1.Admin/ListRuns": _VIEWER,
     "/federation.v1.Admin/GetRun": _VIEWER,
@@ -128,6 +135,7 @@ class _Call:
 
     task: "asyncio.Task[Any]"
     streams: bool
+    serial: str = ""  # of an administrator's certificate, which another process may revoke
     doom: Refusal | None = None
 
     def end(self, refusal: Refusal) -> None:
@@ -228,6 +236,36 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         log.warning("closed %d connections of %s: %s", times, actor, reason)
         await self._record(actor, "connect", reason, f"{times} connections closed", times)
 
+    def revoke_live_administrator(self, name: str) -> None:
+        """Ends every rpc of an administrator that is under way, after the revocation is committed.
+
+        The running rpc gets its answer, should it be the administrator's own. Called on the event loop.
+        """
+        own = self._call.get()
+        for call in list(self._calls.get(admin_uris(self._federation_id, name, ())[0], ())):
+            if call is not own:
+                call.end(Refusal("certificate-revoked", REVOKED))
+
+    async def watch_administrators(self) -> None:
+        """Ends the rpcs of administrators whose certificate another process revokes meanwhile. Returns never."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            calls = [call for ours in self._calls.values() for call in ours if call.serial]
+            try:
+                ended = await asyncio.get_running_loop().run_in_executor(
+                    self._blocking, self._revoked_among, {call.serial for call in calls}
+                )
+            except SQLAlchemyError as error:  # the next look may find the database
+                log.warning("could not look whether certificates were revoked: %s", error)
+                continue
+            for call in calls:
+                if call.serial in ended:
+                    call.end(Refusal("certificate-revoked", REVOKED))
+
+    def _revoked_among(self, serials: set[str]) -> set[str]:
+        with self._database.read() as session:
+            return revoked_among(session, serials) if serials else set()
+
     def stop(self) -> None:
         """Lets nobody in any more, and ends what streams to callers; a reply that is being handed in may finish.
 
@@ -321,6 +359,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             if identity is None:
                 self._strangers.add(call)
             else:
+                call.serial = identity[0].serial if identity[0].kind == "admin" else ""
                 await self._in_background(self._check, *identity)
                 self.on_verified(context.peer(), actor)
                 left = (identity[0].not_after - self._clock()).total_seconds()

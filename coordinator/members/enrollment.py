@@ -82,7 +82,8 @@ def enroll(
         now: the time.
 
     Raises:
-        Refusal: `token-invalid`, `token-used`, `token-expired`, `csr`, `signing-key`, `proof`, `client-exists`.
+        Refusal: `token-invalid`, `token-used`, `token-cancelled`, `token-expired`, `csr`, `signing-key`, `proof`,
+            `client-exists`.
     """
     token = _token(session, application.secret, now)
     try:
@@ -175,6 +176,12 @@ def _token(session: Session, secret: bytes, now: datetime) -> EnrollmentToken:
             "token-used",
             f"the join string of {token.client_id} was used on {token.used:%Y-%m-%d %H:%M} UTC, and it works once; "
             "if that was not you, tell an administrator at once",
+        )
+    if token.cancelled is not None:
+        raise Refusal(
+            "token-cancelled",
+            f"the join string of {token.client_id} was cancelled on {token.cancelled:%Y-%m-%d %H:%M} UTC; ask for "
+            "another one",
         )
     if token.expires <= now:
         raise Refusal(

@@ -1,4 +1,4 @@
-"""Membership: one-time tokens, approval, revocation. Functions of a session; the caller tells whoever must know."""
+"""Membership: approval and revocation. Functions of a session; the caller tells whoever must know."""
 
 from datetime import datetime
 
@@ -7,34 +7,8 @@ from sqlalchemy.orm import Session
 
 from coordinator.rounds.states import move_client
 from coordinator.services.finding import must_be_client
-from federation.identity import IdentityError, check_name, secret_hash
-from federation.refusals import Refusal
 from storage import audit
-from storage.models import Certificate, Client, ClientState, EnrollmentToken
-
-
-def create_token(session: Session, client_id: str, secret: bytes, *, by: str, now: datetime, expires: datetime) -> None:
-    """Records a one-time token for a client to be; only the hash of its secret is kept.
-
-    Raises:
-        Refusal: `argument`: not a name for a client; `client-exists`.
-    """
-    try:
-        check_name(client_id, "client")
-    except IdentityError as error:
-        raise Refusal("argument", str(error)) from None
-    if session.get(Client, client_id) is not None:
-        raise Refusal("client-exists", f"there is a client {client_id!r} already; a name is never given twice")
-    session.add(
-        EnrollmentToken(
-            secret_hash=secret_hash(secret),
-            client_id=client_id,
-            created_by=by,
-            created=now,
-            expires=expires,
-        )
-    )
-    audit.record(session, at=now, actor=by, action="token.created", subject=client_id)
+from storage.models import Certificate, Client, ClientState
 
 
 def approve(session: Session, client_id: str, *, by: str, now: datetime) -> None:

@@ -1,27 +1,26 @@
 """The operators' service. Thin: `members.access` settles who may call, `services.views` shows what there is."""
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, BinaryIO, TypeAlias, TypeVar
+from typing import BinaryIO
 
-import grpc
 from sqlalchemy.orm import Session
 
-from coordinator.members import membership
 from coordinator.members.access import Access
 from coordinator.rounds.engine import Engine, Submitted
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.specification import parse_run
-from coordinator.services import details, finding, summaries, views, watching
-from coordinator.services.calls import NEXT_CHUNK_SECONDS, Threads, next_message
+from coordinator.services import details, finding, paging, summaries, views, watching
+from coordinator.services.calls import NEXT_CHUNK_SECONDS, next_message
+from coordinator.services.desk import Context
+from coordinator.services.member_calls import MemberCalls
 from coordinator.services.model_intake import ModelIntake
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
-from federation.identity import SECRET_BYTES, Role
+from federation.identity import Role
 from federation.refusals import Refusal
 from federation.runs import SpecError
 from federation.v1 import admin_pb2 as messages
@@ -33,17 +32,15 @@ from storage.database import Database
 from storage.models import note_model
 
 MAX_SPEC_BYTES = 64 << 10
-MAX_TOKEN_LIFETIME = timedelta(days=30)
+RUNS_AT_A_TIME = 100  # of a list
+SUMMARIES_AT_A_TIME = 500  # of a list of rounds
 ROUNDS_AT_A_TIME = 20  # of an export: the memory that it takes
 UPDATES_AT_A_TIME = 200  # of a list, with their envelopes
 SIGN_OF_LIFE_SECONDS = 5.0  # after which whoever watches a run is told the time, and who attends
 
-T = TypeVar("T")
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-
-class AdminService(admin_pb2_grpc.AdminServicer):
-    """Serves operators.
+class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
+    """Serves administrators: runs and rounds here, membership in `MemberCalls`.
 
     Args:
         database: where facts are kept.
@@ -72,76 +69,18 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         max_model_bytes: int,
         clock: Callable[[], datetime],
     ) -> None:
-        self._database = database
-        self._blobs = blobs
-        self._hub = hub
-        self._engine = engine
-        self._access = access
-        self._in_thread = Threads(executor).run
-        self._join = join
-        self._token_lifetime = token_lifetime
-        self._max_model_bytes = max_model_bytes
-        self._clock = clock
-
-    # --- membership
-
-    async def CreateToken(  # noqa: N802 - the name of the rpc, here and below
-        self, request: messages.CreateTokenRequest, context: Context
-    ) -> messages.CreateTokenResponse:
-        """Makes a one-time token for a new client."""
-        by = await self._authorise(context, Role.SECURITY_OFFICER)
-        lifetime = timedelta(seconds=request.lifetime_seconds) or self._token_lifetime
-        if lifetime > MAX_TOKEN_LIFETIME:
-            raise Refusal("argument", f"a token holds for at most {MAX_TOKEN_LIFETIME.days} days")
-        secret = secrets.token_bytes(SECRET_BYTES)
-        now = self._clock()
-        arguments = {"by": by, "now": now, "expires": now + lifetime}
-        await self._write(membership.create_token, request.client_id, secret, **arguments)
-        response = messages.CreateTokenResponse(join=self._join(request.client_id, secret))
-        response.expires.FromDatetime(now + lifetime)
-        return response
-
-    async def ListClients(  # noqa: N802
-        self, request: messages.ListClientsRequest, context: Context
-    ) -> messages.ListClientsResponse:
-        """Lists the clients."""
-        await self._authorise(context, Role.VIEWER)
-        return messages.ListClientsResponse(clients=await self._read(views.clients, self._hub.attending()))
-
-    async def ApproveClient(  # noqa: N802
-        self, request: messages.ApproveClientRequest, context: Context
-    ) -> messages.ApproveClientResponse:
-        """Lets a pending client work."""
-        by = await self._authorise(context, Role.SECURITY_OFFICER)
-        await self._write(membership.approve, request.client_id, by=by, now=self._clock())
-        await self._wake_runs()
-        return messages.ApproveClientResponse(client=await self._client(request.client_id))
-
-    async def RevokeClient(  # noqa: N802
-        self, request: messages.RevokeClientRequest, context: Context
-    ) -> messages.RevokeClientResponse:
-        """Shuts a client out, at once."""
-        by = await self._authorise(context, Role.SECURITY_OFFICER)
-        await self._write(
-            membership.revoke,
-            request.client_id,
-            request.reason,
-            by=by,
-            now=self._clock(),
+        super().__init__(
+            database=database,
+            hub=hub,
+            engine=engine,
+            access=access,
+            executor=executor,
+            join=join,
+            token_lifetime=token_lifetime,
+            clock=clock,
         )
-        await self._in_thread(self._access.revoke_live, request.client_id)
-        await self._in_thread(self._engine.client_revoked, request.client_id)
-        await self._wake_runs()
-        return messages.RevokeClientResponse(client=await self._client(request.client_id))
-
-    async def _client(self, client_id: str) -> messages.Client:
-        found = await self._read(views.clients, self._hub.attending(), client_id)
-        return found[0]
-
-    async def _wake_runs(self) -> None:
-        """Runs that wait for clients look again."""
-        for run_id in await self._read(views.active_runs):
-            await self._in_thread(self._engine.notify, run_id)
+        self._blobs = blobs
+        self._max_model_bytes = max_model_bytes
 
     # --- runs
 
@@ -181,7 +120,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> messages.ListRunsResponse:
         """Lists the runs."""
         await self._authorise(context, Role.VIEWER)
-        return messages.ListRunsResponse(runs=await self._read(watching.runs))
+        size, start = paging.size_of_page(request.page_size, RUNS_AT_A_TIME), paging.number_in(request.page_token)
+        shown, more = paging.page(await self._read(watching.runs, start, size + 1), size)
+        return messages.ListRunsResponse(runs=shown, next_page_token=str(start + size) if more else "")
 
     async def GetRun(self, request: messages.GetRunRequest, context: Context) -> messages.GetRunResponse:  # noqa: N802
         """Shows one run."""
@@ -254,11 +195,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> messages.ListRoundsResponse:
         """Lists the rounds of a run."""
         await self._authorise(context, Role.VIEWER)
+        size, start = paging.size_of_page(request.page_size, SUMMARIES_AT_A_TIME), paging.number_in(request.page_token)
 
         def read(session: Session) -> messages.ListRoundsResponse:
             run = finding.find_run(session, request.run)
+            shown, more = paging.page(summaries.rounds(session, run.run_id, start, size + 1), size)
             return messages.ListRoundsResponse(
-                run=views.run(session, run), rounds=summaries.rounds(session, run.run_id)
+                run=views.run(session, run), rounds=shown, next_page_token=str(start + size) if more else ""
             )
 
         return await self._read(read)
@@ -327,26 +270,6 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     def _open(self, digest: str) -> BinaryIO:
         return self._blobs.path(digest).open("rb")
-
-    async def _authorise(self, context: Context, role: Role) -> str:
-        """How the record names the caller, who must hold the role."""
-        return (await self._access.caller(context, kind="admin", role=role)).actor
-
-    # --- threads
-
-    async def _read(self, function: Callable[..., T], *arguments: Any) -> T:
-        def read() -> T:
-            with self._database.read() as session:
-                return function(session, *arguments)
-
-        return await self._in_thread(read)
-
-    async def _write(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
-        def write() -> T:
-            with self._database.begin() as session:
-                return function(session, *arguments, **keywords)
-
-        return await self._in_thread(write)
 
 
 def _check_spec(spec: bytes) -> None:

@@ -22,12 +22,10 @@ _GRADIENTS = (models.PhaseKind.JACOBIAN, models.PhaseKind.RESIDUAL)
 _ANSWERED = (models.AssignmentState.FULFILLED, models.AssignmentState.REJECTED)
 
 
-def rounds(session: Session, run_id: str) -> list[messages.RoundSummary]:
-    """Every round of a run, in order."""
-    found = session.scalars(
-        select(models.Round).where(models.Round.run_id == run_id).order_by(models.Round.number)
-    ).all()
-    return summaries(session, found)
+def rounds(session: Session, run_id: str, start: int, count: int) -> list[messages.RoundSummary]:
+    """The rounds of a run in order: at most `count` of them, from round `start` on."""
+    query = select(models.Round).where(models.Round.run_id == run_id, models.Round.number >= start)
+    return summaries(session, session.scalars(query.order_by(models.Round.number).limit(count)).all())
 
 
 def summaries(session: Session, items: Collection[models.Round]) -> list[messages.RoundSummary]:

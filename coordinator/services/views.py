@@ -4,7 +4,7 @@ Plain functions of a session, which only read. A number that is not known is NaN
 one round with every client's part in `details`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from sqlalchemy import func, select
@@ -28,29 +28,42 @@ from storage import models
 ENDED_ROUNDS = (models.RoundState.COMPLETED, models.RoundState.SKIPPED)
 
 
-def clients(
-    session: Session, attending: Mapping[str, Attendance], client_id: str | None = None
-) -> list[messages.Client]:
-    """The clients by name; or the one that is named.
+def clients(session: Session, attending: Mapping[str, Attendance], *, after: str, count: int) -> list[messages.Client]:
+    """Clients by name.
+
+    Args:
+        session: where to read.
+        attending: who attends.
+        after: the name that they come after; "" for the first.
+        count: at most so many.
+    """
+    query = select(models.Client).where(models.Client.client_id > after).order_by(models.Client.client_id).limit(count)
+    return _clients(session, attending, session.scalars(query).all())
+
+
+def client(session: Session, attending: Mapping[str, Attendance], client_id: str) -> messages.Client:
+    """One client.
 
     Raises:
         Refusal: `client-unknown`: there is none of that name.
     """
-    query = select(models.Client).order_by(models.Client.client_id)
-    if client_id is not None:
-        must_be_client(session, client_id)
-        query = query.where(models.Client.client_id == client_id)
+    must_be_client(session, client_id)
+    return _clients(session, attending, [session.get_one(models.Client, client_id)])[0]
+
+
+def _clients(
+    session: Session, attending: Mapping[str, Attendance], rows: Sequence[models.Client]
+) -> list[messages.Client]:
     expiry = dict(
         session.execute(
             select(models.Certificate.client_id, func.max(models.Certificate.not_after))
-            .where(models.Certificate.client_id.is_not(None), models.Certificate.revoked.is_(None))
+            .where(
+                models.Certificate.client_id.in_([row.client_id for row in rows]), models.Certificate.revoked.is_(None)
+            )
             .group_by(models.Certificate.client_id)
         ).all()
     )
-    return [
-        _client(client, attending.get(client.client_id), expiry.get(client.client_id))
-        for client in session.scalars(query)
-    ]
+    return [_client(row, attending.get(row.client_id), expiry.get(row.client_id)) for row in rows]
 
 
 def _client(client: models.Client, attendance: Attendance | None, expires: datetime | None) -> messages.Client:

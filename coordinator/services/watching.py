@@ -26,10 +26,10 @@ def run_with_members(session: Session, item: models.Run, *, spec: bool = False) 
     return run
 
 
-def runs(session: Session) -> list[messages.Run]:
-    """Every run, newest first."""
-    items = session.scalars(select(models.Run).order_by(models.Run.created.desc()))
-    return [run_with_members(session, item) for item in items]
+def runs(session: Session, start: int, count: int) -> list[messages.Run]:
+    """Runs, newest first: at most `count` of them, after the first `start`."""
+    query = select(models.Run).order_by(models.Run.created.desc(), models.Run.run_id).offset(start).limit(count)
+    return [run_with_members(session, item) for item in session.scalars(query)]
 
 
 class Watching:

@@ -23,6 +23,38 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _TokenState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TokenStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOKEN_STATE_UNSPECIFIED: _TokenState.ValueType  # 0
+    """Not set."""
+    TOKEN_STATE_OPEN: _TokenState.ValueType  # 1
+    """It can be used."""
+    TOKEN_STATE_USED: _TokenState.ValueType  # 2
+    """It has made a client."""
+    TOKEN_STATE_EXPIRED: _TokenState.ValueType  # 3
+    """Its time is over."""
+    TOKEN_STATE_CANCELLED: _TokenState.ValueType  # 4
+    """An administrator has cancelled it."""
+
+class TokenState(_TokenState, metaclass=_TokenStateEnumTypeWrapper):
+    """What has become of a join string."""
+
+TOKEN_STATE_UNSPECIFIED: TokenState.ValueType  # 0
+"""Not set."""
+TOKEN_STATE_OPEN: TokenState.ValueType  # 1
+"""It can be used."""
+TOKEN_STATE_USED: TokenState.ValueType  # 2
+"""It has made a client."""
+TOKEN_STATE_EXPIRED: TokenState.ValueType  # 3
+"""Its time is over."""
+TOKEN_STATE_CANCELLED: TokenState.ValueType  # 4
+"""An administrator has cancelled it."""
+Global___TokenState: _TypeAlias = TokenState  # noqa: Y015
+
 class _MemberPart:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -142,6 +174,305 @@ class CreateTokenResponse(_message.Message):
 Global___CreateTokenResponse: _TypeAlias = CreateTokenResponse  # noqa: Y015
 
 @_typing.final
+class Token(_message.Message):
+    """A join string, without its secret."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    EXPIRES_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The client that it makes."""
+    state: Global___TokenState.ValueType
+    """What has become of it."""
+    created_by: _builtins.str
+    """Who made it: the URI of an administrator's certificate."""
+    @_builtins.property
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When it was made."""
+
+    @_builtins.property
+    def expires(self) -> _timestamp_pb2.Timestamp:
+        """When it expires."""
+
+    @_builtins.property
+    def ended(self) -> _timestamp_pb2.Timestamp:
+        """When it was used or cancelled; unset while it is open."""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        state: Global___TokenState.ValueType = ...,
+        created_by: _builtins.str = ...,
+        created: _timestamp_pb2.Timestamp | None = ...,
+        expires: _timestamp_pb2.Timestamp | None = ...,
+        ended: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "ended", b"ended", "expires", b"expires"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "created", b"created", "created_by", b"created_by", "ended", b"ended", "expires", b"expires", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Token: _TypeAlias = Token  # noqa: Y015
+
+@_typing.final
+class ListTokensRequest(_message.Message):
+    """Which join strings."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALL_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    all: _builtins.bool
+    """True for those that were used, cancelled or have expired, too."""
+    page_size: _builtins.int
+    """At most this many; 0 is the coordinator's own bound, which no answer exceeds."""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before; empty for the first page."""
+    def __init__(
+        self,
+        *,
+        all: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTokensRequest: _TypeAlias = ListTokensRequest  # noqa: Y015
+
+@_typing.final
+class ListTokensResponse(_message.Message):
+    """Join strings, newest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page; empty when there is none."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
+        """The join strings."""
+
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[Global___Token] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTokensResponse: _TypeAlias = ListTokensResponse  # noqa: Y015
+
+@_typing.final
+class CancelTokensRequest(_message.Message):
+    """Whose join strings."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The client to be."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelTokensRequest: _TypeAlias = CancelTokensRequest  # noqa: Y015
+
+@_typing.final
+class CancelTokensResponse(_message.Message):
+    """What was cancelled."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
+        """The join strings."""
+
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[Global___Token] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelTokensResponse: _TypeAlias = CancelTokensResponse  # noqa: Y015
+
+@_typing.final
+class Administrator(_message.Message):
+    """An administrator, by the newest certificate of that name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    SERIAL_FIELD_NUMBER: _builtins.int
+    ISSUED_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_EXPIRES_FIELD_NUMBER: _builtins.int
+    LAST_SEEN_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    serial: _builtins.str
+    """The serial number of the certificate, hexadecimal."""
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its roles: "viewer", "operator", "security-officer"."""
+
+    @_builtins.property
+    def issued(self) -> _timestamp_pb2.Timestamp:
+        """When the certificate was issued."""
+
+    @_builtins.property
+    def certificate_expires(self) -> _timestamp_pb2.Timestamp:
+        """When the certificate expires."""
+
+    @_builtins.property
+    def last_seen(self) -> _timestamp_pb2.Timestamp:
+        """When the administrator last called, to the minute; unset when it never did."""
+
+    @_builtins.property
+    def revoked(self) -> _timestamp_pb2.Timestamp:
+        """When it was revoked; unset when it was not."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
+        serial: _builtins.str = ...,
+        issued: _timestamp_pb2.Timestamp | None = ...,
+        certificate_expires: _timestamp_pb2.Timestamp | None = ...,
+        last_seen: _timestamp_pb2.Timestamp | None = ...,
+        revoked: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires", b"certificate_expires", "issued", b"issued", "last_seen", b"last_seen", "revoked", b"revoked"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_expires", b"certificate_expires", "issued", b"issued", "last_seen", b"last_seen", "name", b"name", "revoked", b"revoked", "roles", b"roles", "serial", b"serial"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Administrator: _TypeAlias = Administrator  # noqa: Y015
+
+@_typing.final
+class ListAdministratorsRequest(_message.Message):
+    """Everybody."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAdministratorsRequest: _TypeAlias = ListAdministratorsRequest  # noqa: Y015
+
+@_typing.final
+class ListAdministratorsResponse(_message.Message):
+    """The administrators, by name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADMINISTRATORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def administrators(self) -> _containers.RepeatedCompositeFieldContainer[Global___Administrator]:
+        """The administrators."""
+
+    def __init__(
+        self,
+        *,
+        administrators: _abc.Iterable[Global___Administrator] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["administrators", b"administrators"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAdministratorsResponse: _TypeAlias = ListAdministratorsResponse  # noqa: Y015
+
+@_typing.final
+class RevokeAdministratorRequest(_message.Message):
+    """Which administrator, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The administrator."""
+    reason: _builtins.str
+    """For the record."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeAdministratorRequest: _TypeAlias = RevokeAdministratorRequest  # noqa: Y015
+
+@_typing.final
+class RevokeAdministratorResponse(_message.Message):
+    """As it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADMINISTRATOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def administrator(self) -> Global___Administrator:
+        """The administrator."""
+
+    def __init__(
+        self,
+        *,
+        administrator: Global___Administrator | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["administrator", b"administrator"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["administrator", b"administrator"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RevokeAdministratorResponse: _TypeAlias = RevokeAdministratorResponse  # noqa: Y015
+
+@_typing.final
 class Client(_message.Message):
     """A member."""
 
@@ -241,16 +572,25 @@ Global___TaskSummary: _TypeAlias = TaskSummary  # noqa: Y015
 
 @_typing.final
 class ListClientsRequest(_message.Message):
-    """Everybody."""
+    """Which clients."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """At most this many; 0 is the coordinator's own bound, which no answer exceeds."""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before; empty for the first page."""
     def __init__(
         self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -258,11 +598,14 @@ Global___ListClientsRequest: _TypeAlias = ListClientsRequest  # noqa: Y015
 
 @_typing.final
 class ListClientsResponse(_message.Message):
-    """Everybody, by name."""
+    """Clients, by name."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CLIENTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page; empty when there is none."""
     @_builtins.property
     def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___Client]:
         """The clients."""
@@ -271,10 +614,11 @@ class ListClientsResponse(_message.Message):
         self,
         *,
         clients: _abc.Iterable[Global___Client] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -824,16 +1168,25 @@ Global___RoundSummary: _TypeAlias = RoundSummary  # noqa: Y015
 
 @_typing.final
 class ListRunsRequest(_message.Message):
-    """All runs."""
+    """Which runs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """At most this many; 0 is the coordinator's own bound, which no answer exceeds."""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before; empty for the first page."""
     def __init__(
         self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -841,11 +1194,14 @@ Global___ListRunsRequest: _TypeAlias = ListRunsRequest  # noqa: Y015
 
 @_typing.final
 class ListRunsResponse(_message.Message):
-    """All runs, newest first."""
+    """Runs, newest first."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page; empty when there is none."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Run]:
         """The runs."""
@@ -854,10 +1210,11 @@ class ListRunsResponse(_message.Message):
         self,
         *,
         runs: _abc.Iterable[Global___Run] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1304,16 +1661,24 @@ class ListRoundsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """The id, an unambiguous beginning of it, or the name."""
+    page_size: _builtins.int
+    """At most this many; 0 is the coordinator's own bound, which no answer exceeds."""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before; empty for the first page."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1327,6 +1692,9 @@ class ListRoundsResponse(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page; empty when there is none."""
     @_builtins.property
     def run(self) -> Global___Run:
         """The run."""
@@ -1340,14 +1708,57 @@ class ListRoundsResponse(_message.Message):
         *,
         run: Global___Run | None = ...,
         rounds: _abc.Iterable[Global___RoundSummary] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "rounds", b"rounds", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListRoundsResponse: _TypeAlias = ListRoundsResponse  # noqa: Y015
+
+@_typing.final
+class EnvelopeCheck(_message.Message):
+    """Whether a signed envelope on record holds, looked at again when it is shown."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    VERIFIED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"assignment", "update", "receipt" or "step"."""
+    phase: _builtins.int
+    """The phase of the round; 0 for a step."""
+    verified: _builtins.bool
+    """True when its signature holds, by the key that may sign it, and the record says what was signed."""
+    reason: _builtins.str
+    """Why not: a stable reason, such as "signature" or "mismatch:samples"; empty when it is verified."""
+    message: _builtins.str
+    """The reason in words."""
+    key_id: _builtins.str
+    """The id of the key that it names, hexadecimal."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        phase: _builtins.int = ...,
+        verified: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "kind", b"kind", "message", b"message", "phase", b"phase", "reason", b"reason", "verified", b"verified"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnvelopeCheck: _TypeAlias = EnvelopeCheck  # noqa: Y015
 
 @_typing.final
 class GetRoundRequest(_message.Message):
@@ -1417,6 +1828,7 @@ class Participation(_message.Message):
     EVALUATION_FIELD_NUMBER: _builtins.int
     OBJECTIVES_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
+    ENVELOPES_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The client."""
     state: _common_pb2.AssignmentState.ValueType
@@ -1455,6 +1867,10 @@ class Participation(_message.Message):
     def answered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The phases of the round that it answered."""
 
+    @_builtins.property
+    def envelopes(self) -> _containers.RepeatedCompositeFieldContainer[Global___EnvelopeCheck]:
+        """Its envelopes in the round, in the order of the phases. Only in GetRound."""
+
     def __init__(
         self,
         *,
@@ -1474,10 +1890,11 @@ class Participation(_message.Message):
         evaluation: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         objectives: _abc.Iterable[_builtins.str] | None = ...,
         answered: _abc.Iterable[_builtins.int] | None = ...,
+        envelopes: _abc.Iterable[Global___EnvelopeCheck] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "client_id", b"client_id", "coefficient", b"coefficient", "cosine", b"cosine", "envelope", b"envelope", "evaluation", b"evaluation", "key_id", b"key_id", "loss_before", b"loss_before", "objectives", b"objectives", "payload_bytes", b"payload_bytes", "reason", b"reason", "samples", b"samples", "seconds", b"seconds", "state", b"state", "update_norm", b"update_norm", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "client_id", b"client_id", "coefficient", b"coefficient", "cosine", b"cosine", "envelope", b"envelope", "envelopes", b"envelopes", "evaluation", b"evaluation", "key_id", b"key_id", "loss_before", b"loss_before", "objectives", b"objectives", "payload_bytes", b"payload_bytes", "reason", b"reason", "samples", b"samples", "seconds", b"seconds", "state", b"state", "update_norm", b"update_norm", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1497,6 +1914,7 @@ class GetRoundResponse(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
     OBJECTIVES_FIELD_NUMBER: _builtins.int
+    STEP_CHECK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> Global___Run:
         """The run."""
@@ -1529,6 +1947,10 @@ class GetRoundResponse(_message.Message):
     def objectives(self) -> Global___Objectives:
         """The objectives; absent where the task has one."""
 
+    @_builtins.property
+    def step_check(self) -> Global___EnvelopeCheck:
+        """Whether the step's envelope holds; absent before the step."""
+
     def __init__(
         self,
         *,
@@ -1540,10 +1962,11 @@ class GetRoundResponse(_message.Message):
         step: _common_pb2.SignedEnvelope | None = ...,
         phases: _abc.Iterable[Global___PhaseProgress] | None = ...,
         objectives: Global___Objectives | None = ...,
+        step_check: Global___EnvelopeCheck | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "run", b"run", "step", b"step", "summary", b"summary"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "run", b"run", "step", b"step", "step_check", b"step_check", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosines", b"cosines", "gram_clients", b"gram_clients", "objectives", b"objectives", "participations", b"participations", "phases", b"phases", "run", b"run", "step", b"step", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosines", b"cosines", "gram_clients", b"gram_clients", "objectives", b"objectives", "participations", b"participations", "phases", b"phases", "run", b"run", "step", b"step", "step_check", b"step_check", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1716,6 +2139,7 @@ class Update(_message.Message):
     ENVELOPE_DIGEST_FIELD_NUMBER: _builtins.int
     RECEIVED_FIELD_NUMBER: _builtins.int
     ENVELOPE_FIELD_NUMBER: _builtins.int
+    ENVELOPES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """The round."""
     phase: _builtins.int
@@ -1740,7 +2164,11 @@ class Update(_message.Message):
 
     @_builtins.property
     def envelope(self) -> _common_pb2.SignedEnvelope:
-        """The envelope as received, for a third party to verify."""
+        """The envelope as received, for a third party to verify; absent where the recorded bytes are none."""
+
+    @_builtins.property
+    def envelopes(self) -> _containers.RepeatedCompositeFieldContainer[Global___EnvelopeCheck]:
+        """Whether the envelope and the receipt hold."""
 
     def __init__(
         self,
@@ -1756,10 +2184,11 @@ class Update(_message.Message):
         envelope_digest: _builtins.str = ...,
         received: _timestamp_pb2.Timestamp | None = ...,
         envelope: _common_pb2.SignedEnvelope | None = ...,
+        envelopes: _abc.Iterable[Global___EnvelopeCheck] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["envelope", b"envelope", "received", b"received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "assignment_id", b"assignment_id", "client_id", b"client_id", "envelope", b"envelope", "envelope_digest", b"envelope_digest", "payload", b"payload", "payload_bytes", b"payload_bytes", "phase", b"phase", "reason", b"reason", "received", b"received", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "assignment_id", b"assignment_id", "client_id", b"client_id", "envelope", b"envelope", "envelope_digest", b"envelope_digest", "envelopes", b"envelopes", "payload", b"payload", "payload_bytes", b"payload_bytes", "phase", b"phase", "reason", b"reason", "received", b"received", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

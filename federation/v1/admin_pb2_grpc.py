@@ -41,6 +41,16 @@ class AdminStub:
                 request_serializer=federation_dot_v1_dot_admin__pb2.CreateTokenRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_admin__pb2.CreateTokenResponse.FromString,
                 _registered_method=True)
+        self.ListTokens = channel.unary_unary(
+                '/federation.v1.Admin/ListTokens',
+                request_serializer=federation_dot_v1_dot_admin__pb2.ListTokensRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.ListTokensResponse.FromString,
+                _registered_method=True)
+        self.CancelTokens = channel.unary_unary(
+                '/federation.v1.Admin/CancelTokens',
+                request_serializer=federation_dot_v1_dot_admin__pb2.CancelTokensRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.CancelTokensResponse.FromString,
+                _registered_method=True)
         self.ListClients = channel.unary_unary(
                 '/federation.v1.Admin/ListClients',
                 request_serializer=federation_dot_v1_dot_admin__pb2.ListClientsRequest.SerializeToString,
@@ -55,6 +65,16 @@ class AdminStub:
                 '/federation.v1.Admin/RevokeClient',
                 request_serializer=federation_dot_v1_dot_admin__pb2.RevokeClientRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_admin__pb2.RevokeClientResponse.FromString,
+                _registered_method=True)
+        self.ListAdministrators = channel.unary_unary(
+                '/federation.v1.Admin/ListAdministrators',
+                request_serializer=federation_dot_v1_dot_admin__pb2.ListAdministratorsRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.ListAdministratorsResponse.FromString,
+                _registered_method=True)
+        self.RevokeAdministrator = channel.unary_unary(
+                '/federation.v1.Admin/RevokeAdministrator',
+                request_serializer=federation_dot_v1_dot_admin__pb2.RevokeAdministratorRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.RevokeAdministratorResponse.FromString,
                 _registered_method=True)
         self.SubmitRun = channel.stream_unary(
                 '/federation.v1.Admin/SubmitRun',
@@ -130,6 +150,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTokens(self, request, context):
+        """Lists join strings that were made, without their secrets (viewer).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelTokens(self, request, context):
+        """Ends the open join strings of a client to be (security-officer). Errors: NOT_FOUND token-unknown.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListClients(self, request, context):
         """Lists the clients (viewer).
         """
@@ -146,6 +180,21 @@ class AdminServicer:
 
     def RevokeClient(self, request, context):
         """Shuts a client out, at once (security-officer).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdministrators(self, request, context):
+        """Lists the administrators (viewer).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeAdministrator(self, request, context):
+        """Ends an administrator's certificates and calls, at once (security-officer).
+        Errors: NOT_FOUND administrator-unknown; FAILED_PRECONDITION administrator-state, last-officer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -244,6 +293,16 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=federation_dot_v1_dot_admin__pb2.CreateTokenRequest.FromString,
                     response_serializer=federation_dot_v1_dot_admin__pb2.CreateTokenResponse.SerializeToString,
             ),
+            'ListTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTokens,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.ListTokensRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.ListTokensResponse.SerializeToString,
+            ),
+            'CancelTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelTokens,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.CancelTokensRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.CancelTokensResponse.SerializeToString,
+            ),
             'ListClients': grpc.unary_unary_rpc_method_handler(
                     servicer.ListClients,
                     request_deserializer=federation_dot_v1_dot_admin__pb2.ListClientsRequest.FromString,
@@ -258,6 +317,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RevokeClient,
                     request_deserializer=federation_dot_v1_dot_admin__pb2.RevokeClientRequest.FromString,
                     response_serializer=federation_dot_v1_dot_admin__pb2.RevokeClientResponse.SerializeToString,
+            ),
+            'ListAdministrators': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdministrators,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.ListAdministratorsRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.ListAdministratorsResponse.SerializeToString,
+            ),
+            'RevokeAdministrator': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeAdministrator,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.RevokeAdministratorRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.RevokeAdministratorResponse.SerializeToString,
             ),
             'SubmitRun': grpc.stream_unary_rpc_method_handler(
                     servicer.SubmitRun,
@@ -360,6 +429,60 @@ class Admin:
             _registered_method=True)
 
     @staticmethod
+    def ListTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Admin/ListTokens',
+            federation_dot_v1_dot_admin__pb2.ListTokensRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.ListTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Admin/CancelTokens',
+            federation_dot_v1_dot_admin__pb2.CancelTokensRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.CancelTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListClients(request,
             target,
             options=(),
@@ -430,6 +553,60 @@ class Admin:
             '/federation.v1.Admin/RevokeClient',
             federation_dot_v1_dot_admin__pb2.RevokeClientRequest.SerializeToString,
             federation_dot_v1_dot_admin__pb2.RevokeClientResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdministrators(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Admin/ListAdministrators',
+            federation_dot_v1_dot_admin__pb2.ListAdministratorsRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.ListAdministratorsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeAdministrator(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Admin/RevokeAdministrator',
+            federation_dot_v1_dot_admin__pb2.RevokeAdministratorRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.RevokeAdministratorResponse.FromString,
             options,
             channel_credentials,
             insecure,

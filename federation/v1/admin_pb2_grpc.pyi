@@ -39,12 +39,22 @@ class AdminStub:
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     CreateToken: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateTokenRequest, _admin_pb2.CreateTokenResponse]
     """Makes a one-time token for a new client (security-officer). Errors: ALREADY_EXISTS client-exists."""
+    ListTokens: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTokensRequest, _admin_pb2.ListTokensResponse]
+    """Lists join strings that were made, without their secrets (viewer)."""
+    CancelTokens: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CancelTokensRequest, _admin_pb2.CancelTokensResponse]
+    """Ends the open join strings of a client to be (security-officer). Errors: NOT_FOUND token-unknown."""
     ListClients: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListClientsRequest, _admin_pb2.ListClientsResponse]
     """Lists the clients (viewer)."""
     ApproveClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApproveClientRequest, _admin_pb2.ApproveClientResponse]
     """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state."""
     RevokeClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeClientRequest, _admin_pb2.RevokeClientResponse]
     """Shuts a client out, at once (security-officer)."""
+    ListAdministrators: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAdministratorsRequest, _admin_pb2.ListAdministratorsResponse]
+    """Lists the administrators (viewer)."""
+    RevokeAdministrator: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeAdministratorRequest, _admin_pb2.RevokeAdministratorResponse]
+    """Ends an administrator's certificates and calls, at once (security-officer).
+    Errors: NOT_FOUND administrator-unknown; FAILED_PRECONDITION administrator-state, last-officer.
+    """
     SubmitRun: _grpc.StreamUnaryMultiCallable[_admin_pb2.SubmitRunRequest, _admin_pb2.SubmitRunResponse]
     """Submits a run: the specification first, then the initial model in chunks (operator).
     Errors: INVALID_ARGUMENT spec, layout, payload-digest, payload-length; ALREADY_EXISTS run-exists.
@@ -81,12 +91,22 @@ class AdminAsyncStub(AdminStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateToken: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateTokenRequest, _admin_pb2.CreateTokenResponse]  # type: ignore[assignment]
     """Makes a one-time token for a new client (security-officer). Errors: ALREADY_EXISTS client-exists."""
+    ListTokens: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTokensRequest, _admin_pb2.ListTokensResponse]  # type: ignore[assignment]
+    """Lists join strings that were made, without their secrets (viewer)."""
+    CancelTokens: _aio.UnaryUnaryMultiCallable[_admin_pb2.CancelTokensRequest, _admin_pb2.CancelTokensResponse]  # type: ignore[assignment]
+    """Ends the open join strings of a client to be (security-officer). Errors: NOT_FOUND token-unknown."""
     ListClients: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListClientsRequest, _admin_pb2.ListClientsResponse]  # type: ignore[assignment]
     """Lists the clients (viewer)."""
     ApproveClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApproveClientRequest, _admin_pb2.ApproveClientResponse]  # type: ignore[assignment]
     """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state."""
     RevokeClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeClientRequest, _admin_pb2.RevokeClientResponse]  # type: ignore[assignment]
     """Shuts a client out, at once (security-officer)."""
+    ListAdministrators: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAdministratorsRequest, _admin_pb2.ListAdministratorsResponse]  # type: ignore[assignment]
+    """Lists the administrators (viewer)."""
+    RevokeAdministrator: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeAdministratorRequest, _admin_pb2.RevokeAdministratorResponse]  # type: ignore[assignment]
+    """Ends an administrator's certificates and calls, at once (security-officer).
+    Errors: NOT_FOUND administrator-unknown; FAILED_PRECONDITION administrator-state, last-officer.
+    """
     SubmitRun: _aio.StreamUnaryMultiCallable[_admin_pb2.SubmitRunRequest, _admin_pb2.SubmitRunResponse]  # type: ignore[assignment]
     """Submits a run: the specification first, then the initial model in chunks (operator).
     Errors: INVALID_ARGUMENT spec, layout, payload-digest, payload-length; ALREADY_EXISTS run-exists.
@@ -128,6 +148,22 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         """Makes a one-time token for a new client (security-officer). Errors: ALREADY_EXISTS client-exists."""
 
     @_abc_1.abstractmethod
+    def ListTokens(
+        self,
+        request: _admin_pb2.ListTokensRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListTokensResponse, _abc.Awaitable[_admin_pb2.ListTokensResponse]]:
+        """Lists join strings that were made, without their secrets (viewer)."""
+
+    @_abc_1.abstractmethod
+    def CancelTokens(
+        self,
+        request: _admin_pb2.CancelTokensRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CancelTokensResponse, _abc.Awaitable[_admin_pb2.CancelTokensResponse]]:
+        """Ends the open join strings of a client to be (security-officer). Errors: NOT_FOUND token-unknown."""
+
+    @_abc_1.abstractmethod
     def ListClients(
         self,
         request: _admin_pb2.ListClientsRequest,
@@ -150,6 +186,24 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RevokeClientResponse, _abc.Awaitable[_admin_pb2.RevokeClientResponse]]:
         """Shuts a client out, at once (security-officer)."""
+
+    @_abc_1.abstractmethod
+    def ListAdministrators(
+        self,
+        request: _admin_pb2.ListAdministratorsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListAdministratorsResponse, _abc.Awaitable[_admin_pb2.ListAdministratorsResponse]]:
+        """Lists the administrators (viewer)."""
+
+    @_abc_1.abstractmethod
+    def RevokeAdministrator(
+        self,
+        request: _admin_pb2.RevokeAdministratorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RevokeAdministratorResponse, _abc.Awaitable[_admin_pb2.RevokeAdministratorResponse]]:
+        """Ends an administrator's certificates and calls, at once (security-officer).
+        Errors: NOT_FOUND administrator-unknown; FAILED_PRECONDITION administrator-state, last-officer.
+        """
 
     @_abc_1.abstractmethod
     def SubmitRun(

@@ -104,9 +104,10 @@ def runs(context: typer.Context, home: Home = None, as_json: Json = False) -> No
     """List the runs, newest first."""
     from federation.v1.admin_pb2 import ListRunsRequest
     from fedpareto.cli import render
+    from fedpareto.cli.listing import whole
 
     with connected(context, home, reads=True) as stub:
-        response = stub.ListRuns(ListRunsRequest())
+        response = whole(stub.ListRuns, ListRunsRequest())
     show(as_json, response, lambda: render.runs(response.runs))
 
 
@@ -231,9 +232,10 @@ def rounds(context: typer.Context, run: RunName, home: Home = None, as_json: Jso
     """List the rounds of a run: replies, accuracy, improvement, bytes, time."""
     from federation.v1.admin_pb2 import ListRoundsRequest
     from fedpareto.cli import render
+    from fedpareto.cli.listing import whole
 
     with connected(context, home, reads=True) as stub:
-        response = stub.ListRounds(ListRoundsRequest(run=run))
+        response = whole(stub.ListRounds, ListRoundsRequest(run=run))
     show(as_json, response, lambda: render.rounds(response.rounds))
 
 

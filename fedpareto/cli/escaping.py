@@ -10,10 +10,12 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from federation.text import escaped, escaped_lines
 
 LIMIT = 10_000  # characters of one string; the coordinator cuts what members and operators say to far fewer
+_END_OF_TIME = 253_370_764_800  # the year 9999, in seconds from 1970: every time zone can still show it
 _DOCUMENTS = frozenset({"federation.v1.Run.spec"})  # text of several lines, which it keeps
 
 
@@ -90,8 +92,11 @@ class EscapingChannel(grpc.Channel):
         self.close()
 
 
-def escape_strings(message: Message) -> None:
-    """Escapes every string in a message, keys of maps included; bytes stay, for they are what was signed."""
+def make_safe(message: Message) -> None:
+    """Escapes every string in a message, keys of maps included, and leaves out what is no time of our era.
+
+    Bytes stay, for they are what was signed.
+    """
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_STRING:
             shown = escaped_lines if field.full_name in _DOCUMENTS else escaped
@@ -102,9 +107,12 @@ def escape_strings(message: Message) -> None:
         elif field.message_type is not None:
             if field.message_type.GetOptions().map_entry:
                 _escape_map(field, value)
+            elif isinstance(value, Timestamp):
+                if not (0 <= value.seconds < _END_OF_TIME and 0 <= value.nanos < 1_000_000_000):
+                    message.ClearField(field.name)
             else:
                 for inner in value if field.is_repeated else (value,):
-                    escape_strings(inner)
+                    make_safe(inner)
 
 
 def _escape_map(field: FieldDescriptor, values: Any) -> None:
@@ -117,7 +125,7 @@ def _escape_map(field: FieldDescriptor, values: Any) -> None:
 def _escaping(deserialise: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     def read(data: bytes) -> Any:
         message = deserialise(data)
-        escape_strings(message)
+        make_safe(message)
         return message
 
     return read

@@ -36,14 +36,42 @@ def token(
 
 
 @app.command()
+def tokens(
+    context: typer.Context,
+    every: Annotated[bool, typer.Option("--all", help="Those that cannot be used any more, too.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """List the join strings that can still be used. Their secrets are not kept."""
+    from federation.v1.admin_pb2 import ListTokensRequest
+    from fedpareto.cli import render_members
+    from fedpareto.cli.listing import whole
+
+    with connected(context, home, reads=True) as stub:
+        response = whole(stub.ListTokens, ListTokensRequest(all=every))
+    show(as_json, response, lambda: render_members.tokens(response.tokens))
+
+
+@app.command("cancel-token")
+def cancel_token(context: typer.Context, client: ClientName, home: Home = None, as_json: Json = False) -> None:
+    """Cancel the join strings of a member to be that can still be used."""
+    from federation.v1.admin_pb2 import CancelTokensRequest
+
+    with connected(context, home) as stub:
+        response = stub.CancelTokens(CancelTokensRequest(client_id=client))
+    show(as_json, response, sentence(f"join strings of {client} that were cancelled: {len(response.tokens)}"))
+
+
+@app.command()
 def clients(context: typer.Context, home: Home = None, as_json: Json = False) -> None:
     """List the members: state, attendance, tasks, certificates."""
     from federation.v1.admin_pb2 import ListClientsRequest
-    from fedpareto.cli import render
+    from fedpareto.cli import render_members
+    from fedpareto.cli.listing import whole
 
     with connected(context, home, reads=True) as stub:
-        response = stub.ListClients(ListClientsRequest())
-    show(as_json, response, lambda: render.clients(response.clients))
+        response = whole(stub.ListClients, ListClientsRequest())
+    show(as_json, response, lambda: render_members.clients(response.clients))
 
 
 @app.command()
@@ -72,3 +100,35 @@ def revoke(
     with connected(context, home) as stub:
         response = stub.RevokeClient(RevokeClientRequest(client_id=client, reason=reason))
     show(as_json, response, sentence(f"{client} is shut out; its past updates stay in the record"))
+
+
+# --- administrators
+
+
+@app.command()
+def admins(context: typer.Context, home: Home = None, as_json: Json = False) -> None:
+    """List the administrators: roles, certificates, last call."""
+    from federation.v1.admin_pb2 import ListAdministratorsRequest
+    from fedpareto.cli import render_members
+
+    with connected(context, home, reads=True) as stub:
+        response = stub.ListAdministrators(ListAdministratorsRequest())
+    show(as_json, response, lambda: render_members.administrators(response.administrators))
+
+
+@app.command("revoke-admin")
+def revoke_admin(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The administrator's name.")],
+    reason: Annotated[str, typer.Option(help="For the record.")] = "",
+    yes: Yes = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """End an administrator's certificate, at once. `coordinator admin` can issue the name again."""
+    from federation.v1.admin_pb2 import RevokeAdministratorRequest
+
+    confirm(yes, lambda: f"End the certificate of the administrator {name}?")
+    with connected(context, home) as stub:
+        response = stub.RevokeAdministrator(RevokeAdministratorRequest(name=name, reason=reason))
+    show(as_json, response, sentence(f"the certificate of {name} has ended, and so have its calls"))

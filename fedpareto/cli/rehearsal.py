@@ -11,6 +11,7 @@ from pathlib import Path
 from federation.v1.admin_pb2 import CreateTokenRequest, ListClientsRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.listing import whole
 from fedpareto.cli.processes import Child, Processes, wait_for_all, wait_until
 from fedpareto.cli.serving import start_coordinator
 
@@ -128,7 +129,7 @@ class Rehearsal:
 
     def attending(self, stub: AdminStub) -> int:
         """How many members attend."""
-        return sum(client.attending for client in stub.ListClients(ListClientsRequest()).clients)
+        return sum(client.attending for client in whole(stub.ListClients, ListClientsRequest()).clients)
 
     def assemble(self, stub: AdminStub) -> None:
         """Waits until every member attends."""

@@ -10,8 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from federation.objectives import JOINT
 from federation.v1.admin_pb2 import (
+    Administrator,
     Client,
     GetRoundResponse,
     ObjectiveResult,
@@ -20,6 +20,7 @@ from federation.v1.admin_pb2 import (
     RoundSummary,
     Run,
     Serving,
+    Token,
     Update,
 )
 from federation.v1.common_pb2 import AssignmentState, PhaseKind
@@ -88,7 +89,7 @@ def short(digest: str) -> str:
     return digest.rpartition(":")[2][:DIGITS]
 
 
-def when(message: Client | Run | Update | RoundSummary | PhaseProgress, field: str) -> str:
+def when(message: Client | Token | Administrator | Run | Update | RoundSummary | PhaseProgress, field: str) -> str:
     """A time in the local zone, to the second; a dash when it is not set."""
     if not message.HasField(field):  # type: ignore[arg-type]
         return "–"
@@ -138,7 +139,7 @@ def metric(summary: RoundSummary, name: str) -> float:
     return summary.metrics.get(name, math.nan)
 
 
-def _table(*columns: str, gap: int = 2) -> Table:
+def new_table(*columns: str, gap: int = 2) -> Table:
     """A table; a column whose name begins with `>` is aligned to the right; the first one keeps to a line."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, gap, 0, 0))
     for index, column in enumerate(columns):
@@ -153,33 +154,9 @@ def _table(*columns: str, gap: int = 2) -> Table:
     return table
 
 
-def clients(items: Iterable[Client]) -> RenderableType:
-    """The members."""
-    table = _table("client", "state", "attends", "last seen", "tasks (samples)", "device", "expires", "key")
-    for client in items:
-        table.add_row(
-            client.client_id,
-            state(name_of(client, "state")),
-            Text("yes", style="green") if client.attending else "no",
-            when(client, "last_seen")[:16],
-            "\n".join(f"{task.task} ({task.samples}){_offered(task.objectives)}" for task in client.tasks) or "–",
-            client.device or "–",
-            when(client, "certificate_expires")[:10],
-            short(client.key_id)[:8],
-        )
-    return table if table.row_count else Text("no clients yet: make a token with `fedpareto admin token NAME`")
-
-
-def _offered(objectives: Sequence[str]) -> str:
-    """What a client serves of a task that has several objectives."""
-    if len(objectives) < 2 and list(objectives) in ([], [JOINT]):
-        return ""
-    return f": {', '.join(objectives)}" if len(objectives) <= 3 else f": {len(objectives)} objectives"
-
-
 def runs(items: Iterable[Run]) -> RenderableType:
     """The runs."""
-    table = _table("run", "name", "state", "algorithm", ">rounds", ">replied", ">mean", ">worst 5 %", "created")
+    table = new_table("run", "name", "state", "algorithm", ">rounds", ">replied", ">mean", ">worst 5 %", "created")
     listed = list(items)
     for run in listed:
         asked = participation.asked_last(run)
@@ -239,7 +216,7 @@ def _scores(item: Run) -> RenderableType:
     columns += [(f"{split} loss", f"loss/{split}/", number) for split in ("train", "validation", "test")]
     columns.append(("accuracy", "accuracy/objective/", percent))
     columns = [one for one in columns if any(f"{one[1]}{name}" in item.latest.metrics for name in item.objectives)]
-    table = _table("objective", *(f">{title}" for title, _, _ in columns))
+    table = new_table("objective", *(f">{title}" for title, _, _ in columns))
     for name in item.objectives:
         table.add_row(name, *(words(metric(item.latest, f"{prefix}{name}")) for _, prefix, words in columns))
     return table
@@ -261,7 +238,7 @@ def indicator(objectives: Sequence[str], serving: Sequence[Serving]) -> Renderab
         rows = [(_together(names), pattern) for pattern, names in groups.items()]
     wide = sum(max(len(name), 2) + 2 for name in objectives) + NAME_WIDTH + 2 <= WIDTH
     heads = list(objectives) if wide else [str(at + 1) for at in range(len(objectives))]
-    table = _table("client", *heads, gap=2 if wide else 1)
+    table = new_table("client", *heads, gap=2 if wide else 1)
     for label, pattern in rows:
         table.add_row(label, *("●" if serves else "·" for serves in pattern))
     counts = [sum(len(names) for pattern, names in groups.items() if pattern[at]) for at in range(len(objectives))]
@@ -284,7 +261,7 @@ def _together(names: Sequence[str]) -> str:
 
 def rounds(items: Sequence[RoundSummary]) -> RenderableType:
     """The rounds of a run."""
-    table = _table(
+    table = new_table(
         ">round", "state", ">replies", ">refused", ">mean", ">worst\n5 %", "worst client", ">improved",
         ">conflicts", ">||d||", ">up", ">time",
         gap=1,
@@ -387,7 +364,7 @@ def _objectives(item: GetRoundResponse) -> Iterator[RenderableType]:
     columns.append((">clients", lambda one: str(one.clients)))
     if any(one.left_out for one in found.results):
         columns.append(("left out", lambda one: one.left_out))
-    table = _table("objective", *(title for title, _ in columns))
+    table = new_table("objective", *(title for title, _ in columns))
     for result in found.results:
         table.add_row(result.name, *(words(result) for _, words in columns))
     yield table
@@ -448,7 +425,7 @@ def _replies(summary: RoundSummary) -> str:
 
 def participations(item: GetRoundResponse) -> RenderableType:
     """Every client's part in a round; below, why what did not count did not."""
-    table = _table(
+    table = new_table(
         "client", "update", ">samples", ">loss", ">norm", ">lambda", ">cosine", "signed by", ">bytes", ">time", ">test",
         gap=1,
     )  # fmt: skip
@@ -519,7 +496,7 @@ def _heat(value: float) -> str:
 
 def updates(items: Iterable[Update]) -> RenderableType:
     """Updates as they were received."""
-    table = _table(">round", ">phase", "client", "counts", "payload", ">bytes", "received", "envelope", "key")
+    table = new_table(">round", ">phase", "client", "counts", "payload", ">bytes", "received", "envelope", "key")
     for update in items:
         verdict = Text("yes", style="green") if update.accepted else Text(f"no: {update.reason}", style="red")
         table.add_row(

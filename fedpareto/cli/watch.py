@@ -26,6 +26,7 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RoundState, RunState
 from fedpareto.cli import participation, render
 from fedpareto.cli.document import name_of
+from fedpareto.cli.listing import whole
 
 HEADER = f"{'round':>6}  {'mean':>8}  {'worst 5 %':>9}  {'improved':>8}  {'replies':>8}  {'time':>8}"
 QUIET_SECONDS = 5.0  # without a terminal: between a line about an open phase and the line before it
@@ -274,7 +275,7 @@ def _subject(update: WatchRunResponse) -> str:
 def _ended_rounds(stub: AdminStub, run_id: str) -> list[RoundSummary] | None:
     """The rounds that have ended; None when the coordinator does not answer."""
     try:
-        rounds = stub.ListRounds(ListRoundsRequest(run=run_id)).rounds
+        rounds = whole(stub.ListRounds, ListRoundsRequest(run=run_id)).rounds
     except grpc.RpcError as error:
         if refusal_from_rpc_error(error).status not in _RESTARTING:
             raise

@@ -20,6 +20,7 @@ from federation.v1.admin_pb2 import (
 )
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.failure import Failure
+from fedpareto.cli.listing import whole
 from fedpareto.cli.render import accepted
 
 
@@ -59,7 +60,7 @@ class RunData:
         """The run of that name or id."""
         run = stub.GetRun(GetRunRequest(run=name)).run
         rounds = list(stub.ExportRounds(ExportRoundsRequest(run=run.run_id)))
-        clients = stub.ListClients(ListClientsRequest()).clients
+        clients = whole(stub.ListClients, ListClientsRequest()).clients
         return cls(run, rounds, {client.client_id: client for client in clients})
 
     @classmethod
@@ -69,7 +70,7 @@ class RunData:
         Raises:
             Failure: it has none.
         """
-        runs = stub.ListRuns(ListRunsRequest()).runs
+        runs = stub.ListRuns(ListRunsRequest(page_size=1)).runs
         if not runs:
             raise Failure("that coordinator has no runs yet")
         return cls.read(stub, runs[0].run_id)

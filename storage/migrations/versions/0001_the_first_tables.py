@@ -64,6 +64,7 @@ def upgrade() -> None:
         sa.Column("created", sa.DateTime(timezone=True), nullable=False),
         sa.Column("expires", sa.DateTime(timezone=True), nullable=False),
         sa.Column("used", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("cancelled", sa.DateTime(timezone=True), nullable=True),
         sa.PrimaryKeyConstraint("secret_hash", name=op.f("pk_enrollment_tokens")),
     )
     with op.batch_alter_table("enrollment_tokens", schema=None) as batch_op:
@@ -86,6 +87,7 @@ def upgrade() -> None:
         sa.Column("not_before", sa.DateTime(timezone=True), nullable=False),
         sa.Column("not_after", sa.DateTime(timezone=True), nullable=False),
         sa.Column("revoked", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("last_seen", sa.DateTime(timezone=True), nullable=True),
         sa.ForeignKeyConstraint(["client_id"], ["clients.client_id"], name=op.f("fk_certificates_client_id_clients")),
         sa.PrimaryKeyConstraint("serial", name=op.f("pk_certificates")),
     )

@@ -1,0 +1,65 @@
+"""Members, join strings and administrators as people see them; see `render`."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from federation.objectives import JOINT
+from federation.v1.admin_pb2 import Administrator, Client, Token
+from fedpareto.cli.document import name_of
+from fedpareto.cli.render import new_table, short, state, when
+
+
+def clients(items: Iterable[Client]) -> RenderableType:
+    """The members."""
+    table = new_table("client", "state", "attends", "last seen", "tasks (samples)", "device", "expires", "key")
+    for client in items:
+        table.add_row(
+            client.client_id,
+            state(name_of(client, "state")),
+            Text("yes", style="green") if client.attending else "no",
+            when(client, "last_seen")[:16],
+            "\n".join(f"{task.task} ({task.samples}){_offered(task.objectives)}" for task in client.tasks) or "–",
+            client.device or "–",
+            when(client, "certificate_expires")[:10],
+            short(client.key_id)[:8],
+        )
+    return table if table.row_count else Text("no clients yet: make a token with `fedpareto admin token NAME`")
+
+
+def _offered(objectives: Sequence[str]) -> str:
+    """What a client serves of a task that has several objectives."""
+    if len(objectives) < 2 and list(objectives) in ([], [JOINT]):
+        return ""
+    return f": {', '.join(objectives)}" if len(objectives) <= 3 else f": {len(objectives)} objectives"
+
+
+def tokens(items: Iterable[Token]) -> RenderableType:
+    """Join strings."""
+    table = new_table("client", "state", "made by", "made", "expires", "used or cancelled")
+    for token in items:
+        table.add_row(
+            token.client_id,
+            state(name_of(token, "state")),
+            token.created_by.rpartition("/")[2],
+            when(token, "created")[:16],
+            when(token, "expires")[:16],
+            when(token, "ended")[:16],
+        )
+    return table if table.row_count else Text("no join strings: make one with `fedpareto admin token NAME`")
+
+
+def administrators(items: Iterable[Administrator]) -> RenderableType:
+    """Administrators."""
+    table = new_table("administrator", "state", "roles", "last seen", "expires", "certificate")
+    for one in items:
+        table.add_row(
+            one.name,
+            state("REVOKED" if one.HasField("revoked") else "ACTIVE"),
+            ", ".join(one.roles),
+            when(one, "last_seen")[:16],
+            when(one, "certificate_expires")[:10],
+            short(one.serial),
+        )
+    return table

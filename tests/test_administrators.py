@@ -1,0 +1,249 @@
+"""Administrators and join strings: who there is, and the end of one at once. On SQLite and PostgreSQL."""
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from conftest import empty_database
+from google.protobuf.timestamp_pb2 import Timestamp
+from running import SECONDS, Applicant, Running, refused, running, wait_for
+from sqlalchemy import select
+from typer.testing import CliRunner
+
+from federation.channels import refusal_from_rpc_error
+from federation.identity import AdminFiles, Join, Role
+from federation.v1 import admin_pb2 as messages
+from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.enrollment_pb2_grpc import EnrollmentStub
+from federation.vectors import Layout, Tensor, to_bytes
+from fedpareto.cli.listing import whole
+from fedpareto.cli.main import app
+from storage.models import AuditEntry
+
+LAYOUT = Layout((Tensor("weight", (4,)),))
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    directory = tmp_path_factory.mktemp("administrators")
+    with empty_database(request, directory) as url, running(directory / "home", database=url) as made:
+        yield made
+
+
+class Issued:
+    """An administrator, and its channel."""
+
+    def __init__(self, served: Running, name: str, *roles: Role) -> None:
+        directory = served.home.directory / f"{name}-{secrets.token_hex(4)}"
+        self.files: AdminFiles = served.home.issue_admin(
+            served.database, name, roles, directory, now=served.clock(), by="test"
+        )
+        self.channel = self.files.channel()
+        self.stub = AdminStub(self.channel)
+
+
+@pytest.fixture
+def issue(served: Running) -> Iterator[Callable[..., Issued]]:
+    """Issues administrators."""
+    made: list[Issued] = []
+
+    def make(name: str, *roles: Role) -> Issued:
+        made.append(Issued(served, name, *roles))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.channel.close()
+
+
+@pytest.fixture
+def first(served: Running) -> Iterator[AdminStub]:
+    """The administrator that `coordinator init` has made."""
+    with AdminFiles.load(served.home.admin_dir, None).channel() as channel:
+        yield AdminStub(channel)
+
+
+def listed(stub: AdminStub) -> dict[str, messages.Administrator]:
+    found = stub.ListAdministrators(messages.ListAdministratorsRequest(), timeout=SECONDS).administrators
+    return {one.name: one for one in found}
+
+
+def recorded(served: Running, action: str) -> list[AuditEntry]:
+    with served.database.read() as session:
+        return list(session.scalars(select(AuditEntry).where(AuditEntry.action == action)))
+
+
+def a_run(stub: AdminStub) -> str:
+    import numpy as np
+
+    from federation.digests import digest
+
+    model = to_bytes(LAYOUT, np.ones(LAYOUT.size, dtype=np.float32))
+    name = f"run-{secrets.token_hex(4)}"
+    header = messages.RunHeader(
+        spec=f'name = "{name}"\ntask = "nobody-has-it"\nrounds = 1'.encode(),
+        model=digest(model),
+        model_bytes=len(model),
+        paused=True,
+    )
+    requests = [messages.SubmitRunRequest(header=header), messages.SubmitRunRequest(chunk=model)]
+    return str(stub.SubmitRun(iter(requests), timeout=SECONDS).run.run_id)
+
+
+@contextmanager
+def watching(stub: AdminStub, run: str) -> Iterator[Callable[[], str]]:
+    """Watches a run; yields what waits for the end of the stream and says its reason."""
+    call = stub.WatchRun(messages.WatchRunRequest(run=run), timeout=SECONDS)
+    next(call)
+    reasons: list[str] = []
+
+    def read() -> None:
+        try:
+            for _ in call:
+                pass
+        except grpc.RpcError as error:
+            reasons.append(refusal_from_rpc_error(error).reason)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+
+    def ended() -> str:
+        reader.join(SECONDS)
+        return reasons[0]
+
+    yield ended
+    call.cancel()
+    reader.join(SECONDS)
+
+
+def test_administrators_are_listed_with_roles_and_with_their_last_call(
+    served: Running, first: AdminStub, issue: Callable[..., Issued]
+) -> None:
+    made = issue("alice", Role.OPERATOR)
+    before = listed(first)["alice"]
+    assert list(before.roles) == ["operator", "viewer"]
+    assert before.certificate_expires.ToDatetime() == made.files.not_after.replace(tzinfo=None)
+    assert not before.HasField("last_seen")
+    assert not before.HasField("revoked")
+    listed(made.stub)
+    seen = wait_for(lambda: listed(first)["alice"].last_seen.seconds, "the call to be noted")
+    now = Timestamp()
+    now.FromDatetime(served.clock())
+    assert abs(seen - now.seconds) < 120
+    shown = CliRunner().invoke(app, ["admin", "--home", str(served.home.admin_dir), "admins"])
+    assert shown.exit_code == 0, shown.output
+    assert "operator, viewer" in shown.stdout
+
+
+def test_a_revoked_administrator_is_shut_out_at_once_and_its_streams_end(
+    served: Running, first: AdminStub, issue: Callable[..., Issued]
+) -> None:
+    mallory = issue("mallory", Role.OPERATOR)
+    with watching(mallory.stub, a_run(mallory.stub)) as ended:
+        arguments = ["admin", "--home", str(served.home.admin_dir), "revoke-admin", "mallory", "--reason", "left"]
+        assert CliRunner().invoke(app, arguments).exit_code == 1  # no terminal, and no --yes
+        assert not listed(first)["mallory"].HasField("revoked")
+        assert CliRunner().invoke(app, [*arguments, "--yes"]).exit_code == 0
+        assert ended() == "certificate-revoked"
+    with refused("UNAUTHENTICATED", "certificate-revoked"):
+        listed(mallory.stub)
+    assert listed(first)["mallory"].HasField("revoked")
+    assert [(entry.subject, entry.detail) for entry in recorded(served, "admin.revoked")] == [("mallory", "left")]
+    with refused("FAILED_PRECONDITION", "administrator-state"):
+        first.RevokeAdministrator(messages.RevokeAdministratorRequest(name="mallory"))
+
+
+def test_a_name_that_is_issued_again_ends_the_older_certificate_with_its_streams(
+    first: AdminStub, issue: Callable[..., Issued]
+) -> None:
+    older = issue("bob", Role.OPERATOR)
+    with watching(older.stub, a_run(older.stub)) as ended:
+        newer = issue("bob", Role.VIEWER)  # by another process, as far as the coordinator knows
+        with refused("UNAUTHENTICATED", "certificate-revoked"):
+            listed(older.stub)
+        assert ended() == "certificate-revoked"
+    assert list(listed(newer.stub)["bob"].roles) == ["viewer"]
+
+
+def test_only_security_officers_revoke_administrators(issue: Callable[..., Issued]) -> None:
+    with refused("PERMISSION_DENIED", "role"):
+        issue("carol", Role.OPERATOR).stub.RevokeAdministrator(messages.RevokeAdministratorRequest(name="carol"))
+
+
+def test_the_last_security_officer_is_not_revoked_and_hears_how_to_go_on(
+    first: AdminStub, issue: Callable[..., Issued]
+) -> None:
+    with refused("FAILED_PRECONDITION", "last-officer") as words:
+        first.RevokeAdministrator(messages.RevokeAdministratorRequest(name="admin"))
+    assert "fedpareto coordinator admin NAME --role security-officer" in words[0]
+    officer = issue("olga", Role.SECURITY_OFFICER)
+    # With another one there it may go, and its own call gets its answer.
+    answer = officer.stub.RevokeAdministrator(messages.RevokeAdministratorRequest(name="olga"), timeout=SECONDS)
+    assert answer.administrator.HasField("revoked")
+    with refused("UNAUTHENTICATED", "certificate-revoked"):
+        listed(officer.stub)
+    with refused("FAILED_PRECONDITION", "last-officer"):
+        first.RevokeAdministrator(messages.RevokeAdministratorRequest(name="admin"))
+    for name in ("nobody", "", "../admin", "\x00"):
+        with refused("NOT_FOUND", "administrator-unknown"):
+            first.RevokeAdministrator(messages.RevokeAdministratorRequest(name=name))
+
+
+def test_join_strings_are_listed_without_their_secrets_and_can_be_cancelled(served: Running, first: AdminStub) -> None:
+    join = Join.decode(first.CreateToken(messages.CreateTokenRequest(client_id="dan")).join)
+    first.CreateToken(messages.CreateTokenRequest(client_id="dan"))
+    first.CreateToken(messages.CreateTokenRequest(client_id="erin"))
+    found = first.ListTokens(messages.ListTokensRequest())
+    assert join.secret not in found.SerializeToString()
+    states = {name: [token.state for token in found.tokens if token.client_id == name] for name in ("dan", "erin")}
+    assert states == {"dan": [messages.TOKEN_STATE_OPEN] * 2, "erin": [messages.TOKEN_STATE_OPEN]}
+    assert found.tokens[0].created_by == "fedpareto://test/admin/admin"
+    cancelled = CliRunner().invoke(app, ["admin", "--home", str(served.home.admin_dir), "cancel-token", "dan"])
+    assert cancelled.stdout == "join strings of dan that were cancelled: 2\n"
+    with served.newcomer() as channel, refused("UNAUTHENTICATED", "token-cancelled"):
+        EnrollmentStub(channel).Enroll(Applicant().request(join.secret), timeout=SECONDS)
+    assert [token.client_id for token in first.ListTokens(messages.ListTokensRequest()).tokens] == ["erin"]
+    every = first.ListTokens(messages.ListTokensRequest(all=True)).tokens
+    ended = [token for token in every if token.client_id == "dan"]
+    assert [token.state for token in ended] == [messages.TOKEN_STATE_CANCELLED] * 2
+    assert all(token.HasField("ended") for token in ended)
+    with refused("NOT_FOUND", "token-unknown"):
+        first.CancelTokens(messages.CancelTokensRequest(client_id="dan"))
+    assert [entry.subject for entry in recorded(served, "token.cancelled")] == ["dan"]
+    shown = CliRunner().invoke(app, ["admin", "--home", str(served.home.admin_dir), "tokens", "--all"])
+    assert "CANCELLED" in shown.stdout
+
+
+def test_a_list_comes_in_pages_and_is_whole_in_the_end(served: Running, first: AdminStub) -> None:
+    for name in ("page-a", "page-b", "page-c"):
+        served.enroll(name)
+        a_run(first)
+    lists: list[tuple[Callable[[Any], Any], Any, str]] = [
+        (first.ListClients, messages.ListClientsRequest(page_size=2), "clients"),
+        (first.ListRuns, messages.ListRunsRequest(page_size=2), "runs"),
+        (first.ListTokens, messages.ListTokensRequest(page_size=1, all=True), "tokens"),
+    ]
+    for call, request, name in lists:
+        once = getattr(call(type(request)(all=True) if name == "tokens" else type(request)()), name)
+        one = call(request)
+        assert len(getattr(one, name)) == request.page_size < len(once)
+        assert one.next_page_token
+        assert list(getattr(whole(call, request), name)) == list(once)
+    with refused("INVALID_ARGUMENT", "argument"):
+        first.ListRuns(messages.ListRunsRequest(page_token="the next one"))
+
+
+def test_a_certificate_is_issued_again_although_the_older_directory_is_lost(
+    served: Running, issue: Callable[..., Issued], tmp_path: Path
+) -> None:
+    issue("frank", Role.VIEWER)
+    arguments = ["coordinator", "admin", "frank", "--role", "viewer", "--home", str(served.home.directory)]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "frank")])
+    assert done.exit_code == 0, done.output
+    with AdminFiles.load(tmp_path / "frank", None).channel() as channel:
+        assert "frank" in listed(AdminStub(channel))
