@@ -47,7 +47,7 @@ def main() -> None:
     worker = Worker(
         home=home,
         member=member,
-        offers={"nothing": Offer(Allowed(layout, ("loss",)), trainer)},  # type: ignore[arg-type]
+        offers={"nothing": Offer(Allowed(layout, ("loss",), ("loss",), trainer.samples), trainer)},  # type: ignore[arg-type]
         device="none",
         events=Events(),
         uniform=random.uniform,

@@ -15,6 +15,7 @@ from coordinator.home import Settings
 from coordinator.rounds.metrics import DEFINITIONS
 from federation.refusals import REASONS
 from federation.runs import RunSpec
+from worker.policy import Policy
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -56,6 +57,13 @@ def keys_in(page: str) -> list[tuple[str, object]]:
 
 def test_the_page_of_the_run_specification_lists_every_key_with_its_default() -> None:
     assert keys_in("docs/run-spec.md") == list(keys(RunSpec))
+
+
+def test_the_page_of_the_policy_lists_every_key_with_its_default_and_its_example_is_accepted(tmp_path: Path) -> None:
+    assert keys_in("docs/site-policy.md") == list(keys(Policy))
+    path = tmp_path / "policy.toml"
+    path.write_text(next(blocks(PROSE[ROOT / "docs/site-policy.md"], "toml")))
+    assert Policy.load(path).restore == "ask"
 
 
 def test_the_page_of_operations_lists_every_setting_with_its_default() -> None:

@@ -1,7 +1,7 @@
 """What must hold before an assignment is done: it is the coordinator's word, it is for us, and its owner allowed it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -16,8 +16,11 @@ from federation.sketches import SketchError, TwoWaySvd
 from federation.sketches.asked import second_leg, sketch_of
 from federation.v1.common_pb2 import AssignmentManifest, ResidualWork, SignedEnvelope, TrainWork
 from federation.vectors import Layout, update_layout
+from worker.policy import Limits
 
 SPLITS = ("train", "validation", "test")
+# A task of a thousand objectives with names of sixty letters takes about 200 KiB.
+MAX_MANIFEST_BYTES = 512 << 10
 
 
 class Declined(Exception):
@@ -44,30 +47,42 @@ class Allowed:
         layout: of the task's model.
         objectives: all of the task's, in its order.
         serves: those that this client serves.
+        samples: training samples held.
     """
 
     layout: Layout
     objectives: tuple[str, ...]
     serves: tuple[str, ...]
+    samples: int
 
 
 def check_assignment(
-    envelope: SignedEnvelope, *, member: MemberFiles, allowed: Mapping[str, Allowed], now: datetime
+    envelope: SignedEnvelope,
+    *,
+    member: MemberFiles,
+    allowed: Mapping[str, Allowed],
+    limits: Limits,
+    newest_round: Callable[[str], int | None],
+    now: datetime,
 ) -> AssignmentManifest:
     """Verifies an assignment against the coordinator's key from enrollment, then every field that says what to do.
 
     A coordinator that was taken over, or somebody between it and us, can make this worker do nothing but train a task
-    that its owner named, from a model of that task's layout.
+    that its owner named, from a model of that task's layout, within the bounds that its owner set.
 
     Args:
         envelope: as received.
         member: who we are, and the coordinator's key.
         allowed: the owner's tasks by name.
+        limits: the owner's bounds.
+        newest_round: the newest round of a run in which this worker accepted work, by the run's id.
         now: the time by the coordinator's clock.
 
     Raises:
         Declined: with the reason of the first check that failed.
     """
+    if (size := len(envelope.manifest)) > MAX_MANIFEST_BYTES:
+        raise Declined("", "limit:manifest", f"an assignment of {size} bytes; at most {MAX_MANIFEST_BYTES}")
     coordinator = key_id(member.coordinator_key)
     try:
         manifest = unseal(
@@ -84,12 +99,21 @@ def check_assignment(
 
     require(manifest.federation_id == member.federation_id, "mismatch:federation_id", "of another federation")
     require(manifest.client_id == member.client_id, "mismatch:client_id", "issued to another client")
-    require(now <= manifest.deadline.ToDatetime(tzinfo=UTC), "deadline", "its deadline has passed")
+    require(now <= deadline_of(manifest), "deadline", "its deadline has passed")
+    newest = newest_round(manifest.run_id) if limits.rounds_forward else None
+    require(
+        newest is None or manifest.round >= newest,
+        "round",
+        f"it is of round {manifest.round}; this worker has worked in round {newest} of the run. After a backup was "
+        "restored, the coordinator's operator runs `fedpareto coordinator restored`",
+    )
     require(manifest.task in allowed, "task-not-allowed", "the owner of this worker did not allow this task")
     task = allowed[manifest.task]
     _require_base_model(manifest, task)
     kind = manifest.WhichOneof("work")
     if kind in ("train", "jacobian", "residual"):
+        if (problem := _excess(manifest, task, limits)) is not None:
+            raise Declined(manifest.assignment_id, *problem)
         try:
             wanted = _rows(manifest, task)
         except (SketchError, ValueError, OverflowError) as error:
@@ -107,6 +131,40 @@ def check_assignment(
     else:
         require(False, "work", "it asks for a kind of work that this version does not know: update the worker")
     return manifest
+
+
+def deadline_of(manifest: AssignmentManifest) -> datetime:
+    """The deadline of an assignment, aware.
+
+    Raises:
+        Declined: there is no such time.
+    """
+    try:
+        return manifest.deadline.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError) as error:
+        raise Declined(manifest.assignment_id, "deadline", f"its deadline does not exist: {error}") from None
+
+
+def _excess(manifest: AssignmentManifest, task: Allowed, limits: Limits) -> tuple[str, str] | None:
+    """The reason and the message of the first of the owner's bounds that this work does not keep; None when it does."""
+    train = manifest.train if manifest.WhichOneof("work") == "train" else None
+    asked = manifest.residual.jacobian if manifest.WhichOneof("work") == "residual" else manifest.jacobian
+    batch = (train or asked).batch_size or task.samples
+    steps = 1
+    if train is not None:
+        most = limits.rows or len(task.serves)
+        if len(train.targets) > most:
+            return "limit:rows", f"{len(train.targets)} rows are asked for; this worker gives at most {most}"
+        steps = train.steps or train.epochs * -(-task.samples // batch)
+        if steps > limits.max_steps:
+            return "limit:steps", f"{steps} steps are asked for; this worker does at most {limits.max_steps}"
+        if steps < limits.steps:
+            return "limit:steps", f"{steps} steps are asked for; this worker does at least {limits.steps}"
+    used = min(task.samples, steps * batch)
+    if used < limits.samples:
+        message = f"it would be made from {used} of {task.samples} samples; this worker uses at least {limits.samples}"
+        return "limit:samples", message
+    return None
 
 
 def targets_of(work: TrainWork, serves: tuple[str, ...]) -> Targets:

@@ -1,11 +1,19 @@
-"""What a worker tells its owner: one line for people on the log, one JSON object for programs on a stream."""
+"""What a worker tells its owner: one line for people on the log, one JSON object for programs on a stream.
+
+Part of what is told came from the coordinator. It is escaped here, in both places, so that none of it moves the cursor
+of a terminal or forges a line.
+"""
 
 import json
 import logging
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TextIO
 
+from federation.text import escaped
+
+MAX_MESSAGE = 4000  # characters
 LOGGER = logging.getLogger("fedpareto.worker")
 
 
@@ -35,9 +43,11 @@ class Events:
         self._tell(logging.WARNING, event, message, fields)
 
     def _tell(self, level: int, event: str, message: str, fields: dict[str, object]) -> None:
-        LOGGER.log(level, message)
+        message = escaped(message, MAX_MESSAGE)
+        LOGGER.log(level, "%s", message)
         if self._stream is None:
             return
+        fields = {name: escaped(value) if isinstance(value, str) else value for name, value in fields.items()}
         record = {"event": event, "time": datetime.now(UTC).isoformat(), "message": message, **fields}
-        with self._lock:
+        with self._lock, suppress(OSError):  # a full disk behind the stream stops no work
             print(json.dumps(record), file=self._stream, flush=True)

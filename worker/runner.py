@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC
+from datetime import datetime
 from pathlib import Path
 
 import grpc
@@ -25,11 +25,13 @@ from federation.training import Trainer, TrainingDiverged, TrainingStopped, Trai
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
 from federation.vectors import Vector, read_vector, update_layout, update_rows, write_vectors
-from worker.assignments import Allowed, Declined, check_assignment, targets_of
+from worker.assignments import Allowed, Declined, check_assignment, deadline_of, targets_of
 from worker.attacker import Attacker
 from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
 from worker.events import Events
+from worker.policy import Limits
+from worker.progress import Progress
 from worker.session import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND, Session
 from worker.spool import Spool
 
@@ -58,6 +60,8 @@ class Offer:
 @dataclass(eq=False)
 class _Job:
     manifest: AssignmentManifest
+    deadline: datetime
+    began: datetime | None = None
     progress: float = 0.0
     unwanted: bool = False
 
@@ -71,6 +75,8 @@ class Runner:
         cache: of models.
         spool: where finished replies go.
         session: lends its channel, and passes refusals on.
+        progress: how far the coordinator has come.
+        limits: the owner's bounds.
         backoff: delays after a broken download.
         events: where to tell.
         software: the name and version of this worker.
@@ -86,6 +92,8 @@ class Runner:
         cache: ModelCache,
         spool: Spool,
         session: Session,
+        progress: Progress,
+        limits: Limits,
         backoff: Backoff,
         events: Events,
         software: str,
@@ -98,6 +106,8 @@ class Runner:
         self._cache = cache
         self._spool = spool
         self._session = session
+        self._progress = progress
+        self._limits = limits
         self._backoff = backoff
         self._events = events
         self._software = software
@@ -105,6 +115,8 @@ class Runner:
         self._finished = finished
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
+        self._held: list[SignedEnvelope] = []  # until the owner has accepted a restore
+        self._told_full = False
         self._current: _Job | None = None
         self._stopping = False
 
@@ -113,19 +125,48 @@ class Runner:
     def assigned(self, envelope: SignedEnvelope) -> None:
         """Takes an assignment in, unless it is here already in whatever state, or has to be declined."""
         try:
-            manifest = check_assignment(envelope, member=self._member, allowed=self._allowed, now=self._session.now())
+            self._assigned(envelope)
         except Declined as declined:
             self._decline(declined)
-            return
+
+    def _assigned(self, envelope: SignedEnvelope) -> None:
+        manifest = check_assignment(
+            envelope,
+            member=self._member,
+            allowed=self._allowed,
+            limits=self._limits,
+            newest_round=self._newest_round,
+            now=self._session.now(),
+        )
         name = manifest.assignment_id
         with self._changed:
             # The spool is asked under the same lock under which a finished job leaves `_current`.
             jobs = [job for job in (self._current, *self._waiting) if job is not None]
-            if self._spool.holds(name):
+            if self._spool.holds(name) or self._spool.renew(name):
                 self._finished()
-            elif not self._spool.settled(name) and all(job.manifest.assignment_id != name for job in jobs):
-                self._waiting.append(_Job(manifest))
-                self._changed.notify_all()
+                return
+            if any(job.manifest.assignment_id == name for job in jobs) or envelope in self._held:
+                return
+            if len(self._waiting) + len(self._held) >= self._limits.waiting:
+                raise Declined(name, "limit:waiting", f"{self._limits.waiting} assignments wait here already")
+            self._told_full = False
+            if self._progress.waits(manifest.run_id):
+                self._held.append(envelope)
+                return
+            self._progress.saw_round(manifest.run_id, manifest.round)
+            self._waiting.append(_Job(manifest, deadline_of(manifest)))
+            self._changed.notify_all()
+
+    def _newest_round(self, run_id: str) -> int | None:
+        """None while the run waits for the owner to accept a restore, and its assignments are held."""
+        return None if self._progress.waits(run_id) else self._progress.newest_round(run_id)
+
+    def restored(self) -> None:
+        """Goes on with what was held until the owner accepted a restore."""
+        with self._changed:
+            held, self._held = self._held, []
+        for envelope in held:
+            self.assigned(envelope)
 
     def cancelled(self, assignment_id: str, reason: str) -> None:
         """Drops an assignment, wherever it is."""
@@ -134,6 +175,7 @@ class Runner:
             for job in (self._current, *self._waiting):
                 if job is not None and job.manifest.assignment_id == assignment_id:
                     job.unwanted = known = True
+            self._waiting = deque(job for job in self._waiting if not job.unwanted)
         self._spool.remove(assignment_id)
         if known:
             self._events.tell(
@@ -164,7 +206,9 @@ class Runner:
             except Declined as declined:
                 self._decline(declined)
             except TrainingStopped:
-                pass
+                late = self._late(job)
+                if late is not None and not (self._stopping or job.unwanted):
+                    self._decline(late)
             finally:
                 with self._changed:
                     self._current = None
@@ -175,18 +219,28 @@ class Runner:
                 self._changed.wait_for(lambda: self._stopping or self._waiting)
                 if self._stopping:
                     return None
-                job = self._waiting.popleft()
-                if not job.unwanted:
-                    self._current = job
-                    return job
+                self._current = self._waiting.popleft()
+                return self._current
+
+    def _late(self, job: _Job) -> Declined | None:
+        """Why the time for a job is over; None when it is not."""
+        now, name = self._session.now(), job.manifest.assignment_id
+        if now > job.deadline:
+            return Declined(name, "deadline", "its deadline passed before it was done")
+        if job.began is not None and (now - job.began).total_seconds() > self._limits.hours * 3600:
+            return Declined(name, "limit:hours", f"this worker works on an assignment for {self._limits.hours:g} hours")
+        return None
 
     def _decline(self, declined: Declined) -> None:
-        self._events.warn(
-            "declined",
-            f"assignment {declined.assignment_id or '(unreadable)'}: declined, {declined.reason}: {declined.message}",
-            assignment_id=declined.assignment_id,
-            reason=declined.reason,
-        )
+        if declined.reason != "limit:waiting" or not self._told_full:  # of a flood, the owner hears once
+            self._events.warn(
+                "declined",
+                f"assignment {declined.assignment_id or '(unreadable)'}: declined, {declined.reason}: "
+                f"{declined.message}",
+                assignment_id=declined.assignment_id,
+                reason=declined.reason,
+            )
+        self._told_full |= declined.reason == "limit:waiting"
         if declined.assignment_id:
             self._session.decline(declined.assignment_id, declined.reason, declined.message)
 
@@ -194,9 +248,13 @@ class Runner:
         manifest = job.manifest
         name, offer = manifest.assignment_id, self._offers[manifest.task]
 
-        def stopped() -> bool:
-            return self._stopping or job.unwanted
+        job.began = self._session.now()
 
+        def stopped() -> bool:
+            return self._stopping or job.unwanted or self._late(job) is not None
+
+        if stopped():
+            raise TrainingStopped
         base = self._base_model(manifest, offer, stopped)
         reference = self._reference(manifest, stopped)
         kind = manifest.WhichOneof("work") or ""
@@ -272,8 +330,6 @@ class Runner:
                 why = refusal_from_rpc_error(error) if isinstance(error, grpc.RpcError) else None
                 if why is not None and why.reason in ("blob-not-offered", "offset"):
                     raise Declined(name, "base-model", f"{why.reason}: {why.message}") from error
-                if self._session.now() > manifest.deadline.ToDatetime(tzinfo=UTC):
-                    raise Declined(name, "deadline", "the base model did not arrive in time") from error
                 delay = self._backoff.delay()
                 self._events.warn(
                     "download-broken",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from federation.attacks import Attack, attack_seed
+from federation.channels import MAX_CHUNK_BYTES, Option
 from federation.identity import MemberFiles
 from federation.tasks import DataSource, task
 from federation.tasks.failures import task_code
@@ -36,6 +37,9 @@ LOGGER = logging.getLogger("fedpareto.worker")
 # How long a stop waits for a step of training or a call to notice; what is dropped then is asked for again.
 STOP_SECONDS = 10.0
 LOOK_SECONDS = 1.0
+# A message of the coordinator is a chunk of a model or an assignment. gRPC refuses a larger one before it is in memory.
+MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (64 << 10)
+_CHANNEL_OPTIONS: tuple[Option, ...] = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),)
 
 
 def prepare_offers(
@@ -77,7 +81,9 @@ def prepare_offers(
         if attack is not None:
             splits = attack.poison(splits, found, seed=attack_seed(0, 0, client_id))
         trainer = Trainer(found, splits, chosen, threads, (objectives or {}).get(name))
-        offers[name] = Offer(Allowed(trainer.layout, tuple(found.objectives), trainer.objectives), trainer)
+        offers[name] = Offer(
+            Allowed(trainer.layout, tuple(found.objectives), trainer.objectives, trainer.samples), trainer
+        )
     return offers, describe_device(chosen)
 
 
@@ -122,7 +128,7 @@ class Worker:
             home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
         )
         self._session = Session(
-            connect=connect or member.channel,
+            connect=connect or (lambda: member.channel(_CHANNEL_OPTIONS)),
             member=member,
             hello=hello,
             clock=CoordinatorClock(member, progress),
@@ -145,6 +151,8 @@ class Worker:
             cache=ModelCache(home.cache),
             spool=spool,
             session=self._session,
+            progress=progress,
+            limits=policy.limits,
             backoff=Backoff(uniform),
             events=events,
             software=software(),

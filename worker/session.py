@@ -42,6 +42,7 @@ ADVICE = {
     "limit:tasks": "offer fewer tasks, or tasks with shorter names",
 }
 NONCE_BYTES = 32
+MAX_OUTBOX = 1000  # messages that wait to be sent
 WELCOME_SECONDS = 30.0
 WELCOME_REFUSED = "welcome"  # the reason of a refusal that is this worker's own
 # A stream that lived so long was a success: the next failure is a first one, and is followed by a quick retry.
@@ -70,6 +71,9 @@ class Handler(Protocol):
 
     def cancelled(self, assignment_id: str, reason: str) -> None:
         """An assignment is no longer wanted."""
+
+    def restored(self) -> None:
+        """The owner has accepted that the coordinator was restored from a backup."""
 
     def working(self) -> tuple[str, float]:
         """The assignment in work (empty when idle) and the share of it that is done."""
@@ -194,7 +198,8 @@ class Session:
 
     def _say(self, request: AttendRequest) -> None:
         outbox = self._outbox
-        if outbox is not None:
+        # A coordinator that sends and does not read must not make us grow; what it does not hear, it asks for again.
+        if outbox is not None and outbox.qsize() < MAX_OUTBOX:
             outbox.put(request)
 
     def _attend(self, handler: Handler) -> tuple[RpcRefusal, bool]:
@@ -289,6 +294,8 @@ class Session:
 
     def _heartbeat(self, handler: Handler) -> AttendRequest:
         self._remind()
+        if self._progress.accepted():
+            handler.restored()
         assignment_id, progress = handler.working()
         return AttendRequest(heartbeat=Heartbeat(assignment_id=assignment_id, progress=progress))
 

@@ -8,6 +8,7 @@ whenever the process or the machine dies.
 import base64
 import json
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ _ENVELOPE = ".envelope"
 _PAYLOAD = ".payload"
 _TEMPORARY = ".tmp"
 _READ_BYTES = 1 << 20
-_REMEMBERED = 1000
+# Replies that are kept after their receipts, with their payloads, should the coordinator ask for them again.
+_KEPT = 2
 
 
 class SpoolError(Exception):
@@ -77,8 +79,9 @@ class Spool:
     def __init__(self, directory: Path, receipts: Path) -> None:
         self._directory = directory
         self._receipts = receipts
+        self._lock = threading.Lock()
         self._entries: dict[str, Entry] = {}
-        self._settled: OrderedDict[str, None] = OrderedDict()
+        self._settled: OrderedDict[str, Entry] = OrderedDict()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in sorted(directory.glob(f"*{_ENVELOPE}"), key=lambda path: (path.stat().st_mtime_ns, path.name)):
             entry = _read(path)
@@ -117,37 +120,59 @@ class Spool:
         manifest = UpdateManifest.FromString(envelope.manifest)
         if payload is not None:
             payload.path.rename(self._path(manifest.assignment_id, _PAYLOAD))
-        temporary = self._path(manifest.assignment_id, _ENVELOPE + _TEMPORARY)
+        final = self._write_envelope(envelope, manifest.assignment_id)
+        self._entries[manifest.assignment_id] = Entry(envelope, manifest, _payload_beside(final, manifest))
+
+    def _write_envelope(self, envelope: SignedEnvelope, assignment_id: str) -> Path:
+        temporary = self._path(assignment_id, _ENVELOPE + _TEMPORARY)
         with temporary.open("wb") as file:
             file.write(envelope.SerializeToString(deterministic=True))
             file.flush()
             os.fsync(file.fileno())
-        final = self._path(manifest.assignment_id, _ENVELOPE)
+        final = self._path(assignment_id, _ENVELOPE)
         temporary.rename(final)
         sync_directory(self._directory)
-        self._entries[manifest.assignment_id] = Entry(envelope, manifest, _payload_beside(final, manifest))
+        return final
 
     def entries(self) -> list[Entry]:
         """Everything finished, oldest first."""
-        return list(self._entries.values())
+        with self._lock:
+            return list(self._entries.values())
 
     def holds(self, assignment_id: str) -> bool:
         """Whether a reply to this assignment is finished."""
-        return assignment_id in self._entries
+        with self._lock:
+            return assignment_id in self._entries
 
-    def settled(self, assignment_id: str) -> bool:
-        """Whether a reply to this assignment was removed lately."""
-        return assignment_id in self._settled
+    def settle(self, entry: Entry) -> None:
+        """Takes a reply out that was acknowledged. The last ones stay at hand while this process lives."""
+        with self._lock:
+            self._entries.pop(entry.assignment_id, None)
+            # Without its envelope a payload does not count: it is swept at the next start.
+            self._path(entry.assignment_id, _ENVELOPE).unlink(missing_ok=True)
+            self._settled[entry.assignment_id] = entry
+            while len(self._settled) > _KEPT:
+                name, _ = self._settled.popitem(last=False)
+                self._path(name, _PAYLOAD).unlink(missing_ok=True)
+
+    def renew(self, assignment_id: str) -> bool:
+        """Puts a settled reply back, to be handed in once more as it was signed. False when it is not at hand."""
+        with self._lock:
+            entry = self._settled.pop(assignment_id, None)
+            if entry is None:
+                return False
+            self._write_envelope(entry.envelope, assignment_id)
+            self._entries[assignment_id] = entry
+            return True
 
     def remove(self, assignment_id: str) -> None:
-        """Forgets a reply, and remembers that its assignment is over, should it be heard of once more."""
-        self._settled[assignment_id] = None
-        while len(self._settled) > _REMEMBERED:
-            self._settled.popitem(last=False)
-        self._entries.pop(assignment_id, None)
-        # The envelope goes first: what is left of a half-done removal is swept at the next start.
-        self._path(assignment_id, _ENVELOPE).unlink(missing_ok=True)
-        self._path(assignment_id, _PAYLOAD).unlink(missing_ok=True)
+        """Forgets a reply that nobody wants."""
+        with self._lock:
+            self._entries.pop(assignment_id, None)
+            self._settled.pop(assignment_id, None)
+            # The envelope goes first: what is left of a half-done removal is swept at the next start.
+            self._path(assignment_id, _ENVELOPE).unlink(missing_ok=True)
+            self._path(assignment_id, _PAYLOAD).unlink(missing_ok=True)
 
     def record(self, entry: Entry, receipt: SignedEnvelope, manifest: ReceiptManifest) -> None:
         """Keeps a receipt: the member's proof of what it handed in and what was said to it."""

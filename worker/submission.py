@@ -132,7 +132,7 @@ class Submitter:
         )
         if FINAL_REASONS.get(stem, True):
             self._session.decline(entry.assignment_id, refusal.reason, refusal.message)
-        self._done(entry)
+        self._spool.remove(entry.assignment_id)
         return True
 
     def _acknowledged(self, entry: Entry, receipt: SignedEnvelope) -> bool:
@@ -163,11 +163,8 @@ class Submitter:
                 reason=manifest.reason,
                 **fields,
             )
-        self._done(entry)
+        self._spool.settle(entry)
         return True
-
-    def _done(self, entry: Entry) -> None:
-        self._spool.remove(entry.assignment_id)
 
 
 def verify_receipt(receipt: SignedEnvelope, entry: Entry, member: MemberFiles) -> ReceiptManifest:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from federation.identity import MemberFiles
     from federation.tasks import DataSource
     from worker.home import Home
+    from worker.policy import Policy
 
 app = typer.Typer(help="A member's side: join a federation, and work for it.", no_args_is_help=True)
 
@@ -123,6 +124,7 @@ def run(
     from federation.attacks import AttackError, parse_attack  # noqa: PLC0415
     from federation.tasks import DataSource, Part, PartError  # noqa: PLC0415
     from worker.home import Home, HomeError  # noqa: PLC0415
+    from worker.policy import Policy, PolicyError  # noqa: PLC0415
 
     to_standard_error("INFO", "%(asctime)s %(levelname)s %(message)s")
     try:
@@ -135,11 +137,12 @@ def run(
     place = Home(home)
     try:
         place.require_joined()
+        policy = Policy.load(place.policy)
         with place.lock():
             member = _load_member(home, _passphrase(home, passphrase_file))
             served = _served(objectives or [], task)
-            _work(place, member, task, source, served, device, threads, rehearsal, accomplices, as_json)
-    except HomeError as error:
+            _work(place, member, policy, task, source, served, device, threads, rehearsal, accomplices, as_json)
+    except (HomeError, PolicyError) as error:
         raise Failure(str(error)) from error
 
 
@@ -186,6 +189,7 @@ def attacks(as_json: JsonOption = False) -> None:
 def _work(
     home: "Home",
     member: "MemberFiles",
+    policy: "Policy",
     tasks: list[str],
     source: "DataSource",
     objectives: dict[str, tuple[str, ...]],
@@ -225,6 +229,7 @@ def _work(
             events=Events(sys.stdout if as_json else None),
             uniform=random.SystemRandom().uniform,
             attacker=attacker,
+            policy=policy,
         )
     except (TaskError, DataError, SpoolError, ValueError) as error:
         raise Failure(str(error)) from error
