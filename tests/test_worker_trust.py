@@ -16,11 +16,18 @@ from working import Running
 from federation.envelope import CONTEXTS, key_id, seal
 from federation.identity import MemberFiles, parse_peer
 from federation.refusals import Refusal
-from federation.v1.common_pb2 import ReceiptManifest, RevocationManifest, SignedEnvelope, TimeManifest
+from federation.v1.common_pb2 import (
+    KeptRun,
+    ReceiptManifest,
+    RestoreManifest,
+    RevocationManifest,
+    SignedEnvelope,
+    TimeManifest,
+)
 from worker.clock import CoordinatorClock, TimeRefused
 from worker.events import Events
 from worker.home import Home, HomeError
-from worker.progress import Progress
+from worker.progress import Progress, StatementError, accept_restore, pending_restore
 from worker.session import SessionError
 
 
@@ -248,3 +255,85 @@ def test_a_worker_whose_stream_ends_with_its_revocation_ends_too(
     coordinator.end_stream(Refusal("certificate-revoked", "no", signed=signed))
     wait_for(lambda: running.failure, "the worker to end")
     assert isinstance(running.failure, SessionError)
+
+
+# --- restored backups
+
+
+def restore(key: Ed25519PrivateKey, made: datetime, **runs: int) -> SignedEnvelope:
+    kept = [KeptRun(run_id=run, next_round=number) for run, number in runs.items()]
+    manifest = RestoreManifest(federation_id=FEDERATION, runs=kept)
+    manifest.restored.FromDatetime(made)
+    return seal(manifest, key)
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def test_a_signed_restore_moves_rounds_and_time_back_once_and_an_older_one_does_nothing(
+    coordinator: ScriptedCoordinator, member: MemberFiles, tmp_path: Path
+) -> None:
+    key = coordinator.signing_key
+    progress = progress_of(member, tmp_path)
+    for run, number in (("a", 7), ("b", 2), ("gone", 9)):
+        progress.saw_round(run, number)
+    progress.saw_time(NOON + timedelta(hours=9))
+    statement = restore(key, NOON, a=3, b=5, new=0)
+    progress.restored(statement)
+    assert [progress.newest_round(run) for run in ("a", "b", "gone", "new")] == [3, 2, 9, None]
+    assert progress.time == NOON
+    progress.saw_round("a", 6)
+    for same_or_older in (statement, restore(key, NOON, a=0), restore(key, NOON - timedelta(hours=1), a=0)):
+        progress.restored(same_or_older)
+        assert progress_of(member, tmp_path).newest_round("a") == 6
+    progress.restored(restore(key, NOON + timedelta(hours=1), a=0))
+    assert progress.newest_round("a") == 0
+
+
+def test_a_restore_that_the_coordinator_did_not_sign_is_refused(
+    coordinator: ScriptedCoordinator, start: Start, member: MemberFiles, tmp_path: Path
+) -> None:
+    progress = progress_of(member, tmp_path)
+    progress.saw_round("a", 7)
+    foreign = RestoreManifest(federation_id="another")
+    for envelope in (restore(Ed25519PrivateKey.generate(), NOON, a=0), seal(foreign, coordinator.signing_key)):
+        with pytest.raises(StatementError):
+            progress.restored(envelope)
+    assert progress.newest_round("a") == 7
+    coordinator.restored = restore(Ed25519PrivateKey.generate(), NOON, a=0)
+    running = start()
+    assert "did not sign" in running.wait_for("refused")[0]["message"]
+    coordinator.restored = None
+    running.wait_for("attending")
+
+
+def test_a_restore_waits_for_an_owner_who_wants_to_be_asked_also_across_a_restart(
+    coordinator: ScriptedCoordinator, member: MemberFiles, tmp_path: Path
+) -> None:
+    home = Home(tmp_path)
+    progress = progress_of(member, tmp_path, ask=True)
+    progress.saw_round("a", 7)
+    progress.saw_round("b", 1)
+    progress.restored(restore(coordinator.signing_key, NOON, a=3, b=1))
+    for waiting in (progress, progress_of(member, tmp_path, ask=True)):
+        assert (waiting.waits("a"), waiting.waits("b"), waiting.newest_round("a")) == (True, False, 7)
+        assert not waiting.accepted()
+    pending = pending_restore(home.progress, member)
+    assert pending is not None
+    assert pending.runs == {"a": (7, 3)}
+    accept_restore(home.accepted_restore, "of another statement")
+    assert not progress.accepted()
+    accept_restore(home.accepted_restore, pending.digest)
+    assert progress.accepted()
+    assert (progress.waits("a"), progress.newest_round("a")) == (False, 3)
+    assert pending_restore(home.progress, member) is None
+    assert not home.accepted_restore.exists()
+
+
+def test_an_owner_who_no_longer_wants_to_be_asked_accepts_what_waits(
+    coordinator: ScriptedCoordinator, member: MemberFiles, tmp_path: Path
+) -> None:
+    progress = progress_of(member, tmp_path, ask=True)
+    progress.saw_round("a", 7)
+    progress.restored(restore(coordinator.signing_key, NOON, a=3))
+    assert progress_of(member, tmp_path).newest_round("a") == 3

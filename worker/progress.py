@@ -6,6 +6,8 @@ It is kept in the worker's home, so that a restart of the worker does not let ol
 import base64
 import json
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -103,7 +105,7 @@ class Progress:
             known = [_made(_open(other, self._member)) for other in (self._restored, self._pending) if other]
             if any(_made(manifest) <= time for time in known):
                 return  # an older statement than one that is known
-            affected = self._affected(manifest)
+            affected = _affected(manifest, self._rounds)
             runs = ", ".join(f"{escaped(run)} (from round {self._rounds[run]} to {kept})" for run, kept in affected)
             text = (
                 f"the coordinator was restored from a backup; its statement is of {_made(manifest):%Y-%m-%d %H:%M} UTC"
@@ -127,7 +129,7 @@ class Progress:
         with self._lock:
             if self._pending is None:
                 return False
-            return any(run == run_id for run, _ in self._affected(_open(self._pending, self._member)))
+            return any(run == run_id for run, _ in _affected(_open(self._pending, self._member), self._rounds))
 
     def accepted(self) -> bool:
         """Looks whether the owner has accepted the restore that waits; True when it has just taken effect."""
@@ -143,19 +145,11 @@ class Progress:
         return True
 
     def _take(self, envelope: SignedEnvelope, manifest: RestoreManifest) -> None:
-        for run, kept in self._affected(manifest):
+        for run, kept in _affected(manifest, self._rounds):
             self._rounds[run] = kept
         self._time = min(self._time, _made(manifest))
         self._restored, self._pending = envelope, None
         self._save()
-
-    def _affected(self, manifest: RestoreManifest) -> list[tuple[str, int]]:
-        """The runs that go back behind what this worker has seen, with the first round that may be asked for again."""
-        return [
-            (kept.run_id, kept.next_round)
-            for kept in manifest.runs
-            if self._rounds.get(kept.run_id, 0) > kept.next_round
-        ]
 
     def _save(self) -> None:
         document = {
@@ -178,8 +172,23 @@ class Progress:
             self._told_disk = False
 
 
-def pending_restore(path: Path, member: MemberFiles) -> tuple[str, RestoreManifest] | None:
-    """The restore that waits for the owner: the digest of its envelope, and what it says. None when there is none.
+@dataclass(frozen=True)
+class PendingRestore:
+    """A restore that waits for the owner.
+
+    Attributes:
+        digest: of its envelope.
+        made: when the coordinator signed it, aware.
+        runs: those that go back: the newest round that was seen here, and the first that may be asked for again.
+    """
+
+    digest: str
+    made: datetime
+    runs: dict[str, tuple[int, int]]
+
+
+def pending_restore(path: Path, member: MemberFiles) -> PendingRestore | None:
+    """The restore that waits for the owner, from the file of a worker's progress; None when there is none.
 
     Raises:
         HomeError: the file is damaged.
@@ -187,9 +196,13 @@ def pending_restore(path: Path, member: MemberFiles) -> tuple[str, RestoreManife
     document = read(path)
     try:
         envelope = _envelope(document["pending"]) if document is not None else None
-        return (envelope_digest(envelope), _open(envelope, member)) if envelope is not None else None
+        if document is None or envelope is None:
+            return None
+        manifest = _open(envelope, member)
+        runs = {run: (document["rounds"][run], kept) for run, kept in _affected(manifest, document["rounds"])}
     except (KeyError, TypeError, ValueError, DecodeError, StatementError) as error:
         raise _damaged(path, error) from error
+    return PendingRestore(envelope_digest(envelope), _made(manifest), runs)
 
 
 def accept_restore(accepted: Path, digest: str) -> None:
@@ -236,6 +249,11 @@ def _open(envelope: SignedEnvelope, member: MemberFiles) -> RestoreManifest:
     except (ValueError, OverflowError) as error:
         raise StatementError(f"a restore at a time that does not exist ({error})") from None
     return manifest
+
+
+def _affected(manifest: RestoreManifest, rounds: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The runs that go back behind what this worker has seen, with the first round that may be asked for again."""
+    return [(run.run_id, run.next_round) for run in manifest.runs if rounds.get(run.run_id, 0) > run.next_round]
 
 
 def _made(manifest: RestoreManifest) -> datetime:

@@ -115,7 +115,7 @@ class Runner:
         self._finished = finished
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
-        self._held: list[SignedEnvelope] = []  # until the owner has accepted a restore
+        self._held: dict[str, SignedEnvelope] = {}  # by assignment, until the owner has accepted a restore
         self._told_full = False
         self._current: _Job | None = None
         self._stopping = False
@@ -145,13 +145,13 @@ class Runner:
             if self._spool.holds(name) or self._spool.renew(name):
                 self._finished()
                 return
-            if any(job.manifest.assignment_id == name for job in jobs) or envelope in self._held:
+            if any(job.manifest.assignment_id == name for job in jobs) or name in self._held:
                 return
             if len(self._waiting) + len(self._held) >= self._limits.waiting:
                 raise Declined(name, "limit:waiting", f"{self._limits.waiting} assignments wait here already")
             self._told_full = False
             if self._progress.waits(manifest.run_id):
-                self._held.append(envelope)
+                self._held[name] = envelope
                 return
             self._progress.saw_round(manifest.run_id, manifest.round)
             self._waiting.append(_Job(manifest, deadline_of(manifest)))
@@ -164,14 +164,14 @@ class Runner:
     def restored(self) -> None:
         """Goes on with what was held until the owner accepted a restore."""
         with self._changed:
-            held, self._held = self._held, []
-        for envelope in held:
+            held, self._held = self._held, {}
+        for envelope in held.values():
             self.assigned(envelope)
 
     def cancelled(self, assignment_id: str, reason: str) -> None:
         """Drops an assignment, wherever it is."""
         with self._changed:
-            known = self._spool.holds(assignment_id)
+            known = self._spool.holds(assignment_id) or self._held.pop(assignment_id, None) is not None
             for job in (self._current, *self._waiting):
                 if job is not None and job.manifest.assignment_id == assignment_id:
                     job.unwanted = known = True

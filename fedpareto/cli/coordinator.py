@@ -179,6 +179,25 @@ def admin(
     typer.echo(f"Its commands: fedpareto admin --home {out} ...")
 
 
+@app.command()
+def restored(
+    home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
+) -> None:
+    """Sign for the workers that a backup was restored, before the coordinator starts again."""
+    from coordinator.clock import utc_now  # noqa: PLC0415
+    from coordinator.restored import sign_restore  # noqa: PLC0415
+
+    with _explained():
+        manifest = sign_restore(_settled(home, None, passphrase_file), now=utc_now())
+    if as_json:
+        runs = {run.run_id: run.next_round for run in manifest.runs}
+        typer.echo(json.dumps({"restored": manifest.restored.ToJsonString(), "runs": runs}))
+        return
+    for run in manifest.runs:
+        typer.echo(f"run {run.run_id} goes on with round {run.next_round}")
+    typer.echo(f"Every worker gets this statement when it attends next. Now: fedpareto coordinator serve --home {home}")
+
+
 def _settled(home: Path, bind: str | None, passphrase_file: Path | None) -> "Home":
     from dataclasses import replace  # noqa: PLC0415
 

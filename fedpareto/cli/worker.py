@@ -173,6 +173,41 @@ def renew(
 
 
 @app.command()
+def restored(
+    home: HomeOption = DEFAULT_HOME,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Accept it: the runs that go back are worked on again.")
+    ] = False,
+    passphrase_file: PassphraseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show, or accept, the restored backup that waits for you (restore = "ask" in policy.toml)."""
+    from federation.text import escaped  # noqa: PLC0415
+    from worker.home import Home, HomeError  # noqa: PLC0415
+    from worker.progress import accept_restore, pending_restore  # noqa: PLC0415
+
+    place = Home(home)
+    try:
+        place.require_joined()
+        pending = pending_restore(place.progress, _load_member(home, _passphrase(home, passphrase_file)))
+    except HomeError as error:
+        raise Failure(str(error)) from error
+    if pending is not None and accept:
+        accept_restore(place.accepted_restore, pending.digest)
+    if as_json:
+        document = {"restored": pending.made.isoformat(), "runs": pending.runs} if pending is not None else None
+        typer.echo(json.dumps({"pending": document, "accepted": pending is not None and accept}))
+        return
+    if pending is None:
+        typer.echo("no restore waits for you")
+        return
+    typer.echo(f"The coordinator signed on {pending.made:%Y-%m-%d %H:%M} UTC that it was restored from a backup.")
+    for run, (seen, kept) in pending.runs.items():
+        typer.echo(f"run {escaped(run)} goes back from round {seen} to round {kept}")
+    typer.echo("Accepted." if accept else "Accept it with --accept; until then nothing of these runs is done.")
+
+
+@app.command()
 def attacks(as_json: JsonOption = False) -> None:
     """List the attacks that can be rehearsed, and what each may be told."""
     from federation.attacks.catalogue import entries  # noqa: PLC0415
