@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -217,7 +218,7 @@ class Experiment(_Section):
 
     name: str
     title: str
-    source: str
+    source: str = ""
     data: tuple[str, ...] = ()
     seeds: tuple[int, ...] = Field(min_length=1)
     spec: Overrides
@@ -228,7 +229,7 @@ class Experiment(_Section):
     curves: PublishedCurves | None = None
     derived: Derived = Derived()
     plots: tuple[Plot, ...] = ()
-    quick: Quick
+    quick: Quick = Quick()
     cost: Cost | None = None
     exclude_attackers: bool = False
 
@@ -330,15 +331,32 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Experiment:
-    """An experiment of the catalogue.
+    """An experiment of the catalogue, or of a file.
+
+    Args:
+        name: in the catalogue; or the path of a file, which ends in ".toml".
 
     Raises:
         ExperimentError: no such experiment, or a file that is wrong; each wrong key is named.
     """
+    if name.endswith(".toml"):
+        return _from_file(Path(name))
     if name not in names():
-        raise ExperimentError(f"no experiment {name!r}: there are {', '.join(names())}")
+        raise ExperimentError(
+            f"no experiment {name!r}: there are {', '.join(names())}; name a file of your own by its path, ./my.toml"
+        )
     text = files("experiments").joinpath("catalogue", f"{name}.toml").read_text(encoding="utf-8")
     return parse(name, text)
+
+
+def _from_file(path: Path) -> Experiment:
+    try:
+        return parse(path.stem, path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        missing = error.filename if error.filename != str(path) else path
+        raise ExperimentError(f"{path}: there is no file {missing}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExperimentError(f"{path} cannot be read: {error}") from None
 
 
 def parse(name: str, text: str) -> Experiment:

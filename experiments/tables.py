@@ -138,7 +138,13 @@ def shown(experiment: Experiment, results: Sequence[Result]) -> tuple[Table, ...
 
 def page(experiment: Experiment, results: Sequence[Result], record: dict[str, Any]) -> str:
     """table.md: where it comes from, how it was made, and the tables."""
-    lines = [f"# {experiment.title}", "", f"{experiment.source}.", "", _made(experiment, results, record), ""]
+    lines = [
+        f"# {experiment.title}",
+        "",
+        *([f"{experiment.source}.", ""] if experiment.source else []),
+        _made(experiment, results, record),
+        "",
+    ]
     for table in shown(experiment, results):
         lines += ([f"## {table.title}", ""] if table.title != experiment.title else []) + [table.markdown(), ""]
     if experiment.published is not None:

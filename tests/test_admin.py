@@ -219,7 +219,7 @@ def test_a_report_is_written_once_unless_told_otherwise(
     again = report()
     assert (again.returncode, "--force" in again.stderr) == (2, True)
     assert report("--force").returncode == 0
-    nowhere = report("--output", "no/such/page.html")
+    nowhere = report("--out", "no/such/page.html")
     assert (nowhere.returncode, "cannot write no/such/page.html" in nowhere.stderr) == (1, True)
 
 

@@ -52,6 +52,19 @@ def test_every_command_explains_itself(path: tuple[str, ...]) -> None:
     )
 
 
+@pytest.mark.parametrize("path", command_paths(typer.main.get_command(app)), ids=" ".join)
+def test_help_fits_a_terminal_of_80_columns_with_nothing_cut_off(
+    path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = CliRunner().invoke(app, [*path, "--help"], prog_name="fedpareto").stdout.splitlines()
+    assert not [line for line in lines if len(line) > 80]
+    # Three dots mean "and more" in a usage line and a metavar; click cuts the summary of a command with three dots too.
+    commands = lines[lines.index("Commands:") :] if "Commands:" in lines else []
+    assert not [line for line in commands if line.endswith("...")]
+    assert not [line for line in lines if "…" in line or "**" in line]
+
+
 def test_help_loads_nothing_heavy() -> None:
     program = (
         "import sys\n"

@@ -113,7 +113,10 @@ def runs(context: typer.Context, home: Home = None, as_json: Json = False) -> No
 
 @app.command("run")
 def show_run(context: typer.Context, run: RunName, home: Home = None, as_json: Json = False) -> None:
-    """Show a run: its state, its numbers, who serves which objective, its specification."""
+    """Show a run.
+
+    That is: its state, its numbers, who serves which objective, its specification.
+    """
     from federation.v1.admin_pb2 import GetRunRequest
     from fedpareto.cli import render
 
@@ -168,9 +171,10 @@ def stop(
 
 @app.command()
 def watch(context: typer.Context, run: RunName, home: Home = None, as_json: Json = False) -> None:
-    """Show the rounds of a run so far, and follow it until it ends; Ctrl-C stops watching, not the run.
+    """Show the rounds of a run so far, and follow it until it ends.
 
-    It goes on when the coordinator restarts. With --json each change is one JSON object on a line.
+    Ctrl-C stops watching, not the run. Watching goes on when the coordinator restarts. With --json each change is one
+    JSON object on a line.
 
     Exit code 0 when the run completed and every member that its last round asked replied; otherwise 1.
     """
@@ -229,7 +233,10 @@ def _state(run: "Run") -> str:
 
 @app.command()
 def rounds(context: typer.Context, run: RunName, home: Home = None, as_json: Json = False) -> None:
-    """List the rounds of a run: replies, accuracy, improvement, bytes, time."""
+    """List the rounds of a run.
+
+    For each: replies, accuracy, improvement, bytes, time.
+    """
     from federation.v1.admin_pb2 import ListRoundsRequest
     from fedpareto.cli import render
     from fedpareto.cli.listing import whole
@@ -247,7 +254,10 @@ def show_round(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Show a round: its phases and objectives, every client's part, the cosines between their updates."""
+    """Show a round.
+
+    That is: its phases and objectives, every client's part, the cosines between their updates.
+    """
     from federation.v1.admin_pb2 import GetRoundRequest
     from fedpareto.cli import render
     from fedpareto.cli.document import document
@@ -276,7 +286,10 @@ def updates(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """List the updates as they were received, refused ones included; --json has the signed envelopes."""
+    """List the updates as they were received, refused ones included.
+
+    --json has the signed envelopes.
+    """
     from federation.v1.admin_pb2 import ListUpdatesRequest, ListUpdatesResponse
     from fedpareto.cli import render
 

@@ -37,7 +37,9 @@ def aggregate_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     as_list: Annotated[bool, typer.Option("--list", help="Show the algorithms and their hyper-parameters.")] = False,
 ) -> None:
-    """Combine the updates in a file into one direction, without any federation.
+    """Combine the updates in a file into one direction.
+
+    No federation is needed.
 
     A model w moves by -rate * direction. Rows that are not finite are left out.
     """

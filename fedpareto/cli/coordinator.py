@@ -61,7 +61,10 @@ def init(
     ask_passphrase: AskOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a federation: certificate authority, keys, database, and an administrator with every role."""
+    """Make a federation.
+
+    That is: a certificate authority, keys, a database, and an administrator with every role.
+    """
     from coordinator.clock import utc_now  # noqa: PLC0415
     from coordinator.home import Home, Settings  # noqa: PLC0415
     from federation.certificates import fingerprint  # noqa: PLC0415

@@ -34,14 +34,16 @@ def show(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Cut a task's data as a simulation or rehearsing workers would, and count.
+    """Show how many samples of which class each client would hold.
 
-    **iid**: every client gets a random part. **shards:2**: the data is sorted by class and cut into twice as many
-    shards as clients; each gets two, and so few classes. **dirichlet:0.3**: each client draws its own shares of the
-    classes; the smaller the number, the more unequal. **natural**: a client is a person or an institution whose data it
+    The data is cut as for a simulation or for rehearsing workers. Before that the task is tried on a batch of it.
+
+    iid: every client gets a random part. shards:2: the data is sorted by class and cut into twice as many
+    shards as clients; each gets two, and so few classes. dirichlet:0.3: each client draws its own shares of the
+    classes; the smaller the number, the more unequal. natural: a client is a person or an institution whose data it
     is, for data sets that say; of more than asked for, the largest.
 
-    **lognormal:1** makes the clients of iid and dirichlet differ in size, by a factor of e at one standard deviation;
+    lognormal:1 makes the clients of iid and dirichlet differ in size, by a factor of e at one standard deviation;
     nobody gets fewer than 10 samples, if there are so many.
 
         fedpareto data show digits --clients 8 --partition shards:2

@@ -57,7 +57,9 @@ def demo_command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document; progress on stderr.")] = False,
 ) -> None:
-    """Watch a federation on this machine: real processes, real TLS, one attacker.
+    """Watch a federation of real processes, one of them an attacker.
+
+    There are a coordinator and workers with keys of their own, mutual TLS and a database.
 
     Every member holds two shards of handwritten digits sorted by class. One multiplies its update by 100 and adds
     1000 to the loss that it reports. FedMGDA+ learns beside it, then FedAvg; then both again, with that member honest.

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from experiments.results import Job, Result, Store
     from experiments.runner import Settings
 
-_HELP = """Run the papers' experiments and set the results beside the published numbers.
+_HELP = """Run the papers' experiments.
+
+Their results are set beside the published numbers.
 
 An experiment is a run specification, the methods that are compared in it, and several seeds. What is there, what it
 takes, and whether its data is at hand:
@@ -41,9 +43,11 @@ Results go to results/NAME (results/NAME-quick, with --rounds results/NAME-N-rou
 figures, run.json.
 """
 
-app = typer.Typer(help=_HELP, no_args_is_help=True, rich_markup_mode="markdown")
+app = typer.Typer(help=_HELP, no_args_is_help=True, rich_markup_mode=None)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="See `fedpareto experiment list`.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="See `fedpareto experiment list`; or a file of your own, ./my.toml.")
+]
 Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data sets are, each as its task expects it.")]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where results go; results/NAME... unless said.")]
 QuickForm = Annotated[bool, typer.Option("--quick", help="The form that takes minutes on two cores.")]
@@ -52,7 +56,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; pro
 
 @app.command("list")
 def list_command(data: Data = None, as_json: Json = False) -> None:
-    """Show the experiments: where they are from, how large they are, whether the data is there.
+    """List the experiments.
+
+    The list says where they are from, how large they are, and whether their data is there.
 
     How long they take is an estimate, of one core of an AMD EPYC of 2024, from rounds that were measured; in brackets
     that of the quick form. With --jobs, as many cores share it.
@@ -125,7 +131,7 @@ def run_command(
     _must_have_data(experiment, data)
     wanted = _jobs(experiment, methods or [], conditions or [])
     _must_train(device, backend)
-    store, console = Store(_directory(name, quick, rounds, out)), make_console(stderr=as_json)
+    store, console = Store(_directory(experiment.name, quick, rounds, out)), make_console(stderr=as_json)
     with _usable(store.directory, USAGE):
         store.directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=store.directory).close()
@@ -169,12 +175,15 @@ def compare_command(
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Set the results that are there beside the published numbers, and write table, CSV files and figures anew."""
+    """Compare the results that are there with the published numbers.
+
+    Table, CSV files and figures are written anew.
+    """
     from experiments.results import Store
     from fedpareto.cli.render import console as make_console
 
     experiment = _experiment(name, quick, seeds, rounds)
-    store, console = Store(_directory(name, quick, rounds, out)), make_console(stderr=as_json)
+    store, console = Store(_directory(experiment.name, quick, rounds, out)), make_console(stderr=as_json)
     with _usable(store.directory):
         if not store.count():
             raise Failure(f"no results in {store.directory}: `fedpareto experiment run {name}` makes them", code=USAGE)

@@ -30,11 +30,13 @@ See it at work, on this machine, in two minutes:
 
 The same rounds with simulated clients, for research, and the papers' experiments made of them:
 
+\b
     fedpareto simulate run.toml
     fedpareto experiment list
 
 A federation of your own, in the order in which it is made:
 
+\b
     fedpareto coordinator init --home centre
     fedpareto coordinator serve --home centre
     fedpareto admin --home centre/admin token hospital-a
@@ -52,7 +54,7 @@ app = typer.Typer(
     name="fedpareto",
     help=_HELP,
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,  # a traceback with local variables could show a key
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -24,7 +24,7 @@ def report_command(
             show_default=False,
         ),
     ] = None,
-    output: Annotated[
+    out: Annotated[
         Path | None, typer.Option(help="The file to write; report-NAME.html without.", show_default=False)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
@@ -33,7 +33,9 @@ def report_command(
         Path | None, typer.Option(help="File whose first line is the passphrase of the administrator's key.")
     ] = None,
 ) -> None:
-    """Write a report of a run: one HTML page with every figure, which needs nothing else.
+    """Write a report of a run as one HTML page.
+
+    The page holds every figure, and needs no other file.
 
     Accuracy and its spread, each client at the end, weights, conflicts, losses, replies, bytes and phases, with the
     numbers. Of several objectives also the way through the plane of losses, or a radar chart.
@@ -54,7 +56,7 @@ def report_command(
                 others[name] = RunData.newest(stub)
     for other in others.values():
         _must_compare(data, other)
-    target = output or Path(f"report-{re.sub(r'[^A-Za-z0-9.-]', '-', data.run.name)}.html")  # whatever the name
+    target = out or Path(f"report-{re.sub(r'[^A-Za-z0-9.-]', '-', data.run.name)}.html")  # whatever the name
     if target.exists() and not force:
         raise Failure(f"{target} exists: give --force to overwrite it", code=USAGE)
     try:

@@ -54,7 +54,9 @@ def simulate_command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document; progress on stderr.")] = False,
 ) -> None:
-    """Run a specification on simulated clients: the same engine, algorithms and record, without a network.
+    """Run a specification on simulated clients.
+
+    The engine, the algorithms and the record are those of a federation; there is no network.
 
     The section [simulation] of the specification says how many clients there are, what they hold, and who attacks.
     Without it there are ten, who share the data evenly. What is computed equals a federation of real workers with those

@@ -120,7 +120,10 @@ def run(
     passphrase_file: PassphraseOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event.")] = False,
 ) -> None:
-    """Attend, and train what is assigned, until it is stopped (SIGTERM or Ctrl-C)."""
+    """Attend, and train what is assigned.
+
+    The worker runs until it is stopped (SIGTERM or Ctrl-C).
+    """
     from federation.attacks import AttackError, parse_attack  # noqa: PLC0415
     from federation.tasks import DataSource, Part, PartError  # noqa: PLC0415
     from worker.home import Home, HomeError  # noqa: PLC0415
@@ -150,7 +153,10 @@ def run(
 def renew(
     home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
 ) -> None:
-    """Get the next certificate before the present one ends, while no worker runs here."""
+    """Get the next certificate before the present one ends.
+
+    Stop the worker of this directory first.
+    """
     from worker.home import Home, HomeError  # noqa: PLC0415
     from worker.renewal import RenewalError  # noqa: PLC0415
     from worker.renewal import renew as renew_certificate  # noqa: PLC0415
