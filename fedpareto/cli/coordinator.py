@@ -186,7 +186,10 @@ def admin(
 def restored(
     home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
 ) -> None:
-    """Sign for the workers that a backup was restored, before the coordinator starts again."""
+    """Sign for the workers that a backup was restored.
+
+    Do it before the coordinator starts again.
+    """
     from coordinator.clock import utc_now  # noqa: PLC0415
     from coordinator.restored import sign_restore  # noqa: PLC0415
 

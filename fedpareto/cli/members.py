@@ -54,7 +54,7 @@ def tokens(
 
 @app.command("cancel-token")
 def cancel_token(context: typer.Context, client: ClientName, home: Home = None, as_json: Json = False) -> None:
-    """Cancel the join strings of a member to be that can still be used."""
+    """Cancel the unused join strings of a client to be."""
     from federation.v1.admin_pb2 import CancelTokensRequest
 
     with connected(context, home) as stub:

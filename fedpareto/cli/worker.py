@@ -187,7 +187,10 @@ def restored(
     passphrase_file: PassphraseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show, or accept, the restored backup that waits for you (restore = "ask" in policy.toml)."""
+    """Show, or accept, a restored backup.
+
+    It waits for you where policy.toml says restore = "ask".
+    """
     from federation.text import escaped  # noqa: PLC0415
     from worker.home import Home, HomeError  # noqa: PLC0415
     from worker.progress import accept_restore, pending_restore  # noqa: PLC0415
