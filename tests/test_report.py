@@ -14,7 +14,7 @@ from federation.v1.admin_pb2 import Client, ClientScores, ExportRoundsResponse, 
 from federation.v1.common_pb2 import AssignmentState, PhaseKind
 from fedpareto.cli.failure import Failure
 from fedpareto.cli.report import _must_compare
-from fedpareto.report import charts, plane
+from fedpareto.report import charts, marks, plane
 from fedpareto.report.charts import Axis, Series
 from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, tag, text
@@ -223,6 +223,82 @@ def test_paths_and_rays_stay_within_the_plane(slope: float) -> None:
         assert 0 <= float(y) <= plane.HEIGHT
     assert "nan" not in drawn
     assert drawn.count("<circle") == 3  # two points and the ring
+
+
+def polygons(drawn: str, look: str) -> list[list[float]]:
+    """The heights of the corners of each polygon of a class."""
+    found = re.findall(rf'<polygon points="([^"]*)" class="{look}"', drawn)
+    return [[float(pair.split(",")[1]) for pair in one.split()] for one in found]
+
+
+def test_an_axis_of_accuracies_ends_at_0_and_100_percent_and_so_does_the_band() -> None:
+    axis = Axis("accuracy", charts.general, low=0.0, high=1.0, bounded=True)
+    edges = Series("", [-0.4, -0.2], 0), Series("", [1.4, 0.9], 0)
+    drawn = charts.lines([0, 1], [Series("mean", [0.5, 0.4], 0)], axis, band=edges)
+    ticks = re.findall(r'text-anchor="end">([^<]+)<', drawn)
+    assert (ticks[0], ticks[-1]) == ("0", "1")
+    (band,) = polygons(drawn, "band f0")
+    assert min(band) >= charts.TOP
+    assert max(band) <= charts.HEIGHT - charts.BOTTOM
+    data = made_up(3, 3)
+    for item in data.rounds:
+        item.summary.metrics.update({"accuracy/mean": 0.5, "accuracy/std": 0.9, "accuracy/worst5": 0.2})
+    words = Page(page(data)).words
+    assert "150 %" not in words
+    assert "-50 %" not in words
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "large", "small"),
+    [(1.05, 1.15, 3, 0), (1.7, 2.3, 3, 0), (0.02, 0.6, 3, 5), (0.3, 40.0, 3, 10), (1e-12, 1.0, 5, 0)],
+)
+def test_a_log_axis_has_ticks_whatever_the_range(low: float, high: float, large: int, small: int) -> None:
+    drawn = charts.lines([0, 1], [Series("x", [low, high], 0)], Axis("loss", charts.general, log=True))
+    ticks = [float(tick) for tick in re.findall(r'text-anchor="end">([^<]+)<', drawn)]
+    assert len(ticks) >= large
+    assert ticks[0] <= low < high <= ticks[-1]
+    assert drawn.count('class="tick"') >= small
+
+
+@pytest.mark.parametrize(("worst", "together"), [(0.1, False), (0.2, True)])
+def test_the_worst_client_and_the_worst_5_percent_are_told_apart_or_said_to_be_one(
+    worst: float, together: bool
+) -> None:
+    data = made_up(4, 3)
+    for item in data.rounds:
+        item.summary.metrics.update({"accuracy/mean": 0.5, "accuracy/worst5": 0.2, "accuracy/worst": worst})
+    drawing = page(data).partition("Accuracy over the rounds")[2].partition("</figure>")[0]
+    assert ("so it is also the worst 5 %" in drawing) == together
+    assert ("─■─</span> worst 5 %" in drawing) != together
+    assert ("┄▽┄</span> worst client" in drawing) != together
+
+
+def test_lines_differ_in_shape_and_bars_in_fill_besides_their_colours() -> None:
+    axis = Axis("y", charts.general)
+    drawn = charts.lines([0], [Series(str(k), [float(k)], k) for k in range(6)], axis)
+    corners = [frozenset((round(x), round(y)) for x, y in marks.outline(k, 0.0, 0.0, 100.0)) for k in range(6)]
+    assert len(set(corners)) == 6
+    assert drawn.count("<polygon") == 5
+    assert drawn.count("<circle") == 1
+    assert len(set(re.findall(r"─(.)─", drawn))) == 6
+    assert 'class="hollow s2"' in charts.lines([0], [Series("x", [1.0], 2, dashed=True)], axis)
+    layers = [Series(name, [1.0], colour) for name, colour in (("a", 2), ("b", 1), ("c", 4))]
+    ways = re.findall(r'<rect [^>]*class="f\d s\d (q\d)"', charts.stacked([0], layers, axis))
+    assert len(set(ways)) == 3
+    two = charts.pairs([("run", 1.0, 2.0)], ("up", "down"), charts.general, alt="x")
+    assert len(set(re.findall(r"<rect [^>]*(q\d)", two))) == 2
+
+
+def test_a_report_names_who_did_not_reply_and_warns() -> None:
+    data = made_up(2, 2)
+    data.run.members.add(
+        client_id="client0", asked=7, replied=3, refused=4, last_reason="zero: dull", last_reason_round=6
+    )
+    data.run.warnings.add(client_id="client0", message="client0 failed in 4 rounds in a row")
+    words = Page(page(data)).words
+    assert "Warning: client0 failed in 4 rounds in a row." in words
+    assert "zero: dull" in words
+    assert "Why a reply last did not come" in words
 
 
 def test_a_page_of_hundreds_of_clients_stays_small() -> None:

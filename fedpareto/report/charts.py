@@ -3,16 +3,21 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from fedpareto.report.html import Html, join, tag
+from fedpareto.report.html import Html, join, points, tag
+from fedpareto.report.marks import fill, fill_key, line_key, mark
 
 WIDTH, HEIGHT = 760.0, 262.0
 LEFT, RIGHT, TOP, BOTTOM = 60.0, 14.0, 26.0, 38.0
 COLOURS = 6  # that the page has
 _INNER = WIDTH - LEFT - RIGHT
-_MARKERS = 80  # points of a line that get a marker, each with a tooltip
+_MARKERS = 80  # points of a line of which each gets a mark with a tooltip; of more, and of a dashed line, some do
+_SPARSE = 14  # marks of such a line
 _COLUMNS = 360  # of a heat map; of more rounds, several are averaged
 _SHADES = 12
+_LAYERS = (0, 2, 3)  # how the bars of each layer are filled
+_MINOR_DECADES = 6  # of a log axis that has small ticks between its ticks
 _LARGEST = 1e100  # what is beyond is somebody's claim, and would leave the rest flat
 
 Format = Callable[[float], str]
@@ -50,6 +55,7 @@ class Axis:
         low: where it must begin at the latest; None where the values say so.
         high: where it must end at the earliest.
         log: by decades; values that are not positive are left out.
+        bounded: `low` and `high` are the ends of what is possible: nothing is drawn beyond.
     """
 
     name: str
@@ -57,6 +63,7 @@ class Axis:
     low: float | None = None
     high: float | None = None
     log: bool = False
+    bounded: bool = False
 
 
 class _Scale:
@@ -64,10 +71,14 @@ class _Scale:
 
     def __init__(self, axis: Axis, values: Sequence[float]) -> None:
         self._log = axis.log
+        self._bounded = axis.bounded
         known = [value for value in values if self.known(value)]
         known += [value for value in (axis.low, axis.high) if value is not None]
         low, high = (min(known), max(known)) if known else (0.1, 1.0)
-        self.ticks = _decades(low, high) if axis.log else steps(low, high)
+        if axis.bounded and axis.low is not None and axis.high is not None:
+            low, high = axis.low, axis.high
+        self.ticks = decades(low, high) if axis.log else steps(low, high)
+        self.small_ticks = between(self.ticks) if axis.log else []
         self._low, self._high = self._of(self.ticks[0]), self._of(self.ticks[-1])
 
     def _of(self, value: float) -> float:
@@ -78,6 +89,8 @@ class _Scale:
 
     def y(self, value: float) -> float:
         share = (self._of(value) - self._low) / (self._high - self._low)
+        if self._bounded:
+            share = min(max(share, 0.0), 1.0)
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
 
@@ -92,8 +105,11 @@ def steps(low: float, high: float) -> list[float]:
     return [step * i for i in range(first, max(last, first + 1) + 1)]
 
 
-def _decades(low: float, high: float) -> list[float]:
+def decades(low: float, high: float) -> list[float]:
     """Powers of ten that enclose the values, or a finer series where the values are close to each other."""
+    even = steps(low, high)
+    if high < 3 * low and even[0] > 0:
+        return even
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     fine = [factor * 10.0**i for i in range(first - 1, last + 2) for factor in (1, 2, 5)]
     above = next(i for i, tick in enumerate(fine) if tick >= high * (1 - 1e-9))
@@ -102,6 +118,15 @@ def _decades(low: float, high: float) -> list[float]:
         return fine[below : max(above, below + 1) + 1]
     step = max(1, math.ceil((last - first) / 6))
     return [10.0**i for i in range(first, last + step, step)]
+
+
+def between(ticks: Sequence[float]) -> list[float]:
+    """The multiples 2 to 9 of powers of ten that lie between ticks which are at most a decade apart."""
+    first, last = math.floor(math.log10(ticks[0])), math.ceil(math.log10(ticks[-1]))
+    if any(b > 10.1 * a for a, b in pairwise(ticks)) or last - first > _MINOR_DECADES:
+        return []
+    found = [factor * 10.0**i for i in range(first, last) for factor in range(2, 10)]
+    return [value for value in found if ticks[0] < value < ticks[-1]]
 
 
 def lines(
@@ -119,20 +144,21 @@ def lines(
         ]
         outline = [(at, high) for at, _, high in edges] + [(at, low) for at, low, _ in reversed(edges)]
         parts.append(tag("polygon", points=points(outline), class_=f"band f{band[0].colour}"))
-    for line in series:
+    for place, line in enumerate(series):
         known = [(i, value) for i, value in enumerate(line.values) if scale.known(value)]
         places = [(x[i], scale.y(value)) for i, value in known]
         dashed = " dashed" if line.dashed else ""
         parts.append(tag("polyline", points=points(places), class_=f"line s{line.colour}{dashed}"))
-        if len(known) <= _MARKERS and not line.dashed:
-            parts += [
-                tag(
-                    "circle",
-                    tag("title", f"round {rounds[i]}: {line.name} {axis.format(value)}"),
-                    cx=at, cy=height, r=2.6, class_=f"f{line.colour}",
-                )
-                for (i, value), (at, height) in zip(known, places, strict=True)
-            ]  # fmt: skip
+        sparse = line.dashed or len(known) > _MARKERS
+        every = max(1, math.ceil(len(known) / _SPARSE)) if sparse else 1
+        first = min(place * every // len(series), max(len(known) - 1, 0))  # so that marks of equal lines do not meet
+        parts += [
+            mark(
+                line.colour, at, height, 3.6 if sparse else 2.8,
+                f"round {rounds[i]}: {line.name} {axis.format(value)}", hollow=line.dashed,
+            )
+            for (i, value), (at, height) in list(zip(known, places, strict=True))[first::every]
+        ]  # fmt: skip
     return join([legend(series), svg(axis.name, HEIGHT, parts)])
 
 
@@ -145,19 +171,20 @@ def stacked(rounds: Sequence[int], layers: Sequence[Series], axis: Axis) -> Html
     parts = [_grid(scale, axis), _round_axis(rounds, x)]
     for i, number in enumerate(rounds):
         base = 0.0
-        for layer in layers:
+        for way, layer in zip(_LAYERS, layers, strict=False):
             value = layer.values[i]
             if value > 0:
                 top, bottom = scale.y(base + value), scale.y(base)
                 title = tag("title", f"round {number}: {layer.name} {axis.format(value)}")
                 box = {"x": x[i] - width / 2, "y": top, "width": width, "height": bottom - top}
-                parts.append(tag("rect", title, **box, class_=f"f{layer.colour}"))
+                parts.append(tag("rect", title, **box, class_=fill(layer.colour, way)))
                 base += value
-    return join([legend(layers), svg(axis.name, HEIGHT, parts)])
+    keys = (fill_key(layer.name, layer.colour, way) for way, layer in zip(_LAYERS, layers, strict=False))
+    return join([tag("p", *keys, class_="legend"), svg(axis.name, HEIGHT, parts)])
 
 
 def bars(names: Sequence[str], values: Sequence[float], axis: Axis, *, marked: int, line: Series) -> Html:
-    """A bar for each name, in the order given; the first `marked` in another colour, and a line across at a value."""
+    """A bar for each name, in order, the first `marked` outlined in another colour; a line goes across at a value."""
     scale = _Scale(axis, [0.0, *values, *line.values])
     slot = _INNER / max(len(names), 1)
     width = min(0.8 * slot, 40.0)
@@ -169,7 +196,7 @@ def bars(names: Sequence[str], values: Sequence[float], axis: Axis, *, marked: i
         top, bottom = scale.y(max(value, 0.0)), scale.y(min(value, 0.0))
         box = {"x": middle - width / 2, "y": top, "width": width, "height": bottom - top}
         title = tag("title", f"{name}: {axis.format(value)}")
-        parts.append(tag("rect", title, **box, class_="f1" if i < marked else "f0"))
+        parts.append(tag("rect", title, **box, class_=fill(1, 1) if i < marked else fill(0, 0)))
         if labelled:
             foot = HEIGHT - BOTTOM + 12
             turn = f"rotate(-50 {middle:.1f} {foot:.1f})"
@@ -192,10 +219,10 @@ def pairs(rows: Sequence[tuple[str, float, float]], names: tuple[str, str], form
             known = value if math.isfinite(value) else 0.0
             width = (WIDTH - left - 130) * known / largest
             y = top + k * (thick + 1)
-            parts.append(tag("rect", x=left, y=y, width=width, height=thick, class_=f"f{2 * k}"))
+            parts.append(tag("rect", x=left, y=y, width=width, height=thick, class_=fill(2 * k, k)))
             parts.append(tag("text", f"{names[k]} {format_(value)}", x=left + width + 5, y=y + thick - 3))
-    keys = legend([Series(name, (), 2 * k) for k, name in enumerate(names)])
-    return join([keys, svg("", 4.0 + slot * len(rows), parts, alt)])
+    keys = [fill_key(name, 2 * k, k) for k, name in enumerate(names)]
+    return join([tag("p", *keys, class_="legend"), svg("", 4.0 + slot * len(rows), parts, alt)])
 
 
 def heat(rounds: Sequence[int], names: Sequence[str], values: Sequence[Sequence[float]], format_: Format) -> Html:
@@ -252,16 +279,12 @@ def svg(name: str, height: float, parts: Sequence[str], alt: str = "") -> Html:
 
 
 def legend(series: Sequence[Series]) -> Html:
-    """What the colours stand for."""
-    keys = (
-        join([tag("i", class_=f"key b{line.colour}{' thin' if line.dashed else ''}"), f" {line.name} "])
-        for line in series
-    )
-    return tag("p", *keys, class_="legend")
+    """What the lines stand for."""
+    return tag("p", *(line_key(line.name, line.colour, dashed=line.dashed) for line in series), class_="legend")
 
 
 def _grid(scale: _Scale, axis: Axis) -> Html:
-    return join(
+    ticks = (
         join(
             [
                 tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=scale.y(tick), y2=scale.y(tick), class_="grid"),
@@ -270,6 +293,11 @@ def _grid(scale: _Scale, axis: Axis) -> Html:
         )
         for tick in scale.ticks
     )
+    small = (
+        tag("line", x1=LEFT, x2=LEFT + 5, y1=scale.y(tick), y2=scale.y(tick), class_="tick")
+        for tick in scale.small_ticks
+    )
+    return join([*ticks, *small])
 
 
 def _round_axis(rounds: Sequence[int], x: Sequence[float]) -> Html:
@@ -291,11 +319,6 @@ def _spread(count: int) -> list[int]:
     """At most about ten indices, evenly apart."""
     step = next(step for power in range(9) for step in (10**power, 2 * 10**power, 5 * 10**power) if count <= 10 * step)
     return list(range(0, count, step))
-
-
-def points(places: Sequence[tuple[float, float]]) -> str:
-    """The value of the attribute of that name."""
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -8,9 +8,9 @@ from fedpareto.report import charts, objectives, traffic
 from fedpareto.report.charts import Axis, Series, general
 from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, table
-from fedpareto.report.layout import absent, figure, known, last, over_rounds, some, whole
+from fedpareto.report.layout import absent, figure, known, last, over_rounds, same, some, whole
 
-_SHARE = Axis("share of the clients", lambda value: f"{100 * value:.0f} %", low=0.0, high=1.0)
+_SHARE = Axis("share of the clients", lambda value: f"{100 * value:.0f} %", low=0.0, high=1.0, bounded=True)
 
 
 def all_figures(data: RunData, beside: Sequence[RunData]) -> Iterator[tuple[str, str, list[Html]]]:
@@ -36,12 +36,12 @@ def _accuracy(data: RunData) -> Html:
     mean, std = found["mean"], found["std"]
     if not known(mean):
         return absent(title, "No client reported an accuracy in this run.")
-    series = [
-        Series("mean", mean, 0),
-        Series("best 5 %", found["best5"], 2),
-        Series("worst 5 %", found["worst5"], 1),
-        Series("worst client", found["worst"], 4, dashed=True),
-    ]
+    series = [Series("mean", mean, 0), Series("best 5 %", found["best5"], 2)]
+    if same(found["worst5"], found["worst"]):
+        series.append(Series("worst client (fewer than 40 evaluate, so it is also the worst 5 %)", found["worst"], 1))
+    else:
+        series.append(Series("worst 5 %", found["worst5"], 1))
+        series.append(Series("worst client", found["worst"], 4, dashed=True))
     band = (
         Series("", [m - s for m, s in zip(mean, std, strict=True)], 0),
         Series("", [m + s for m, s in zip(mean, std, strict=True)], 0),
@@ -54,7 +54,8 @@ def _accuracy(data: RunData) -> Html:
         "worst 5 % are the mean of the lowest floor(0.05 N) clients, at least one; percentiles are in the table."
     )
     columns = [(name, values, percent) for name, values in found.items()]
-    chart = charts.lines(data.numbers, series, Axis("accuracy", _SHARE.format, low=0.0, high=1.0), band=band)
+    axis = Axis("accuracy", _SHARE.format, low=0.0, high=1.0, bounded=True)
+    chart = charts.lines(data.numbers, series, axis, band=band)
     return figure(title, chart, caption, over_rounds(data, columns))
 
 
@@ -89,7 +90,7 @@ def _final(data: RunData) -> Html:
     chart = charts.bars([name for name, _ in ordered], values, axis, marked=tail, line=line)
     caption = (
         f"After round {final.round}, {len(values)} clients on their own {final.split} data, the worst first; the "
-        f"worst 5 % are marked, the dashed line is the mean, {format_(mean)}. The worst off is {ordered[0][0]} with "
+        f"worst 5 % are outlined, the dashed line is the mean, {format_(mean)}. The worst off is {ordered[0][0]} with "
         f"{format_(values[0])}. A steep left end is a group that the model does not serve: look there for data that "
         "no other client has, or for few rounds taken part in."
     )
@@ -210,11 +211,13 @@ def _cosines(data: RunData) -> Html:
     against = sum(value < -1e-9 for value in known(least))
     caption = (
         "Cosines: -1 is opposite, 0 at right angles. The lower lines tell how much the clients are against each "
-        "other. The blue line is the verdict on the step: above 0 it makes nobody worse, to first order; below 0 "
-        f"somebody pays. Here that was so in {against} of {len(known(least))} steps."
+        "other. The line with circles is the verdict on the step: above 0 it makes nobody worse, to first order; "
+        f"below 0 somebody pays. Here that was so in {against} of {len(known(least))} steps."
     )
     columns = [("least", depth, number), ("mean in conflict", mean, number), ("with the direction", least, number)]
-    chart = charts.lines(data.numbers, series, Axis("cosine", lambda value: f"{value:.1f}", low=-1.0, high=1.0))
+    chart = charts.lines(
+        data.numbers, series, Axis("cosine", lambda value: f"{value:.1f}", low=-1.0, high=1.0, bounded=True)
+    )
     return figure(title, chart, caption, over_rounds(data, columns))
 
 

@@ -43,6 +43,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, words: int =
     return tag("table", tag("thead", row("th", columns)), tag("tbody", *(row("td", values) for values in rows)))
 
 
+def points(places: Sequence[tuple[float, float]]) -> str:
+    """The value of the attribute of that name."""
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
+
 def _short(value: object) -> str:
     """A coordinate to a hundredth; anything else as it is."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

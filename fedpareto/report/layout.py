@@ -37,6 +37,11 @@ def known(values: Sequence[float]) -> list[float]:
     return [value for value in values if math.isfinite(value)]
 
 
+def same(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether two series are equal wherever one of them is known."""
+    return all(x == y or (math.isnan(x) and math.isnan(y)) for x, y in zip(a, b, strict=True))
+
+
 def last(values: Sequence[float]) -> float:
     """The last one that is known; NaN where none is."""
     return next((value for value in reversed(values) if math.isfinite(value)), math.nan)

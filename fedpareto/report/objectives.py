@@ -216,7 +216,9 @@ def _accuracies(data: RunData) -> Html:
         "The mean accuracy in each objective over the clients that serve it. At the end the lowest is "
         f"{percent(at_end[worst])}, in {worst}."
     )
-    chart = _per_objective(data, found, Axis("accuracy", lambda value: f"{100 * value:.0f} %", low=0.0, high=1.0))
+    chart = _per_objective(
+        data, found, Axis("accuracy", lambda value: f"{100 * value:.0f} %", low=0.0, high=1.0, bounded=True)
+    )
     return figure(title, chart, caption, over_rounds(data, [(name, line, percent) for name, line in found.items()]))
 
 

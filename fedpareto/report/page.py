@@ -1,11 +1,10 @@
 """The page of a report: what run it was, who took part, the figures, what the words mean."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 from coordinator.rounds.metrics import DEFINITIONS
-from federation.v1.common_pb2 import AssignmentState
+from federation.v1.admin_pb2 import MemberSummary
 from fedpareto.cli.document import name_of
 from fedpareto.cli.render import number, percent, short, size, when
 from fedpareto.report.charts import COLOURS
@@ -35,9 +34,15 @@ svg .axis { fill: var(--ink); } .grid { stroke: var(--rule); stroke-width: 1; }
 .guide { stroke: var(--soft); stroke-dasharray: 6 4; stroke-width: 1.2; } .glyph { font-size: 1.1rem; }
 .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; } .dashed { stroke-dasharray: 5 4; stroke-width: 1.3; }
 .band { fill-opacity: .14; }
-.legend { color: var(--soft); font-size: .85rem; margin: .2rem 0; } .legend i { margin-left: .8rem; }
-.key { border-radius: 2px; display: inline-block; height: .7rem; vertical-align: -1px; width: 1.1rem; }
-.thin { height: .2rem; vertical-align: .25rem; }
+.legend { color: var(--soft); font-size: .85rem; margin: .2rem 0; } .legend i, .legend span { margin-left: .8rem; }
+.key { border-radius: 2px; box-sizing: border-box; display: inline-block; height: .7rem; vertical-align: -1px;
+  width: 1.1rem; }
+.hollow { fill: var(--paper); stroke-width: 1.2; } .tick { stroke: var(--soft); stroke-width: 1; }
+.q1 { fill-opacity: .12; stroke-width: 1.6; } .q2 { fill-opacity: .5; stroke-width: 1.2; }
+.q3 { fill-opacity: 0; stroke-dasharray: 3 2; stroke-width: 1.4; }
+.warning { border-left: .25rem solid var(--c1); padding-left: .6rem; }
+.key.q1 { background: none; border: 2px solid; } .key.q2 { border: 1px solid; opacity: .6; }
+.key.q3 { background: none; border: 2px dashed; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid var(--rule); padding: .2rem .7rem .2rem 0; text-align: left; vertical-align: top; }
 td.n, th.n { text-align: right; } .scroll { max-height: 24rem; overflow: auto; }
@@ -62,6 +67,7 @@ def page(data: RunData, beside: Sequence[RunData] = ()) -> Html:
         tag("h1", run.name),
         tag("p", f"{run.algorithm} on {run.task}, run {run.run_id}: {_state(data)}{_beside(beside)}", class_="soft"),
         _cards(data),
+        *(tag("p", f"Warning: {warning.message}.", class_="warning") for warning in run.warnings),
         tag("p", *_contents(sections)),
         *nothing,
         *(join([tag("h2", title, id=anchor), *figures]) for anchor, title, figures in sections),
@@ -128,10 +134,12 @@ def _cards(data: RunData) -> Html:
 
 
 def _clients(data: RunData) -> Html:
+    summaries = {member.client_id: member for member in data.run.members}
     rows = []
     for client in data.clients:
         parts = data.parts(client)
-        states = Counter(part.state for part in parts)
+        summary = summaries.get(client, MemberSummary())
+        outcomes = (summary.asked, summary.replied, summary.declined, summary.refused, summary.missing)
         accepted = data.accepted(client)
         weights = [part.weight for part in parts if math.isfinite(part.weight)]
         norms = [part.update_norm for part in parts if math.isfinite(part.update_norm)]
@@ -141,8 +149,7 @@ def _clients(data: RunData) -> Html:
             (
                 client,
                 f"{member.device or '–'}, {member.software or '–'}" if member else "–",
-                f"{len(accepted)}/{len(parts)}",
-                str(states[AssignmentState.ASSIGNMENT_STATE_REJECTED]),
+                *map(str, outcomes if client in summaries else "–" * len(outcomes)),
                 str(accepted[-1].samples) if accepted else "–",
                 number(_mean(norms)),
                 number(_mean(weights)),
@@ -150,13 +157,24 @@ def _clients(data: RunData) -> Html:
             )
         )
     measure = f"{data.final.split} {data.final.measure}" if data.final else "score"
-    columns = ["client", "device, software", "counted", "refused", "samples", "mean norm", "mean λ", measure]
+    columns = ["client", "device, software", "asked", "replied", "declined", "refused", "missing"]
+    columns += ["samples", "mean norm", "mean λ", measure]
     caption = tag(
         "p",
-        "Counted: updates accepted of those asked for. Samples, device and software are the client's own words.",
+        "Asked, replied, declined, refused and missing count rounds that have ended; a reply is refused for its "
+        "content. Samples, device and software are the client's own words.",
         class_="soft",
     )
-    return join([caption, tag("div", table(columns, rows, words=2), class_="scroll")])
+    found = [caption, tag("div", table(columns, rows, words=2), class_="scroll")]
+    reasons = [
+        (member.client_id, str(member.last_reason_round), member.last_reason)
+        for member in data.run.members
+        if member.last_reason
+    ]
+    if reasons:
+        found.append(tag("h3", "Why a reply last did not come, or did not count"))
+        found.append(tag("div", table(["client", "round", "reason"], reasons, words=3), class_="scroll"))
+    return join(found)
 
 
 def _facts(data: RunData) -> Html:

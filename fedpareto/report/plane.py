@@ -4,14 +4,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedpareto.report.charts import WIDTH, Axis, points, steps, svg
-from fedpareto.report.html import Html, join, tag
+from fedpareto.report.charts import WIDTH, Axis, steps, svg
+from fedpareto.report.html import Html, join, points, tag
+from fedpareto.report.marks import GLYPHS, mark
 
 HEIGHT = 420.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66.0, 20.0, 26.0, 42.0
 _MARKERS = 80  # points of a path that get a marker, each with a tooltip
 _LARGEST = 1e100
-GLYPHS = "●■▲◆▼★"  # the ends of paths, in the order of the colours: to be told apart without these
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,7 @@ def plane(paths: Sequence[Path], x: Axis, y: Axis, *, guides: Sequence[Guide] = 
                 tag("circle", tag("title", f"{path.name}, {label}"), cx=at, cy=height, r=2.2, class_=f"f{path.colour}")
             )
         parts.append(tag("circle", cx=places[0][0], cy=places[0][1], r=5.0, class_=f"line s{path.colour}"))
-        title = tag("title", f"{path.name}, {path.known[-1][2]}")
-        shape = points(_shape(path.colour, *places[-1]))
-        parts.append(tag("polygon", title, points=shape, class_=f"f{path.colour}"))
+        parts.append(mark(path.colour, *places[-1], 6.5, f"{path.name}, {path.known[-1][2]}"))
     keys = (
         join([tag("span", GLYPHS[path.colour], class_=f"glyph g{path.colour}"), f" {path.name} "]) for path in paths
     )
@@ -147,17 +145,3 @@ def _guide(guide: Guide, frame: _Frame) -> Html:
     (x1, y1), (x2, y2) = ends
     line = {"x1": frame.x(x1), "y1": frame.y(y1), "x2": frame.x(x2), "y2": frame.y(y2)}
     return join([tag("line", **line, class_="guide"), tag("text", guide.name, **label)])
-
-
-def _shape(kind: int, x: float, y: float, size: float = 6.5) -> list[tuple[float, float]]:
-    """The outline of a glyph of `GLYPHS`."""
-    corners = {
-        0: [(k * 30.0, 1.0) for k in range(12)],
-        1: [(45.0 + k * 90, 1.2) for k in range(4)],
-        2: [(-90.0 + k * 120, 1.3) for k in range(3)],
-        3: [(k * 90.0, 1.3) for k in range(4)],
-        4: [(90.0 + k * 120, 1.3) for k in range(3)],
-        5: [(-90.0 + k * 36, 1.5 if k % 2 == 0 else 0.6) for k in range(10)],
-    }[kind]
-    turns = [(math.radians(angle), length * size) for angle, length in corners]
-    return [(x + length * math.cos(angle), y + length * math.sin(angle)) for angle, length in turns]

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from fedpareto.report.charts import WIDTH, Series, cut, general, legend, points, svg
-from fedpareto.report.html import Html, join, tag
+from fedpareto.report.charts import WIDTH, Series, cut, general, legend, svg
+from fedpareto.report.html import Html, join, points, tag
+from fedpareto.report.marks import mark
 
 HEIGHT = 440.0
 _RADIUS = 165.0
@@ -28,10 +29,9 @@ def radar(names: Sequence[str], runs: Sequence[Series], largest: Sequence[float]
         look = {"class_": f"line s{run.colour} f{run.colour}", "fill_opacity": 0.07}
         parts.append(tag("polygon", points=points(corners), stroke_dasharray=_DASHES[place % len(_DASHES)], **look))
         parts += [
-            tag(
-                "circle",
-                tag("title", f"{run.name}, {names[k]}: {general(value * largest[k])}, {value:.2f} of the largest"),
-                cx=x, cy=y, r=2.6, class_=f"f{run.colour}",
+            mark(
+                run.colour, x, y, 2.6,
+                f"{run.name}, {names[k]}: {general(value * largest[k])}, {value:.2f} of the largest",
             )
             for (k, value), (x, y) in zip(known, corners, strict=True)
         ]  # fmt: skip

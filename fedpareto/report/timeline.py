@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedpareto.report.charts import WIDTH, general, steps, svg
 from fedpareto.report.html import Html, join, tag
+from fedpareto.report.marks import fill, fill_key
 
 _LEFT, _RIGHT, _TOP, _ROW = 66.0, 110.0, 6.0, 17.0
 _BAR = 11.0
@@ -23,6 +24,7 @@ class Bar:
         began: seconds after the round's beginning.
         ended: likewise.
         colour: the number of its colour.
+        way: how it is filled; see `marks.FILLS`.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Bar:
     began: float
     ended: float
     colour: int
+    way: int
 
 
 def timeline(rounds: Sequence[tuple[int, float, Sequence[Bar]]], *, alt: str) -> Html:
@@ -52,16 +55,16 @@ def timeline(rounds: Sequence[tuple[int, float, Sequence[Bar]]], *, alt: str) ->
     middle = (_LEFT + WIDTH - _RIGHT) / 2
     label = "seconds since the round began"
     parts.append(tag("text", label, x=middle, y=foot + 31, text_anchor="middle", class_="axis"))
-    kinds: dict[str, int] = {}
+    kinds: dict[str, tuple[int, int]] = {}
     for row, (number, seconds, bars) in enumerate(rounds):
         top = _TOP + row * _ROW + (_ROW - _BAR) / 2
         base = top + _BAR - 2
         parts.append(tag("text", f"round {number}", x=_LEFT - 6, y=base, text_anchor="end"))
         free = _LEFT
         for bar in bars:
-            kinds[bar.name] = bar.colour
+            kinds[bar.name] = bar.colour, bar.way
             x, width = _LEFT + bar.began * scale, max((bar.ended - bar.began) * scale, _LEAST)
-            box = {"x": x, "y": top, "width": width, "height": _BAR, "class_": f"f{bar.colour}"}
+            box = {"x": x, "y": top, "width": width, "height": _BAR, "class_": fill(bar.colour, bar.way)}
             parts.append(tag("rect", tag("title", bar.title), **box))
             free = max(free, x + width)
         if bars and math.isfinite(seconds):
@@ -69,5 +72,5 @@ def timeline(rounds: Sequence[tuple[int, float, Sequence[Bar]]], *, alt: str) ->
             parts.append(tag("line", x1=end, x2=end, y1=top - 2, y2=top + _BAR + 2, class_="guide"))
             free = max(free, end)
         parts.append(tag("text", " ".join(bar.words for bar in bars), x=free + 5, y=base))
-    keys = (join([tag("i", class_=f"key b{colour}"), f" {name} "]) for name, colour in kinds.items())
+    keys = (fill_key(name, *look) for name, look in kinds.items())
     return join([tag("p", *keys, class_="legend"), svg("", foot + 36, parts, alt)])

@@ -19,7 +19,7 @@ from fedpareto.report.plane import Path, plane
 from fedpareto.report.timeline import Bar, timeline
 
 _SHOWN = 24  # rounds of the timeline
-_COLOURS = {"TRAIN": 0, "EVALUATE": 2, "JACOBIAN": 4, "RESIDUAL": 1}
+_LOOKS = {"TRAIN": (0, 0), "EVALUATE": (2, 1), "JACOBIAN": (4, 2), "RESIDUAL": (1, 3)}  # colour and fill
 
 
 def figures(data: RunData, beside: Sequence[RunData]) -> Iterator[Html]:
@@ -201,7 +201,7 @@ def _bars(item: ExportRoundsResponse) -> list[Bar]:
         took = f"{lasted:.2f} s" if math.isfinite(lasted) else "open"
         what = f"round {phase.round}, phase {phase.phase}, {kind.lower()}"
         title = f"{what}: {words} replied, {took}, {size(phase.bytes_up)} up"
-        found.append(Bar(kind.lower(), words, title, began, ended, _COLOURS.get(kind, 3)))
+        found.append(Bar(kind.lower(), words, title, began, ended, *_LOOKS.get(kind, (3, 0))))
     return found
 
 

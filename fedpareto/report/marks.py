@@ -1,0 +1,56 @@
+"""Marks that are told apart without their colours: shapes and dashes of lines, fills of bars."""
+
+import math
+
+from fedpareto.report.html import Html, join, points, tag
+
+GLYPHS = "●■▲◆▼★"  # the shapes in the order of the colours
+HOLLOW = "○□△◇▽☆"  # the same for dashed lines
+FILLS = 4  # ways to fill a bar: solid, outlined, half, dashed; classes q0 to q3 of the page
+
+
+def mark(shape: int, x: float, y: float, size: float, title: str, *, hollow: bool = False) -> Html:
+    """One of `GLYPHS` in the colour of the same number, with a tooltip.
+
+    Args:
+        shape: the place in `GLYPHS`.
+        x: its middle.
+        y: likewise.
+        size: from its middle to a circle's edge; the other shapes cover about the same area.
+        title: the tooltip.
+        hollow: only its outline.
+    """
+    look = f"hollow s{shape}" if hollow else f"f{shape}"
+    if shape == 0:
+        return tag("circle", tag("title", title), cx=x, cy=y, r=size, class_=look)
+    return tag("polygon", tag("title", title), points=points(outline(shape, x, y, size)), class_=look)
+
+
+def outline(shape: int, x: float, y: float, size: float) -> list[tuple[float, float]]:
+    """The corners of one of `GLYPHS`."""
+    corners = {
+        0: [(k * 30.0, 1.0) for k in range(12)],
+        1: [(45.0 + k * 90, 1.2) for k in range(4)],
+        2: [(-90.0 + k * 120, 1.3) for k in range(3)],
+        3: [(k * 90.0, 1.3) for k in range(4)],
+        4: [(90.0 + k * 120, 1.3) for k in range(3)],
+        5: [(-90.0 + k * 36, 1.5 if k % 2 == 0 else 0.6) for k in range(10)],
+    }[shape]
+    turns = [(math.radians(angle), length * size) for angle, length in corners]
+    return [(x + length * math.cos(angle), y + length * math.sin(angle)) for angle, length in turns]
+
+
+def line_key(name: str, colour: int, *, dashed: bool) -> Html:
+    """An entry of the legend of a chart of lines."""
+    sample = f"┄{HOLLOW[colour]}┄" if dashed else f"─{GLYPHS[colour]}─"
+    return join([tag("span", sample, class_=f"glyph g{colour}"), f" {name} "])
+
+
+def fill(colour: int, way: int) -> str:
+    """The classes of a bar."""
+    return f"f{colour} s{colour} q{way}"
+
+
+def fill_key(name: str, colour: int, way: int) -> Html:
+    """An entry of the legend of a chart of bars."""
+    return join([tag("i", class_=f"key b{colour} g{colour} q{way}"), f" {name} "])
