@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --quiet --no-input --disable-pip-version-check
 ARGS ?=
+JOBS ?= 2
+PYTEST := -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full lint proto bench constraints clean
@@ -17,10 +19,10 @@ demo: $(VENV)/.run  ## a small federation on this machine: make demo ARGS="--rou
 	@$(BIN)/fedpareto demo $(ARGS)
 
 test: lint  ## lint, then the tests: make test ARGS="tests/test_vectors.py -x"
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python $(PYTEST) $(ARGS)
 
 test-full: lint  ## lint, then all tests, those that take long included
-	@$(BIN)/python -m pytest -m "full or not full" $(ARGS)
+	@$(BIN)/python $(PYTEST) -m "full or not full" $(ARGS)
 
 lint: $(VENV)/.dev  ## formatting, lint, types and import rules
 	@$(BIN)/ruff format --check --quiet .

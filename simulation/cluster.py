@@ -122,7 +122,7 @@ class RayWork(LocalWork):
 
     def _place(self, name: str, splits: Mapping[str, Splits], device: str) -> dict[str, int]:
         """Starts the processes; which of them each client lives in."""
-        resources: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        resources: dict[str, float] = ray.available_resources()
         kind = "GPU" if device == "cuda" else "CPU"
         free = int(resources.get(kind, 0))
         if free == 0 and device == "cuda":

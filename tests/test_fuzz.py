@@ -45,7 +45,6 @@ from federation.v1.federation_pb2 import (
 from federation.vectors import Layout, Tensor, to_bytes
 
 SEED = 20260601
-MESSAGES = 10_000  # to each service
 AT_ONCE = MAX_CONCURRENT_CALLS - 16  # of one caller: beyond the limit there is one reason only, and little to learn
 RUNS = 2  # so many assignments of mallory's are open at first
 GROWTH = 200 << 20  # what the coordinator's memory may grow by, in bytes; the bombs alone would inflate to more
@@ -229,8 +228,8 @@ async def call(channel: grpc.aio.Channel, method: str, messages: Sequence[bytes]
         return "CANCELLED"
 
 
-async def assail(callers: list[Caller], rng: random.Random) -> tuple[Counter[tuple[str, str]], int]:
-    """Sends `MESSAGES` messages, spread over the callers and their calls. Returns how the calls ended."""
+async def assail(callers: list[Caller], count: int, rng: random.Random) -> tuple[Counter[tuple[str, str]], int]:
+    """Sends `count` messages, spread over the callers and their calls. Returns how the calls ended."""
     ended: Counter[tuple[str, str]] = Counter()
     sent = 0
 
@@ -241,7 +240,7 @@ async def assail(callers: list[Caller], rng: random.Random) -> tuple[Counter[tup
             caller.turn.release()
 
     async with asyncio.TaskGroup() as group:
-        while sent < MESSAGES:
+        while sent < count:
             caller = rng.choice(callers)
             # Conversations four times as often as single requests: there is more to get wrong in them.
             method = rng.choice(
@@ -439,7 +438,7 @@ def works(scene: Scene, name: str) -> None:
 # --- the tests
 
 
-async def assail_everybody(scene: Scene) -> dict[str, tuple[Counter[tuple[str, str]], int]]:
+async def assail_everybody(scene: Scene, count: int) -> dict[str, tuple[Counter[tuple[str, str]], int]]:
     files = AdminFiles.load(scene.fed.home / "admin")
     alice = scene.alice.files
     enrollment = Join.decode(scene.fed.token("somebody-else")).address
@@ -457,7 +456,7 @@ async def assail_everybody(scene: Scene) -> dict[str, tuple[Counter[tuple[str, s
         caller.turn = turns.setdefault(caller.channel, caller.turn)  # the limit is the caller's, whatever they call
     try:
         ended = await asyncio.gather(
-            *(assail(callers, random.Random(f"{SEED}/{name}")) for name, callers in groups.items())
+            *(assail(callers, count, random.Random(f"{SEED}/{name}")) for name, callers in groups.items())
         )
     finally:
         for one in turns:
@@ -465,11 +464,12 @@ async def assail_everybody(scene: Scene) -> dict[str, tuple[Counter[tuple[str, s
     return dict(zip(groups, ended, strict=True))
 
 
-def test_ten_thousand_messages_against_each_service_leave_it_healthy(scene: Scene) -> None:
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.full)])
+def test_so_many_spoilt_messages_against_each_service_leave_it_healthy(scene: Scene, count: int) -> None:
     before = scene.memory
-    ended = asyncio.run(assail_everybody(scene))
+    ended = asyncio.run(assail_everybody(scene, count))
     for service, (statuses, sent) in ended.items():
-        assert sent >= MESSAGES, service
+        assert sent >= count, service
         alarming = {kind for kind in statuses if kind[1].partition(":")[0] in ALARMING}
         assert not alarming, (service, alarming)
     # They came as far as they should: there are all kinds of answers.
@@ -478,7 +478,7 @@ def test_ten_thousand_messages_against_each_service_leave_it_healthy(scene: Scen
     assert found >= {"RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "OUT_OF_RANGE", "ABORTED"}
     assert scene.memory - before < GROWTH
     is_well(scene)
-    works(scene, "after-the-storm")
+    works(scene, f"after-{count}")
 
 
 @pytest.mark.parametrize(
