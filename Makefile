@@ -9,6 +9,8 @@ ARGS ?=
 JOBS ?= 2
 PYTEST := -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
+unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, which would all compile our modules
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full lint proto bench constraints clean
 

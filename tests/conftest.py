@@ -92,7 +92,15 @@ def blobs(tmp_path: Path) -> BlobStore:
     return BlobStore(tmp_path / "blobs")
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Stages: on SQLite; on PostgreSQL in `make test-full`, and where a module says `BOTH_DATABASES = True`."""
+    if "_module_stage" in metafunc.fixturenames:
+        marks = () if getattr(metafunc.module, "BOTH_DATABASES", False) else pytest.mark.full
+        back_ends = ["sqlite", pytest.param("postgresql", marks=marks)]
+        metafunc.parametrize("_module_stage", back_ends, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def _module_stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Stage"]:
     from stage import stage
 
@@ -103,6 +111,6 @@ def _module_stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def stage(_module_stage: "Stage") -> Iterator["Stage"]:
-    """A coordinator in this process and clients played by hand, on each back end; shared by a module's tests."""
+    """A coordinator in this process and clients played by hand; shared by a module's tests."""
     yield _module_stage
     _module_stage.clear()

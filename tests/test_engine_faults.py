@@ -21,6 +21,8 @@ from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import to_bytes
 from storage.models import Assignment, AssignmentState, Model, PhaseState, Round, RoundState, RunState
 
+BOTH_DATABASES = True
+
 
 @contextmanager
 def at(stage: Stage, run: str, statement: str, do: Callable[[], object]) -> Iterator[list[str]]:

@@ -9,8 +9,6 @@ import pytest
 import torch
 from PIL import Image
 from torch.nn.functional import cross_entropy
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as torchvision
 
 from federation.tasks import DataError, DataSource, Part, Pool, Task, initial_model, task
 from federation.tasks.augmentation import rotated
@@ -359,6 +357,9 @@ def test_the_composed_tasks_train_to_the_same_bytes_twice(made: DataSource, name
 
 
 def test_images_are_turned_as_torchvision_does_and_have_the_mean_outside() -> None:
+    from torchvision.transforms import InterpolationMode  # takes two CPU seconds
+    from torchvision.transforms import functional as torchvision
+
     images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     degrees = torch.tensor([0.0, 10, -25, 90, 3.7])
     mean = 255 * torch.tensor(COLOUR).view(-1, 1, 1)
