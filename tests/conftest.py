@@ -50,6 +50,10 @@ def postgres(request: pytest.FixtureRequest, testrun_uid: str) -> Iterator[Postg
     directory = Path(tempfile.gettempdir()) / f"fedpareto-postgres-{testrun_uid}"
     directory.mkdir(mode=0o755, exist_ok=True)
     server = get_server(directory / "data", cleanup_mode="delete")
+    with psycopg.connect(server.get_uri(), autocommit=True) as admin:
+        for setting in ("fsync", "synchronous_commit", "full_page_writes", "autovacuum"):
+            admin.execute(f"ALTER SYSTEM SET {setting} = off")  # this server need not survive a loss of power
+        admin.execute("SELECT pg_reload_conf()")
     yield server
     request.config.stash[SERVER] = cpu_seconds(server.get_pid())
     server.cleanup()  # the last of the processes stops the server
