@@ -83,7 +83,9 @@ class Settings(BaseModel):
         8 << 30, ge=1 << 10, description="The largest model that is taken; an update is bounded by its run's model."
     )
     keep_rounds: int = Field(
-        0, ge=0, description="How many of the last rounds of each run keep their models and updates; 0 keeps all."
+        0,
+        ge=0,
+        description="How many of the last rounds of each run keep models and updates, with the first and best; 0: all.",
     )
     device: Literal["cpu", "cuda"] = Field("cpu", description="Where updates are aggregated.")
 

@@ -1,5 +1,6 @@
 """Garbage collection: blobs that no retained row refers to are removed."""
 
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -34,6 +35,7 @@ def collect(
     now: datetime,
     grace_seconds: float,
     keep_rounds: int | None = None,
+    first_and_best: bool = False,
 ) -> Collection:
     """Removes the blobs that nothing retained refers to.
 
@@ -52,6 +54,8 @@ def collect(
         grace_seconds: younger blobs are kept; longer than any upload or aggregation takes to commit its row.
         keep_rounds: how many of the last rounds of each run are retained; all when None. A round that has not ended is
             retained in any case.
+        first_and_best: with `keep_rounds`, whether the first and the best round of each run are retained too; the best
+            one has the highest "accuracy/mean", or where there is none the lowest "loss/test".
 
     Raises:
         ValueError: a negative number of rounds or seconds.
@@ -62,7 +66,8 @@ def collect(
     # Listed before the rows are read: what is old by then and referred to later was claimed in between, and is young.
     candidates = [digest for digest in blobs.digests() if _older(blobs, digest, young)]
     with database.read() as session:
-        referenced = _referenced(session, keep_rounds)
+        others = _first_and_best(session) if first_and_best and keep_rounds is not None else set()
+        referenced = _referenced(session, keep_rounds, others)
     deleted = freed = 0
     for digest in candidates:
         if digest not in referenced and (size := blobs.delete(digest, older_than=young)) is not None:
@@ -78,8 +83,21 @@ def _older(blobs: BlobStore, digest: str, time: float) -> bool:
         return False
 
 
-def _referenced(session: Session, keep_rounds: int | None) -> set[str]:
-    retained = _retained(keep_rounds)
+def _first_and_best(session: Session) -> set[int]:
+    """The ids of the first and of the best round of each run."""
+    first: dict[str, int] = {}
+    best: dict[str, tuple[float, int]] = {}
+    columns = select(Round.run_id, Round.round_id, Round.metrics).order_by(Round.run_id, Round.number)
+    for run_id, round_id, metrics in session.execute(columns):
+        first.setdefault(run_id, round_id)
+        score = metrics.get("accuracy/mean", -metrics.get("loss/test", math.inf))
+        if math.isfinite(score) and score > best.get(run_id, (-math.inf, 0))[0]:
+            best[run_id] = (score, round_id)
+    return {*first.values(), *(round_id for _, round_id in best.values())}
+
+
+def _referenced(session: Session, keep_rounds: int | None, others: set[int]) -> set[str]:
+    retained = _retained(keep_rounds, others)
     payloads = (
         select(Update.payload).join(Update.assignment).join(Assignment.phase).join(Phase.round).where(Update.accepted)
     )
@@ -105,13 +123,15 @@ def _referenced(session: Session, keep_rounds: int | None) -> set[str]:
     return {digest for digest in digests if digest}
 
 
-def _retained(keep_rounds: int | None) -> ColumnElement[bool]:
+def _retained(keep_rounds: int | None, others: set[int]) -> ColumnElement[bool]:
     if keep_rounds is None:
         return true()
-    others = Round.__table__.alias("others")
-    last = select(func.max(others.c.number)).where(others.c.run_id == Round.run_id).scalar_subquery()
+    all_rounds = Round.__table__.alias("all_rounds")
+    last = select(func.max(all_rounds.c.number)).where(all_rounds.c.run_id == Round.run_id).scalar_subquery()
     few = or_(
-        Round.number > last - keep_rounds, and_(Round.state != RoundState.COMPLETED, Round.state != RoundState.SKIPPED)
+        Round.number > last - keep_rounds,
+        and_(Round.state != RoundState.COMPLETED, Round.state != RoundState.SKIPPED),
+        Round.round_id.in_(others),
     )
     # Found first, so that what belongs to them is looked up, and not sought among the rows of all rounds.
     return Round.round_id.in_(select(Round.round_id).where(few))

@@ -1,3 +1,4 @@
+import math
 import os
 import queue
 import threading
@@ -168,6 +169,25 @@ def test_only_the_last_rounds_of_each_run_are_retained_and_the_initial_and_curre
     assert federation.contents() == of_round("a", 3) | of_round("b", 1) | {"a model 0", "b model 0"}
     clean(federation, keep_rounds=0)
     assert federation.contents() == {"a model 0", "a model 4", "b model 0", "b model 2"}
+
+
+def test_the_first_and_the_best_round_of_each_run_are_retained_where_that_is_asked_for(federation: Federation) -> None:
+    measured: dict[str, list[dict[str, float]]] = {
+        "a": [{"accuracy/mean": value} for value in (0.1, 0.9, 0.3, 0.9, 0.2)],  # of equals the first
+        "b": [{"loss/test": value} for value in (3.0, 2.0, 1.0, math.nan, 5.0)],
+        "c": [{}, {}, {}, {}, {}],
+    }
+    for run_id, rounds in measured.items():
+        federation.run(run_id)
+        for number, metrics in enumerate(rounds):
+            federation.round(run_id, number)
+            with federation.database.begin() as session:
+                session.scalars(
+                    select(Round).where(Round.run_id == run_id, Round.number == number)
+                ).one().metrics = metrics
+    collect(federation.database, federation.blobs, now=NOW, grace_seconds=GRACE, keep_rounds=1, first_and_best=True)
+    retained = [("a", 0), ("a", 1), ("a", 4), ("b", 0), ("b", 2), ("b", 4), ("c", 0), ("c", 4)]
+    assert federation.contents() == set[str]().union(*(of_round(*each) for each in retained))
 
 
 @pytest.mark.parametrize("state", [RoundState.OPEN, RoundState.STEPPED])

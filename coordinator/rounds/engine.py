@@ -91,7 +91,8 @@ class Engine:
         federation_id: the federation.
         condition: where faults of the disk and the database are noted.
         device: where updates are aggregated, "cpu" or "cuda".
-        keep_rounds: how many of the last rounds of each run keep their models and updates; None keeps all.
+        keep_rounds: how many of the last rounds of each run keep their models and updates, beside the first and
+            the best one; None keeps all.
         clock: the time, aware.
         new_id: makes ids of runs and assignments.
     """
@@ -460,6 +461,7 @@ class Engine:
             now=self._clock(),
             grace_seconds=COLLECTION_GRACE.total_seconds(),
             keep_rounds=self._keep_rounds,
+            first_and_best=True,
         )
         if collected.deleted:
             log.info("removed %d blobs that nothing needs, %.1f MB", collected.deleted, collected.freed / 1e6)
