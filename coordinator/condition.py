@@ -111,7 +111,8 @@ class Condition:
         fault = self.note(error)
         if fault is None:
             return None
-        return Refusal(fault, _ANSWERS.get(fault) or f"{explain_fault(error)}; an administrator has to restore it")
+        told = f"{explain_fault(error)}: restore it from a backup (with keep_rounds, old rounds keep no models)"
+        return Refusal(fault, _ANSWERS.get(fault, told))
 
     def must_serve(self, action: str) -> None:
         """Turns a call away that could only fail, or would take the last space on the disk.

@@ -184,6 +184,7 @@ class Coordinator:
                 database=database,
                 blobs=blobs,
                 hub=hub,
+                blob_failed=engine.blob_failed,
                 intake=Intake(database, home.signing_key, changed=engine.notify, clock=self._clock),
                 access=self._access,
                 condition=self._condition,

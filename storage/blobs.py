@@ -12,15 +12,18 @@ the wire becomes a path.
 import fcntl
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
+from weakref import WeakValueDictionary
 
 from federation import digests
 
 _PIECE = 1 << 20  # bytes read at a time
+MAX_VERIFIED = 10_000  # blobs that are remembered as checked
 
 
 class BlobMissing(LookupError):
@@ -123,7 +126,8 @@ class BlobWriter:
         """Gives the blob up; nothing happens after a commit."""
         if not self._file.closed:
             self.path.unlink(missing_ok=True)
-            self._file.close()
+            with suppress(OSError):  # what it could not write to a full disk is not wanted any more
+                self._file.close()
 
 
 class BlobStore:
@@ -137,6 +141,9 @@ class BlobStore:
     def __init__(self, root: Path, *, durable: bool = True) -> None:
         self.root = root
         self._durable = durable
+        self._lock = threading.Lock()
+        self._verified: dict[str, tuple[int, int, int]] = {}  # what a blob's file was when its bytes were right
+        self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         (root / "tmp").mkdir(mode=0o700, exist_ok=True)
 
@@ -228,14 +235,38 @@ class BlobStore:
             BlobMissing: it is not stored.
             BlobCorrupt: its bytes have another digest.
         """
-        algorithm, _ = digests.parse(digest)
-        state = digests.hasher(algorithm)
         with _missing(digest), self._name(digest).open("rb", buffering=0) as file:
-            while piece := file.read(_PIECE):
-                state.update(piece)
-        found = f"{algorithm}:{state.hexdigest()}"
-        if found != digest:
-            raise BlobCorrupt(digest, found)
+            _check(digest, file)
+
+    def open(self, digest: str) -> BinaryIO:
+        """Opens a blob whose bytes are right, to be read and closed by the caller.
+
+        The bytes are checked when a blob is opened for the first time, and again when its file has changed since.
+
+        Raises:
+            BlobMissing: it is not stored.
+            BlobCorrupt: its bytes have another digest.
+            ValueError: not a digest.
+        """
+        with _missing(digest):
+            file = self._name(digest).open("rb")
+        try:
+            with self._lock:
+                turn = self._turns.setdefault(digest, threading.Lock())
+            with turn:  # many ask for a new model at the same time: one of them checks it
+                status = os.fstat(file.fileno())
+                seen = (status.st_ino, status.st_size, status.st_ctime_ns)
+                if self._verified.get(digest) != seen:
+                    _check(digest, file)
+                    with self._lock:
+                        if len(self._verified) >= MAX_VERIFIED:
+                            self._verified.clear()
+                        self._verified[digest] = seen
+            file.seek(0)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     def delete(self, digest: str, *, older_than: float | None = None) -> int | None:
         """Removes a blob.
@@ -287,9 +318,9 @@ class BlobStore:
         path = self._name(digest)
         _make(path.parent, self.root, durably=self._durable)
         with self._locked(fcntl.LOCK_SH):
-            # A blob that is there keeps its file, which readers may have mapped, and only becomes young again. One of
-            # another length is damaged and gives way.
-            if path.is_file() and path.stat().st_size == size:
+            # A blob that is there keeps its file, which readers may have mapped, and only becomes young again. One that
+            # is damaged gives way.
+            if path.is_file() and path.stat().st_size == size and self._is_whole(digest):
                 os.utime(path)
             else:
                 if self._durable:
@@ -297,6 +328,13 @@ class BlobStore:
                 temporary.replace(path)
         if self._durable:
             _fsync_directory(path.parent)  # in both cases: whoever was first may not have come this far yet
+
+    def _is_whole(self, digest: str) -> bool:
+        try:
+            self.open(digest).close()
+        except (BlobCorrupt, BlobMissing):
+            return False
+        return True
 
     @contextmanager
     def _locked(self, mode: int) -> Iterator[None]:
@@ -315,6 +353,16 @@ def _missing(digest: str) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise BlobMissing(digest) from None
+
+
+def _check(digest: str, file: BinaryIO) -> None:
+    algorithm, _ = digests.parse(digest)
+    state = digests.hasher(algorithm)
+    while piece := file.read(_PIECE):
+        state.update(piece)
+    found = f"{algorithm}:{state.hexdigest()}"
+    if found != digest:
+        raise BlobCorrupt(digest, found)
 
 
 def _make(directory: Path, root: Path, *, durably: bool) -> None:

@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from coordinator.clock import utc_now
 from coordinator.condition import Condition
 from coordinator.rounds.conductor import Conductor
+from coordinator.rounds.ending import end_conversation
 from coordinator.rounds.fleet import Held, RunFacts, Surroundings
+from coordinator.rounds.housekeeping import Housekeeper
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.remote import RemoteFleet
 from coordinator.rounds.specification import cautions, fitting_objectives, parse_run
 from coordinator.rounds.states import (
     RUN_ENDED,
-    close_phase,
     end_assignment,
     interrupt_simulations,
-    move_round,
     move_run,
 )
 from federation.digests import digest
@@ -37,7 +37,7 @@ from federation.runs import SpecError
 from federation.v1.federation_pb2 import AttendResponse, Cancel
 from storage import audit
 from storage.blobs import BlobStore
-from storage.database import UNAVAILABLE, Database
+from storage.database import Database
 from storage.faults import Fault, explain_fault, fault_of
 from storage.models import (
     Assignment,
@@ -45,26 +45,20 @@ from storage.models import (
     Client,
     ClientState,
     Phase,
-    PhaseState,
     Round,
-    RoundState,
     Run,
     RunState,
 )
-from storage.retention import collect
 
 log = logging.getLogger(__name__)
 
 # After a restart, clients that attended shortly before get so long to come back before a round selects without them.
 RECONNECT_GRACE = timedelta(seconds=30)
 RECENTLY = timedelta(seconds=60)
-HOUSEKEEPING_SECONDS = 10.0
 RETRY_SECONDS = 1.0  # after which a conductor whose database failed begins again
 # Faults that pass: a conductor tries again, and the monitor finds out when they are over.
 _PASSING = frozenset({Fault.DATABASE, Fault.DISK, Fault.DESCRIPTORS})
 DISK_REASON = "disk: "  # how the reason of a run begins that a full disk has paused
-COLLECTION_INTERVAL = timedelta(hours=1)
-COLLECTION_GRACE = timedelta(hours=24)  # longer than an upload, an aggregation or a phase's replies take to be recorded
 
 
 @dataclass(frozen=True)
@@ -118,7 +112,6 @@ class Engine:
         self._federation_id = federation_id
         self._condition = condition or Condition()
         self._device = device
-        self._keep_rounds = keep_rounds
         self._clock = clock
         self._new_id = new_id
         self._lock = threading.Lock()
@@ -130,7 +123,9 @@ class Engine:
         self._conducting = True
         self._expected: frozenset[str] = frozenset()
         self._grace_ends = clock()
-        self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeper", daemon=True)
+        self._housekeeper = Housekeeper(
+            database, blobs, hub, self._condition, keep_rounds=keep_rounds, clock=self._clock
+        )
         hub.on_change(self._wake_all)
 
     # --- life
@@ -166,12 +161,7 @@ class Engine:
             threads = list(self._threads.values())
         for thread in threads:
             thread.join()
-        if self._housekeeper.is_alive():
-            self._housekeeper.join()
-        try:
-            self._note_seen()
-        except UNAVAILABLE as error:
-            log.warning("who attended last was not noted: %s", explain_fault(error))
+        self._housekeeper.stop()
 
     # --- operators' words
 
@@ -248,6 +238,29 @@ class Engine:
             reason = f"{DISK_REASON}{cause}; free some space: then it goes on by itself, or with `admin resume`"
             self._give_up(run_id, RunState.PAUSED, reason)
             log.error("run %s: paused, %s", run_id, cause)
+
+    def blob_failed(self, digest: str, error: Exception) -> None:
+        """Holds every run whose clients were promised a blob that cannot be served.
+
+        Args:
+            digest: of the blob.
+            error: what is wrong with it.
+        """
+        with self._database.read() as session:
+            runs = session.scalars(
+                select(Run.run_id)
+                .join(Round)
+                .join(Phase)
+                .join(Assignment)
+                .where(
+                    Run.state == RunState.RUNNING,
+                    Assignment.state == AssignmentState.OPEN,
+                    or_(Assignment.base_model == digest, Assignment.reference == digest),
+                )
+                .distinct()
+            ).all()
+        for run_id in runs:
+            self._pause_for_storage(run_id, error)
 
     def resume_after_disk(self) -> None:
         """Lets the runs go on that a full disk has paused, and that nobody has paused or stopped since."""
@@ -334,7 +347,7 @@ class Engine:
                 run.reason = reason[:400]  # the operator's pause, which free space does not end
             else:
                 move_run(run, to, now, reason)
-            cancelled = _end_conversation(session, run_id, reason, now) if to in RUN_ENDED else []
+            cancelled = end_conversation(session, run_id, reason, now) if to in RUN_ENDED else []
             audit.record(session, at=now, actor=by, action=action, subject=run_id, detail=reason)
         for assignment in cancelled:
             cancel = Cancel(assignment_id=assignment.assignment_id, reason=assignment.reason)
@@ -388,6 +401,10 @@ class Engine:
             log.exception("run %s: failed", run_id)
             self._give_up(run_id, RunState.FAILED, f"{type(error).__name__}: {error}")
 
+    def _pause_for_storage(self, run_id: str, error: BaseException) -> None:
+        log.error("run %s: paused: %s", run_id, explain_fault(error))
+        self._give_up(run_id, RunState.PAUSED, f"storage: {error}; repair it, then resume the run")
+
     def _give_up(self, run_id: str, to: RunState, reason: str) -> None:
         try:
             self._move(run_id, to, "coordinator", f"run.{to.lower()}", reason)
@@ -440,62 +457,3 @@ class Engine:
 
     def _pool_complete(self) -> bool:
         return self._clock() >= self._grace_ends or self._expected <= self._hub.attending().keys()
-
-    def _keep_house(self) -> None:
-        next_collection = self._clock() + COLLECTION_INTERVAL
-        while not self._stopping.wait(HOUSEKEEPING_SECONDS):
-            try:
-                self._note_seen()
-                if self._clock() >= next_collection:
-                    next_collection = self._clock() + COLLECTION_INTERVAL
-                    self._collect()
-            except Exception as error:
-                if self._condition.note(error) is None:
-                    log.exception("housekeeping failed; it is tried again")
-
-    def _collect(self) -> None:
-        """Removes blobs that no retained round refers to."""
-        collected = collect(
-            self._database,
-            self._blobs,
-            now=self._clock(),
-            grace_seconds=COLLECTION_GRACE.total_seconds(),
-            keep_rounds=self._keep_rounds,
-            first_and_best=True,
-        )
-        if collected.deleted:
-            log.info("removed %d blobs that nothing needs, %.1f MB", collected.deleted, collected.freed / 1e6)
-
-    def _note_seen(self) -> None:
-        seen = self._hub.take_seen()
-        if not seen:
-            return
-        with self._database.begin() as session:
-            for client in session.scalars(select(Client).where(Client.client_id.in_(seen))):
-                client.last_seen = seen[client.client_id]
-
-
-def _end_conversation(session: Session, run_id: str, reason: str, at: datetime) -> list[Assignment]:
-    """Ends the round of a run that has ended: cancels what is open. Returns the cancelled assignments."""
-    current = session.scalar(
-        select(Round).where(Round.run_id == run_id, Round.state.in_([RoundState.OPEN, RoundState.STEPPED]))
-    )
-    if current is None:
-        return []
-    cancelled = []
-    for phase in session.scalars(
-        select(Phase).where(Phase.round_id == current.round_id, Phase.state == PhaseState.OPEN).with_for_update()
-    ):
-        # Locked, for a reply may be accepted at this very moment: it stays accepted.
-        for assignment in session.scalars(
-            select(Assignment)
-            .where(Assignment.phase_id == phase.phase_id, Assignment.state == AssignmentState.OPEN)
-            .order_by(Assignment.assignment_id)
-            .with_for_update()
-        ):
-            end_assignment(assignment, AssignmentState.CANCELLED, at, "run-ended")
-            cancelled.append(assignment)
-        close_phase(phase, at)
-    ended = RoundState.SKIPPED if current.state is RoundState.OPEN else RoundState.COMPLETED
-    move_round(current, ended, at, f"the run ended: {reason}")
-    return cancelled

@@ -6,7 +6,6 @@ from concurrent.futures import Executor
 from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from functools import partial
-from typing import BinaryIO
 
 from sqlalchemy.orm import Session
 
@@ -262,14 +261,11 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
             return digest
 
         digest = await self._write(find)
+        source = await self._in_thread(self._blobs.open, digest)
         size = await self._in_thread(self._blobs.size, digest)
-        source = await self._in_thread(self._open, digest)
         with closing(source):
             while chunk := await self._in_thread(source.read, CHUNK_BYTES):
                 yield messages.ExportModelResponse(digest=digest, size=size, chunk=chunk)
-
-    def _open(self, digest: str) -> BinaryIO:
-        return self._blobs.path(digest).open("rb")
 
 
 def _check_spec(spec: bytes) -> None:

@@ -43,7 +43,7 @@ from federation.v1.federation_pb2 import (
     Welcome,
 )
 from federation.vectors import PayloadCheck
-from storage.blobs import BlobStore, BlobWriter
+from storage.blobs import BlobCorrupt, BlobMissing, BlobStore, BlobWriter
 from storage.database import Database
 from storage.models import Assignment, AssignmentState, Client, ClientState
 
@@ -64,6 +64,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         blobs: where models and payloads are kept.
         hub: who attends.
         intake: what must hold before a reply counts.
+        blob_failed: told of a blob that an assignment promised and that is missing or damaged.
         access: who may call.
         condition: where faults met in a stream are noted.
         executor: threads for the database and the disk, so that the event loop never waits for either.
@@ -81,6 +82,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         blobs: BlobStore,
         hub: Hub,
         intake: Intake,
+        blob_failed: Callable[[str, Exception], None],
         access: Access,
         condition: Condition,
         executor: Executor,
@@ -94,6 +96,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         self._blobs = blobs
         self._hub = hub
         self._intake = intake
+        self._blob_failed = blob_failed
         self._access = access
         self._condition = condition
         self._in_thread = Threads(executor).run
@@ -257,7 +260,11 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             )
         if not offered:
             raise Refusal("blob-not-offered", "no assignment of this client names that blob")
-        source = self._blobs.path(digest).open("rb")
+        try:
+            source = self._blobs.open(digest)
+        except (BlobCorrupt, BlobMissing) as error:
+            self._blob_failed(digest, error)
+            raise
         size = source.seek(0, 2)
         if offset > size:
             source.close()

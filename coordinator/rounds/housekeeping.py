@@ -1,0 +1,129 @@
+"""Housekeeping: who attended last is noted, and blobs that nothing needs are removed.
+
+How old a blob is, only the clock can tell. When it is set while the coordinator runs, nothing is removed for a day.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from sqlalchemy import select
+
+from coordinator.condition import Condition
+from coordinator.rounds.hub import Hub
+from storage.blobs import BlobStore
+from storage.database import UNAVAILABLE, Database
+from storage.faults import explain_fault
+from storage.models import Client
+from storage.retention import collect
+
+log = logging.getLogger(__name__)
+
+HOUSEKEEPING_SECONDS = 10.0
+COLLECTION_INTERVAL = timedelta(hours=1)
+COLLECTION_GRACE = timedelta(hours=24)  # longer than an upload, an aggregation or a phase's replies take to be recorded
+CLOCK_SET = timedelta(minutes=1)  # a difference between the clock and the time that passed which is no drift
+
+
+class Housekeeper:
+    """A thread that tidies up.
+
+    Args:
+        database: where facts are kept.
+        blobs: where models and updates are kept.
+        hub: who attends.
+        condition: where faults are noted.
+        keep_rounds: how many of the last rounds of each run keep their models and updates; None keeps all.
+        clock: the time, aware.
+        monotonic: seconds that only grow, whatever the clock is set to.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        blobs: BlobStore,
+        hub: Hub,
+        condition: Condition,
+        *,
+        keep_rounds: int | None,
+        clock: Callable[[], datetime],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._hub = hub
+        self._condition = condition
+        self._keep_rounds = keep_rounds
+        self._clock = clock
+        self._monotonic = monotonic
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="housekeeper", daemon=True)
+        self._last = clock(), monotonic()
+        self._next_collection = self._last[1] + COLLECTION_INTERVAL.total_seconds()
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends, and notes who attended last."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        try:
+            self._note_seen()
+        except UNAVAILABLE as error:
+            log.warning("who attended last was not noted: %s", explain_fault(error))
+
+    def tidy(self) -> None:
+        """Does what is due."""
+        self._look_at_clock()
+        self._note_seen()
+        if self._monotonic() >= self._next_collection:
+            self._next_collection = self._monotonic() + COLLECTION_INTERVAL.total_seconds()
+            self._collect()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(HOUSEKEEPING_SECONDS):
+            try:
+                self.tidy()
+            except Exception as error:
+                if self._condition.note(error) is None:
+                    log.exception("housekeeping failed; it is tried again")
+
+    def _look_at_clock(self) -> None:
+        """Notices a clock that was set; a machine that slept looks the same."""
+        now, passed = self._clock(), self._monotonic()
+        ahead = now - self._last[0] - timedelta(seconds=passed - self._last[1])
+        self._last = now, passed
+        if abs(ahead) > CLOCK_SET:
+            log.warning(
+                "the clock of this machine was set %s by %s: deadlines and certificates follow it; no blob is removed "
+                "for a day",
+                "forward" if ahead > timedelta(0) else "back",
+                abs(timedelta(seconds=round(ahead.total_seconds()))),
+            )
+            self._next_collection = passed + COLLECTION_GRACE.total_seconds()
+
+    def _collect(self) -> None:
+        """Removes blobs that no retained round refers to."""
+        collected = collect(
+            self._database,
+            self._blobs,
+            now=self._clock(),
+            grace_seconds=COLLECTION_GRACE.total_seconds(),
+            keep_rounds=self._keep_rounds,
+            first_and_best=True,
+        )
+        if collected.deleted:
+            log.info("removed %d blobs that nothing needs, %.1f MB", collected.deleted, collected.freed / 1e6)
+
+    def _note_seen(self) -> None:
+        seen = self._hub.take_seen()
+        if not seen:
+            return
+        with self._database.begin() as session:
+            for client in session.scalars(select(Client).where(Client.client_id.in_(seen))):
+                client.last_seen = seen[client.client_id]
