@@ -46,6 +46,7 @@ MAX_CONCURRENT_CALLS = 64  # of one caller: a worker needs two or three
 MAX_STRANGERS_CALLS = 512  # of all callers without a certificate: no crowd outside takes the places of members
 REQUEST_SECONDS = 20.0  # from the opening of a call to its request
 MAX_MESSAGE_CHARACTERS = 1000
+CLOCK_LOOK_SECONDS = 30.0  # after which the clock is compared with a certificate's end again
 WATCH_SECONDS = 5.0  # between two looks for certificates that were revoked behind our back
 # The coordinator's own trouble, whoever calls; `coordinator.condition` logs it, and the record may be what fails.
 _NOT_RECORDED = frozenset({"stopping", Fault.DISK, Fault.DATABASE, Fault.DESCRIPTORS})
@@ -137,6 +138,7 @@ class _Call:
     streams: bool
     serial: str = ""  # of an administrator's certificate, which another process may revoke
     doom: Refusal | None = None
+    expiry: asyncio.TimerHandle | None = None
 
     def end(self, refusal: Refusal) -> None:
         if self.doom is None:
@@ -256,7 +258,8 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                     self._blocking, self._revoked_among, {call.serial for call in calls}
                 )
             except SQLAlchemyError as error:  # the next look may find the database
-                log.warning("could not look whether certificates were revoked: %s", error)
+                if self._condition.note(error) is None:
+                    log.warning("could not look whether certificates were revoked: %s", error)
                 continue
             for call in calls:
                 if call.serial in ended:
@@ -276,6 +279,15 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             for call in list(calls):
                 if call.streams:
                     call.end(_stopping())
+
+    def _end_at_expiry(self, loop: asyncio.AbstractEventLoop, call: _Call, identity: PeerIdentity) -> None:
+        """Ends a call when its caller's certificate expires, also when the clock is set meanwhile."""
+        left = (identity.not_after - self._clock()).total_seconds()
+        if left <= 0:
+            call.end(_expired(identity))
+        else:
+            wait = min(left, CLOCK_LOOK_SECONDS)
+            call.expiry = loop.call_later(wait, self._end_at_expiry, loop, call, identity)
 
     def _end(self, actor: str, refusal: Refusal) -> None:
         for call in list(self._calls.get(actor, ())):
@@ -338,7 +350,6 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         call = _Call(task, streams)
         peer = host_of(context.peer())
         actor = f"peer {peer}"
-        expiry: asyncio.TimerHandle | None = None
         calls: set[_Call] | None = None
         try:
             if self._stopping:
@@ -362,8 +373,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 call.serial = identity[0].serial if identity[0].kind == "admin" else ""
                 await self._in_background(self._check, *identity)
                 self.on_verified(context.peer(), actor)
-                left = (identity[0].not_after - self._clock()).total_seconds()
-                expiry = self._loop.call_later(left, call.end, _expired(identity[0]))
+                self._end_at_expiry(self._loop, call, identity[0])
             _authorise(rule, identity[0] if identity else None, action)
             self._caller.set(Caller(identity[0], peer) if identity else None)
             yield
@@ -387,8 +397,8 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 grpc.StatusCode.INTERNAL, f"internal error; the coordinator's log has more under incident {incident}"
             )
         finally:
-            if expiry is not None:
-                expiry.cancel()
+            if call.expiry is not None:
+                call.expiry.cancel()
             self._strangers.discard(call)
             if calls is not None:
                 calls.discard(call)
