@@ -31,6 +31,7 @@ from coordinator.rounds.intake import Intake
 from coordinator.services.admin import AdminService
 from coordinator.services.enrollment import EnrollmentService
 from coordinator.services.federation import FederationService
+from coordinator.services.verification import Verifier
 from federation.certificates import fingerprint, pem
 from federation.channels import Option
 from federation.identity import Join
@@ -210,6 +211,7 @@ class Coordinator:
                 ).encode(),
                 token_lifetime=timedelta(seconds=settings.token_lifetime_seconds),
                 max_model_bytes=settings.max_model_bytes,
+                verifier=Verifier(home.federation_id, home.signing_key.public_key()),
                 clock=self._clock,
             ),
             server,

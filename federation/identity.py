@@ -87,6 +87,7 @@ NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 ENROLLMENT_CONTEXT = b"fedpareto/v1/enrollment\0"
 RENEWAL_CONTEXT = b"fedpareto/v1/renewal\0"
 SECRET_BYTES = 32
+UNSIGNED = bytes(32)  # in place of the signing key of a simulated client, which has none; nobody can enroll with it
 _JOIN_PREFIX = "fpjoin1_"
 _RENEWED = "renewed.pem"  # key and certificate, until each is in its place
 

@@ -26,6 +26,7 @@ from federation.attacks import attack_seed
 from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.envelope import envelope_digest
+from federation.identity import UNSIGNED
 from federation.objectives import JOINT, Targets
 from federation.refusals import Refusal
 from federation.sketches import SketchError
@@ -378,7 +379,7 @@ def enroll(session: Session, population: Population, task: str, around: Surround
                 models.Client(
                     client_id=name,
                     state=models.ClientState.ACTIVE,
-                    signing_key=bytes(32),
+                    signing_key=UNSIGNED,
                     key_id=digest(name.encode()).partition(":")[2],
                     tasks={task: samples},
                     objectives={task: list(population.serves[name])},

@@ -18,7 +18,7 @@ from coordinator.rounds.metrics import DEFINITIONS
 from federation.runs import RunSpec
 from federation.v1.admin_pb2 import ExportModelResponse, GetRoundResponse, Participation, RoundSummary, Run, Serving
 from federation.v1.common_pb2 import AssignmentState, PhaseKind, RoundState, RunState, StepManifest
-from fedpareto.cli import document, download, explain, render
+from fedpareto.cli import document, download, explain, heat_map, render, render_rounds
 from fedpareto.cli.failure import INTERRUPTED, Failure
 from fedpareto.cli.main import app, main
 
@@ -279,7 +279,7 @@ def a_round(m: int) -> GetRoundResponse:
 
 @pytest.mark.parametrize("m", [1, 2, 8, 13, 14, 20, 30, 40, 300])
 def test_a_round_fits_a_hundred_columns_however_many_clients(m: int) -> None:
-    text = text_of(render.round_(a_round(m)))
+    text = text_of(render_rounds.round_(a_round(m)))
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
     assert text.count("hospital-number-0") >= 1
     if m <= 8:
@@ -294,14 +294,14 @@ def cosines_of(item: GetRoundResponse) -> tuple[list[str], list[float]]:
 def test_the_heat_map_is_red_for_together_and_blue_for_apart() -> None:
     console = Console(width=100, force_terminal=True, color_system="truecolor")
     with console.capture() as capture:
-        console.print(render.heat_map(*cosines_of(a_round(2))))
+        console.print(heat_map.heat_map(*cosines_of(a_round(2))))
     red, blue = "48;2;255;51;51", "48;2;153;153;255"
     assert red in capture.get()
     assert blue in capture.get()
 
 
 def test_the_heat_map_says_below_it_what_its_colours_mean() -> None:
-    matrix, _, legend = text_of(render.heat_map(*cosines_of(a_round(2)))).rstrip().rpartition("\n\n")
+    matrix, _, legend = text_of(heat_map.heat_map(*cosines_of(a_round(2)))).rstrip().rpartition("\n\n")
     assert "hospital-number-1" in matrix
     assert " ".join(legend.split()) == "blue: against each other -1 0 1 red: together"
 
@@ -310,16 +310,16 @@ def test_a_standstill_is_said_clearly_with_who_may_have_caused_it() -> None:
     item = a_round(3)
     item.summary.reason = "stationary"
     item.summary.metrics["stationary"] = 0.0
-    assert "No direction" not in text_of(render.round_(item))
+    assert "No direction" not in text_of(render_rounds.round_(item))
     item.summary.metrics["stationary"] = 1.0
-    text = " ".join(text_of(render.round_(item)).split())
+    text = " ".join(text_of(render_rounds.round_(item)).split())
     assert "No direction is good for every participant" in text
     assert "Pareto-stationary" in text
     assert "of length 0" not in text
     assert "of the weight" not in text
     item.participations[0].update_norm = 0.0
     item.participations[2].weight = 0.5
-    text = " ".join(text_of(render.round_(item)).split())
+    text = " ".join(text_of(render_rounds.round_(item)).split())
     assert "hospital-number-0 sent an update of length 0." in text
     assert "hospital-number-2 alone got 50.0 % of the weight" in text
 
@@ -328,12 +328,12 @@ def test_a_round_shows_every_number_once_and_names_the_worst_client() -> None:
     item = a_round(2)
     item.summary.metrics.update(dict.fromkeys(DEFINITIONS, 0.25) | {"corrected": 7.0})
     item.summary.worst_client = "hospital-number-1"
-    text = " ".join(text_of(render.round_(item)).split())
+    text = " ".join(text_of(render_rounds.round_(item)).split())
     assert "worst client hospital-number-1: accuracy 25.0 %" in text
     assert "algorithm corrected 7.000" in text
-    known = [name for names in render._MEASURED.values() for name in names] + list(render._ELSEWHERE)
+    known = [name for names in render_rounds._MEASURED.values() for name in names] + list(render_rounds._ELSEWHERE)
     assert sorted(known) == sorted(name for name in DEFINITIONS if "<objective>" not in name)
-    row = text_of(render.rounds([item.summary]))
+    row = text_of(render_rounds.rounds([item.summary]))
     assert "hospital-num" in row
     assert max(len(line.rstrip()) for line in row.splitlines()) <= 100
 
@@ -355,7 +355,7 @@ def test_a_round_of_several_objectives_shows_their_weights_and_why_one_was_left_
     found.mode = "min-norm"
     found.notes.append("the programme was infeasible")
     item.summary.metrics.update({"loss/test/left": 2.25, "accuracy/objective/right": 0.5, "objective/conflicts": 1.0})
-    text = text_of(render.round_(item))
+    text = text_of(render_rounds.round_(item))
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
     for row in (
         "left 0.750 2.500 2.250 – 3",

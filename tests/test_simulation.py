@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from coordinator.clock import utc_now
 from coordinator.home import Home, Settings
 from coordinator.services import views
+from coordinator.services.verification import Verifier
 from federation.attacks.lone import SignFlip
 from federation.keys import IdentityError
 from federation.runs import SpecError
@@ -275,13 +276,15 @@ def test_a_long_record_of_updates_is_read_a_piece_at_a_time(tmp_path: Path) -> N
     with Simulation(spec(rounds=5, algorithm="fedavg").encode(), tmp_path / "home") as simulation:
         simulation.run()
         with simulation._database.read() as session:
-            whole, _ = views.updates(session, simulation.run_id, None, "", 0, 1000)
+            key = simulation._home.signing_key.public_key()
+            verifier = Verifier(simulation._home.federation_id, key)
+            whole, _ = views.updates(session, verifier, simulation.run_id, None, "", 0, 1000)
             pieces: list[Update] = []
             after = 0
-            while (found := views.updates(session, simulation.run_id, None, "", after, 3))[0]:
+            while (found := views.updates(session, verifier, simulation.run_id, None, "", after, 3))[0]:
                 pieces.extend(found[0])
                 after = found[1]
-            own, _ = views.updates(session, simulation.run_id, 2, "client-001", 0, 3)
+            own, _ = views.updates(session, verifier, simulation.run_id, 2, "client-001", 0, 3)
     assert [(update.round, update.client_id) for update in whole] == [
         (t, f"client-{i:03d}") for t in range(5) for i in range(4)
     ]

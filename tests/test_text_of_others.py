@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from federation.v1 import admin_pb2, admin_pb2_grpc, common_pb2
-from fedpareto.cli import document, logs, render, render_members, watch
+from fedpareto.cli import document, logs, render, render_envelopes, render_members, render_rounds, watch
 from fedpareto.cli.escaping import EscapingChannel, make_safe
 from fedpareto.report.data import RunData
 from fedpareto.report.page import page
@@ -119,9 +119,9 @@ PICTURES: dict[str, tuple[type[Message], Callable[[Any], Any]]] = {
     ),
     "runs": (admin_pb2.ListRunsResponse, lambda found: render.runs(found.runs)),
     "run": (admin_pb2.GetRunResponse, lambda found: render.run(found.run)),
-    "rounds": (admin_pb2.ListRoundsResponse, lambda found: render.rounds(found.rounds)),
-    "round": (admin_pb2.GetRoundResponse, render.round_),
-    "updates": (admin_pb2.ListUpdatesResponse, lambda found: render.updates(found.updates)),
+    "rounds": (admin_pb2.ListRoundsResponse, lambda found: render_rounds.rounds(found.rounds)),
+    "round": (admin_pb2.GetRoundResponse, render_rounds.round_),
+    "updates": (admin_pb2.ListUpdatesResponse, lambda found: render_envelopes.updates(found.updates)),
     "watch": (admin_pb2.WatchRunResponse, watch.status),
     "watch, a round": (admin_pb2.WatchRunResponse, lambda found: watch.row(found.ended)),
 }
@@ -178,7 +178,7 @@ def test_a_time_that_is_none_and_bytes_that_are_no_manifest_are_shown_as_such() 
     found = json.loads(document.dumps(update))
     assert found["envelope"]["decoded"]["created"] == "not a time: 4611686018427387904 s and -1 ns"
     assert found["received"] == "not a time: -4611686018427387904 s and 0 ns"
-    assert "not a time" in shown(render.updates([update]))
+    assert "not a time" in shown(render_envelopes.updates([update]))
     update.envelope.manifest = b"\xff\xff"
     assert json.loads(document.dumps(update))["envelope"]["decoded"] is None
 

@@ -23,7 +23,7 @@ from federation.v1.admin_pb2 import (
     WatchRunResponse,
 )
 from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto.cli import render, watch
+from fedpareto.cli import render, render_envelopes, render_rounds, watch
 from fedpareto.cli.document import dumps, line
 from fedpareto.report.data import RunData
 from fedpareto.report.page import page
@@ -117,9 +117,14 @@ def must_be_known(admin: AdminStub, run: str) -> None:
     whole = admin.GetRun(GetRunRequest(run=run))
     runs = admin.ListRuns(ListRunsRequest())
     updates = next(admin.ListUpdates(ListUpdatesRequest(run=run)), messages.ListUpdatesResponse())
-    pictures = [render.round_(single), render.rounds(rounds.rounds), render.run(whole.run), render.runs(runs.runs)]
+    pictures = [
+        render_rounds.round_(single),
+        render_rounds.rounds(rounds.rounds),
+        render.run(whole.run),
+        render.runs(runs.runs),
+    ]
     console = Console(file=io.StringIO(), width=render.WIDTH)
-    console.print(*pictures, render.updates(updates.updates))
+    console.print(*pictures, render_envelopes.updates(updates.updates))
     texts = [console.file.getvalue(), page(RunData.read(admin, run))]  # type: ignore[attr-defined]
     texts += [dumps(message) for message in (single, rounds, whole, runs, updates)]
     assert "not over yet" in texts[0]

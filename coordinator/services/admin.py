@@ -18,6 +18,7 @@ from coordinator.services.calls import NEXT_CHUNK_SECONDS, next_message
 from coordinator.services.desk import Context
 from coordinator.services.member_calls import MemberCalls
 from coordinator.services.model_intake import ModelIntake
+from coordinator.services.verification import Verifier
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
 from federation.identity import Role
 from federation.refusals import Refusal
@@ -51,6 +52,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         join: makes the join string of a client id and a secret.
         token_lifetime: how long a one-time token holds unless its maker says otherwise.
         max_model_bytes: the largest model that is taken.
+        verifier: looks at the envelopes that are shown.
         clock: the time, aware.
     """
 
@@ -66,6 +68,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         join: Callable[[str, bytes], str],
         token_lifetime: timedelta,
         max_model_bytes: int,
+        verifier: Verifier,
         clock: Callable[[], datetime],
     ) -> None:
         super().__init__(
@@ -80,6 +83,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         )
         self._blobs = blobs
         self._max_model_bytes = max_model_bytes
+        self._verifier = verifier
 
     # --- runs
 
@@ -211,7 +215,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
 
         def read(session: Session) -> messages.GetRoundResponse:
             found = finding.find_round(session, finding.find_run(session, request.run), request.round)
-            return details.round_detail(session, self._blobs, found)
+            return details.round_detail(session, self._blobs, self._verifier, found)
 
         return await self._read(read)
 
@@ -241,7 +245,9 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         run_id, number = await self._read(find)
         after = 0
         while True:
-            found, after = await self._read(views.updates, run_id, number, request.client_id, after, UPDATES_AT_A_TIME)
+            found, after = await self._read(
+                views.updates, self._verifier, run_id, number, request.client_id, after, UPDATES_AT_A_TIME
+            )
             if not found:
                 return
             yield messages.ListUpdatesResponse(updates=found)

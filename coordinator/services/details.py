@@ -2,22 +2,20 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager, defer, selectinload
 
 from coordinator.services import views
 from coordinator.services.summaries import phases_of, summaries
-from federation.envelope import unseal
+from coordinator.services.verification import Verifier, parsed
 from federation.objectives import JOINT
-from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
 from federation.v1.common_pb2 import (
     AssignmentState,
-    SignedEnvelope,
     StepManifest,
     UpdateManifest,
 )
@@ -69,22 +67,30 @@ def _scores(session: Session, round_ids: list[int]) -> _Scores:
     return found
 
 
-def round_detail(session: Session, blobs: BlobStore, item: models.Round) -> messages.GetRoundResponse:
-    """One round with every client's part in it.
-
-    The signature of every update is verified again, so that what is shown as signed is signed in the record.
-    """
+def round_detail(
+    session: Session, blobs: BlobStore, verifier: Verifier, item: models.Round
+) -> messages.GetRoundResponse:
+    """One round with every client's part in it; every envelope is verified again."""
     one = [item.round_id]
     response = messages.GetRoundResponse(
         run=views.run(session, item.run),
         summary=summaries(session, [item])[0],
         phases=phases_of(session, one)[item.round_id].values(),
-        participations=_participations(session, one, _scores(session, one), _keys(session))[item.round_id],
+        participations=_participations(session, one, _scores(session, one))[item.round_id],
         objectives=_objectives(item),
     )
+    checks = verifier.of_round(session, item.round_id)
+    for part in response.participations:
+        for name, check in checks.get(part.client_id, ()):
+            part.envelopes.append(check)
+            if check.verified and check.kind == "update" and name == part.envelope:
+                part.key_id = check.key_id
     if item.step is not None:
-        response.step.ParseFromString(item.step)
-        _add_cosines(session, blobs, item, response)
+        response.step_check.CopyFrom(verifier.step(session, item))
+        if (step := parsed(item.step)) is not None:
+            response.step.CopyFrom(step)
+        if response.step_check.verified:
+            _add_cosines(session, blobs, item, response)
     return response
 
 
@@ -112,9 +118,7 @@ def _objectives(item: models.Round) -> messages.Objectives | None:
     return found
 
 
-def _participations(
-    session: Session, round_ids: list[int], scores: _Scores, keys: Mapping[str, Ed25519PublicKey] | None = None
-) -> dict[int, list[messages.Participation]]:
+def _participations(session: Session, round_ids: list[int], scores: _Scores) -> dict[int, list[messages.Participation]]:
     """Every client's part in each round: in its training, or in the phase where it stopped before that."""
     evaluated: dict[tuple[int, str], list[int]] = {}
     answers = (
@@ -128,7 +132,6 @@ def _participations(
     )
     for round_id, client, number in session.execute(answers):
         evaluated.setdefault((round_id, client), []).append(number)
-    unread = [] if keys is not None else [defer(models.Update.envelope)]
     assignments = session.scalars(
         select(models.Assignment)
         .join(models.Assignment.phase)
@@ -137,7 +140,9 @@ def _participations(
         .options(
             contains_eager(models.Assignment.phase),
             defer(models.Assignment.envelope),
-            selectinload(models.Assignment.updates).options(defer(models.Update.receipt), *unread),
+            selectinload(models.Assignment.updates).options(
+                defer(models.Update.receipt), defer(models.Update.envelope)
+            ),
         )
     )
     asked: dict[tuple[int, str], list[models.Assignment]] = {}
@@ -145,7 +150,7 @@ def _participations(
         asked.setdefault((assignment.phase.round_id, assignment.client_id), []).append(assignment)
     found: dict[int, list[messages.Participation]] = {round_id: [] for round_id in round_ids}
     for (round_id, client), own in sorted(asked.items()):
-        part = _participation(own, scores[round_id].get(client, {}), keys)
+        part = _participation(own, scores[round_id].get(client, {}))
         part.answered.extend(evaluated.get((round_id, client), ()))
         found[round_id].append(part)
     return found
@@ -154,11 +159,10 @@ def _participations(
 def _participation(
     assignments: Sequence[models.Assignment],
     evaluation: dict[str, float],
-    keys: Mapping[str, Ed25519PublicKey] | None = None,
 ) -> messages.Participation:
-    """One client's part, from its assignments in the order of the phases; signatures are verified where there are keys.
+    """One client's part, from its assignments in the order of the phases.
 
-    State, update and signature are those of its training. Of a client that was not asked to train they are those of the
+    State and update are those of its training. Of a client that was not asked to train they are those of the
     last phase that it was asked in, which the reason names.
     """
     trains = [one for one in assignments if one.phase.kind is models.PhaseKind.TRAIN]
@@ -186,7 +190,6 @@ def _participation(
         return part
     part.samples = update.samples
     part.seconds = max(0.0, (update.received - last.created).total_seconds())
-    part.key_id = "" if keys is None else _verified_key(update, keys)
     part.envelope = update.envelope_digest
     part.update_norm = _known(update.norm)
     part.weight = _known(update.weight)
@@ -208,29 +211,13 @@ def _loss(assignment: models.Assignment) -> float:
     return update.losses.get(JOINT, float(np.mean(list(update.losses.values()))))
 
 
-def _keys(session: Session) -> dict[str, Ed25519PublicKey]:
-    """Every client's signing key by its id."""
-    rows = session.execute(select(models.Client.key_id, models.Client.signing_key))
-    return {key_id: Ed25519PublicKey.from_public_bytes(key) for key_id, key in rows}
-
-
-def _verified_key(update: models.Update, keys: Mapping[str, Ed25519PublicKey]) -> str:
-    """The id of the key whose signature holds over the recorded bytes; empty if none does."""
-    envelope = SignedEnvelope.FromString(update.envelope)
-    try:
-        manifest = unseal(envelope, UpdateManifest, lambda key_id: keys.get(key_id.hex()))
-    except Refusal:
-        return ""
-    return envelope.key_id.hex() if manifest.client_id == update.client_id else ""
-
-
 def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, response: messages.GetRoundResponse) -> None:
     """The cosines of K, and whose rows they are: the signed step says so, in the order of the rows."""
     step = StepManifest.FromString(response.step.manifest)
     try:
         stored = blobs.read(step.gram, _MAX_GRAM_BYTES)
-    except BlobMissing:
-        return  # an old round, whose blobs are not kept any more
+    except (BlobMissing, ValueError):
+        return  # an old round, whose blobs are not kept any more; or damaged, or too large to be shown
     gram = np.load(io.BytesIO(stored), allow_pickle=False)
     sent = session.execute(
         select(models.Update.envelope_digest, models.Update.client_id, models.Round.number, models.Update.envelope)
@@ -244,13 +231,21 @@ def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, respons
         if number != item.number:
             owners[name] = [f"{client}, round {number}"]
             continue
-        rows = UpdateManifest.FromString(SignedEnvelope.FromString(envelope).manifest).rows
-        owners[name] = [client if row.objective == JOINT else f"{client}/{row.objective}" for row in rows]
+        owners[name] = [client if row == JOINT else f"{client}/{row}" for row in _rows(envelope)]
     response.gram_clients.extend(owner for name in step.updates for owner in owners.get(name, ["?"]))
     lengths = np.sqrt(np.diag(gram))
     lengths = np.outer(lengths, lengths)
     cosines = np.divide(gram, lengths, out=np.zeros_like(gram), where=lengths > 0)
     response.cosines.extend(np.clip(cosines, -1.0, 1.0).ravel().tolist())
+
+
+def _rows(envelope: bytes) -> list[str]:
+    """The rows of a recorded update; none where the bytes are no update."""
+    found = parsed(envelope)
+    try:
+        return [row.objective for row in UpdateManifest.FromString(found.manifest if found else b"").rows]
+    except DecodeError:
+        return []
 
 
 def _known(value: float | None) -> float:

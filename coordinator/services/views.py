@@ -16,12 +16,12 @@ from coordinator.rounds.states import RUN_ENDED
 from coordinator.rounds.stepping import result_of
 from coordinator.services.finding import must_be_client
 from coordinator.services.summaries import summaries, timestamp
+from coordinator.services.verification import Place, Verifier, parsed
 from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as messages
 from federation.v1.common_pb2 import (
     ClientState,
     RunState,
-    SignedEnvelope,
 )
 from storage import models
 
@@ -141,12 +141,13 @@ def _serving(session: Session, item: models.Run, spec: RunSpec) -> list[messages
 
 
 def updates(
-    session: Session, run_id: str, number: int | None, client_id: str, after: int, count: int
+    session: Session, verifier: Verifier, run_id: str, number: int | None, client_id: str, after: int, count: int
 ) -> tuple[list[messages.Update], int]:
     """Some of the updates of a run as they were received, in order of arrival, refused ones included.
 
     Args:
         session: where to read.
+        verifier: looks at their envelopes.
         run_id: of which run.
         number: only this round; None for all.
         client_id: only this client; "" for all.
@@ -160,7 +161,8 @@ def updates(
         Refusal: `client-unknown`.
     """
     query = (
-        select(models.Update, models.Round.number, models.Phase.number)
+        select(models.Update, models.Client.signing_key, models.Round.number, models.Phase.number)
+        .join(models.Client, models.Client.client_id == models.Update.client_id)
         .join(models.Assignment, models.Assignment.assignment_id == models.Update.assignment_id)
         .join(models.Phase)
         .join(models.Round)
@@ -174,7 +176,8 @@ def updates(
         must_be_client(session, client_id)
         query = query.where(models.Update.client_id == client_id)
     found = []
-    for update, round_number, phase_number in session.execute(query):
+    for update, key, round_number, phase_number in session.execute(query):
+        place = Place(run_id, round_number, phase_number)
         found.append(
             messages.Update(
                 round=round_number,
@@ -187,7 +190,8 @@ def updates(
                 payload_bytes=update.payload_bytes,
                 envelope_digest=update.envelope_digest,
                 received=timestamp(update.received),
-                envelope=SignedEnvelope.FromString(update.envelope),
+                envelope=parsed(update.envelope),
+                envelopes=verifier.reply(update, place, key),
             )
         )
         after = update.update_id

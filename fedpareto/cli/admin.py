@@ -238,12 +238,12 @@ def rounds(context: typer.Context, run: RunName, home: Home = None, as_json: Jso
     For each: replies, accuracy, improvement, bytes, time.
     """
     from federation.v1.admin_pb2 import ListRoundsRequest
-    from fedpareto.cli import render
+    from fedpareto.cli import render_rounds
     from fedpareto.cli.listing import whole
 
     with connected(context, home, reads=True) as stub:
         response = whole(stub.ListRounds, ListRoundsRequest(run=run))
-    show(as_json, response, lambda: render.rounds(response.rounds))
+    show(as_json, response, lambda: render_rounds.rounds(response.rounds))
 
 
 @app.command("round", context_settings={"ignore_unknown_options": True})
@@ -259,7 +259,7 @@ def show_round(
     That is: its phases and objectives, every client's part, the cosines between their updates.
     """
     from federation.v1.admin_pb2 import GetRoundRequest
-    from fedpareto.cli import render
+    from fedpareto.cli import render_rounds
     from fedpareto.cli.document import document
 
     with connected(context, home, reads=True) as stub:
@@ -268,7 +268,7 @@ def show_round(
     found["cosines"] = _square(found["cosines"])
     if found["objectives"] is not None:
         found["objectives"]["cosines"] = _square(found["objectives"]["cosines"])
-    show(as_json, found, lambda: render.round_(response))
+    show(as_json, found, lambda: render_rounds.round_(response))
 
 
 def _square(values: list[float]) -> list[list[float]]:
@@ -291,13 +291,13 @@ def updates(
     --json has the signed envelopes.
     """
     from federation.v1.admin_pb2 import ListUpdatesRequest, ListUpdatesResponse
-    from fedpareto.cli import render
+    from fedpareto.cli import render_envelopes
 
     found = ListUpdatesResponse()
     with connected(context, home, reads=True) as stub:
         for some in stub.ListUpdates(ListUpdatesRequest(run=run, round=number, client_id=client)):
             found.MergeFrom(some)
-    show(as_json, found, lambda: render.updates(found.updates))
+    show(as_json, found, lambda: render_envelopes.updates(found.updates))
 
 
 @app.command()

@@ -1,0 +1,209 @@
+"""Whether the signed envelopes on record hold, looked at again whenever they are shown.
+
+An envelope holds when its signature does, by the one key that may sign it, and when the record says what was signed.
+Bytes that are no envelope are an answer too, and no error.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from google.protobuf.message import DecodeError
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from federation.envelope import ManifestT, envelope_digest, key_id, unseal
+from federation.identity import UNSIGNED
+from federation.refusals import Refusal
+from federation.v1 import admin_pb2 as messages
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    ReceiptManifest,
+    SignedEnvelope,
+    StepManifest,
+    UpdateManifest,
+)
+from storage import models
+
+_MAX_WORDS = 100  # characters of a value in a message
+
+# What the record says and what was signed, by field.
+_Pairs = Iterable[tuple[str, Any, Any]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the record an envelope belongs.
+
+    Attributes:
+        run_id: the run.
+        round: from 0.
+        phase: from 0.
+    """
+
+    run_id: str
+    round: int
+    phase: int
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """Looks at envelopes of one federation.
+
+    Attributes:
+        federation_id: the federation.
+        coordinator: the key that signs assignments, receipts and steps.
+    """
+
+    federation_id: str
+    coordinator: Ed25519PublicKey
+
+    def assignment(self, row: models.Assignment, place: Place) -> messages.EnvelopeCheck:
+        """What a client was asked."""
+
+        def pairs(envelope: SignedEnvelope, signed: AssignmentManifest) -> _Pairs:
+            yield from self._places(signed, place)
+            for field in ("assignment_id", "client_id", "base_model"):
+                yield field, getattr(row, field), getattr(signed, field)
+
+        return _check("assignment", place.phase, row.envelope, AssignmentManifest, self.coordinator, pairs)
+
+    def reply(self, row: models.Update, place: Place, signing_key: bytes) -> list[messages.EnvelopeCheck]:
+        """An update and its receipt; `signing_key` is the client's public key, raw."""
+        if signing_key == UNSIGNED:
+            words = "its client is simulated, and signs nothing"
+            return [messages.EnvelopeCheck(kind="update", phase=place.phase, reason="unsigned", message=words)]
+        return [self._update(row, place, signing_key), self._receipt(row, place)]
+
+    def _update(self, row: models.Update, place: Place, signing_key: bytes) -> messages.EnvelopeCheck:
+
+        def pairs(envelope: SignedEnvelope, signed: UpdateManifest) -> _Pairs:
+            yield "envelope", row.envelope_digest, envelope_digest(envelope)
+            yield from self._places(signed, place)
+            yield "assignment_id", row.assignment_id, signed.assignment_id
+            yield "client_id", row.client_id, signed.client_id
+            yield "payload", row.payload, signed.payload if row.accepted else ""
+            yield "payload_bytes", row.payload_bytes, signed.payload_bytes
+            yield "samples", row.samples, min(signed.samples, 2**63 - 1)
+            yield "losses", _finite(row.losses), _finite(signed.losses)
+            yield "metrics", _finite(row.metrics), _finite(signed.metrics)
+
+        return _check("update", place.phase, row.envelope, UpdateManifest, _public(signing_key), pairs)
+
+    def _receipt(self, row: models.Update, place: Place) -> messages.EnvelopeCheck:
+        def pairs(envelope: SignedEnvelope, signed: ReceiptManifest) -> _Pairs:
+            yield from self._places(signed, place)
+            yield "envelope", row.envelope_digest, signed.envelope
+            for field in ("assignment_id", "client_id", "accepted", "reason"):
+                yield field, getattr(row, field), getattr(signed, field)
+
+        return _check("receipt", place.phase, row.receipt, ReceiptManifest, self.coordinator, pairs)
+
+    def step(self, session: Session, row: models.Round) -> messages.EnvelopeCheck:
+        """What the coordinator made of a round that has a step."""
+
+        def pairs(envelope: SignedEnvelope, signed: StepManifest) -> _Pairs:
+            yield "federation_id", self.federation_id, signed.federation_id
+            yield "run_id", row.run_id, signed.run_id
+            yield "round", row.number, signed.round
+            yield "base_model", row.base_model, signed.base_model
+            yield "result_model", row.result_model or "", signed.result_model
+            yield "gram", row.gram or "", signed.gram
+            named = {*signed.updates, *signed.consulted}
+            known = session.scalars(
+                select(models.Update.envelope_digest)
+                .join(models.Assignment)
+                .join(models.Phase)
+                .join(models.Round)
+                .where(models.Round.run_id == row.run_id, models.Update.envelope_digest.in_(named))
+            )
+            yield "updates", sorted(set(known)), sorted(named)
+
+        return _check("step", 0, row.step or b"", StepManifest, self.coordinator, pairs)
+
+    def of_round(self, session: Session, round_id: int) -> dict[str, list[tuple[str, messages.EnvelopeCheck]]]:
+        """The envelopes of a round by client: assignment, then update and receipt, in the order of the phases.
+
+        With each comes the digest of the update that it belongs to; "" with an assignment.
+        """
+        rows = session.execute(
+            select(models.Assignment, models.Update, models.Client.signing_key, models.Phase.number, models.Round)
+            .join(models.Phase, models.Phase.phase_id == models.Assignment.phase_id)
+            .join(models.Round, models.Round.round_id == models.Phase.round_id)
+            .join(models.Client, models.Client.client_id == models.Assignment.client_id)
+            .outerjoin(models.Update, models.Update.assignment_id == models.Assignment.assignment_id)
+            .where(models.Phase.round_id == round_id)
+            .order_by(models.Phase.number, models.Update.update_id)
+        )
+        found: dict[str, list[tuple[str, messages.EnvelopeCheck]]] = {}
+        seen: set[str] = set()
+        for assignment, update, key, phase, item in rows:
+            place = Place(item.run_id, item.number, phase)
+            checks = found.setdefault(assignment.client_id, [])
+            if assignment.assignment_id not in seen and key != UNSIGNED:
+                seen.add(assignment.assignment_id)
+                checks.append(("", self.assignment(assignment, place)))
+            if update is not None:
+                checks += [(update.envelope_digest, check) for check in self.reply(update, place, key)]
+        return found
+
+    def _places(self, signed: AssignmentManifest | UpdateManifest | ReceiptManifest, place: Place) -> _Pairs:
+        yield "federation_id", self.federation_id, signed.federation_id
+        yield "run_id", place.run_id, signed.run_id
+        yield "round", place.round, signed.round
+        yield "phase", place.phase, signed.phase
+
+
+def parsed(data: bytes) -> SignedEnvelope | None:
+    """An envelope from its recorded bytes; None where they are none."""
+    try:
+        return SignedEnvelope.FromString(data)
+    except DecodeError:
+        return None
+
+
+def _check(
+    kind: str,
+    phase: int,
+    data: bytes,
+    manifest: type[ManifestT],
+    key: Ed25519PublicKey | None,
+    pairs: Callable[[SignedEnvelope, ManifestT], _Pairs],
+) -> messages.EnvelopeCheck:
+    found = messages.EnvelopeCheck(kind=kind, phase=phase)
+    envelope = parsed(data)
+    if envelope is None:
+        found.reason, found.message = "manifest", "the recorded bytes are not a signed envelope"
+        return found
+    found.key_id = envelope.key_id.hex()
+    try:
+        signed = unseal(envelope, manifest, lambda name: key if key is not None and name == key_id(key) else None)
+    except Refusal as refusal:
+        words = {"signature": "the signature does not fit the recorded bytes"}
+        found.reason, found.message = refusal.reason, words.get(refusal.reason, refusal.message)
+        return found
+    for field, recorded, said in pairs(envelope, signed):
+        if recorded != said:
+            found.reason = f"mismatch:{field}"
+            found.message = f"the record says {_short(recorded)}, signed is {_short(said)}"
+            return found
+    found.verified = True
+    return found
+
+
+def _public(raw: bytes) -> Ed25519PublicKey | None:
+    try:
+        return Ed25519PublicKey.from_public_bytes(raw)
+    except ValueError:
+        return None
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def _short(value: Any) -> str:
+    words = str(value) or "nothing"
+    return words if len(words) <= _MAX_WORDS else words[: _MAX_WORDS - 1] + "…"

@@ -1,0 +1,248 @@
+"""Rounds as people see them: in numbers, and with every client's part; see `render`."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from federation.v1.admin_pb2 import GetRoundResponse, ObjectiveResult, PhaseProgress, RoundSummary
+from fedpareto.cli import render_envelopes
+from fedpareto.cli.document import name_of
+from fedpareto.cli.heat_map import heat_map
+from fedpareto.cli.render import (
+    OF_OBJECTIVES,
+    SCORED,
+    accepted,
+    local,
+    metric,
+    new_table,
+    number,
+    percent,
+    seconds,
+    short,
+    size,
+    state,
+    when,
+)
+
+# A round's numbers, line by line; what an algorithm adds of its own comes last.
+_MEASURED = {
+    "accuracy": (
+        *(f"accuracy/{name}" for name in ("mean", "std", "variance", "worst5", "best5", "p5", "p95", "best", "jain")),
+        "backdoor",
+        "evaluated",
+    ),
+    "loss": ("loss/train", "loss/validation", "loss/test", "loss/jain", "improved"),
+    "direction": ("direction_norm", "stationarity", "stationarity/relative", "descent_min", "descent_share"),
+    "conflicts": ("conflicts", "conflict_depth", "conflict_mean"),
+    "weights": ("entropy", "step/rate"),
+    "objectives": (
+        *(f"objective/{name}" for name in ("conflicts", "conflict_depth", "conflict_mean", "stationarity")),
+        "preference/divergence",
+    ),
+}
+_ELSEWHERE = ("accuracy/worst", "loss/worst", "bytes/up", "bytes/refused", "bytes/down", "stationary")
+_COUNTS = ("conflicts", "evaluated", "iterations", "objective/conflicts")
+_WORDS = {  # where the name says too little without its group
+    "stationarity/relative": "relative",
+    "direction_norm": "norm",
+    "conflicts": "pairs",
+    "conflict_depth": "least cosine",
+    "conflict_mean": "mean cosine",
+    "descent_min": "least cosine with an update",
+    "descent_share": "not against it",
+    "step/rate": "server's rate",
+    "objective/conflicts": "pairs in conflict",
+    "objective/conflict_depth": "least cosine",
+    "objective/conflict_mean": "mean cosine of these",
+    "objective/stationarity": "length of their weighted sum",
+    "preference/divergence": "divergence from the preference",
+}
+_STATIONARY = (
+    "No direction is good for every participant, so the model stayed as it was. Either it is Pareto-stationary for "
+    "them, or one of them brings the others to a standstill on purpose."
+)
+_STANDSTILL = 0.5  # of all the weight: about what a client needs that cancels the others
+
+
+def rounds(items: Sequence[RoundSummary]) -> RenderableType:
+    """The rounds of a run."""
+    table = new_table(
+        ">round", "state", ">replies", ">refused", ">mean", ">worst\n5 %", "worst client", ">improved",
+        ">conflicts", ">||d||", ">up", ">time",
+        gap=1,
+    )  # fmt: skip
+    table.columns[6].overflow, table.columns[6].no_wrap, table.columns[6].max_width = "ellipsis", True, 13
+    notes = []
+    for summary in items:
+        table.add_row(
+            str(summary.round),
+            state(name_of(summary, "state")),
+            f"{summary.accepted}/{summary.asked}",
+            str(summary.rejected),
+            percent(metric(summary, "accuracy/mean")),
+            percent(metric(summary, "accuracy/worst5")),
+            summary.worst_client or "–",
+            percent(metric(summary, "improved")),
+            _count(metric(summary, "conflicts")),
+            number(metric(summary, "direction_norm")),
+            size(metric(summary, "bytes/up")),
+            f"{summary.seconds:.2f} s" if math.isfinite(summary.seconds) else "–",
+        )
+        if summary.reason:
+            more = ": no direction is good for every participant" if metric(summary, "stationary") == 1 else ""
+            notes.append(Text(f"round {summary.round}: {summary.reason}{more}"))
+    return Group(table, *notes) if items else Text("no rounds yet")
+
+
+def round_(item: GetRoundResponse) -> RenderableType:
+    """One round, whole."""
+    summary = item.summary
+    head = Table.grid(padding=(0, 2))
+    head.add_row("round", Text(f"{summary.round} of {item.run.name} ({item.run.run_id})"))
+    line = state(name_of(summary, "state"))
+    head.add_row("state", line.append(f"  {summary.reason}", style="default") if summary.reason else line)
+    if metric(summary, "stationary") == 1:
+        head.add_row("", Text(" ".join([_STATIONARY, *_suspects(item)]), style="yellow"))
+    took = f"took {summary.seconds:.2f} s" if math.isfinite(summary.seconds) else "not over yet"
+    head.add_row("began", f"{when(summary, 'started')}, {took}")
+    head.add_row("replies", _replies(summary))
+    sent = ", ".join(
+        f"{size(summary.metrics[name])} {words}"
+        for name, words in (("bytes/up", "up"), ("bytes/refused", "of it refused"), ("bytes/down", "down"))
+        if name in summary.metrics
+    )
+    head.add_row("bytes", sent or "–")
+    result = short(summary.result_model) or "(no step)"
+    head.add_row("model", f"{short(summary.base_model)} → {result}")
+    if item.HasField("step_check"):
+        head.add_row("step", render_envelopes.step(item))
+    if item.participations:
+        head.add_row("envelopes", render_envelopes.tally(item.participations))
+    for phase in item.phases:
+        head.add_row(f"phase {phase.phase}", _phase(phase))
+    for label, words in _measured(summary):
+        head.add_row(label, words)
+    parts: list[RenderableType] = [head, Text()]
+    if item.HasField("objectives"):
+        parts += [*_objectives(item), Text()]
+    parts.append(participations(item))
+    if item.gram_clients:
+        parts += [
+            Text("\ncosines between the accepted updates", style="bold"),
+            heat_map(item.gram_clients, item.cosines),
+        ]
+    return Group(*parts)
+
+
+def _phase(phase: PhaseProgress) -> str:
+    words = f"{name_of(phase, 'kind')}: {phase.replied} of {phase.asked} replied"
+    if phase.bytes_up:
+        words += f", {size(phase.bytes_up)}"
+    if phase.HasField("started"):
+        words += f", from {local(phase.started)[11:]}"
+    if phase.HasField("ended"):
+        return f"{words} for {seconds(phase):.2f} s"
+    return f"{words}, deadline {when(phase, 'deadline')}"
+
+
+def _objectives(item: GetRoundResponse) -> Iterator[RenderableType]:
+    """What the round knew of its objectives, and what its clients scored in each after it."""
+    found, summary = item.objectives, item.summary
+    columns: list[tuple[str, Callable[[ObjectiveResult], str]]] = [
+        (">weight", lambda one: number(one.weight)),
+        (">loss\nbefore", lambda one: number(one.loss)),
+    ]
+    split = next(
+        (split for split in SCORED if any(f"loss/{split}/{one.name}" in summary.metrics for one in found.results)), ""
+    )
+    if split:
+        name = f">{split} loss\nafter it"
+        columns.append((name, lambda one: number(metric(summary, f"loss/{split}/{one.name}"))))
+    if any(f"accuracy/objective/{one.name}" in summary.metrics for one in found.results):
+        columns.append((">accuracy\nafter it", lambda one: percent(metric(summary, f"accuracy/objective/{one.name}"))))
+    columns.append((">clients", lambda one: str(one.clients)))
+    if any(one.left_out for one in found.results):
+        columns.append(("left out", lambda one: one.left_out))
+    table = new_table("objective", *(title for title, _ in columns))
+    for result in found.results:
+        table.add_row(result.name, *(words(result) for _, words in columns))
+    yield table
+    if found.mode:
+        yield Text(f"weights: {found.mode}")
+    for note in found.notes:
+        yield Text(note, style="yellow")
+    if found.cosines:
+        yield Text("\ncosines between the objectives", style="bold")
+        yield heat_map([result.name for result in found.results], found.cosines)
+
+
+def _measured(summary: RoundSummary) -> Iterator[tuple[str, str]]:
+    """The numbers of a round in lines, each with its label."""
+    if summary.worst_client:
+        accuracy, loss = metric(summary, "accuracy/worst"), metric(summary, "loss/worst")
+        value = f"accuracy {percent(accuracy)}" if math.isfinite(accuracy) else f"loss {number(loss)}"
+        yield "worst client", f"{summary.worst_client}: {value}"
+    known = {name for names in _MEASURED.values() for name in names} | set(_ELSEWHERE)
+    own = {name for name in set(summary.metrics) - known if not name.startswith(OF_OBJECTIVES)}
+    groups = {**_MEASURED, "algorithm": tuple(sorted(own))}
+    for label, names in groups.items():
+        found = [_named(name, summary.metrics[name]) for name in names if name in summary.metrics]
+        if found:
+            yield label, ", ".join(found)
+
+
+def _named(name: str, value: float) -> str:
+    words = _WORDS.get(name, name.rpartition("/")[2].replace("_", " "))
+    return f"{words} {_count(value) if name in _COUNTS else number(value)}"
+
+
+def _suspects(item: GetRoundResponse) -> list[str]:
+    """Who may have brought a round to a standstill: an update without length, or about half of all the weight."""
+    parts = [part for part in item.participations if math.isfinite(part.weight)]
+    still = [part.client_id for part in parts if part.update_norm == 0]
+    heavy = [part for part in parts if part.weight >= _STANDSTILL - 1e-3 and len(parts) > 2]
+    words = [f"{name} sent an update of length 0." for name in still]
+    words += [
+        f"{part.client_id} alone got {percent(part.weight)} of the weight: look at its cosines." for part in heavy
+    ]
+    return words
+
+
+def _count(value: float) -> str:
+    return f"{value:.0f}" if math.isfinite(value) else "–"
+
+
+def _replies(summary: RoundSummary) -> str:
+    return f"{summary.asked} asked, {summary.accepted} accepted, {summary.rejected} rejected, {summary.missing} missing"
+
+
+def participations(item: GetRoundResponse) -> RenderableType:
+    """Every client's part in a round; below, why what did not count did not."""
+    table = new_table(
+        "client", "update", ">samples", ">loss", ">norm", ">lambda", ">cosine", "signed by", ">bytes", ">time", ">test",
+        gap=1,
+    )  # fmt: skip
+    notes = []
+    for part in item.participations:
+        name = name_of(part, "state")
+        word = ("accepted" if accepted(item.phases, part) else "answered") if name == "FULFILLED" else name.lower()
+        table.add_row(
+            part.client_id,
+            Text(word, style=state(name).style),
+            str(part.samples) if part.samples else "–",
+            number(part.loss_before),
+            number(part.update_norm),
+            number(part.weight),
+            number(part.cosine),
+            render_envelopes.signed_by(part),
+            size(part.payload_bytes),
+            f"{part.seconds:.2f} s" if math.isfinite(part.seconds) else "–",
+            percent(part.evaluation.get("test/accuracy", math.nan)),
+        )
+        if part.reason:
+            notes.append(Text(f"{part.client_id}: {part.reason}"))
+    notes += render_envelopes.doubts([(part.client_id, part.envelopes) for part in item.participations])
+    return Group(table, *notes)
