@@ -23,7 +23,9 @@ __all__ = ["pytest_addoption", "pytest_configure"]  # hooks: the option --costs
 
 for _pool in ("OMP", "OPENBLAS"):  # in every process: threads of models as small as these wait for each other
     os.environ.setdefault(f"{_pool}_NUM_THREADS", "1")
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # as the command sets it; gRPC reads both once
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # as the command sets it; gRPC reads these once
+# gRPC's handlers of forks end the children with a segmentation fault now and then; none of them goes on with a channel.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 require_tls13()  # before a test imports gRPC
 
 

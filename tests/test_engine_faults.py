@@ -3,7 +3,9 @@
 Moments are found in the statements that a conductor sends to its database; nothing is left to chance.
 """
 
+import errno
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +21,7 @@ from stage import LAYOUT, MODEL, Player, Stage, spec, vector
 from federation.digests import digest
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import to_bytes
-from storage.models import Assignment, AssignmentState, Model, PhaseState, Round, RoundState, RunState
+from storage.models import Assignment, AssignmentState, AuditEntry, Model, PhaseState, Round, RoundState, RunState
 
 BOTH_DATABASES = True
 
@@ -159,6 +161,24 @@ def test_a_database_that_fails_for_a_moment_fails_no_run(stage: Stage, statement
     assert seen
     assert stage.rounds(run)[0].state is RoundState.COMPLETED
     assert len(stage.evaluations(run)) == 4
+
+
+@pytest.mark.parametrize("statement", ["INSERT INTO rounds", "SELECT phases", "UPDATE rounds"])
+def test_descriptors_that_run_out_for_a_moment_neither_pause_nor_fail_a_run(
+    stage: Stage, statement: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, players = begin(stage)
+
+    def exhaust() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with caplog.at_level(logging.ERROR), at(stage, run, statement, once(exhaust)) as seen:
+        stage.resume(run)
+        stage.play(run, *players)
+    assert len(seen) > 1
+    assert [record.message for record in caplog.records if record.exc_info] == []
+    paused = select(AuditEntry).where(AuditEntry.subject == run, AuditEntry.actor == "coordinator")
+    assert stage.look(lambda session: session.scalars(paused).all()) == []
 
 
 def test_a_database_that_fails_while_a_failure_is_recorded_leaves_no_run_without_a_conductor(stage: Stage) -> None:
