@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnContext
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from queue import Empty
 from typing import TYPE_CHECKING, Any, Literal
@@ -155,7 +155,7 @@ class Runner:
         )
 
     def _run_apart(self, jobs: Sequence[Job], tell: Tell) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         told: multiprocessing.Queue[Event] = context.Queue()
         waiting, children = list(jobs), list[_Child]()
         while any(child.job for child in children) or (waiting and not self._stopping):
@@ -180,7 +180,7 @@ class Runner:
         for child in children:
             child.end()
 
-    def _idle(self, children: "list[_Child]", context: SpawnContext, told: Any) -> "_Child | None":
+    def _idle(self, children: "list[_Child]", context: ForkServerContext | SpawnContext, told: Any) -> "_Child | None":
         """A child without a job: one that is there, for starting takes seconds, or a new one; None at the limit."""
         for child in children:
             if child.job is None and child.process.is_alive():
@@ -276,6 +276,15 @@ def _refusals(history: "History") -> str:
     return f"; {len(refused)} of {len(history.update_records)} updates not accepted: {reasons.most_common(1)[0][0]}"
 
 
+def _context() -> ForkServerContext | SpawnContext:
+    """Makes processes: forks of one that has imported PyTorch, which takes seconds, where the system has forks."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["simulation.simulate", "torch"])
+    return context
+
+
 class _Child:
     """A process that makes one run after the other.
 
@@ -284,7 +293,7 @@ class _Child:
         process: itself.
     """
 
-    def __init__(self, context: SpawnContext, store: Store, settings: Settings, told: Any) -> None:
+    def __init__(self, context: ForkServerContext | SpawnContext, store: Store, settings: Settings, told: Any) -> None:
         self.job: Job | None = None
         self._theirs, self._jobs = context.Pipe(duplex=False)
         self.process = context.Process(target=_work, args=(self._theirs, store, settings, told), daemon=True)

@@ -568,7 +568,7 @@ def test_a_run_under_way_goes_on_with_what_was_written_when_it_began(tmp_path: P
     [
         ("coordinator.db", b"x" * 4096, "(sqlite3.DatabaseError) file is not a database"),
         ("coordinator.toml", b"x", "coordinator.toml is not TOML: "),
-        ("signing.key", b"x", "signing.key cannot be opened: not a key"),
+        ("signing.key", b"x", "signing.key is damaged: it does not hold a private key"),
         ("blobs", b"x", "layout: 1 bytes are no safetensors file"),
         ("blobs", None, "there is no blob blake3:"),
     ],
@@ -633,7 +633,7 @@ def of_a_parent_that_is_killed(directory: Path, pids: "multiprocessing.Queue[int
 
 @pytest.mark.parametrize("ended", ["its parent", "each child"])
 def test_children_whose_parent_is_killed_end_and_so_do_those_that_are_told_to(tmp_path: Path, ended: str) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     pids: multiprocessing.Queue[int] = context.Queue()
     parent = context.Process(target=of_a_parent_that_is_killed, args=(tmp_path, pids))
     parent.start()
