@@ -52,12 +52,12 @@ def fedpareto(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def test_the_demo_learns_beside_an_attacker_and_leaves_its_record(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
-    demo = start(directory, "--rounds", "3", "--workers", "4", "--json")
+    demo = start(directory, "--rounds", "3", "--workers", "3", "--json")
     out, progress = demo.communicate(timeout=SECONDS)
     assert demo.returncode == 0, progress
     document = json.loads(out)
     assert document == json.loads((directory / "results.json").read_text())
-    assert document["attacker"] == "member-4"
+    assert document["attacker"] == "member-3"
     runs = {(run["algorithm"], run["attacked"]): run for run in document["runs"]}
     assert set(runs) == {("fedmgda+", True), ("fedavg", True), ("fedmgda+", False), ("fedavg", False)}
     for run in document["runs"]:
@@ -68,14 +68,14 @@ def test_the_demo_learns_beside_an_attacker_and_leaves_its_record(tmp_path: Path
     # What the two rules are about: FedMGDA+ is blind to the scale of an update, FedAvg follows the largest.
     bounded = runs["fedmgda+", True]
     assert bounded["weight"] == pytest.approx(runs["fedmgda+", False]["weight"], abs=0.02)
-    assert bounded["pull"] <= 1 / 4 + 0.1 + 1e-9
+    assert bounded["pull"] <= 1 / 3 + 0.1 + 1e-9
     assert runs["fedavg", True]["pull"] > 0.8
     assert runs["fedavg", False]["pull"] < 0.5
 
     served = {run["algorithm"]: run for run in document["objectives"]}
     assert document["left_only"] == "member-1"
     assert all(run["state"] == "COMPLETED" for run in served.values()), progress
-    assert served["fsmgda"]["bytes_up"] > 1.7 * served["scalarised"]["bytes_up"]
+    assert served["fsmgda"]["bytes_up"] > 1.6 * served["scalarised"]["bytes_up"]
     assert served["fedcmoo"]["bytes_up"] < 1.2 * served["scalarised"]["bytes_up"]
 
     assert processes_of(directory) == []
@@ -84,19 +84,19 @@ def test_the_demo_learns_beside_an_attacker_and_leaves_its_record(tmp_path: Path
     assert len(json.loads(shown.stdout)["rounds"]) == 3
     last = fedpareto("admin", "--home", document["admin_home"], "round", "fedavg-attacked", "-1", "--json")
     parts = {part["client_id"]: part for part in json.loads(last.stdout)["participations"]}
-    assert parts["member-4"]["loss_before"] > 1000
+    assert parts["member-3"]["loss_before"] > 1000
     whole = fedpareto("admin", "--home", document["admin_home"], "run", "fedcmoo-objectives", "--json")
     serving = {row["client_id"]: row["objectives"] for row in json.loads(whole.stdout)["run"]["serving"]}
-    assert serving == {"member-1": ["left"], **{f"member-{n}": ["left", "right"] for n in (2, 3, 4)}}
+    assert serving == {"member-1": ["left"], **{f"member-{n}": ["left", "right"] for n in (2, 3)}}
     assert processes_of(directory) == []
     assert (directory / "logs" / "coordinator.log").stat().st_size > 0
     assert (directory / "members" / "member-1" / "data" / "digits.npz").is_file()
 
 
-@pytest.mark.parametrize("stage", ["joining", "training"])
+@pytest.mark.parametrize("stage", [pytest.param("joining", marks=pytest.mark.full), "training"])
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, stage: str) -> None:
     directory = tmp_path / "demo"
-    demo = start(directory, "--rounds", "1000", "--workers", "3")
+    demo = start(directory, "--rounds", "1000", "--workers", "2")
     sign = {
         "joining": directory / "members" / "member-1" / "home" / "tls.key",
         "training": directory / "members" / "member-1" / "home" / "receipts.jsonl",

@@ -106,20 +106,17 @@ def test_the_same_specification_gives_the_same_model(scene: Scene, undisturbed: 
     assert scene.fed.wait_completed(scene.submit()) == undisturbed
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        "before-dispatch",
-        "dispatching",
-        "one-update-in",
-        "all-updates-in",
-        "aggregating",
-        "model-written",
-        "stored",
-        "one-evaluation-in",
-        "evaluated",
-        "between-rounds",
-    ],
+def points(*always: str, full: tuple[str, ...]) -> pytest.MarkDecorator:
+    """Where to kill: in `make test` at some points, in `make test-full` at all of them."""
+    return pytest.mark.parametrize("point", [*always, *(pytest.param(point, marks=pytest.mark.full) for point in full)])
+
+
+@points(
+    "dispatching",
+    "one-update-in",
+    "model-written",
+    "stored",
+    full=("before-dispatch", "all-updates-in", "aggregating", "one-evaluation-in", "evaluated", "between-rounds"),
 )
 def test_a_killed_coordinator_goes_on_where_it_was(scene: Scene, undisturbed: str, point: str) -> None:
     assert scene.fed.coordinator is not None
@@ -147,7 +144,7 @@ def remembered(scene: Scene) -> tuple[str, str]:
     return scene.remembered(scene.submit(spec=REMEMBERING))
 
 
-@pytest.mark.parametrize("point", ["model-written", "between-rounds"])
+@points("model-written", full=("between-rounds",))
 def test_what_a_run_remembers_survives(scene: Scene, remembered: tuple[str, str], point: str) -> None:
     assert scene.fed.coordinator is not None
     scene.fed.coordinator.kill()
@@ -180,7 +177,7 @@ def test_the_updates_of_earlier_rounds_survive(scene: Scene) -> None:
     assert {entry["payload"] for entry in history.values()} <= set(json.loads(state)["blobs"])
 
 
-@pytest.mark.parametrize("point", ["training", "trained", "spooled", "uploading", "before-receipt", "after-receipt"])
+@points("training", "uploading", "before-receipt", full=("trained", "spooled", "after-receipt"))
 def test_a_killed_worker_does_its_work_once_it_is_back(scene: Scene, undisturbed: str, point: str) -> None:
     victim = CLIENTS[1]
     scene.workers[victim].kill()
