@@ -7,9 +7,10 @@ reads these rounds from the record.
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
@@ -46,6 +47,15 @@ class WarningKind(StrEnum):
     MEMBER_FAILS = "MEMBER_FAILS"
     NOBODY_IMPROVES = "NOBODY_IMPROVES"
     MEMBER_OPPOSES = "MEMBER_OPPOSES"
+
+
+_PARTS: Mapping[AssignmentState, Part] = MappingProxyType(
+    {
+        AssignmentState.FULFILLED: Part.REPLIED,
+        AssignmentState.DECLINED: Part.DECLINED,
+        AssignmentState.REJECTED: Part.REFUSED,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -271,11 +281,7 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
 def _part(state: AssignmentState, reason: str) -> Part:
     if state is AssignmentState.CANCELLED:
         return Part.NOT_NEEDED if reason in _NOT_NEEDED else Part.MISSING
-    return {
-        AssignmentState.FULFILLED: Part.REPLIED,
-        AssignmentState.DECLINED: Part.DECLINED,
-        AssignmentState.REJECTED: Part.REFUSED,
-    }.get(state, Part.MISSING)
+    return _PARTS.get(state, Part.MISSING)
 
 
 def _with(
