@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from running import refused, wait_for
+from sqlalchemy import select
 from stage import LONG, Player, Stage, spec
 
 from federation.envelope import unseal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import Layout, Tensor, read_vector, to_bytes, update_rows
-from storage.models import PhaseKind, RoundState, RunState
+from storage.models import AuditEntry, PhaseKind, RoundState, RunState
 
 NAMES = ("left", "mid", "right")
 LAYOUT = Layout(
@@ -35,10 +36,11 @@ def begin(
     rounds: int = 1,
     serves: Mapping[str, Sequence[str]] = SERVES,
     seed: int = 3,
+    names: Sequence[str] = tuple(SAMPLES),
 ) -> tuple[str, dict[str, Player]]:
-    """A run of ann, ben and cleo; it is evaluated after its last round."""
+    """A run of ann, ben and cleo, or of some of them; it is evaluated after its last round."""
     task = stage.task()
-    players = stage.cast(task, *SAMPLES, samples=list(SAMPLES.values()), serves=serves)
+    players = stage.cast(task, *names, samples=[SAMPLES[name] for name in names], serves=serves)
     for player in players:
         player.losses = {name: 1.0 + at for at, name in enumerate(serves.get(player.name, NAMES))}
     lines = [f"objectives.names = {list(NAMES)}", "jacobian.deadline_seconds = 800", "evaluate.every = 0", more]
@@ -269,6 +271,21 @@ def test_whoever_serves_nothing_that_weighs_something_has_nothing_to_do(stage: S
     assert stage.phases(run)[0].wanted == 2
 
 
+def test_a_round_in_which_nobody_has_anything_to_train_is_skipped_and_the_end_of_the_run_is_on_record(
+    stage: Stage,
+) -> None:
+    more = "algorithm.weights = [0, 1, 0]\nselection.minimum = 2\nlimits.skipped_rounds = 2"
+    run, players = begin(stage, "scalarised", more, rounds=3, names=("ann", "ben"))  # nobody serves mid
+    wait_for(lambda: stage.run(run).state is RunState.FAILED, "the run to fail")
+    why = "aggregation: no client serves an objective that weighs anything"
+    assert [(round_.state, round_.reason) for round_ in stage.rounds(run)] == [(RoundState.SKIPPED, why)] * 2
+    assert not players["ann"].orders()
+    with stage.served.database.read() as session:
+        entries = session.scalars(select(AuditEntry).where(AuditEntry.subject == run).order_by(AuditEntry.entry_id))
+        ends = [(entry.actor, entry.action, entry.detail) for entry in entries if entry.action != "run.submitted"]
+    assert ends == [("coordinator", "run.failed", f"2 rounds in a row were skipped; the last one: {why}")]
+
+
 # --- phases that clients miss
 
 
@@ -289,7 +306,7 @@ def test_a_client_that_dies_between_the_phases_counts_in_the_weights_alone(stage
     stage.pass_deadline()
     stage.wait_round(run, 0, RoundState.STEPPED)
     stage.play(run, players["ann"], players["cleo"])
-    assert stage.outcomes(run, 0, 1)["ben"] == ("EXPIRED", "deadline")
+    assert stage.outcomes(run, 0, 1)["ben"] == ("EXPIRED", "absent")
     step, replies = step_of(stage, run), [stage.updates(run, 0, phase) for phase in (0, 1)]
     assert list(step.consulted) == [replies[0][name].envelope_digest for name in SERVES]
     assert list(step.updates) == [replies[1][name].envelope_digest for name in ("ann", "cleo")]

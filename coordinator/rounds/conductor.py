@@ -19,7 +19,16 @@ import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.phases import Evaluate, Jacobian, Replies, Residual, RoundContext, RoundGenerator, Step
+from coordinator.aggregation.phases import (
+    Evaluate,
+    Jacobian,
+    Phase,
+    Replies,
+    Residual,
+    RoundContext,
+    RoundGenerator,
+    Step,
+)
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import TooFewUpdatesError
@@ -35,7 +44,7 @@ from federation.objectives import encoder_columns
 from federation.sketches import SketchError
 from federation.v1.common_pb2 import ObjectiveWeight, StepManifest
 from federation.vectors import model_layout
-from storage import models
+from storage import audit, models
 from storage.models import Client, ClientState, Round, RoundState, Run, RunState
 
 log = logging.getLogger(__name__)
@@ -100,6 +109,14 @@ class Conductor:
             move_run(run, RunState.COMPLETED, self._around.clock())
         else:
             return False
+        audit.record(
+            session,
+            at=self._around.clock(),
+            actor="coordinator",
+            action=f"run.{run.state.lower()}",
+            subject=self._run_id,
+            detail=run.reason,
+        )
         log.info("run %s: %s %s", self._run_id, run.state, run.reason)
         return True
 
@@ -185,7 +202,7 @@ class Conductor:
         )
         conversation: RoundGenerator = self._algorithm.round(context)
         number = 0
-        phase = next(conversation)
+        phase = _continued(conversation, None)
         while True:
             clients = list(current.selected if phase.clients is None else phase.clients)
             wanted = min(current.wanted, len(clients))
@@ -208,13 +225,9 @@ class Conductor:
                 asked = "with gradients" if gradients else "replied"
                 raise Skipped(f"quorum: {len(replies)} of {len(clients)} clients {asked}, {need} are needed")
             try:
-                with one_thread():
-                    phase = conversation.send(replies)
+                phase = _continued(conversation, replies)
             except StopIteration as end:
                 return end.value, number + 1
-            except (TooFewUpdatesError, UnsolvedError, SketchError) as error:
-                # Of these updates, by whoever sent them: the next round's may do better.
-                raise Skipped(f"aggregation: {error}") from error
             number += 1
 
     def _draw(self, current: Round, purpose: str) -> tuple[str, ...]:
@@ -376,6 +389,20 @@ class Conductor:
         if state is not RunState.RUNNING:
             raise Held
         self._around.wait(0)
+
+
+def _continued(conversation: RoundGenerator, replies: Replies | None) -> Phase:
+    """The next phase of a conversation, after the replies to the one before; None before the first.
+
+    Raises:
+        Skipped: the rule cannot use these replies, or these clients; the next round's may do better.
+        StopIteration: the conversation has ended; its value is the step.
+    """
+    try:
+        with one_thread():
+            return conversation.send(replies)  # type: ignore[arg-type] # a generator that has not begun takes None
+    except (TooFewUpdatesError, UnsolvedError, SketchError) as error:
+        raise Skipped(f"aggregation: {error}") from error
 
 
 def _numbers(values: Mapping[str, float]) -> dict[str, float]:
