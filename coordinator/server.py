@@ -211,6 +211,7 @@ class Coordinator:
                 ).encode(),
                 token_lifetime=timedelta(seconds=settings.token_lifetime_seconds),
                 max_model_bytes=settings.max_model_bytes,
+                keep_rounds=settings.keep_rounds,
                 verifier=Verifier(home.federation_id, home.signing_key.public_key()),
                 clock=self._clock,
             ),

@@ -378,6 +378,7 @@ def admin_calls() -> dict[str, Say]:
         "ApproveClient": single(admin.ApproveClientRequest(client_id=nobody)),
         "RevokeClient": single(admin.RevokeClientRequest(client_id=nobody, reason="none")),
         "SubmitRun": stream_of(submission("another")),
+        "GetDisk": single(admin.GetDiskRequest()),
         "ListRuns": single(admin.ListRunsRequest()),
         "GetRun": single(admin.GetRunRequest(run=run)),
         "PauseRun": single(admin.PauseRunRequest(run=run)),

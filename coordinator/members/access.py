@@ -89,6 +89,7 @@ RULES: Mapping[str, Rule] = {
     "/federation.v1.Admin/ListAdministrators": _VIEWER,
     "/federation.v1.Admin/RevokeAdministrator": _OFFICER,
     "/federation.v1.Admin/SubmitRun": _OPERATOR,
+    "/federation.v1.Admin/GetDisk": _VIEWER,
     "/federation.v1.Admin/ListRuns": _VIEWER,
     "/federation.v1.Admin/GetRun": _VIEWER,
     "/federation.v1.Admin/PauseRun": _OPERATOR,

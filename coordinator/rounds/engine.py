@@ -24,16 +24,15 @@ from coordinator.rounds.fleet import Held, RunFacts, Surroundings
 from coordinator.rounds.housekeeping import Housekeeper
 from coordinator.rounds.hub import Hub
 from coordinator.rounds.remote import RemoteFleet
-from coordinator.rounds.specification import cautions, fitting_objectives, parse_run
 from coordinator.rounds.states import (
     RUN_ENDED,
     end_assignment,
     interrupt_simulations,
     move_run,
 )
+from coordinator.rounds.submission import Submission
 from federation.digests import digest
 from federation.refusals import Refusal
-from federation.runs import SpecError
 from federation.v1.federation_pb2 import AttendResponse, Cancel
 from storage import audit
 from storage.blobs import BlobStore
@@ -180,41 +179,32 @@ class Engine:
         Raises:
             Refusal: `spec`, `run-exists`.
         """
-        try:
-            parsed, rule = parse_run(spec)
-            objectives = fitting_objectives(parsed, rule, objectives)
-        except SpecError as error:
-            raise Refusal("spec", str(error)) from error
+        submission = Submission.parse(spec, objectives)
+        name = submission.spec.name
         run_id = self._new_id()[:12]
         now = self._clock()
         with self._submitting, self._database.begin() as session:
-            active = session.scalar(
-                select(Run.run_id).where(Run.name == parsed.name, Run.state.not_in(list(RUN_ENDED))).limit(1)
-            )
-            if active is not None:
-                raise Refusal(
-                    "run-exists", f"run {active} has the name {parsed.name!r} and has not ended: stop it or rename"
-                )
+            submission.must_be_new(session)
             session.add(
                 Run(
                     run_id=run_id,
-                    name=parsed.name,
+                    name=name,
                     state=RunState.PAUSED if paused else RunState.PENDING,
                     spec=spec,
                     spec_digest=digest(spec),
                     initial_model=model,
                     model=model,
-                    objectives=list(objectives),
+                    objectives=list(submission.objectives),
                     state_data={},
                     submitted_by=by,
                     created=now,
                 )
             )
-            audit.record(session, at=now, actor=by, action="run.submitted", subject=run_id, detail=parsed.name)
+            audit.record(session, at=now, actor=by, action="run.submitted", subject=run_id, detail=name)
         if not paused:
             self._conduct(run_id)
         self.notify(run_id)
-        return Submitted(run_id, cautions(parsed, rule))
+        return Submitted(run_id, submission.warnings)
 
     def pause(self, run_id: str, *, by: str) -> None:
         """Holds a run; replies to open assignments still count, and deadlines go on.

@@ -86,18 +86,8 @@ class RemoteFleet(Fleet):
         return self._pool_complete()
 
     def known(self, session: Session) -> dict[str, Selected]:
-        """See the base: active clients that offer the task and serve at least one of the run's objectives."""
-        active = session.scalars(select(models.Client).where(models.Client.state == models.ClientState.ACTIVE))
-        # The samples of an offer are a claim, which nobody signed: bounded as those of an update are.
-        limit = self._spec.limits.samples
-        known = {
-            client.client_id: Selected(
-                min(int(client.tasks[self._spec.task]), limit), serves(client, self._spec, self._run.objectives)
-            )
-            for client in active
-            if client.tasks.get(self._spec.task, 0) > 0
-        }
-        return {name: one for name, one in known.items() if one.objectives}
+        """See the base."""
+        return known_clients(session, self._spec, self._run.objectives)
 
     def pool(self, session: Session) -> dict[str, int]:
         """See the base."""
@@ -364,6 +354,20 @@ def _newest_step(session: Session, run_id: str) -> str:
         .limit(1)
     )
     return "" if step is None else envelope_digest(SignedEnvelope.FromString(step))
+
+
+def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) -> dict[str, Selected]:
+    """Active clients that offer the task of a run and serve at least one of its objectives."""
+    active = session.scalars(select(models.Client).where(models.Client.state == models.ClientState.ACTIVE))
+    # The samples of an offer are a claim, which nobody signed: bounded as those of an update are.
+    known = {
+        client.client_id: Selected(
+            min(int(client.tasks[spec.task]), spec.limits.samples), serves(client, spec, objectives)
+        )
+        for client in active
+        if client.tasks.get(spec.task, 0) > 0
+    }
+    return {name: one for name, one in known.items() if one.objectives}
 
 
 def serves(client: models.Client, spec: RunSpec, objectives: tuple[str, ...]) -> tuple[str, ...]:

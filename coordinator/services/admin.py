@@ -9,20 +9,20 @@ from functools import partial
 
 from sqlalchemy.orm import Session
 
+from coordinator.disk import open_runs_bytes
 from coordinator.members.access import Access
 from coordinator.rounds.engine import Engine, Submitted
 from coordinator.rounds.hub import Hub
-from coordinator.rounds.specification import parse_run
-from coordinator.services import details, finding, paging, summaries, views, watching
+from coordinator.rounds.submission import Submission
+from coordinator.services import details, disk, finding, paging, summaries, views, watching
 from coordinator.services.calls import NEXT_CHUNK_SECONDS, next_message
 from coordinator.services.desk import Context
 from coordinator.services.member_calls import MemberCalls
-from coordinator.services.model_intake import ModelIntake
+from coordinator.services.model_intake import ModelIntake, must_fit
 from coordinator.services.verification import Verifier
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
 from federation.identity import Role
 from federation.refusals import Refusal
-from federation.runs import SpecError
 from federation.v1 import admin_pb2 as messages
 from federation.v1 import admin_pb2_grpc
 from federation.vectors import Layout
@@ -52,6 +52,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         join: makes the join string of a client id and a secret.
         token_lifetime: how long a one-time token holds unless its maker says otherwise.
         max_model_bytes: the largest model that is taken.
+        keep_rounds: how many of the last rounds of each run keep their models and updates; 0 for all.
         verifier: looks at the envelopes that are shown.
         clock: the time, aware.
     """
@@ -68,6 +69,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         join: Callable[[str, bytes], str],
         token_lifetime: timedelta,
         max_model_bytes: int,
+        keep_rounds: int,
         verifier: Verifier,
         clock: Callable[[], datetime],
     ) -> None:
@@ -83,6 +85,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         )
         self._blobs = blobs
         self._max_model_bytes = max_model_bytes
+        self._keep_rounds = keep_rounds
         self._verifier = verifier
 
     # --- runs
@@ -96,7 +99,10 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         if first is None or first.WhichOneof("message") != "header":
             raise Refusal("argument", "a submission must begin with its header; the initial model follows in chunks")
         header = first.header
-        await self._in_thread(_check_spec, header.spec)  # before the model is carried here in vain
+        submission = await self._in_thread(_parse, header)  # before the model is carried here in vain
+        outlook = await self._read(partial(self._outlook, header, submission))
+        if header.dry_run:
+            return outlook
         intake = await self._in_thread(
             partial(ModelIntake, self._blobs, header.model, header.model_bytes, limit=self._max_model_bytes)
         )
@@ -108,7 +114,28 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
             digest, layout = await self._in_thread(intake.finish)
         submitted = await self._in_thread(self._submit, header, digest, layout, by)
         run = await self._read(lambda session: views.run(session, finding.find_run(session, submitted.run_id)))
-        return messages.SubmitRunResponse(run=run, warnings=submitted.warnings)
+        outlook.run.CopyFrom(run)
+        return outlook
+
+    def _outlook(
+        self, header: messages.RunHeader, submission: Submission, session: Session
+    ) -> messages.SubmitRunResponse:
+        if header.dry_run:  # what would be found later otherwise
+            submission.must_be_new(session)
+            must_fit(header.model_bytes, self._max_model_bytes)
+        return disk.outlook(
+            session,
+            self._blobs,
+            submission,
+            model_bytes=header.model_bytes,
+            attending=set(self._hub.attending()),
+            other=open_runs_bytes(session),
+        )
+
+    async def GetDisk(self, request: messages.GetDiskRequest, context: Context) -> messages.GetDiskResponse:  # noqa: N802
+        """Says what the record takes on the disk."""
+        await self._authorise(context, Role.VIEWER)
+        return await self._read(lambda session: disk.get_disk(session, self._blobs, keep_rounds=self._keep_rounds))
 
     def _submit(self, header: messages.RunHeader, digest: str, layout: Layout, by: str) -> Submitted:
         size = self._blobs.size(digest)
@@ -274,10 +301,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
                 yield messages.ExportModelResponse(digest=digest, size=size, chunk=chunk)
 
 
-def _check_spec(spec: bytes) -> None:
-    if len(spec) > MAX_SPEC_BYTES:
-        raise Refusal("limit:spec", f"a specification of {len(spec)} bytes; at most {MAX_SPEC_BYTES}")
-    try:
-        parse_run(spec)
-    except SpecError as error:
-        raise Refusal("spec", str(error)) from None
+def _parse(header: messages.RunHeader) -> Submission:
+    if len(header.spec) > MAX_SPEC_BYTES:
+        raise Refusal("limit:spec", f"a specification of {len(header.spec)} bytes; at most {MAX_SPEC_BYTES}")
+    return Submission.parse(header.spec, tuple(header.objectives))

@@ -11,6 +11,16 @@ from storage.blobs import BlobStore
 _LENGTH_BYTES = 8
 
 
+def must_fit(size: int, limit: int) -> None:
+    """Raises if a model of `size` bytes is larger than `limit`.
+
+    Raises:
+        Refusal: `limit:model`.
+    """
+    if size > limit:
+        raise Refusal("limit:model", f"the model has {size} bytes; this federation takes {limit}")
+
+
 class ModelIntake:
     """Takes a safetensors file in pieces; a context manager that leaves nothing behind unless `finish` returned.
 
@@ -29,8 +39,7 @@ class ModelIntake:
             self._algorithm, _ = digests.parse(digest)
         except ValueError as error:
             raise Refusal("argument", f"model: {error}") from None
-        if size > limit:
-            raise Refusal("limit:model", f"the model has {size} bytes; this federation takes {limit}")
+        must_fit(size, limit)
         self._digest = digest
         self._size = size
         self._received = 0

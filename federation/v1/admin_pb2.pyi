@@ -761,6 +761,7 @@ class RunHeader(_message.Message):
     MODEL_BYTES_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
     OBJECTIVES_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
     spec: _builtins.bytes
     """The run specification: the bytes of a TOML document."""
     model: _builtins.str
@@ -769,6 +770,8 @@ class RunHeader(_message.Message):
     """Its size in bytes."""
     paused: _builtins.bool
     """True when the run shall wait for `resume` before its first round."""
+    dry_run: _builtins.bool
+    """True when nothing shall be submitted: the answer says what would happen. No chunks follow."""
     @_builtins.property
     def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The task's objectives, in its order; one called "loss" when none is named."""
@@ -781,10 +784,11 @@ class RunHeader(_message.Message):
         model_bytes: _builtins.int = ...,
         paused: _builtins.bool = ...,
         objectives: _abc.Iterable[_builtins.str] | None = ...,
+        dry_run: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_bytes", b"model_bytes", "objectives", b"objectives", "paused", b"paused", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "model", b"model", "model_bytes", b"model_bytes", "objectives", b"objectives", "paused", b"paused", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -798,27 +802,160 @@ class SubmitRunResponse(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
+    MINIMUM_FIELD_NUMBER: _builtins.int
+    DISK_NEEDED_FIELD_NUMBER: _builtins.int
+    DISK_FREE_FIELD_NUMBER: _builtins.int
+    asked: _builtins.int
+    """How many of them a round asks."""
+    minimum: _builtins.int
+    """How many of them the run waits for before it begins."""
+    disk_needed: _builtins.int
+    """An estimate of the disk that the run will take, in bytes."""
+    disk_free: _builtins.int
+    """What is free for it: on the coordinator's disk, less what other runs will still take."""
     @_builtins.property
     def run(self) -> Global___Run:
-        """The run."""
+        """The run; not set for a dry run."""
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What the operator should know: that the algorithm reads reported losses, say."""
+
+    @_builtins.property
+    def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The members that a round could ask now, by name."""
 
     def __init__(
         self,
         *,
         run: Global___Run | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        members: _abc.Iterable[_builtins.str] | None = ...,
+        asked: _builtins.int = ...,
+        minimum: _builtins.int = ...,
+        disk_needed: _builtins.int = ...,
+        disk_free: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "disk_free", b"disk_free", "disk_needed", b"disk_needed", "members", b"members", "minimum", b"minimum", "run", b"run", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubmitRunResponse: _TypeAlias = SubmitRunResponse  # noqa: Y015
+
+@_typing.final
+class GetDiskRequest(_message.Message):
+    """Asks about the disk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDiskRequest: _TypeAlias = GetDiskRequest  # noqa: Y015
+
+@_typing.final
+class GetDiskResponse(_message.Message):
+    """What the record takes, in bytes; each blob counts once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    DATABASE_FIELD_NUMBER: _builtins.int
+    FREE_FIELD_NUMBER: _builtins.int
+    NEEDED_FIELD_NUMBER: _builtins.int
+    KEEP_ROUNDS_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    models: _builtins.int
+    """Models."""
+    updates: _builtins.int
+    """Payloads of members' replies."""
+    other: _builtins.int
+    """Other blobs, such as Gram matrices, and those that nothing refers to any more."""
+    database: _builtins.int
+    """The database."""
+    free: _builtins.int
+    """Free on the disk of the blobs."""
+    needed: _builtins.int
+    """An estimate of what the runs that have not ended will still take."""
+    keep_rounds: _builtins.int
+    """How many of the last rounds of each run keep their models and updates; 0 keeps all."""
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunDisk]:
+        """Run by run, newest first. A blob that several runs share counts for each of them."""
+
+    def __init__(
+        self,
+        *,
+        models: _builtins.int = ...,
+        updates: _builtins.int = ...,
+        other: _builtins.int = ...,
+        database: _builtins.int = ...,
+        free: _builtins.int = ...,
+        needed: _builtins.int = ...,
+        keep_rounds: _builtins.int = ...,
+        runs: _abc.Iterable[Global___RunDisk] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["database", b"database", "free", b"free", "keep_rounds", b"keep_rounds", "models", b"models", "needed", b"needed", "other", b"other", "runs", b"runs", "updates", b"updates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDiskResponse: _TypeAlias = GetDiskResponse  # noqa: Y015
+
+@_typing.final
+class RunDisk(_message.Message):
+    """What one run takes, in bytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
+    NEEDED_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """Its id."""
+    name: _builtins.str
+    """Its name."""
+    state: _common_pb2.RunState.ValueType
+    """Its state."""
+    models: _builtins.int
+    """Its models."""
+    updates: _builtins.int
+    """Payloads of its members' replies."""
+    needed: _builtins.int
+    """An estimate of what it will take until its end; 0 when it has ended."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        state: _common_pb2.RunState.ValueType = ...,
+        models: _builtins.int = ...,
+        updates: _builtins.int = ...,
+        needed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "name", b"name", "needed", b"needed", "run_id", b"run_id", "state", b"state", "updates", b"updates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunDisk: _TypeAlias = RunDisk  # noqa: Y015
 
 @_typing.final
 class Run(_message.Message):

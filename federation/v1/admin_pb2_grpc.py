@@ -81,6 +81,11 @@ class AdminStub:
                 request_serializer=federation_dot_v1_dot_admin__pb2.SubmitRunRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_admin__pb2.SubmitRunResponse.FromString,
                 _registered_method=True)
+        self.GetDisk = channel.unary_unary(
+                '/federation.v1.Admin/GetDisk',
+                request_serializer=federation_dot_v1_dot_admin__pb2.GetDiskRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.GetDiskResponse.FromString,
+                _registered_method=True)
         self.ListRuns = channel.unary_unary(
                 '/federation.v1.Admin/ListRuns',
                 request_serializer=federation_dot_v1_dot_admin__pb2.ListRunsRequest.SerializeToString,
@@ -203,6 +208,13 @@ class AdminServicer:
     def SubmitRun(self, request_iterator, context):
         """Submits a run: the specification first, then the initial model in chunks (operator).
         Errors: INVALID_ARGUMENT spec, layout, payload-digest, payload-length; ALREADY_EXISTS run-exists.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDisk(self, request, context):
+        """Says what the record takes on the disk, and what the runs that have not ended will still take (viewer).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -332,6 +344,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.SubmitRun,
                     request_deserializer=federation_dot_v1_dot_admin__pb2.SubmitRunRequest.FromString,
                     response_serializer=federation_dot_v1_dot_admin__pb2.SubmitRunResponse.SerializeToString,
+            ),
+            'GetDisk': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDisk,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.GetDiskRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.GetDiskResponse.SerializeToString,
             ),
             'ListRuns': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRuns,
@@ -634,6 +651,33 @@ class Admin:
             '/federation.v1.Admin/SubmitRun',
             federation_dot_v1_dot_admin__pb2.SubmitRunRequest.SerializeToString,
             federation_dot_v1_dot_admin__pb2.SubmitRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDisk(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Admin/GetDisk',
+            federation_dot_v1_dot_admin__pb2.GetDiskRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.GetDiskResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,8 @@ class AdminStub:
     """Submits a run: the specification first, then the initial model in chunks (operator).
     Errors: INVALID_ARGUMENT spec, layout, payload-digest, payload-length; ALREADY_EXISTS run-exists.
     """
+    GetDisk: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetDiskRequest, _admin_pb2.GetDiskResponse]
+    """Says what the record takes on the disk, and what the runs that have not ended will still take (viewer)."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRunsRequest, _admin_pb2.ListRunsResponse]
     """Lists the runs (viewer)."""
     GetRun: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetRunRequest, _admin_pb2.GetRunResponse]
@@ -111,6 +113,8 @@ class AdminAsyncStub(AdminStub):
     """Submits a run: the specification first, then the initial model in chunks (operator).
     Errors: INVALID_ARGUMENT spec, layout, payload-digest, payload-length; ALREADY_EXISTS run-exists.
     """
+    GetDisk: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetDiskRequest, _admin_pb2.GetDiskResponse]  # type: ignore[assignment]
+    """Says what the record takes on the disk, and what the runs that have not ended will still take (viewer)."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRunsRequest, _admin_pb2.ListRunsResponse]  # type: ignore[assignment]
     """Lists the runs (viewer)."""
     GetRun: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetRunRequest, _admin_pb2.GetRunResponse]  # type: ignore[assignment]
@@ -214,6 +218,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         """Submits a run: the specification first, then the initial model in chunks (operator).
         Errors: INVALID_ARGUMENT spec, layout, payload-digest, payload-length; ALREADY_EXISTS run-exists.
         """
+
+    @_abc_1.abstractmethod
+    def GetDisk(
+        self,
+        request: _admin_pb2.GetDiskRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetDiskResponse, _abc.Awaitable[_admin_pb2.GetDiskResponse]]:
+        """Says what the record takes on the disk, and what the runs that have not ended will still take (viewer)."""
 
     @_abc_1.abstractmethod
     def ListRuns(

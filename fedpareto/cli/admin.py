@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpareto.cli import members
+from fedpareto.cli import disk, members
 from fedpareto.cli.admin_app import Home, Json, RunName, Yes, app, confirm, connected, sentence, show
 from fedpareto.cli.code_option import CodeOption
 from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from federation.v1.admin_pb2 import Run
     from federation.v1.admin_pb2_grpc import AdminStub
 
-__all__ = ["app", "members"]  # importing `members` puts its commands before those of this file
+__all__ = ["app", "disk", "members"]  # importing them adds their commands before those of this file
 
 # --- runs
 
@@ -31,6 +31,9 @@ def submit(
     ] = None,
     code: CodeOption = None,
     paused: Annotated[bool, typer.Option("--paused", help="Wait for `resume` before the first round.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Submit nothing: check, and say whom it would ask and what it would take.")
+    ] = False,
     watch_it: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print every key of a run specification, as TOML with comments.")
@@ -40,10 +43,13 @@ def submit(
 ) -> None:
     """Submit a run.
 
+    With --dry-run the exit code is 0 when the run could begin now; 1 when the coordinator would refuse it, or it would
+    wait for members or for space on the disk; 2 when the specification is wrong.
+
     With --watch the exit code is 0 when the run completed and every member that its last round asked replied;
     otherwise 1.
     """
-    from fedpareto.cli import upload
+    from fedpareto.cli import prospects, upload
     from fedpareto.cli.document import line
 
     if explain:
@@ -53,6 +59,10 @@ def submit(
         raise Failure("name the run specification: fedpareto admin submit SPEC.toml, or see --explain", code=USAGE)
     text, parsed = upload.read_spec(spec)
     initial = upload.model_file(model, parsed.task) if model else upload.made_model(parsed.task, parsed.seed)
+    if dry_run:
+        with connected(context, home) as stub:
+            prospects.tell(upload.submit(stub, text, initial, dry_run=True), as_json)
+        return
     with connected(context, home) as stub:
         response = _submit(stub, text, initial, paused)
         run = response.run

@@ -127,6 +127,7 @@ def submit(
     model: InitialModel,
     *,
     paused: bool = False,
+    dry_run: bool = False,
     progress: Callable[[int], object] = lambda count: None,
 ) -> SubmitRunResponse:
     """Submits a run.
@@ -136,14 +137,22 @@ def submit(
         spec: the TOML document.
         model: what the first round starts from.
         paused: wait for `resume` before the first round.
+        dry_run: only ask what would happen; the model stays here.
         progress: called with the number of bytes of each piece that goes out.
     """
 
     def requests() -> Iterator[SubmitRunRequest]:
         header = RunHeader(
-            spec=spec, model=model.digest, model_bytes=model.size, paused=paused, objectives=model.objectives
+            spec=spec,
+            model=model.digest,
+            model_bytes=model.size,
+            paused=paused,
+            objectives=model.objectives,
+            dry_run=dry_run,
         )
         yield SubmitRunRequest(header=header)
+        if dry_run:
+            return
         for piece in model.pieces():
             yield SubmitRunRequest(chunk=piece)
             progress(len(piece))

@@ -1,0 +1,169 @@
+"""What the record takes on the disk, and what the runs that have not ended will still take.
+
+A round keeps its new model and each accepted update. Without `keep_rounds` nothing is ever removed, because whoever
+verifies the record needs it.
+"""
+
+import shutil
+from collections import defaultdict
+from dataclasses import dataclass
+
+from sqlalchemy import func, select, text
+from sqlalchemy.orm import Session
+
+from coordinator.rounds.selection import wanted
+from coordinator.rounds.specification import parse_run
+from coordinator.rounds.states import RUN_ENDED
+from federation.runs import RunSpec
+from storage.blobs import BlobMissing, BlobStore
+from storage.models import Assignment, Model, Phase, Round, RoundState, Run, Update
+
+_OVER = (RoundState.COMPLETED, RoundState.SKIPPED)
+
+
+@dataclass(frozen=True)
+class RunUsage:
+    """What one run takes, in bytes. Blobs that several runs share count for each of them.
+
+    Attributes:
+        run_id: its id.
+        name: its name.
+        state: its state.
+        models: of its models.
+        updates: of the payloads of its members' replies.
+        needed: an estimate of what it will take until its end; 0 when it has ended.
+    """
+
+    run_id: str
+    name: str
+    state: str
+    models: int
+    updates: int
+    needed: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the record takes, in bytes; each blob counts once.
+
+    Attributes:
+        models: of the models.
+        updates: of the payloads of members' replies.
+        other: of other blobs, such as Gram matrices, and of those that nothing refers to any more.
+        database: of the database.
+        free: on the disk of the blobs.
+        runs: run by run, newest first.
+    """
+
+    models: int
+    updates: int
+    other: int
+    database: int
+    free: int
+    runs: tuple[RunUsage, ...]
+
+    @property
+    def needed(self) -> int:
+        """What the runs that have not ended will still take."""
+        return sum(run.needed for run in self.runs)
+
+
+def free_bytes(blobs: BlobStore) -> int:
+    """What is free on the disk of the blobs, for this user."""
+    return shutil.disk_usage(blobs.root).free
+
+
+def run_bytes(spec: RunSpec, *, model: int, members: int, objectives: int, rounds: int | None = None) -> int:
+    """An estimate of what rounds of a run take: a model for each, and an update from each member that it wants.
+
+    Args:
+        spec: of the run.
+        model: bytes of its model.
+        members: how many could be asked now; the minimum of the specification counts if it is more.
+        objectives: how many the task has; at most so many rows are in an update.
+        rounds: how many; all of the run's when None.
+    """
+    replies = wanted(spec.selection, max(members, spec.selection.minimum, 1))
+    return (spec.rounds if rounds is None else rounds) * model * (1 + replies * objectives)
+
+
+def open_runs_bytes(session: Session) -> int:
+    """An estimate of what the runs that have not ended will still take."""
+    return sum(_needed(session, run) for run in session.scalars(select(Run).where(Run.state.not_in(list(RUN_ENDED)))))
+
+
+def usage(session: Session, blobs: BlobStore) -> Usage:
+    """Measures the record. It looks at every blob: seconds for a million of them."""
+    sizes = dict(_sizes(blobs))
+    models, updates = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+    for run_id, *digests in session.execute(
+        select(Round.run_id, Round.base_model, Round.result_model, Round.deployed_model)
+    ):
+        models[run_id].update(filter(None, digests))
+    payloads = (
+        select(Round.run_id, Update.payload).join(Update.assignment).join(Assignment.phase).join(Phase.round).distinct()
+    )
+    for run_id, payload in session.execute(payloads.where(Update.payload != "")):
+        updates[run_id].add(payload)
+    runs = session.scalars(select(Run).order_by(Run.created.desc(), Run.run_id)).all()
+    all_models = set(session.scalars(select(Model.digest)))
+    all_updates = set[str]().union(*updates.values())
+
+    def total(digests: set[str]) -> int:
+        return sum(sizes.get(digest, 0) for digest in digests)
+
+    return Usage(
+        models=total(all_models),
+        updates=total(all_updates),
+        other=total(sizes.keys() - all_models - all_updates),
+        database=_database_bytes(session),
+        free=free_bytes(blobs),
+        runs=tuple(
+            RunUsage(
+                run.run_id,
+                run.name,
+                str(run.state),
+                total(models[run.run_id] | {run.initial_model}),
+                total(updates[run.run_id]),
+                0 if run.state in RUN_ENDED else _needed(session, run),
+            )
+            for run in runs
+        ),
+    )
+
+
+def _sizes(blobs: BlobStore) -> "list[tuple[str, int]]":
+    found = []
+    for digest in blobs.digests():
+        try:
+            found.append((digest, blobs.size(digest)))
+        except BlobMissing:  # removed a moment ago
+            continue
+    return found
+
+
+def _needed(session: Session, run: Run) -> int:
+    """What a run's further rounds will take: as its rounds so far, or as its specification lets expect."""
+    spec, _ = parse_run(run.spec)
+    over = session.scalar(
+        select(func.count()).select_from(Round).where(Round.run_id == run.run_id, Round.state.in_(_OVER))
+    )
+    done, left = over or 0, spec.rounds - (over or 0)
+    model = session.get_one(Model, run.model).size
+    if not done:
+        return run_bytes(spec, model=model, members=0, objectives=len(run.objectives), rounds=left)
+    received = session.scalar(
+        select(func.sum(Update.payload_bytes))
+        .join(Update.assignment)
+        .join(Assignment.phase)
+        .join(Phase.round)
+        .where(Round.run_id == run.run_id, Update.accepted)
+    )
+    return left * (model + int(received or 0) // done)
+
+
+def _database_bytes(session: Session) -> int:
+    if session.get_bind().dialect.name == "postgresql":
+        return int(session.scalar(text("select pg_database_size(current_database())")) or 0)
+    pages, size = (session.scalar(text(f"pragma {name}")) for name in ("page_count", "page_size"))
+    return int(pages or 0) * int(size or 0)
