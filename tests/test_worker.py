@@ -28,12 +28,13 @@ from federation.refusals import Refusal
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training import Trainer, TrainWork
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, Row, SignedEnvelope, UpdateManifest
-from federation.vectors import Layout, Tensor, parse_header, read_vector, to_bytes, update_layout, write_vectors
+from federation.vectors import Layout, Tensor, parse_header, read_vector, to_bytes, update_layout
 from worker.accomplices import Accomplices
 from worker.attacker import Attacker
 from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
 from worker.enroll import EnrollmentError, enroll
+from worker.events import Events
 from worker.home import Home, HomeError
 from worker.runner import Offer
 from worker.service import prepare_offers
@@ -71,7 +72,6 @@ def start(coordinator: ScriptedCoordinator, offers: dict[str, Offer], tmp_path: 
 
     def run(**options: Any) -> Running:
         made = Running(Home(tmp_path / "home"), options.pop("member", member), offers, **options)
-        made.member = member  # type: ignore[attr-defined]
         started.append(made)
         return made
 
@@ -800,43 +800,51 @@ def _reply(name: str, payload: str = "", size: int = 0) -> SignedEnvelope:
     return seal(manifest, Ed25519PrivateKey.from_private_bytes(bytes(32)))
 
 
+ASSIGNMENT = seal(AssignmentManifest(previous_step="blake3:1"), Ed25519PrivateKey.from_private_bytes(bytes(32)))
+
+
 def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) -> None:
     directory, receipts = tmp_path / "spool", tmp_path / "receipts.jsonl"
-    spool = Spool(directory, receipts)
+    spool = Spool(directory, receipts, Events())
     layout = update_layout([("loss", 5)])
     vector = np.arange(5, dtype=np.float32)
-    payload = spool.write_payload("../a", lambda path: write_vectors(path, layout, vector))
+    payload = spool.write_payload("../a", layout, vector)
     envelope = _reply("../a", payload.digest, payload.size)
-    spool.add(envelope, payload)
-    spool.add(_reply("b"), None)
+    spool.add(envelope, payload, ASSIGNMENT)
+    spool.add(_reply("b"), None, ASSIGNMENT)
     # A process that dies at the worst moments leaves these.
-    spool.write_payload("c", lambda path: write_vectors(path, layout, vector))
+    spool.write_payload("c", layout, vector)
     (directory / "orphan.payload").write_bytes(b"no envelope")
     (directory / "lonely.envelope").write_bytes(_reply("d", digest(b"no payload"), 10).SerializeToString())
+    (directory / "lonely.assignment").write_bytes(ASSIGNMENT.SerializeToString())
+    (directory / "unasked.envelope").write_bytes(_reply("e").SerializeToString())
 
-    again = Spool(directory, receipts)
+    again = Spool(directory, receipts, Events())
     assert [entry.assignment_id for entry in again.entries()] == ["../a", "b"]
     first = again.entries()[0]
-    assert first.envelope == envelope
-    assert first.payload is not None
+    assert (first.envelope, first.assignment) == (envelope, ASSIGNMENT)
+    assert isinstance(first.payload, Path)
     assert digest(first.payload.read_bytes()) == payload.digest
     np.testing.assert_array_equal(read_vector(first.payload)[1], vector)
-    assert len(files_in(directory)) == 3
+    assert len(files_in(directory)) == 5
+    again.settle(first)
+    assert again.renew("../a")
+    assert not again.renew("b")
     again.remove("../a")
     again.remove("b")
-    assert again.settled("b")
+    assert not again.renew("../a")
     assert files_in(directory) == []
 
 
 def test_a_damaged_spool_is_named(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "spool", tmp_path / "receipts.jsonl")
-    payload = spool.write_payload("a", lambda path: path.write_bytes(b"12345678") and None)
-    spool.add(_reply("a", payload.digest, payload.size), payload)
+    spool = Spool(tmp_path / "spool", tmp_path / "receipts.jsonl", Events())
+    payload = spool.write_payload("a", update_layout([("loss", 2)]), np.ones(2, dtype=np.float32))
+    spool.add(_reply("a", payload.digest, payload.size), payload, ASSIGNMENT)
     [entry] = spool.entries()
-    assert entry.payload is not None
+    assert isinstance(entry.payload, Path)
     entry.payload.write_bytes(b"1234")
     with pytest.raises(SpoolError, match="move the file away"):
-        Spool(tmp_path / "spool", tmp_path / "receipts.jsonl")
+        Spool(tmp_path / "spool", tmp_path / "receipts.jsonl", Events())
 
 
 def test_delays_grow_to_a_ceiling_with_full_jitter_and_start_again_after_success() -> None:

@@ -34,6 +34,7 @@ class Running:
         home.directory.mkdir(exist_ok=True)
         self.out = io.StringIO()
         self.home = home
+        self.member = member
         self.failure: Exception | None = None
         self.worker = Worker(
             home=home,

@@ -42,6 +42,7 @@ class ModelCache:
         Raises:
             ValueError: `digest` is not one.
             ModelMismatch: other bytes were served.
+            OSError: the disk does not take the model, also after the other models here were removed.
         """
         algorithm, value = parse(digest)
         path = self._directory / f"{algorithm}-{value}{_MODEL}"
@@ -50,11 +51,16 @@ class ModelCache:
             if path.exists() and _digest(path, algorithm) != value:
                 path.unlink()
             if not path.exists():
-                self._fetch(part, size, algorithm, value, fetch)
+                try:
+                    self._fetch(part, size, algorithm, value, fetch)
+                except OSError:
+                    if not self._evict(keep={part}):
+                        raise
+                    self._fetch(part, size, algorithm, value, fetch)  # goes on, with the room that the others took
                 part.rename(path)
             self._verified.add(digest)
         path.touch()
-        self._evict()
+        self._evict(keep=set(self._files()[: self._keep]))
         return path
 
     def _fetch(
@@ -72,12 +78,18 @@ class ModelCache:
             part.unlink()
         raise ModelMismatch(f"what the coordinator served is not the model {algorithm}:{value[:16]}... of {size} bytes")
 
-    def _evict(self) -> None:
+    def _files(self) -> list[Path]:
+        """What is here, newest first."""
         files = [path for path in self._directory.iterdir() if path.suffix in (_MODEL, _PART)]
-        files.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        for path in files[self._keep :]:
+        return sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+    def _evict(self, keep: set[Path]) -> bool:
+        """Removes everything else; False when there was nothing else."""
+        files = [path for path in self._files() if path not in keep]
+        for path in files:
             path.unlink()
             self._verified.discard(path.stem.replace("-", ":", 1))
+        return bool(files)
 
 
 def _receive(part: Path, size: int, fetch: Callable[[int], Iterator[bytes]]) -> int:

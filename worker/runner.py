@@ -24,7 +24,7 @@ from federation.tasks.failures import described, owners_frame
 from federation.training import Trainer, TrainingDiverged, TrainingStopped, TrainResult, TrainWork
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
-from federation.vectors import Vector, read_vector, update_layout, update_rows, write_vectors
+from federation.vectors import Vector, read_vector, update_layout, update_rows
 from worker.assignments import Allowed, Declined, check_assignment, deadline_of, targets_of
 from worker.attacker import Attacker
 from worker.backoff import Backoff
@@ -33,7 +33,7 @@ from worker.events import Events
 from worker.policy import Limits
 from worker.progress import Progress
 from worker.session import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND, Session
-from worker.spool import Spool
+from worker.spool import DiskFull, Spool
 
 LOGGER = logging.getLogger("fedpareto.worker")
 _DOING = {
@@ -59,6 +59,7 @@ class Offer:
 
 @dataclass(eq=False)
 class _Job:
+    envelope: SignedEnvelope
     manifest: AssignmentManifest
     deadline: datetime
     began: datetime | None = None
@@ -154,7 +155,7 @@ class Runner:
                 self._held[name] = envelope
                 return
             self._progress.saw_round(manifest.run_id, manifest.round)
-            self._waiting.append(_Job(manifest, deadline_of(manifest)))
+            self._waiting.append(_Job(envelope, manifest, deadline_of(manifest)))
             self._changed.notify_all()
 
     def _newest_round(self, run_id: str) -> int | None:
@@ -205,6 +206,9 @@ class Runner:
                 self._do(job)
             except Declined as declined:
                 self._decline(declined)
+            except (DiskFull, OSError) as error:  # what the owner's own code raises does not get here
+                name = job.manifest.assignment_id
+                self._decline(Declined(name, "disk", f"make room on this worker's disk: {error}"))
             except TrainingStopped:
                 late = self._late(job)
                 if late is not None and not (self._stopping or job.unwanted):
@@ -436,7 +440,7 @@ class Runner:
         if asked.rows:
             layout = update_layout([(row.objective, row.length) for row in asked.rows])
             vector = np.concatenate([rows[row.objective] for row in asked.rows]) if len(rows) > 1 else rows.popitem()[1]
-            payload = self._spool.write_payload(asked.assignment_id, lambda path: write_vectors(path, layout, vector))
+            payload = self._spool.write_payload(asked.assignment_id, layout, vector)
         reply = UpdateManifest(
             federation_id=asked.federation_id,
             run_id=asked.run_id,
@@ -460,6 +464,6 @@ class Runner:
         envelope = seal(reply, self._member.signing_key)
         with self._changed:
             if not job.unwanted:
-                self._spool.add(envelope, payload)
+                self._spool.add(envelope, payload, job.envelope)
             elif payload is not None:
-                payload.path.unlink()
+                payload.discard()

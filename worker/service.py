@@ -123,7 +123,7 @@ class Worker:
                 for name, offer in offers.items()
             ],
         )
-        spool = Spool(home.spool, home.receipts)
+        spool = Spool(home.spool, home.receipts, events)
         progress = Progress(
             home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
         )

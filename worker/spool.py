@@ -1,36 +1,46 @@
 """The spool: finished replies until a receipt acknowledges them.
 
-A reply is two files, the payload and the signed envelope, named after the assignment. Both are on the disk before
-either gets its name, and one without the other does not count, so a reply is in the spool completely or not at all,
-whenever the process or the machine dies.
+A reply is three files named after the assignment: the payload, the signed assignment, and the signed envelope, which
+comes last. Without its envelope nothing counts, so a reply is in the spool completely or not at all, whenever the
+process or the machine dies.
+
+When the disk does not take them, replies are kept in memory, as long as there are few.
 """
 
-import base64
-import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
 from federation.digests import DEFAULT_ALGORITHM, digest, hasher
-from federation.envelope import envelope_digest
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope, UpdateManifest
+from federation.vectors import Layout, Vector, to_bytes, write_vectors
+from worker.events import Events
 from worker.home import sync_directory
+from worker.receipts import append, receipt_line
 
 _ENVELOPE = ".envelope"
 _PAYLOAD = ".payload"
+_ASSIGNMENT = ".assignment"
+_SUFFIXES = (_ENVELOPE, _PAYLOAD, _ASSIGNMENT)
 _TEMPORARY = ".tmp"
 _READ_BYTES = 1 << 20
 # Replies that are kept after their receipts, with their payloads, should the coordinator ask for them again.
 _KEPT = 2
+_IN_MEMORY = 2  # payloads
+_UNRECORDED = 1000  # receipts
 
 
 class SpoolError(Exception):
     """A spool that cannot be read; the message names the file."""
+
+
+class DiskFull(Exception):
+    """A reply that neither the disk nor the memory may hold; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +48,19 @@ class Payload:
     """A payload on its way into the spool.
 
     Attributes:
-        path: a temporary file.
+        content: a temporary file; or the bytes, where the disk does not take them.
         digest: of its bytes.
         size: in bytes.
     """
 
-    path: Path
+    content: Path | bytes
     digest: str
     size: int
+
+    def discard(self) -> None:
+        """Removes the temporary file."""
+        if isinstance(self.content, Path):
+            self.content.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -55,12 +70,14 @@ class Entry:
     Attributes:
         envelope: as signed; sent as it is, however often.
         manifest: the update manifest inside.
-        payload: the file beside it; None for a reply without payload.
+        assignment: the signed assignment that it fulfils.
+        payload: the file beside it, or the bytes; None for a reply without payload.
     """
 
     envelope: SignedEnvelope
     manifest: UpdateManifest
-    payload: Path | None
+    assignment: SignedEnvelope
+    payload: Path | bytes | None
 
     @property
     def assignment_id(self) -> str:
@@ -74,65 +91,106 @@ class Spool:
     Args:
         directory: made when it is missing.
         receipts: the file to which receipts are appended.
+        events: where to tell of a disk that takes nothing.
     """
 
-    def __init__(self, directory: Path, receipts: Path) -> None:
+    def __init__(self, directory: Path, receipts: Path, events: Events) -> None:
         self._directory = directory
         self._receipts = receipts
+        self._events = events
+        self._unrecorded: list[str] = []  # lines of receipts that the disk did not take
         self._lock = threading.Lock()
         self._entries: dict[str, Entry] = {}
         self._settled: OrderedDict[str, Entry] = OrderedDict()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in sorted(directory.glob(f"*{_ENVELOPE}"), key=lambda path: (path.stat().st_mtime_ns, path.name)):
+            if not path.with_suffix(_ASSIGNMENT).exists():
+                continue
             entry = _read(path)
-            if entry.payload is None or entry.payload.exists():
+            if not isinstance(entry.payload, Path) or entry.payload.exists():
                 self._entries[entry.assignment_id] = entry
         # The rest was half-made when the process died.
-        whole = {self._path(name, suffix) for name in self._entries for suffix in (_ENVELOPE, _PAYLOAD)}
+        whole = {self._path(name, suffix) for name in self._entries for suffix in _SUFFIXES}
         for path in directory.iterdir():
-            if path.suffix in (_ENVELOPE, _PAYLOAD, _TEMPORARY) and path not in whole:
+            if path.suffix in (*_SUFFIXES, _TEMPORARY) and path not in whole:
                 path.unlink()
 
-    def write_payload(self, assignment_id: str, write: Callable[[Path], None]) -> Payload:
-        """Makes a payload durable under a temporary name.
+    def write_payload(self, assignment_id: str, layout: Layout, vector: Vector) -> Payload:
+        """Makes a payload durable under a temporary name, or keeps it in memory when the disk does not take it.
 
         Args:
             assignment_id: the assignment that it belongs to.
-            write: called with the path to write to.
+            layout: of the payload.
+            vector: its values, (d,).
+
+        Raises:
+            DiskFull: the disk does not take it, and too many replies are in memory already.
         """
         path = self._path(assignment_id, _PAYLOAD + _TEMPORARY)
-        write(path)
-        state = hasher()
-        with path.open("rb+") as file:
-            while chunk := file.read(_READ_BYTES):
-                state.update(chunk)
-            os.fsync(file.fileno())
-            size = file.tell()
+        try:
+            write_vectors(path, layout, vector)
+            state = hasher()
+            with path.open("rb+") as file:
+                while chunk := file.read(_READ_BYTES):
+                    state.update(chunk)
+                os.fsync(file.fileno())
+                size = file.tell()
+        except OSError as error:
+            with suppress(OSError):
+                path.unlink()
+            with self._lock:
+                in_memory = sum(isinstance(entry.payload, bytes) for entry in self._entries.values())
+            if in_memory >= _IN_MEMORY:
+                raise DiskFull(f"{_words(error)}; {in_memory} replies are kept in memory already") from error
+            self._tell(
+                f"the update for assignment {assignment_id} is kept in memory, since {_words(error)}: make room on the "
+                "disk; if this worker ends before the update is handed in, it is made again"
+            )
+            data = to_bytes(layout, vector)
+            return Payload(data, digest(data), len(data))
         return Payload(path, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", size)
 
-    def add(self, envelope: SignedEnvelope, payload: Payload | None) -> None:
-        """Takes in a finished reply; when this returns it survives anything but the loss of the disk.
+    def add(self, envelope: SignedEnvelope, payload: Payload | None, assignment: SignedEnvelope) -> None:
+        """Takes in a finished reply; it then survives anything but the loss of the disk, if the disk took it.
 
         Args:
             envelope: of an UpdateManifest, signed by this member.
             payload: what `write_payload` returned; None for a reply without payload.
+            assignment: that it fulfils, as the coordinator signed it.
         """
         manifest = UpdateManifest.FromString(envelope.manifest)
-        if payload is not None:
-            payload.path.rename(self._path(manifest.assignment_id, _PAYLOAD))
-        final = self._write_envelope(envelope, manifest.assignment_id)
-        self._entries[manifest.assignment_id] = Entry(envelope, manifest, _payload_beside(final, manifest))
+        content = payload.content if payload is not None else None
+        entry = Entry(envelope, manifest, assignment, content)
+        if not isinstance(content, bytes):
+            entry = self._write(entry)
+        with self._lock:
+            self._entries[manifest.assignment_id] = entry
 
-    def _write_envelope(self, envelope: SignedEnvelope, assignment_id: str) -> Path:
-        temporary = self._path(assignment_id, _ENVELOPE + _TEMPORARY)
+    def _write(self, entry: Entry) -> Entry:
+        """Puts a reply on the disk; without room it stays in memory, with its payload where it is."""
+        name = entry.assignment_id
+        try:
+            if entry.payload is not None and isinstance(entry.payload, Path):
+                final = self._path(name, _PAYLOAD)
+                entry.payload.rename(final)
+                entry = replace(entry, payload=final)
+            self._write_envelope(entry.assignment, name, _ASSIGNMENT)
+            self._write_envelope(entry.envelope, name, _ENVELOPE)
+            sync_directory(self._directory)
+        except OSError as error:
+            self._tell(
+                f"the reply to assignment {name} is kept in memory, since {_words(error)}: make room on the disk; if "
+                "this worker ends before the reply is handed in, it is made again"
+            )
+        return entry
+
+    def _write_envelope(self, envelope: SignedEnvelope, assignment_id: str, suffix: str) -> None:
+        temporary = self._path(assignment_id, suffix + _TEMPORARY)
         with temporary.open("wb") as file:
             file.write(envelope.SerializeToString(deterministic=True))
             file.flush()
             os.fsync(file.fileno())
-        final = self._path(assignment_id, _ENVELOPE)
-        temporary.rename(final)
-        sync_directory(self._directory)
-        return final
+        temporary.rename(self._path(assignment_id, suffix))
 
     def entries(self) -> list[Entry]:
         """Everything finished, oldest first."""
@@ -148,50 +206,48 @@ class Spool:
         """Takes a reply out that was acknowledged. The last ones stay at hand while this process lives."""
         with self._lock:
             self._entries.pop(entry.assignment_id, None)
-            # Without its envelope a payload does not count: it is swept at the next start.
+            # Without its envelope nothing counts: the rest is swept at the next start.
             self._path(entry.assignment_id, _ENVELOPE).unlink(missing_ok=True)
             self._settled[entry.assignment_id] = entry
             while len(self._settled) > _KEPT:
-                name, _ = self._settled.popitem(last=False)
-                self._path(name, _PAYLOAD).unlink(missing_ok=True)
+                self._unlink(self._settled.popitem(last=False)[0])
 
     def renew(self, assignment_id: str) -> bool:
         """Puts a settled reply back, to be handed in once more as it was signed. False when it is not at hand."""
         with self._lock:
             entry = self._settled.pop(assignment_id, None)
-            if entry is None:
-                return False
-            self._write_envelope(entry.envelope, assignment_id)
-            self._entries[assignment_id] = entry
-            return True
+            if entry is not None:
+                self._entries[assignment_id] = entry if isinstance(entry.payload, bytes) else self._write(entry)
+            return entry is not None
 
     def remove(self, assignment_id: str) -> None:
         """Forgets a reply that nobody wants."""
         with self._lock:
             self._entries.pop(assignment_id, None)
             self._settled.pop(assignment_id, None)
-            # The envelope goes first: what is left of a half-done removal is swept at the next start.
-            self._path(assignment_id, _ENVELOPE).unlink(missing_ok=True)
-            self._path(assignment_id, _PAYLOAD).unlink(missing_ok=True)
+            self._unlink(assignment_id)
+
+    def _unlink(self, assignment_id: str) -> None:
+        # The envelope goes first: what is left of a half-done removal is swept at the next start.
+        for suffix in _SUFFIXES:
+            self._path(assignment_id, suffix).unlink(missing_ok=True)
 
     def record(self, entry: Entry, receipt: SignedEnvelope, manifest: ReceiptManifest) -> None:
-        """Keeps a receipt: the member's proof of what it handed in and what was said to it."""
-        line = {
-            "assignment_id": manifest.assignment_id,
-            "run_id": manifest.run_id,
-            "round": manifest.round,
-            "phase": manifest.phase,
-            "accepted": manifest.accepted,
-            "reason": manifest.reason,
-            "created": manifest.created.ToJsonString(),
-            "payload": manifest.payload,
-            "envelope": envelope_digest(entry.envelope),
-            "receipt": base64.b64encode(receipt.SerializeToString(deterministic=True)).decode(),
-        }
-        with self._receipts.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Keeps a receipt: the member's proof of what it was asked, what it handed in and what was said to it."""
+        self._unrecorded.append(receipt_line(entry.envelope, entry.assignment, receipt, manifest))
+        try:
+            append(self._receipts, "".join(self._unrecorded))
+        except OSError as error:
+            del self._unrecorded[:-_UNRECORDED]
+            self._tell(
+                f"the receipt for assignment {entry.assignment_id} is kept in memory, since {_words(error)}: make room "
+                "on the disk before this worker ends"
+            )
+        else:
+            self._unrecorded.clear()
+
+    def _tell(self, message: str) -> None:
+        self._events.warn("disk", message)
 
     def _path(self, assignment_id: str, suffix: str) -> Path:
         # The id came over the wire: its digest is a safe file name whatever it holds.
@@ -202,9 +258,14 @@ def _payload_beside(path: Path, manifest: UpdateManifest) -> Path | None:
     return path.with_suffix(_PAYLOAD) if manifest.payload else None
 
 
+def _words(error: OSError) -> str:
+    return f"{error.filename or 'the disk'} cannot be written ({error.strerror or error})"
+
+
 def _read(path: Path) -> Entry:
     try:
         envelope = SignedEnvelope.FromString(path.read_bytes())
+        assignment = SignedEnvelope.FromString(path.with_suffix(_ASSIGNMENT).read_bytes())
         manifest = UpdateManifest.FromString(envelope.manifest)
         payload = _payload_beside(path, manifest)
         if payload is not None and payload.exists() and payload.stat().st_size != manifest.payload_bytes:
@@ -213,4 +274,4 @@ def _read(path: Path) -> Entry:
         raise SpoolError(
             f"the finished work in {path} is damaged ({error}): move the file away, and the work will be done again"
         ) from error
-    return Entry(envelope, manifest, payload)
+    return Entry(envelope, manifest, assignment, payload)

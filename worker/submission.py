@@ -1,7 +1,9 @@
 """Handing in what is in the spool, again and again until a receipt that can be verified says how it was taken."""
 
+import io
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 
@@ -191,6 +193,6 @@ def verify_receipt(receipt: SignedEnvelope, entry: Entry, member: MemberFiles) -
 def _requests(entry: Entry) -> Iterator[SubmitRequest]:
     yield SubmitRequest(update=entry.envelope)
     if entry.payload is not None:
-        with entry.payload.open("rb") as file:
+        with entry.payload.open("rb") if isinstance(entry.payload, Path) else io.BytesIO(entry.payload) as file:
             while chunk := file.read(CHUNK_BYTES):
                 yield SubmitRequest(chunk=chunk)

@@ -5,6 +5,7 @@ import logging
 import random
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from federation.tasks import DataSource
     from worker.home import Home
     from worker.policy import Policy
+    from worker.receipts import Receipt
 
 app = typer.Typer(help="A member's side: join a federation, and work for it.", no_args_is_help=True)
 
@@ -147,6 +149,8 @@ def run(
             _work(place, member, policy, task, source, served, device, threads, rehearsal, accomplices, as_json)
     except (HomeError, PolicyError) as error:
         raise Failure(str(error)) from error
+    except OSError as error:
+        raise Failure(f"{error.filename or home}: {error.strerror or error}") from error
 
 
 @app.command()
@@ -169,6 +173,8 @@ def renew(
             member = renew_certificate(place, _load_member(home, passphrase), passphrase=passphrase)
     except (HomeError, RenewalError) as error:
         raise Failure(str(error)) from error
+    except OSError as error:
+        raise Failure(f"{error.filename or home}: {error.strerror or error}") from error
     if as_json:
         typer.echo(json.dumps({"client_id": member.client_id, "certificate_expires": member.not_after.isoformat()}))
         return
@@ -214,6 +220,63 @@ def restored(
     for run, (seen, kept) in pending.runs.items():
         typer.echo(f"run {escaped(run)} goes back from round {seen} to round {kept}")
     typer.echo("Accepted." if accept else "Accept it with --accept; until then nothing of these runs is done.")
+
+
+@app.command()
+def receipts(
+    home: HomeOption = DEFAULT_HOME,
+    compare: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Another member's receipts.jsonl: was it told of the same models and steps?"),
+    ] = None,
+    passphrase_file: PassphraseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Verify and list the receipts of this worker, or compare them with another member's."""
+    from worker.home import Home, HomeError  # noqa: PLC0415
+    from worker.receipts import ReceiptsError, disagreements, read_receipts  # noqa: PLC0415
+
+    place = Home(home)
+    try:
+        place.require_joined()
+        key = _load_member(home, _passphrase(home, passphrase_file)).coordinator_key
+        ours = read_receipts(place.receipts, key) if place.receipts.exists() else []
+        theirs = read_receipts(compare, key) if compare is not None else []
+    except (HomeError, ReceiptsError) as error:
+        raise Failure(str(error)) from error
+    if compare is None:
+        _show_receipts(ours, as_json)
+        return
+    both = {receipt.occasion for receipt in ours} & {receipt.occasion for receipt in theirs}
+    found = disagreements(ours, theirs)
+    if as_json:
+        pairs = [{"ours": asdict(mine), "theirs": asdict(other)} for mine, other in found]
+        typer.echo(json.dumps({"compared": len(both), "disagreements": pairs}))
+    else:
+        for mine, other in found:
+            _show_receipts([mine, other], as_json=False)
+        typer.echo(f"{len(both)} occasions compared, {len(found)} disagree")
+    if found:
+        raise Failure(
+            "the coordinator told two members of different models or steps: keep both files, and talk to all members"
+        )
+
+
+def _show_receipts(receipts: "Sequence[Receipt]", as_json: bool) -> None:
+    from federation.text import escaped  # noqa: PLC0415
+
+    if as_json:
+        typer.echo(json.dumps([asdict(receipt) for receipt in receipts]))
+        return
+    for receipt in receipts:
+        run, number, phase = receipt.occasion
+        outcome = "accepted" if receipt.accepted else f"refused, {receipt.reason}"
+        typer.echo(
+            escaped(
+                f"{receipt.client_id} run {run} round {number} phase {phase}: base model {receipt.base_model[:23]}, "
+                f"previous step {receipt.previous_step[:23] or '(none)'}, {outcome}"
+            )
+        )
 
 
 @app.command()

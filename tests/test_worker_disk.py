@@ -1,0 +1,190 @@
+"""A worker whose disk is full: it keeps its reply in memory, or declines, says so, and shows no traceback."""
+
+import os
+import resource
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from scripted import ScriptedCoordinator, opened, scripted
+from working import Running
+
+from federation.digests import digest
+from federation.tasks import DataSource, Part, initial_model, task
+from federation.vectors import Layout, to_bytes
+from worker.home import Home
+from worker.policy import Policy
+from worker.receipts import append, read_receipts
+from worker.runner import Offer
+from worker.service import prepare_offers
+
+
+@pytest.fixture(scope="module")
+def offers() -> dict[str, Offer]:
+    return prepare_offers(["digits"], DataSource(part=Part(0, 8)), device="cpu", threads=1)[0]
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple[Layout, bytes]:
+    layout, vector = initial_model(task("digits"), 3)
+    return layout, to_bytes(layout, vector)
+
+
+@pytest.fixture
+def coordinator() -> Iterator[ScriptedCoordinator]:
+    with scripted() as made:
+        yield made
+
+
+Start = Callable[[Path], Running]
+
+
+@pytest.fixture
+def start(coordinator: ScriptedCoordinator, offers: dict[str, Offer]) -> Iterator[Start]:
+    member = coordinator.member()
+    started: list[Running] = []
+
+    def run(directory: Path) -> Running:
+        started.append(Running(Home(directory), member, offers, policy=Policy(), uniform=lambda *_: 0.01))
+        started[-1].wait_for("attending")
+        return started[-1]
+
+    yield run
+    for running in started:
+        running.stop()
+
+
+@contextmanager
+def files_of_at_most(count: int) -> Iterator[None]:
+    """No file of this process may grow beyond so many bytes: the kernel refuses it as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
+    """A directory on a small file system of its own, and what fills it."""
+    where = tmp_path / "small"
+    where.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(where)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a small file system can be mounted by root only; the limit on file sizes stands in for it")
+
+    def fill() -> None:
+        descriptor = os.open(where / "filler", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            while True:
+                os.write(descriptor, bytes(4096))
+        except OSError:
+            os.close(descriptor)
+
+    try:
+        yield where, fill
+    finally:
+        subprocess.run(["umount", "--lazy", str(where)], check=True)
+
+
+def no_traceback(caplog: pytest.LogCaptureFixture) -> bool:
+    return all(record.exc_info is None for record in caplog.records)
+
+
+def test_a_model_that_the_disk_does_not_take_is_declined(
+    coordinator: ScriptedCoordinator,
+    start: Start,
+    model: tuple[Layout, bytes],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    running = start(tmp_path / "home")
+    with files_of_at_most(5000):
+        coordinator.assign(coordinator.assignment(*model, 0))
+        declined = running.wait_for("declined")[0]
+        assert declined["reason"] == "disk"
+        assert "make room" in declined["message"]
+    coordinator.assign(coordinator.assignment(*model, 1))
+    running.wait_for("receipt")
+    assert no_traceback(caplog)
+
+
+def test_an_update_that_the_disk_does_not_take_is_handed_in_from_memory_and_its_receipt_is_written_later(
+    coordinator: ScriptedCoordinator,
+    start: Start,
+    model: tuple[Layout, bytes],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    running = start(tmp_path / "home")
+    coordinator.assign(coordinator.assignment(*model, 0))
+    running.wait_for("receipt")
+    with files_of_at_most(running.home.receipts.stat().st_size + 100):
+        coordinator.assign(coordinator.assignment(*model, 1))
+        running.wait_for("receipt", 2)
+        told = " ".join(event["message"] for event in running.events("disk"))
+        assert "the update for assignment assignment-1 is kept in memory" in told
+        assert "the receipt for assignment assignment-1 is kept in memory" in told
+        assert len(running.home.receipts.read_text().splitlines()) == 1
+    submission = coordinator.submissions[1]
+    assert opened(submission, running.member).payload == digest(submission.payload)
+    coordinator.assign(coordinator.assignment(*model, 2))
+    running.wait_for("receipt", 3)
+    receipts = read_receipts(running.home.receipts, running.member.coordinator_key)
+    assert [receipt.assignment_id for receipt in receipts] == [f"assignment-{number}" for number in range(3)]
+    assert no_traceback(caplog)
+
+
+def test_few_updates_are_kept_in_memory_and_further_work_is_declined(
+    coordinator: ScriptedCoordinator,
+    start: Start,
+    model: tuple[Layout, bytes],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    running = start(tmp_path / "home")
+    coordinator.assign(coordinator.assignment(*model, 0))
+    running.wait_for("receipt")
+    coordinator.hold_submissions = threading.Event()
+    with files_of_at_most(5000):
+        for number in range(1, 4):
+            coordinator.assign(coordinator.assignment(*model, number))
+        declined = running.wait_for("declined")[0]
+    coordinator.hold_submissions.set()
+    running.wait_for("receipt", 3)
+    assert (declined["assignment_id"], declined["reason"]) == ("assignment-3", "disk")
+    assert no_traceback(caplog)
+
+
+def test_a_worker_goes_on_with_a_disk_that_is_really_full(
+    coordinator: ScriptedCoordinator,
+    start: Start,
+    model: tuple[Layout, bytes],
+    full_disk: tuple[Path, Callable[[], None]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    where, fill = full_disk
+    running = start(where / "home")
+    coordinator.assign(coordinator.assignment(*model, 0))
+    running.wait_for("receipt")
+    fill()
+    coordinator.assign(coordinator.assignment(*model, 1))
+    running.wait_for("receipt", 2)
+    assert any("kept in memory" in event["message"] for event in running.events("disk"))
+    (where / "filler").unlink()
+    coordinator.assign(coordinator.assignment(*model, 2))
+    running.wait_for("receipt", 3)
+    assert len(read_receipts(running.home.receipts, running.member.coordinator_key)) == 3
+    assert no_traceback(caplog)
+
+
+def test_lines_are_appended_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    append(path, "one\n")
+    with files_of_at_most(6), pytest.raises(OSError, match="large"):
+        append(path, "two\n")
+    assert path.read_text() == "one\n"

@@ -1,0 +1,171 @@
+"""The receipts of a member: what the coordinator asked of it and said to it, signed, one JSON object a line.
+
+Two members compare them, and find out whether both were told the same.
+"""
+
+import base64
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from google.protobuf.message import DecodeError
+
+from federation.envelope import envelope_digest, key_id, unseal
+from federation.refusals import Refusal
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope
+
+Occasion = tuple[str, int, int]
+"""A run's id, the round and the phase."""
+
+
+class ReceiptsError(ValueError):
+    """A file of receipts that cannot be read; the message names the line."""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What one line says, with its signatures verified.
+
+    Attributes:
+        client_id: whose it is.
+        occasion: run, round and phase.
+        assignment_id: the assignment.
+        base_model: the digest of the model that the work started from.
+        previous_step: the digest of the signed step that made that model; empty before the run's first step.
+        accepted: whether the reply counts.
+        reason: why not.
+    """
+
+    client_id: str
+    occasion: Occasion
+    assignment_id: str
+    base_model: str
+    previous_step: str
+    accepted: bool
+    reason: str
+
+
+def receipt_line(
+    update: SignedEnvelope, assignment: SignedEnvelope, receipt: SignedEnvelope, manifest: ReceiptManifest
+) -> str:
+    """The line that is kept of a receipt.
+
+    Args:
+        update: the reply that was handed in.
+        assignment: that it fulfils; it says on which step the work builds.
+        receipt: the coordinator's answer.
+        manifest: what is in the receipt.
+    """
+    asked = AssignmentManifest.FromString(assignment.manifest)
+    line = {
+        "assignment_id": manifest.assignment_id,
+        "run_id": manifest.run_id,
+        "round": manifest.round,
+        "phase": manifest.phase,
+        "accepted": manifest.accepted,
+        "reason": manifest.reason,
+        "created": _when(manifest),
+        "base_model": manifest.base_model,
+        "previous_step": asked.previous_step,
+        "payload": manifest.payload,
+        "envelope": envelope_digest(update),
+        "assignment": _text(assignment),
+        "receipt": _text(receipt),
+    }
+    return json.dumps(line) + "\n"
+
+
+def append(path: Path, text: str) -> None:
+    """Appends whole lines durably, or nothing.
+
+    Raises:
+        OSError: the disk does not take them.
+    """
+    with path.open("ab", buffering=0) as file:
+        end = file.tell()
+        try:
+            data = text.encode()
+            while data:
+                data = data[file.write(data) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def read_receipts(path: Path, coordinator: Ed25519PublicKey) -> list[Receipt]:
+    """Reads a member's receipts, one's own or another's, and verifies them.
+
+    Args:
+        path: `receipts.jsonl` of a worker's home, or a copy.
+        coordinator: the key that must have signed every assignment and every receipt.
+
+    Raises:
+        ReceiptsError: the file cannot be read, or a line is damaged or not signed by that key.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ReceiptsError(f"{path} cannot be read: {error}") from None
+    receipts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            receipts.append(_verified(json.loads(line), coordinator))
+        except (KeyError, TypeError, ValueError, DecodeError, Refusal, RecursionError) as error:
+            raise ReceiptsError(f"{path}, line {number} proves nothing: {error}") from None
+    return receipts
+
+
+def disagreements(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> list[tuple[Receipt, Receipt]]:
+    """The occasions on which two members were told of different models or steps: our receipt and theirs.
+
+    Where an occasion came twice, after a restored backup, the last receipt of each counts.
+    """
+    mine, others = ({receipt.occasion: receipt for receipt in receipts} for receipts in (ours, theirs))
+    return [
+        (mine[occasion], others[occasion])
+        for occasion in sorted(mine.keys() & others.keys())
+        if (mine[occasion].base_model, mine[occasion].previous_step)
+        != (others[occasion].base_model, others[occasion].previous_step)
+    ]
+
+
+def _verified(line: Mapping[str, Any], coordinator: Ed25519PublicKey) -> Receipt:
+    name = key_id(coordinator)
+
+    def find(key: bytes) -> Ed25519PublicKey | None:
+        return coordinator if key == name else None
+
+    asked = unseal(_envelope(line["assignment"]), AssignmentManifest, find)
+    said = unseal(_envelope(line["receipt"]), ReceiptManifest, find)
+    for field in ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model"):
+        if getattr(asked, field) != getattr(said, field):
+            raise ValueError(f"its assignment and its receipt differ in {field}")
+    return Receipt(
+        client_id=said.client_id,
+        occasion=(said.run_id, said.round, said.phase),
+        assignment_id=said.assignment_id,
+        base_model=said.base_model,
+        previous_step=asked.previous_step,
+        accepted=said.accepted,
+        reason=said.reason,
+    )
+
+
+def _when(manifest: ReceiptManifest) -> str:
+    try:
+        return str(manifest.created.ToJsonString())
+    except ValueError:  # a time that does not exist; the signed receipt has it
+        return ""
+
+
+def _text(envelope: SignedEnvelope) -> str:
+    return base64.b64encode(envelope.SerializeToString(deterministic=True)).decode()
+
+
+def _envelope(text: str) -> SignedEnvelope:
+    return SignedEnvelope.FromString(base64.b64decode(text, validate=True))
