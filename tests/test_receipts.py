@@ -105,9 +105,7 @@ def test_the_command_verifies_lists_and_compares(tmp_path: Path) -> None:
     listed = CliRunner().invoke(app, arguments).output
     assert "a run run-1 round 1 phase 0: base model m1, previous step s0, accepted" in listed
     assert r"base model m\x1b2" in listed
-    assert [item["base_model"] for item in json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)][
-        0
-    ] == "m1"
+    assert json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)[0]["base_model"] == "m1"
     assert "1 occasions compared, 0 disagree" in CliRunner().invoke(app, [*arguments, "--compare", str(same)]).output
     result = CliRunner().invoke(app, [*arguments, "--compare", str(other), "--json"])
     assert result.exit_code == 1
