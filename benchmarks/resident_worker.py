@@ -19,8 +19,8 @@ from federation.training import TrainResult
 from federation.vectors import Layout, Tensor, Vector
 from worker.assignments import Allowed
 from worker.events import Events
+from worker.execution import Offer
 from worker.home import Home
-from worker.runner import Offer
 from worker.service import Worker
 
 

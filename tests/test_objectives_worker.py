@@ -17,8 +17,8 @@ from federation.tasks import DataSource, Part, initial_model, task
 from federation.training import Trainer, TrainWork
 from federation.v1.common_pb2 import AssignmentManifest, JacobianWork, ObjectiveWeight, ResidualWork, Row, Target
 from federation.vectors import Layout, to_bytes, update_layout
+from worker.execution import Offer
 from worker.home import Home
-from worker.runner import Offer
 from worker.service import prepare_offers
 
 SOURCE = DataSource(part=Part(0, 20))

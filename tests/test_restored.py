@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from harness import wait_for
 from scripted import FEDERATION, ScriptedCoordinator, scripted
 from stage import Stage, spec, stage
 from typer.testing import CliRunner
@@ -22,9 +23,9 @@ from federation.vectors import Layout, to_bytes
 from fedpareto.cli.main import app
 from storage.database import DatabaseBusy
 from storage.models import RoundState, RunState
+from worker.execution import Offer
 from worker.home import Home
 from worker.policy import Policy
-from worker.runner import Offer
 from worker.service import prepare_offers
 
 
@@ -144,7 +145,7 @@ def test_an_assignment_that_comes_again_after_its_receipt_gets_the_same_signed_r
         for number in (2, 3):
             coordinator.assign(coordinator.assignment(*model, number))
             running.wait_for("receipt", 1 + number)
-        assert len(running.spooled()) == 2, "the payloads of the last two replies, and no envelope"
+        wait_for(lambda: len(running.spooled()) == 2, "two payloads to stay, and no envelope")
     finally:
         running.stop()
     coordinator.submissions.clear()

@@ -35,8 +35,8 @@ from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
 from worker.enroll import EnrollmentError, enroll
 from worker.events import Events
+from worker.execution import Offer
 from worker.home import Home, HomeError
-from worker.runner import Offer
 from worker.service import prepare_offers
 from worker.session import SessionError
 from worker.spool import Spool, SpoolError

@@ -15,10 +15,10 @@ from working import Running
 from federation.digests import digest
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.vectors import Layout, to_bytes
+from worker.execution import Offer
 from worker.home import Home
 from worker.policy import Policy
 from worker.receipts import append, read_receipts
-from worker.runner import Offer
 from worker.service import prepare_offers
 
 

@@ -23,9 +23,9 @@ from federation.v1.federation_pb2 import AttendResponse, Cancel
 from federation.vectors import Layout, Tensor, to_bytes
 from worker.assignments import Allowed, Declined, check_assignment
 from worker.events import Events
+from worker.execution import Offer
 from worker.home import Home
 from worker.policy import Limits, Policy, PolicyError
-from worker.runner import Offer
 from worker.service import prepare_offers
 
 LAYOUT = Layout((Tensor("weight", (4,)),))

@@ -13,9 +13,9 @@ from scripted import files_in
 from federation.identity import MemberFiles
 from worker.attacker import Attacker
 from worker.events import Events
+from worker.execution import Offer
 from worker.home import Home
 from worker.policy import Policy
-from worker.runner import Offer
 from worker.service import Worker
 
 

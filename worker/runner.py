@@ -2,11 +2,11 @@
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -16,20 +16,19 @@ from federation.channels import refusal_from_rpc_error
 from federation.envelope import seal
 from federation.identity import MemberFiles
 from federation.refusals import Refusal
-from federation.sketches.asked import jacobian_of, second_leg, sketch_of
 from federation.sketches.base import Message
-from federation.sketches.seeds import own_seed, shared_seed
 from federation.tasks import DataError
 from federation.tasks.failures import described, owners_frame
-from federation.training import Trainer, TrainingDiverged, TrainingStopped, TrainResult, TrainWork
+from federation.training import TrainingDiverged, TrainingStopped, TrainResult
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
 from federation.vectors import Vector, read_vector, update_layout, update_rows
-from worker.assignments import Allowed, Declined, check_assignment, deadline_of, targets_of
+from worker.assignments import Declined, check_assignment, deadline_of
 from worker.attacker import Attacker
 from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
 from worker.events import Events
+from worker.execution import Execution, Offer
 from worker.policy import Limits
 from worker.progress import Progress
 from worker.session import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND, Session
@@ -42,19 +41,6 @@ _DOING = {
     "jacobian": "making gradients",
     "residual": "comparing gradients",
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Offer:
-    """A task that the owner allowed, with everything ready to work on it.
-
-    Attributes:
-        allowed: what assignments are checked against.
-        trainer: holds the model and this client's data.
-    """
-
-    allowed: Allowed
-    trainer: Trainer
 
 
 @dataclass(eq=False)
@@ -112,7 +98,7 @@ class Runner:
         self._backoff = backoff
         self._events = events
         self._software = software
-        self._attacker = attacker
+        self._execution = Execution(member.client_id, attacker, session.now, self._wait)
         self._finished = finished
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
@@ -267,7 +253,9 @@ class Runner:
         self._events.tell(doing, f"assignment {name} round {manifest.round}: {doing}", **fields)
         self._session.beat(name, 0.0)
         try:
-            result = self._work(manifest, offer, base, reference, job, stopped)
+            result = self._execution.run(
+                manifest, offer, base, reference, progress=partial(setattr, job, "progress"), stopped=stopped
+            )
         except TrainingDiverged as error:
             raise Declined(name, "training-diverged", str(error)) from error
         except DataError as error:
@@ -341,98 +329,15 @@ class Runner:
                     f"({why.message or why.status if why is not None else error})",
                     assignment_id=name,
                 )
-                with self._changed:
-                    self._changed.wait_for(stopped, timeout=delay)
+                self._wait(stopped, delay)
             else:
                 self._backoff.reset()
                 return path
         raise TrainingStopped
 
-    def _work(
-        self,
-        manifest: AssignmentManifest,
-        offer: Offer,
-        base: Vector,
-        reference: Message,
-        job: _Job,
-        stopped: Callable[[], bool],
-    ) -> TrainResult:
-        trainer = offer.trainer
-        kind = manifest.WhichOneof("work")
-        attacker = self._attacker
-        if attacker is not None:
-            attacker.see(manifest, base)
-        if kind == "evaluate":
-            began = time.perf_counter()
-            metrics = trainer.evaluate(base, tuple(manifest.evaluate.splits), stopped=stopped)
-            return TrainResult({}, {}, metrics, trainer.samples, time.perf_counter() - began)
-
-        def progress(share: float) -> None:
-            job.progress = share
-
-        if kind in ("jacobian", "residual"):
-            return self._gradients(manifest, offer, base, reference, stopped)
-        targets = targets_of(manifest.train, offer.allowed.serves)
-        if attacker is not None and not attacker.attack.trains:
-            idle = trainer.idle(base, rows=tuple(targets), stopped=stopped)
-            return self._distort(attacker, manifest, idle, stopped)
-        result = trainer.train(
-            base,
-            TrainWork.of(manifest.train),
-            seed=manifest.seed,
-            round=manifest.round,
-            client_id=self._member.client_id,
-            targets=targets,
-            from_jacobian=manifest.train.from_jacobian,
-            measure=not manifest.train.unmeasured,
-            progress=progress,
-            stopped=stopped,
-        )
-        return result if attacker is None else self._distort(attacker, manifest, result, stopped)
-
-    def _gradients(
-        self,
-        manifest: AssignmentManifest,
-        offer: Offer,
-        base: Vector,
-        reference: Message,
-        stopped: Callable[[], bool],
-    ) -> TrainResult:
-        """The sketch of the gradients at the base model; or what it lost, where there is a reference."""
-        second = manifest.WhichOneof("work") == "residual"
-        asked = manifest.residual.jacobian if second else manifest.jacobian
-        client, layout = self._member.client_id, offer.allowed.layout
-        result = offer.trainer.jacobian(
-            base,
-            TrainWork(steps=1, batch_size=asked.batch_size, learning_rate=1.0),
-            seed=manifest.seed,
-            round=manifest.round,
-            client_id=client,
-            measure=asked.measure and not second,
-            stopped=stopped,
-        )
-        if self._attacker is not None:
-            result = self._distort(self._attacker, manifest, result, stopped)
-        made = sketch_of(asked, layout, offer.allowed.objectives)
-        A = jacobian_of({name: result.rows[name] for name in asked.objectives}, asked, layout)
-        rows = made.compress(
-            A,
-            shared_seed=shared_seed(manifest.seed, manifest.round),
-            own_seed=own_seed(manifest.seed, manifest.round, client),
-        )
-        if second:
-            rows = second_leg(made).residual(A, rows, reference, tuple(manifest.residual.objectives))
-        return replace(result, rows=rows)
-
-    def _distort(
-        self, attacker: Attacker, manifest: AssignmentManifest, honest: TrainResult, stopped: Callable[[], bool]
-    ) -> TrainResult:
-        def pause(seconds: float) -> None:
-            with self._changed:
-                if self._changed.wait_for(stopped, timeout=seconds):
-                    raise TrainingStopped
-
-        return attacker.distort(manifest, honest, now=self._session.now(), pause=pause)
+    def _wait(self, condition: Callable[[], bool], seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(condition, timeout=seconds)
 
     def _spool_reply(self, asked: AssignmentManifest, result: TrainResult, job: _Job) -> None:
         rows = dict(result.rows)

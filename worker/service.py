@@ -21,10 +21,11 @@ from worker.backoff import Backoff
 from worker.cache import ModelCache
 from worker.clock import CoordinatorClock
 from worker.events import Events
+from worker.execution import Offer
 from worker.home import Home
 from worker.policy import Policy
 from worker.progress import Progress
-from worker.runner import Offer, Runner
+from worker.runner import Runner
 from worker.session import Session
 from worker.software import software
 from worker.spool import Spool

@@ -206,8 +206,8 @@ class Spool:
         """Takes a reply out that was acknowledged. The last ones stay at hand while this process lives."""
         with self._lock:
             self._entries.pop(entry.assignment_id, None)
-            # Without its envelope nothing counts: the rest is swept at the next start.
-            self._path(entry.assignment_id, _ENVELOPE).unlink(missing_ok=True)
+            for suffix in (_ENVELOPE, _ASSIGNMENT):  # without them a payload does not count at the next start
+                self._path(entry.assignment_id, suffix).unlink(missing_ok=True)
             self._settled[entry.assignment_id] = entry
             while len(self._settled) > _KEPT:
                 self._unlink(self._settled.popitem(last=False)[0])
