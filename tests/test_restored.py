@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 from harness import wait_for
-from scripted import FEDERATION, ScriptedCoordinator, scripted
+from scripted import FEDERATION, ScriptedCoordinator, files_in, scripted
 from stage import Stage, spec, stage
 from typer.testing import CliRunner
 from working import Running
@@ -145,7 +145,8 @@ def test_an_assignment_that_comes_again_after_its_receipt_gets_the_same_signed_r
         for number in (2, 3):
             coordinator.assign(coordinator.assignment(*model, number))
             running.wait_for("receipt", 1 + number)
-        wait_for(lambda: len(running.spooled()) == 2, "two payloads to stay, and no envelope")
+        wait_for(lambda: not running.spooled(), "the spool to empty")
+        assert len(files_in(home.handed_in)) == 2, "the payloads of the last two replies stay"
     finally:
         running.stop()
     coordinator.submissions.clear()

@@ -94,7 +94,7 @@ def test_an_assignment_is_trained_and_its_reply_is_bound_to_it_and_acknowledged(
     running.wait_for("receipt")
 
     [submission] = coordinator.submissions
-    reply = opened(submission, running.member)  # type: ignore[attr-defined]
+    reply = opened(submission, running.member)
     for name in (
         "federation_id",
         "run_id",
@@ -805,7 +805,7 @@ ASSIGNMENT = seal(AssignmentManifest(previous_step="blake3:1"), Ed25519PrivateKe
 
 def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) -> None:
     directory, receipts = tmp_path / "spool", tmp_path / "receipts.jsonl"
-    spool = Spool(directory, receipts, Events())
+    spool = Spool(directory, tmp_path / "handed-in", receipts, Events())
     layout = update_layout([("loss", 5)])
     vector = np.arange(5, dtype=np.float32)
     payload = spool.write_payload("../a", layout, vector)
@@ -819,7 +819,7 @@ def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) ->
     (directory / "lonely.assignment").write_bytes(ASSIGNMENT.SerializeToString())
     (directory / "unasked.envelope").write_bytes(_reply("e").SerializeToString())
 
-    again = Spool(directory, receipts, Events())
+    again = Spool(directory, tmp_path / "handed-in", receipts, Events())
     assert [entry.assignment_id for entry in again.entries()] == ["../a", "b"]
     first = again.entries()[0]
     assert (first.envelope, first.assignment) == (envelope, ASSIGNMENT)
@@ -828,7 +828,9 @@ def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) ->
     np.testing.assert_array_equal(read_vector(first.payload)[1], vector)
     assert len(files_in(directory)) == 5
     again.settle(first)
+    assert len(files_in(directory)) == 2
     assert again.renew("../a")
+    assert len(files_in(directory)) == 5
     assert not again.renew("b")
     again.remove("../a")
     again.remove("b")
@@ -837,14 +839,14 @@ def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) ->
 
 
 def test_a_damaged_spool_is_named(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "spool", tmp_path / "receipts.jsonl", Events())
+    spool = Spool(tmp_path / "spool", tmp_path / "handed-in", tmp_path / "receipts.jsonl", Events())
     payload = spool.write_payload("a", update_layout([("loss", 2)]), np.ones(2, dtype=np.float32))
     spool.add(_reply("a", payload.digest, payload.size), payload, ASSIGNMENT)
     [entry] = spool.entries()
     assert isinstance(entry.payload, Path)
     entry.payload.write_bytes(b"1234")
     with pytest.raises(SpoolError, match="move the file away"):
-        Spool(tmp_path / "spool", tmp_path / "receipts.jsonl", Events())
+        Spool(tmp_path / "spool", tmp_path / "handed-in", tmp_path / "receipts.jsonl", Events())
 
 
 def test_delays_grow_to_a_ceiling_with_full_jitter_and_start_again_after_success() -> None:

@@ -30,6 +30,11 @@ class Home:
         return self.directory / "spool"
 
     @property
+    def handed_in(self) -> Path:
+        """The payloads of the last replies that were acknowledged; safe to delete."""
+        return self.directory / "handed-in"
+
+    @property
     def cache(self) -> Path:
         """Models by digest; safe to delete."""
         return self.directory / "cache"

@@ -124,7 +124,7 @@ class Worker:
                 for name, offer in offers.items()
             ],
         )
-        spool = Spool(home.spool, home.receipts, events)
+        spool = Spool(home.spool, home.handed_in, home.receipts, events)
         progress = Progress(
             home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
         )

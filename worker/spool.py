@@ -90,19 +90,24 @@ class Spool:
 
     Args:
         directory: made when it is missing.
+        handed_in: the directory of the payloads of settled replies, emptied at the start; made when it is missing.
         receipts: the file to which receipts are appended.
         events: where to tell of a disk that takes nothing.
     """
 
-    def __init__(self, directory: Path, receipts: Path, events: Events) -> None:
+    def __init__(self, directory: Path, handed_in: Path, receipts: Path, events: Events) -> None:
         self._directory = directory
+        self._handed_in = handed_in
         self._receipts = receipts
         self._events = events
         self._unrecorded: list[str] = []  # lines of receipts that the disk did not take
         self._lock = threading.Lock()
         self._entries: dict[str, Entry] = {}
         self._settled: OrderedDict[str, Entry] = OrderedDict()
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for place in (directory, handed_in):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in handed_in.iterdir():
+            path.unlink()
         for path in sorted(directory.glob(f"*{_ENVELOPE}"), key=lambda path: (path.stat().st_mtime_ns, path.name)):
             if not path.with_suffix(_ASSIGNMENT).exists():
                 continue
@@ -206,11 +211,17 @@ class Spool:
         """Takes a reply out that was acknowledged. The last ones stay at hand while this process lives."""
         with self._lock:
             self._entries.pop(entry.assignment_id, None)
-            for suffix in (_ENVELOPE, _ASSIGNMENT):  # without them a payload does not count at the next start
-                self._path(entry.assignment_id, suffix).unlink(missing_ok=True)
+            self._path(entry.assignment_id, _ENVELOPE).unlink(missing_ok=True)
+            if isinstance(entry.payload, Path):
+                try:
+                    entry = replace(entry, payload=entry.payload.rename(self._handed_in / entry.payload.name))
+                except OSError:  # a full disk: if it is asked for again, it is made again
+                    self._unlink(entry.assignment_id)
+                    return
+            self._unlink(entry.assignment_id)
             self._settled[entry.assignment_id] = entry
             while len(self._settled) > _KEPT:
-                self._unlink(self._settled.popitem(last=False)[0])
+                _forget(self._settled.popitem(last=False)[1])
 
     def renew(self, assignment_id: str) -> bool:
         """Puts a settled reply back, to be handed in once more as it was signed. False when it is not at hand."""
@@ -224,7 +235,8 @@ class Spool:
         """Forgets a reply that nobody wants."""
         with self._lock:
             self._entries.pop(assignment_id, None)
-            self._settled.pop(assignment_id, None)
+            if (settled := self._settled.pop(assignment_id, None)) is not None:
+                _forget(settled)
             self._unlink(assignment_id)
 
     def _unlink(self, assignment_id: str) -> None:
@@ -256,6 +268,11 @@ class Spool:
 
 def _payload_beside(path: Path, manifest: UpdateManifest) -> Path | None:
     return path.with_suffix(_PAYLOAD) if manifest.payload else None
+
+
+def _forget(settled: Entry) -> None:
+    if isinstance(settled.payload, Path):
+        settled.payload.unlink(missing_ok=True)
 
 
 def _words(error: OSError) -> str:
