@@ -147,7 +147,7 @@ def test_heartbeats_name_the_assignment_in_work(
     coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
 ) -> None:
     asked = coordinator.assignment(*model)
-    asked.train.steps = 50_000_000
+    asked.train.steps = 1_000_000
     coordinator.assign(asked)
     start()
     wait_for(
@@ -184,7 +184,7 @@ def test_a_cancelled_assignment_is_dropped_in_the_middle_of_its_training(
     coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
 ) -> None:
     endless = coordinator.assignment(*model)
-    endless.train.steps = 50_000_000
+    endless.train.steps = 1_000_000
     coordinator.assign(endless)
     running = start()
     running.wait_for("training")
@@ -699,7 +699,7 @@ def test_a_stop_signal_ends_the_worker_cleanly_in_the_middle_of_its_training(
     coordinator: ScriptedCoordinator, member_home: Path, model: tuple[Layout, bytes], number: int
 ) -> None:
     endless = coordinator.assignment(*model)
-    endless.train.steps = 50_000_000
+    endless.train.steps = 1_000_000
     coordinator.assign(endless)
     with _process(member_home, "--json") as process:
         process.wait_for_text('"event": "training"')
