@@ -138,6 +138,7 @@ def test_an_assignment_that_comes_again_after_its_receipt_gets_the_same_signed_r
     try:
         envelope = coordinator.assign(coordinator.assignment(*model, 1))
         running.wait_for("receipt")
+        wait_for(lambda: not running.spooled(), "the spool to empty")
         coordinator.give(envelope)
         running.wait_for("receipt", 2)
         assert coordinator.submissions[0] == coordinator.submissions[1]
