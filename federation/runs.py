@@ -39,6 +39,7 @@ MAX_COUNT = 2**31 - 1  # of epochs, steps, clients
 MAX_DEADLINE = 366 * 86_400.0
 
 Split = Literal["train", "validation", "test"]
+TASK = r"[A-Za-z0-9_.:-]{1,120}"  # the form of a task's name
 Objective = Annotated[str, Field(pattern=f"^{OBJECTIVE}$")]
 Names = Annotated[tuple[Objective, ...], Field(strict=False)]  # TOML has lists
 
@@ -269,7 +270,7 @@ class RunSpec(_Section):
     """A whole run. `RunSpec.parse` is the way in from TOML."""
 
     name: str = Field(pattern=IDENTIFIER)
-    task: str = Field(pattern=r"^[A-Za-z0-9_.:-]{1,120}$", description="a task's name, as workers allow it")
+    task: str = Field(pattern=f"^{TASK}$", description="a task's name, as workers allow it")
     rounds: int = Field(ge=1, le=1_000_000)
     seed: int = Field(0, ge=0, lt=2**63)
     algorithm: AlgorithmSpec = AlgorithmSpec()

@@ -1,4 +1,4 @@
-"""Envelopes are verified again when they are shown, and say why where they do not hold. On SQLite and PostgreSQL."""
+"""Envelopes are verified again when they are shown, and say why where they do not hold."""
 
 import json
 from collections.abc import Callable

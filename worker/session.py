@@ -39,7 +39,8 @@ ADVICE = {
     "ask the federation's security officer",
     "role": "this certificate may not work for the federation: use the directory that `fedpareto worker join` made",
     "hello": "the coordinator did not understand this worker: compare the versions of both",
-    "limit:tasks": "offer fewer tasks, or tasks with shorter names",
+    "limit:tasks": "offer fewer tasks or objectives, with names of letters, digits and hyphens",
+    "limit:hello": "offer fewer tasks or objectives, or such with shorter names",
 }
 NONCE_BYTES = 32
 MAX_OUTBOX = 1000  # messages that wait to be sent

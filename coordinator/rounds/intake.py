@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from coordinator.rounds.reported import must_be_a_time, names_problem
 from coordinator.rounds.states import end_assignment
 from federation.digests import parse
 from federation.envelope import envelope_digest, seal, unseal
@@ -279,9 +280,11 @@ def _find(session: Session, assignment_id: str, client_id: str, *, lock: bool = 
 
 def _parse(data: bytes) -> UpdateManifest:
     try:
-        return UpdateManifest.FromString(data)
+        manifest = UpdateManifest.FromString(data)
     except DecodeError:
         raise Refusal("manifest", "the manifest is not an UpdateManifest") from None
+    must_be_a_time(manifest.created)
+    return manifest
 
 
 def _order(assignment: Assignment) -> AssignmentManifest:
@@ -331,6 +334,8 @@ def content_problem(manifest: UpdateManifest, *, trains: bool, limits: LimitsSpe
             "limit:samples",
             f"{manifest.samples} training samples claimed; between 1 and {limits.samples} are taken (limits.samples)",
         )
+    if (problem := names_problem(manifest)) is not None:
+        return problem
     for name, value in [*manifest.losses.items(), *manifest.metrics.items()]:
         if not math.isfinite(value):
             return Refusal("non-finite", f"{name[:80]} is {value}")

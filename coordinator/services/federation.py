@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -22,11 +21,11 @@ from coordinator.members.renewal import renew, retire_older
 from coordinator.rounds.hub import Attendance, Hub
 from coordinator.rounds.intake import Admission, Intake
 from coordinator.services.calls import FIRST_MESSAGE_SECONDS, NEXT_CHUNK_SECONDS, Threads, next_message
+from coordinator.services.stream_words import Introduction, declined, introduction
 from federation.certificates import pem
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
 from federation.digests import parse
 from federation.envelope import seal
-from federation.objectives import OBJECTIVE
 from federation.refusals import Refusal
 from federation.v1 import federation_pb2_grpc
 from federation.v1.common_pb2 import SignedEnvelope, TimeManifest
@@ -35,7 +34,6 @@ from federation.v1.federation_pb2 import (
     AttendResponse,
     FetchBlobRequest,
     FetchBlobResponse,
-    Hello,
     RenewRequest,
     RenewResponse,
     SubmitRequest,
@@ -51,9 +49,6 @@ log = logging.getLogger(__name__)
 
 MISSED_HEARTBEATS = 3
 MAX_NONCE_BYTES = 64
-MAX_OBJECTIVES = 1000
-MAX_TASKS = 100
-MAX_TASK_NAME = 120
 
 
 class FederationService(federation_pb2_grpc.FederationServicer):
@@ -122,14 +117,15 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             raise Refusal("hello", "the stream must begin with a Hello")
         if len(first.hello.nonce) > MAX_NONCE_BYTES:
             raise Refusal("hello", f"a nonce of {len(first.hello.nonce)} bytes; at most {MAX_NONCE_BYTES}")
+        said = introduction(first.hello)
         attendance = Attendance(
             client_id=client_id,
-            tasks=_offers(first.hello),
-            objectives=_objectives(first.hello),
+            tasks=said.tasks,
+            objectives=said.objectives,
             loop=asyncio.get_running_loop(),
             last_seen=self._clock(),
         )
-        await self._in_thread(self._note_hello, attendance, first.hello, caller)
+        await self._in_thread(self._note_hello, attendance, said, caller)
         # Joined first, read second: an assignment made in between is said twice rather than never.
         self._hub.join(attendance)
         log.info("%s attends with %s", client_id, ", ".join(attendance.tasks) or "no task")
@@ -170,10 +166,9 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             self._hub.heartbeat(attendance, self._clock(), beat.assignment_id[:32], progress)
         elif kind == "decline":
             decline = request.decline
-            log.warning("%s declines %r: %r", attendance.client_id, decline.assignment_id[:32], decline.reason[:80])
-            await self._in_thread(
-                self._intake.decline, attendance.client_id, decline.assignment_id, decline.reason, decline.message
-            )
+            reason, message = declined(decline)
+            log.warning("%s declines %r: %s: %s", attendance.client_id, decline.assignment_id[:32], reason, message)
+            await self._in_thread(self._intake.decline, attendance.client_id, decline.assignment_id, reason, message)
         else:
             raise Refusal("hello", "only heartbeats and declines may follow the Hello")
 
@@ -189,7 +184,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         )
         return AttendResponse(welcome=welcome)
 
-    def _note_hello(self, attendance: Attendance, hello: Hello, caller: Caller) -> None:
+    def _note_hello(self, attendance: Attendance, said: Introduction, caller: Caller) -> None:
         with self._database.begin() as session:
             client = session.get_one(Client, attendance.client_id, with_for_update=True)
             retire_older(
@@ -197,8 +192,8 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             )
             client.tasks = attendance.tasks
             client.objectives = attendance.objectives
-            client.software = hello.software[:200]
-            client.device = hello.device[:200]
+            client.software = said.software
+            client.device = said.device
             client.last_seen = attendance.last_seen
 
     def _open_assignments(self, client_id: str) -> list[SignedEnvelope]:
@@ -357,22 +352,3 @@ def _is_digest(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _offers(hello: Hello) -> dict[str, int]:
-    if len(hello.tasks) > MAX_TASKS:
-        raise Refusal("limit:tasks", f"{len(hello.tasks)} tasks offered; at most {MAX_TASKS}")
-    for offer in hello.tasks:
-        if len(offer.task) > MAX_TASK_NAME:
-            raise Refusal("limit:tasks", f"a task name of {len(offer.task)} characters; at most {MAX_TASK_NAME}")
-    return {offer.task: min(offer.samples, 2**53) for offer in hello.tasks}
-
-
-def _objectives(hello: Hello) -> dict[str, list[str]]:
-    """What the worker says that it serves, by task."""
-    for offer in hello.tasks:
-        if len(offer.objectives) > MAX_OBJECTIVES:
-            raise Refusal("limit:tasks", f"{len(offer.objectives)} objectives of a task; at most {MAX_OBJECTIVES}")
-        if wrong := [name for name in offer.objectives if re.fullmatch(OBJECTIVE, name) is None]:
-            raise Refusal("limit:tasks", f"{wrong[0][:80]!r} cannot be the name of an objective")
-    return {offer.task: list(dict.fromkeys(offer.objectives)) for offer in hello.tasks}
