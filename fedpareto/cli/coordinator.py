@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -136,6 +137,33 @@ def serve(
             run(centre, ready=lambda made: _announce(centre, made, port_file, as_json), conduct=not hold)
         except (LockLost, PortTaken) as error:
             raise Failure(str(error)) from None
+
+
+@app.command()
+def check(
+    home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
+) -> None:
+    """Check settings, keys, certificates, ports, database, blobs, disk.
+
+    Nothing is changed, and the coordinator may run meanwhile. The exit code is 1 when a check failed.
+    """
+    from coordinator.check import Finding, Outcome, check_home  # noqa: PLC0415
+    from coordinator.clock import utc_now  # noqa: PLC0415
+
+    findings = list[Finding]()
+    try:
+        with _explained():
+            findings += check_home(_settled(home, None, passphrase_file), now=utc_now())
+    except Failure as failure:
+        findings.append(Finding("directory", Outcome.FAILED, failure.message))
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.outcome:<8} {finding.subject:<13} {finding.message}")
+    failed = sum(finding.outcome is Outcome.FAILED for finding in findings)
+    if failed:
+        raise Failure(f"{failed} of {len(findings)} checks failed")
 
 
 @app.command()

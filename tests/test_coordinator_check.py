@@ -1,0 +1,144 @@
+"""`fedpareto coordinator check`: every part of a coordinator is looked at, and what is wrong is named."""
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from running import running
+from sqlalchemy import text
+from typer.testing import CliRunner
+
+from coordinator.check import Outcome, check_home
+from coordinator.home import Home, Settings
+from fedpareto.cli.failure import Failure
+from fedpareto.cli.main import app
+from storage import audit
+from storage.blobs import BlobStore
+from storage.models import Run, RunState, note_model
+
+SUBJECTS = ["settings", "keys", "certificates", "ports", "database", "clock", "blobs", "disk"]
+MODEL = b"not a model, but a blob"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A coordinator's directory with one run on record."""
+    now, directory = datetime.now(UTC), tmp_path_factory.mktemp("made") / "home"
+    home = Home.init(directory, Settings.check({"federation_id": "test"}, "test"), now=now)
+    digest, database = BlobStore(home.blobs_dir).put(MODEL), home.open_database()
+    spec = b'name = "a"\ntask = "digits"\nrounds = 3\n'
+    with database.begin() as session:
+        note_model(session, digest, size=len(MODEL), parameters=1, created=now)
+        session.add(
+            Run(
+                run_id="r",
+                name="a",
+                state=RunState.PAUSED,
+                spec=spec,
+                spec_digest=digest,
+                initial_model=digest,
+                model=digest,
+                state_data={},
+                submitted_by="test",
+                created=now,
+            )
+        )
+    database.close()
+    return directory
+
+
+@pytest.fixture
+def home(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "home")
+
+
+def failures(home: Path, *, later: timedelta = timedelta()) -> dict[str, str]:
+    """What failed, by subject."""
+    found = check_home(Home.load(home), now=datetime.now(UTC) + later)
+    return {finding.subject: finding.message for finding in found if finding.outcome is Outcome.FAILED}
+
+
+def test_everything_is_checked_and_nothing_is_wrong(home: Path) -> None:
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    result = CliRunner().invoke(app, ["coordinator", "check", "--home", str(home), "--json"], catch_exceptions=False)
+    found = json.loads(result.stdout)
+    assert list(dict.fromkeys(item["subject"] for item in found)) == SUBJECTS
+    assert {item["outcome"] for item in found} == {"ok"}
+    assert all(path.read_bytes() == data for path, data in before.items())
+
+
+def _take_port(home: Path) -> socket.socket:
+    taken = socket.create_server(("127.0.0.1", 0))
+    settings = home / "coordinator.toml"
+    port = taken.getsockname()[1]
+    settings.write_text(settings.read_text().replace("enrollment_port = 0", f"enrollment_port = {port}"))
+    return taken
+
+
+def _blob(home: Path) -> Path:
+    blobs = BlobStore(home / "blobs")
+    return blobs.path(next(blobs.digests()))
+
+
+def _damage(path: Path) -> None:
+    path.chmod(0o600)
+    path.write_bytes(b"something else")
+
+
+def _newer_schema(home: Path) -> None:
+    database = Home.load(home).open_database()
+    with database.begin() as session:
+        session.execute(text("update alembic_version set version_num = '9999'"))
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "subject", "message"),
+    [
+        (lambda home: (home / "ca.key").chmod(0o644), "keys", "others can read ca.key: chmod 600"),
+        (lambda home: (home / "coordinator.db").unlink(), "database", "is missing"),
+        (_newer_schema, "database", "its schema 9999 is of a newer version of fedpareto"),
+        (lambda home: _damage(_blob(home)), "blobs", "1 of 1 blobs are missing or damaged"),
+        (lambda home: _blob(home).unlink(), "blobs", "1 of 1 blobs are missing or damaged"),
+        (lambda home: shutil.rmtree(home / "blobs"), "blobs", "is missing: restore it from a backup"),
+        (_take_port, "ports", "cannot be used: Address already in use"),
+    ],
+    ids=["open key", "no database", "newer schema", "damaged blob", "missing blob", "no blobs", "port"],
+)
+def test_what_is_wrong_is_named(home: Path, damage: Callable[[Path], object], subject: str, message: str) -> None:
+    held = damage(home)
+    found = failures(home)
+    assert list(found) == [subject]
+    assert message in found[subject]
+    del held
+
+
+def test_a_clock_behind_the_record_or_outside_the_certificates_is_named(home: Path) -> None:
+    database, ahead = Home.load(home).open_database(), datetime.now(UTC) + timedelta(hours=2)
+    with database.begin() as session:
+        audit.record(session, at=ahead, actor="test", action="test")
+    database.close()
+    assert f"the record's newest entry is of {ahead:%Y-%m-%d %H:%M} UTC: set the clock" in failures(home)["clock"]
+    assert "UTC: set the clock" in failures(home, later=-timedelta(days=1))["certificates"]
+    assert "`fedpareto coordinator admin`" in failures(home, later=timedelta(days=380))["certificates"]
+    assert "clock" not in failures(home, later=timedelta(hours=3))
+
+
+def test_the_command_fails_with_the_settings_that_are_wrong(home: Path) -> None:
+    (home / "coordinator.toml").write_text('federation_id = "test"\nkeep_rounds = "3"\n')
+    result = CliRunner().invoke(app, ["coordinator", "check", "--home", str(home)])
+    assert isinstance(result.exception, Failure)
+    assert result.exception.code == 1
+    assert "failed   directory" in result.stdout
+    assert "keep_rounds: Input should be a valid integer; got '3'" in result.stdout
+
+
+def test_a_coordinator_that_serves_is_checked_beside_it(tmp_path: Path) -> None:
+    with running(tmp_path / "home") as served:
+        found = {item.subject: item for item in check_home(served.home, now=datetime.now(UTC))}
+    assert {item.outcome for item in found.values()} == {Outcome.OK}
+    assert "serves this directory: members at port" in found["ports"].message
