@@ -30,13 +30,13 @@ from fedpareto.report.page import page
 
 
 class Watcher:
-    """Somebody who follows a run without a terminal, in a thread."""
+    """Somebody who follows a run in a thread, with or without a terminal."""
 
-    def __init__(self, stage: Stage, run: str) -> None:
+    def __init__(self, stage: Stage, run: str, *, terminal: bool = False) -> None:
         self._text = io.StringIO()
         self.run: messages.Run | None = None
         channel = stage.served.administrator(Role.VIEWER)
-        console = Console(file=self._text, width=200)
+        console = Console(file=self._text, width=200, force_terminal=terminal, legacy_windows=False)
 
         def follow() -> None:
             self.run = watch.show(AdminStub(channel), run, console, quiet_seconds=0.0)
@@ -44,16 +44,20 @@ class Watcher:
         self.thread = threading.Thread(target=follow, daemon=True)
         self.thread.start()
 
+    @property
+    def text(self) -> str:
+        return self._text.getvalue()
+
     def lines(self, pattern: str) -> list[str]:
-        return [text for text in self._text.getvalue().splitlines() if re.search(pattern, text)]
+        return [text for text in self.text.splitlines() if re.search(pattern, text)]
 
     def wait(self, pattern: str) -> str:
-        return wait_for(lambda: self.lines(pattern), f"{pattern!r} in {self._text.getvalue()}")[-1]
+        return wait_for(lambda: self.lines(pattern), f"{pattern!r} in {self.text}")[-1]
 
 
 @contextmanager
-def watched(stage: Stage, run: str) -> Iterator[Watcher]:
-    watcher = Watcher(stage, run)
+def watched(stage: Stage, run: str, *, terminal: bool = False) -> Iterator[Watcher]:
+    watcher = Watcher(stage, run, terminal=terminal)
     yield watcher
     watcher.thread.join(60)
     assert not watcher.thread.is_alive()
@@ -79,6 +83,21 @@ def test_whoever_watches_without_a_terminal_is_told_whom_the_round_waits_for_and
     assert len(watcher.lines("train, 1 of 3 replied, .* for ben, cleo$")) == 1  # once, however many signs of life came
     assert len(watcher.lines(r"^ +0 .* 3/3")) == 1
     assert "nan" not in "".join(watcher.lines(""))
+
+
+def test_a_terminal_shows_at_its_bottom_whom_the_round_waits_for_and_the_time_running_down(stage: Stage) -> None:
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    run = stage.submit(
+        spec(f"live-{stage.count}", task, 1).replace(b"deadline_seconds = 900", b"deadline_seconds = 90")
+    )
+    order = ann.order()
+    with watched(stage, run, terminal=True) as watcher:
+        watcher.wait(r"0 of 1 replied, [78]\d s left; waiting since .* for ann")
+        wait_for(lambda: len(set(re.findall(r"\d+ s left", watcher.text))) > 1, "the time to run down")
+        ann.reply(order)
+        stage.play(run, ann)
+    assert "COMPLETED" in watcher.lines("")[-1]
 
 
 def test_watching_goes_on_when_the_coordinator_restarts_and_shows_each_round_once(stage: Stage) -> None:

@@ -117,7 +117,7 @@ def table(outcomes: Sequence[Outcome], watched: str) -> Table:
         f"weight of {watched} (lambda)": [render.number(item.weight) for item in outcomes],
         f"pull of {watched} on the step": [render.percent(item.pull) for item in outcomes],
         "rounds": [str(item.rounds_done) for item in outcomes],
-        "time": [f"{item.seconds:.1f} s" for item in outcomes],
+        "time": [f"{item.seconds:.1f} s" if math.isfinite(item.seconds) else "–" for item in outcomes],
     }
     for name, cells in rows.items():
         found.add_row(name, *cells)
