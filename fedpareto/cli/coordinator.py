@@ -179,7 +179,10 @@ def admin(
     ask_passphrase: Annotated[bool, typer.Option(help="Ask for a passphrase for the administrator's key.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Issue a further administrator, on the coordinator's own host."""
+    """Issue a further administrator, on the coordinator's own host.
+
+    A name that is issued again loses its older certificate.
+    """
     from coordinator.clock import utc_now  # noqa: PLC0415
     from federation.identity import Role  # noqa: PLC0415
 
