@@ -308,6 +308,8 @@ class Home:
             database = Database.open(self.database_url, durable=durable, create=False)
         except FileNotFoundError as error:
             raise HomeError(missing_database(error.filename, self.directory, self.federation_id)) from None
+        except ValueError as error:  # a file with two names, say
+            raise HomeError(str(error)) from None
         try:
             must_own(database, self.directory, self.federation_id, self.ca)
         except BaseException:

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import psycopg
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from running import refused, wait_for
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError, ProgrammingError
 from stage import Player, Stage, spec, stage
 
 from coordinator.condition import Condition
@@ -233,6 +235,15 @@ print(len(list((directory / "blobs" / "tmp").iterdir())))
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_quotas_and_limits_are_full_disks(code: int) -> None:
     assert fault_of(OSError(code, os.strerror(code))) is Fault.DISK
+
+
+def test_a_full_disk_of_postgresql_is_a_full_disk_and_other_errors_of_it_are_not() -> None:
+    full = psycopg.errors.DiskFull("could not extend file: No space left on device")
+    assert fault_of(OperationalError("INSERT", {}, full)) is Fault.DISK
+    away = psycopg.OperationalError("connection refused")
+    assert fault_of(OperationalError("INSERT", {}, away)) is Fault.DATABASE
+    wrong = psycopg.errors.UndefinedTable("no such table")
+    assert fault_of(ProgrammingError("SELECT", {}, wrong)) is None
 
 
 def test_a_reserve_is_held_once_for_each_file_system_and_released(tmp_path: Path) -> None:
