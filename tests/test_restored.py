@@ -1,5 +1,6 @@
 """A coordinator whose backup was restored: what it asks for again is sent again, once its word on that is signed."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,6 @@ from stage import Stage, spec, stage
 from typer.testing import CliRunner
 from working import Running
 
-from coordinator.clock import utc_now
-from coordinator.restored import sign_restore
 from federation.envelope import seal
 from federation.identity import MemberFiles
 from federation.refusals import Refusal
@@ -21,7 +20,6 @@ from federation.tasks import DataSource, Part, initial_model, task
 from federation.v1.common_pb2 import KeptRun, RestoreManifest, SignedEnvelope
 from federation.vectors import Layout, to_bytes
 from fedpareto.cli.main import app
-from storage.database import DatabaseBusy
 from storage.models import RoundState, RunState
 from worker.execution import Offer
 from worker.home import Home
@@ -84,12 +82,11 @@ def test_after_a_restored_backup_what_is_asked_for_again_is_sent_again_and_the_r
     try:
         other.attend(digits=10)
         made.play(run, other, until=lambda: len(made.rounds(run)) > 2)
-        with pytest.raises(DatabaseBusy):
-            sign_restore(made.served.home, now=utc_now())
+        command = ["coordinator", "restored", "--home", str(made.served.home.directory), "--json"]
+        assert CliRunner().invoke(app, command).exit_code == 1, "a coordinator that serves is not being restored"
         made.stop()
         put_back(made, tmp_path / "backup")
-        statement = sign_restore(made.served.home, now=utc_now())
-        assert [(kept.run_id, kept.next_round) for kept in statement.runs] == [(run, 0)]
+        assert json.loads(CliRunner().invoke(app, command).output)["runs"] == {run: 0}
         made.start()
         other._seen.clear()
         other.attend(digits=10)

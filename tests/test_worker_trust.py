@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from harness import wait_for
+from harness import federation, wait_for
 from scripted import CLIENT, FEDERATION, ScriptedCoordinator, scripted
+from typer.testing import CliRunner
 from working import Running
 
 from federation.envelope import CONTEXTS, key_id, seal
@@ -24,6 +25,7 @@ from federation.v1.common_pb2 import (
     SignedEnvelope,
     TimeManifest,
 )
+from fedpareto.cli.main import app
 from worker.clock import CoordinatorClock, TimeRefused
 from worker.events import Events
 from worker.home import Home, HomeError
@@ -337,3 +339,31 @@ def test_an_owner_who_no_longer_wants_to_be_asked_accepts_what_waits(
     progress.saw_round("a", 7)
     progress.restored(restore(coordinator.signing_key, NOON, a=3))
     assert progress_of(member, tmp_path).newest_round("a") == 3
+
+
+# --- a real federation
+
+
+def test_a_worker_process_ends_when_its_client_is_revoked_and_names_the_signed_reason(tmp_path: Path) -> None:
+    with federation(tmp_path) as made:
+        made.serve()
+        made.join("hospital-a")
+        worker = made.work("hospital-a", "--part", "1/8")
+        worker.wait_for_text("attending federation")
+        made.admin("revoke", "hospital-a", "--reason", "left the consortium", "--yes")
+        assert worker.popen.wait(60) == 1
+        assert "a security officer shut this client out (left the consortium)" in worker.text
+        assert "Traceback" not in worker.text
+
+
+def test_a_worker_does_not_start_with_a_policy_that_cannot_be_used(
+    coordinator: ScriptedCoordinator, member: MemberFiles, tmp_path: Path
+) -> None:
+    home = Home(tmp_path / "home")
+    home.directory.mkdir()
+    member.save(home.directory)
+    home.policy.write_text("[limits]\nsteps = -1\n")
+    result = CliRunner().invoke(app, ["worker", "run", "--home", str(home.directory), "--task", "digits"])
+    assert result.exit_code == 1
+    assert "limits.steps" in str(result.exception)
+    assert coordinator.hellos == []
