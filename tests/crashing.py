@@ -121,7 +121,7 @@ def worker(point: str) -> None:
         "uploading": while_uploading,
         # the coordinator has counted the update, the worker does not know
         "before-receipt": lambda: before(submission.Submitter, "_acknowledged"),
-        "after-receipt": lambda: before(submission.Submitter, "_done"),
+        "after-receipt": lambda: before(Spool, "settle"),
     }
     points[point]()
 
