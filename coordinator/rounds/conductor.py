@@ -14,6 +14,7 @@ the same replies it makes the same bytes.
 import logging
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 from sqlalchemy import select
@@ -34,8 +35,9 @@ from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.streaming import one_thread
 from coordinator.rounds import outcome, selection
-from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings
+from coordinator.rounds.fleet import Fleet, Held, Question, RevokedMeanwhile, RunFacts, Surroundings
 from coordinator.rounds.participation import WarningLog
+from coordinator.rounds.revoked import left_out
 from coordinator.rounds.states import move_round, move_run
 from coordinator.rounds.stepping import Skipped, Stepped, canonical, make_step, recall
 from federation.digests import digest
@@ -150,6 +152,7 @@ class Conductor:
         return "" if complete else "waiting for clients to come back after a restart"
 
     def _selected(self, session: Session, run: Run, number: int) -> Round:
+        self._state(session, number)
         rule, pool = self._spec.selection, self._fleet.pool(session)
         selected = selection.select(rule, pool, seed=self._spec.seed, round_number=number)
         begun = Round(
@@ -167,12 +170,26 @@ class Conductor:
     def _conduct_round(self, current: Round) -> None:
         if current.state is RoundState.OPEN:
             try:
-                step, phases = self._converse(current)
-                self._aggregate(current, step, phases)
+                self._converse_and_step(current)
             except Skipped as skipped:
                 self._skip(current, str(skipped))
                 return
         self._evaluate_and_finish(current.round_id)
+
+    def _converse_and_step(self, current: Round) -> None:
+        """Makes the round's step of replies of members that are members when it is recorded.
+
+        Raises:
+            Skipped: there is no step.
+        """
+        while True:
+            try:
+                step, phases = self._converse(current)
+                self._aggregate(current, step, phases)
+            except RevokedMeanwhile:
+                log.warning("run %s round %d: a member was revoked; without it", self._run_id, current.number)
+            else:
+                return
 
     def _converse(self, current: Round) -> tuple[Step, int]:
         """Runs the algorithm's generator against the clients, or against the stored replies.
@@ -181,7 +198,7 @@ class Conductor:
             The step, and how many phases it took.
         """
         with self._database.read() as session:
-            state = session.get_one(Run, self._run_id).state_data
+            state = self._state(session, current.number, current.base_model)
             known = self._fleet.known(session)
         layout = model_layout(self._around.blobs.path(current.base_model))
         context = RoundContext(
@@ -272,7 +289,7 @@ class Conductor:
     def _aggregate(self, current: Round, step: Step, phases: int) -> None:
         """Makes the new model, stores it, and records the signed step."""
         with self._database.read() as session:
-            state = session.get_one(Run, self._run_id).state_data
+            state = self._state(session, current.number, current.base_model)
         with one_thread():
             made = make_step(
                 step,
@@ -286,11 +303,29 @@ class Conductor:
             )
         self._record_step(current, step, phases, made)
 
+    def _state(self, session: Session, number: int, base_model: str | None = None) -> dict[str, Any]:
+        """What the run remembers before a round; see `Evidence.state`.
+
+        Raises:
+            RecordError: it is not what the newest signed step left behind.
+        """
+        before = session.scalar(
+            select(Round)
+            .where(Round.run_id == self._run_id, Round.number < number, Round.step.is_not(None))
+            .order_by(Round.number.desc())
+            .limit(1)
+        )
+        run = session.get_one(Run, self._run_id)
+        return self._around.evidence.state(run, before, base_model)
+
     def _record_step(self, current: Round, step: Step, phases: int, made: Stepped) -> None:
         combination = step.combination
         now = self._around.clock()
         with self._database.begin() as session:
             run = self._run.running(session)
+            revoked = set(session.scalars(select(Client.client_id).where(Client.state == ClientState.REVOKED)))
+            if revoked & {part.client_id for part in (*step.replies, *step.consulted, *step.history)}:
+                raise RevokedMeanwhile
             # Those that the step was made of: a client may have replied to several phases.
             envelopes = [reply.envelope for reply in step.replies]
             updates = session.scalars(select(models.Update).where(models.Update.envelope_digest.in_(envelopes)))
@@ -315,6 +350,7 @@ class Conductor:
                 state_after=digest(canonical(made.state).encode()),
                 consulted=[reply.envelope for reply in step.consulted],
                 forgotten=step.forgotten,
+                revoked=left_out(session, current.round_id),
                 weights=[
                     ObjectiveWeight(objective=name, weight=value) for name, value in outcome.weights(step).items()
                 ],
@@ -327,7 +363,9 @@ class Conductor:
             round_.result_model, round_.deployed_model = made.model, made.result
             round_.gram = made.gram
             round_.evaluation_phase = phases
-            round_.step = seal(manifest, self._around.signing_key).SerializeToString()
+            envelope = seal(manifest, self._around.signing_key)
+            self._around.signatures.note(envelope, StepManifest, self._around.signing_key.public_key())
+            round_.step = envelope.SerializeToString()
             round_.objectives, numbers = outcome.objectives(step, self._run.objectives)
             measured = {**made.direction.diagnostics, **outcome.agreement(step), **numbers}
             round_.metrics = {"step/rate": made.rate, **_numbers(measured)}

@@ -20,6 +20,7 @@ from coordinator.clock import utc_now
 from coordinator.condition import Condition
 from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.ending import end_conversation
+from coordinator.rounds.evidence import RecordError, SignatureMemory
 from coordinator.rounds.fleet import Held, RunFacts, Surroundings
 from coordinator.rounds.housekeeping import Housekeeper
 from coordinator.rounds.hub import Hub
@@ -88,6 +89,9 @@ class Engine:
             the best one; None keeps all.
         clock: the time, aware.
         new_id: makes ids of runs and assignments.
+
+    Attributes:
+        signatures: those that this process has verified or made.
     """
 
     def __init__(
@@ -113,6 +117,7 @@ class Engine:
         self._device = device
         self._clock = clock
         self._new_id = new_id
+        self.signatures = SignatureMemory()
         self._lock = threading.Lock()
         self._submitting = threading.Lock()  # a name is looked for and taken by one at a time
         self._signals: dict[str, threading.Event] = {}
@@ -379,6 +384,13 @@ class Engine:
             Conductor(run, around, fleet).conduct()
         except Held:
             log.info("run %s: held", run_id)
+        except RecordError as error:
+            log.error("run %s: paused: the record differs from what was signed: %s", run_id, error)
+            self._give_up(
+                run_id,
+                RunState.PAUSED,
+                f"record: {error}; the row differs from what was signed: restore it, then resume the run",
+            )
         except Exception as error:
             fault = fault_of(error)
             if fault in _PASSING:
@@ -421,6 +433,7 @@ class Engine:
             clock=self._clock,
             wait=wait,
             changed=lambda: self._tell_watchers(run_id),  # not its own signal: a conductor would wake itself
+            signatures=self.signatures,
         )
 
     def _signal(self, run_id: str) -> threading.Event:

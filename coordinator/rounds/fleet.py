@@ -1,26 +1,30 @@
 """A fleet: whom the conductor asks. Real workers, clients simulated in one process, or the record itself."""
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import Phase, Replies, Residual, Selected
+from coordinator.rounds.evidence import Evidence, RecordError, SignatureMemory
+from federation.digests import digest
 from federation.runs import RunSpec
 from federation.vectors import to_bytes, update_layout
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.models import Assignment, AssignmentState, Model, Run, RunState
+from storage.models import Model, Run, RunState
 
 
 class Held(Exception):
     """The run is not RUNNING any more, or the coordinator is stopping: leave everything as it is."""
+
+
+class RevokedMeanwhile(Exception):
+    """A member whose reply has been read was revoked: the round's conversation is to be run again without it."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,15 @@ class RunFacts:
 
     @classmethod
     def load(cls, database: Database, run_id: str) -> "RunFacts":
-        """Reads them from the record."""
+        """Reads them from the record.
+
+        Raises:
+            RecordError: the specification does not have its digest, which is in every assignment.
+        """
         with database.read() as session:
             run = session.get_one(Run, run_id)
+            if digest(run.spec) != run.spec_digest:
+                raise RecordError("runs", run_id, "spec", f"its digest is not {run.spec_digest}")
             parameters = session.get_one(Model, run.initial_model).parameters
             return cls(run_id, RunSpec.parse(run.spec), run.spec_digest, parameters, tuple(run.objectives))
 
@@ -74,6 +84,7 @@ class Surroundings:
         clock: the time, aware.
         wait: blocks until something changed in the run or the time (seconds) is over; raises Held when stopping.
         changed: announces a change to whoever watches the run.
+        signatures: those that this process has verified or made.
     """
 
     database: Database
@@ -84,6 +95,12 @@ class Surroundings:
     clock: Callable[[], datetime]
     wait: Callable[[float | None], None]
     changed: Callable[[], None]
+    signatures: SignatureMemory = field(default_factory=SignatureMemory)
+
+    @property
+    def evidence(self) -> Evidence:
+        """What turns rows of the record into what was signed."""
+        return Evidence(self.signing_key.public_key(), self.signatures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,8 +164,3 @@ def stored_reference(phase: Phase, blobs: BlobStore) -> str | None:
         return None
     layout = update_layout([(name, len(values)) for name, values in phase.reference.items()])
     return blobs.put(to_bytes(layout, np.concatenate(list(phase.reference.values()))))
-
-
-def states(session: Session, phase_id: int) -> Counter[AssignmentState]:
-    """How many assignments of a phase are in each state."""
-    return Counter(session.scalars(select(Assignment.state).where(Assignment.phase_id == phase_id)))

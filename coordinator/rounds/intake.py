@@ -5,6 +5,7 @@ and the client may try again. A reply whose signature holds and whose content is
 recorded, the assignment is closed, and the client gets a signed receipt that says so.
 """
 
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -17,21 +18,26 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from coordinator.rounds.evidence import BOUND_FIELDS, SignatureMemory
 from coordinator.rounds.reported import must_be_a_time, names_problem
 from coordinator.rounds.states import end_assignment
 from federation.digests import parse
 from federation.envelope import envelope_digest, seal, unseal
+from federation.identity import client_uri
 from federation.refusals import Refusal
 from federation.runs import LimitsSpec, RunSpec
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
 from federation.vectors import Layout, PayloadCheck, update_layout
+from storage import audit
 from storage.database import Database
 from storage.models import Assignment, AssignmentState, Client, Update
 
+log = logging.getLogger(__name__)
+
 MAX_ENVELOPE_BYTES = 64 * 1024
+FULFILLED = "assignment-fulfilled"
+MAX_EQUIVOCATIONS = 3  # further replies to one assignment that are kept as evidence
 ASSIGNMENT_ID = re.compile(r"[0-9a-f]{32}")
-# What an update repeats of its assignment, field by field.
-BOUND_FIELDS = ("federation_id", "run_id", "round", "phase", "client_id", "base_model", "spec", "task")
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class Intake:
         signing_key: the coordinator's, for receipts.
         changed: called with the run's id after a reply was recorded.
         clock: the time, aware.
+        signatures: where those that were verified or made here are remembered.
     """
 
     def __init__(
@@ -87,9 +94,11 @@ class Intake:
         *,
         changed: Callable[[str], None],
         clock: Callable[[], datetime],
+        signatures: SignatureMemory,
     ) -> None:
         self._database = database
         self._signing_key = signing_key
+        self._signatures = signatures
         self._changed = changed
         self._clock = clock
 
@@ -122,11 +131,20 @@ class Intake:
             receipt = _stored_receipt(session, assignment, name)
             if receipt is not None:
                 return receipt
-            self._must_be_open(assignment)
             client = session.get_one(Client, client_id)
             limits = _limits(assignment.phase.round.run.spec)
             deadline = assignment.phase.deadline
-        manifest = unseal(envelope, UpdateManifest, _key_of(client))
+            try:
+                self._must_be_open(assignment)
+            except Refusal as refusal:
+                closed: Refusal | None = refusal
+            else:
+                closed = None
+        if closed is not None:
+            if closed.reason == FULFILLED:
+                self._keep_if_signed(envelope, order, client)
+            raise closed
+        manifest = self._opened(envelope, client)
         _must_match(manifest, order)
         layout = update_layout([(row.objective, row.length) for row in order.rows]) if order.rows else None
         trains = order.WhichOneof("work") == "train"
@@ -172,7 +190,66 @@ class Intake:
         receipt = self._record(admission, refusal)
         raise Refusal(refusal.reason, refusal.message, signed=receipt)
 
+    def _opened(self, envelope: SignedEnvelope, client: Client) -> UpdateManifest:
+        manifest = unseal(envelope, UpdateManifest, _key_of(client))
+        self._signatures.note(envelope, UpdateManifest, Ed25519PublicKey.from_public_bytes(client.signing_key))
+        return manifest
+
+    def _keep_if_signed(self, envelope: SignedEnvelope, order: AssignmentManifest, client: Client) -> None:
+        """Keeps a second reply to a fulfilled assignment as evidence, if its client signed it and it is no other's."""
+        try:
+            manifest = self._opened(envelope, client)
+            _must_match(manifest, order)
+        except Refusal:
+            return  # anybody could have made it
+        self._keep_equivocation(envelope, manifest)
+
+    def _keep_equivocation(self, envelope: SignedEnvelope, manifest: UpdateManifest) -> None:
+        """Puts a second, different reply that a client signed to a fulfilled assignment on record, beside the first."""
+        name, now = envelope_digest(envelope), self._clock()
+        with self._database.begin() as session:
+            assignment = session.get_one(Assignment, manifest.assignment_id, with_for_update=True)
+            replies = session.execute(
+                select(Update.envelope_digest, Update.accepted).where(Update.assignment_id == assignment.assignment_id)
+            ).all()
+            if len(replies) > MAX_EQUIVOCATIONS or name in {reply.envelope_digest for reply in replies}:
+                return
+            first = next((reply.envelope_digest for reply in replies if reply.accepted), "")
+            session.add(
+                Update(
+                    assignment_id=assignment.assignment_id,
+                    client_id=assignment.client_id,
+                    accepted=False,
+                    reason=FULFILLED,
+                    envelope=envelope.SerializeToString(),
+                    envelope_digest=name,
+                    receipt=b"",  # its payload was never seen
+                    samples=min(manifest.samples, 2**63 - 1),
+                    losses=_finite(manifest.losses),
+                    metrics=_finite(manifest.metrics),
+                    received=now,
+                )
+            )
+            audit.record(
+                session,
+                at=now,
+                actor=client_uri(manifest.federation_id, assignment.client_id),
+                action="update.equivocation",
+                subject=assignment.assignment_id,
+                detail=f"run {manifest.run_id} round {manifest.round}: accepted was {first}; signed too is {name}",
+            )
+        log.warning("%s signed two different replies to assignment %s", manifest.client_id, manifest.assignment_id)
+
     def _record(self, admission: Admission, refusal: Refusal | None) -> SignedEnvelope:
+        """Records a reply, unless another one came first: that one is kept as evidence."""
+        try:
+            return self._record_open(admission, refusal)
+        except Refusal as closed:
+            if closed.reason == FULFILLED:
+                self._keep_equivocation(admission.envelope, admission.manifest)
+            raise
+
+    def _record_open(self, admission: Admission, refusal: Refusal | None) -> SignedEnvelope:
         manifest = admission.manifest
         with self._database.begin() as session:
             assignment = session.get_one(Assignment, manifest.assignment_id, with_for_update=True)
@@ -223,12 +300,14 @@ class Intake:
             message=refusal.message if refusal else "",
         )
         receipt.created.FromDatetime(now)
-        return seal(receipt, self._signing_key)
+        envelope = seal(receipt, self._signing_key)
+        self._signatures.note(envelope, ReceiptManifest, self._signing_key.public_key())
+        return envelope
 
     def _must_be_open(self, assignment: Assignment) -> None:
         name = assignment.assignment_id
         if assignment.state is AssignmentState.FULFILLED:
-            raise Refusal("assignment-fulfilled", f"assignment {name} was fulfilled with another reply")
+            raise Refusal(FULFILLED, f"assignment {name} was fulfilled with another reply")
         if (assignment.state is AssignmentState.EXPIRED and assignment.reason == "deadline") or (
             assignment.state is AssignmentState.OPEN and self._clock() > assignment.phase.deadline
         ):
@@ -303,7 +382,7 @@ def _stored_receipt(session: Session, assignment: Assignment, envelope: str) -> 
     update = session.scalar(
         select(Update).where(Update.assignment_id == assignment.assignment_id, Update.envelope_digest == envelope)
     )
-    if update is None:
+    if update is None or not update.receipt:
         return None
     receipt = SignedEnvelope.FromString(update.receipt)
     if not update.accepted:

@@ -13,6 +13,7 @@ from coordinator.aggregation.base import conflicts
 from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.phases import Replies, Reply, Step
 from coordinator.rounds import metrics
+from coordinator.rounds.revoked import REVOKED
 from storage.models import Assignment, AssignmentState, Evaluation, Model, Phase, PhaseKind, Update
 
 SCORED = ("test", "validation", "train")  # the first split that somebody measured is what a round is judged by
@@ -201,7 +202,12 @@ def improved(session: Session, round_id: int, replies: Replies) -> dict[str, flo
         select(Update)
         .join(Assignment)
         .join(Phase)
-        .where(Phase.round_id == round_id, Phase.kind.in_((PhaseKind.TRAIN, PhaseKind.JACOBIAN)), Update.accepted)
+        .where(
+            Phase.round_id == round_id,
+            Phase.kind.in_((PhaseKind.TRAIN, PhaseKind.JACOBIAN)),
+            Update.accepted,
+            Assignment.reason != REVOKED,
+        )
     )
     name, count = "train/loss", "train/samples"
     before = {update.client_id: update.metrics[name] for update in updates if name in update.metrics}

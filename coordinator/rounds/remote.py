@@ -14,9 +14,20 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import Evaluate, Jacobian, Phase, Replies, Reply, Residual, Selected, Train
-from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings, states, stored_reference
+from coordinator.rounds.evidence import Expected, RecordError
+from coordinator.rounds.fleet import (
+    Fleet,
+    Held,
+    Question,
+    RevokedMeanwhile,
+    RunFacts,
+    Surroundings,
+    stored_reference,
+)
 from coordinator.rounds.hub import Hub
+from coordinator.rounds.revoked import REVOKED, fulfilled, of_revoked, revoked_before
 from coordinator.rounds.states import close_phase, end_assignment
+from coordinator.rounds.stepping import Skipped
 from federation.envelope import envelope_digest, seal
 from federation.objectives import Targets
 from federation.runs import RunSpec, TrainSpec
@@ -109,7 +120,8 @@ class RemoteFleet(Fleet):
                 self._around.wait(min(left, LOOK_SECONDS))
             if self._close_phase(phase_id):
                 break
-        return self._replies(phase_id)
+        self._leave_out_revoked(question, phase_id)
+        return self._replies(question, phase_id)
 
     def _open_phase(self, question: Question) -> tuple[int, list[str]]:
         """Records the phase with one signed assignment per client. Returns its id and whom to tell."""
@@ -145,14 +157,19 @@ class RemoteFleet(Fleet):
                 .order_by(models.Client.client_id)
                 .with_for_update(read=True)
             ).all()
+            if not isinstance(question.phase, Evaluate) and revoked_before(session, question.round_id, question.number):
+                raise RevokedMeanwhile
             known = self.known(session)
             previous_step = _newest_step(session, self._run.run_id)
             for client_id in sorted(active):
                 objectives = known[client_id].objectives if client_id in known else self._run.objectives
                 manifest = self._manifest(question, client_id, size, objectives, reference)
                 manifest.previous_step = previous_step
+                manifest.objectives.extend(objectives)
                 manifest.created.FromDatetime(now)
                 manifest.deadline.FromDatetime(deadline)
+                envelope = seal(manifest, self._around.signing_key)
+                self._around.signatures.note(envelope, AssignmentManifest, self._around.signing_key.public_key())
                 opened.assignments.append(
                     Assignment(
                         assignment_id=manifest.assignment_id,
@@ -161,7 +178,7 @@ class RemoteFleet(Fleet):
                         base_model=question.base_model,
                         reference=reference,
                         objectives=list(objectives),
-                        envelope=seal(manifest, self._around.signing_key).SerializeToString(),
+                        envelope=envelope.SerializeToString(),
                         created=now,
                     )
                 )
@@ -255,11 +272,11 @@ class RemoteFleet(Fleet):
             if session.scalar(select(Run.state).where(Run.run_id == self._run.run_id)) is not RunState.RUNNING:
                 raise Held
             phase = session.get_one(models.Phase, phase_id)
-            counts = states(session, phase_id)
+            enough = fulfilled(session, phase_id) >= phase.wanted
             ends = self._waits(session, phase)
         if phase.state is PhaseState.CLOSED or not ends:
             return 0.0
-        if counts[AssignmentState.FULFILLED] >= phase.wanted:
+        if enough:
             return 0.0
         return max(0.0, (max(ends.values()) - self._around.clock()).total_seconds())
 
@@ -292,7 +309,7 @@ class RemoteFleet(Fleet):
             phase = session.get_one(models.Phase, phase_id, with_for_update=True)
             if phase.state is PhaseState.CLOSED:
                 return True
-            enough = states(session, phase_id)[AssignmentState.FULFILLED] >= phase.wanted
+            enough = fulfilled(session, phase_id) >= phase.wanted
             ends = self._waits(session, phase)
             if not enough and any(end > now for end in ends.values()):
                 return False
@@ -315,33 +332,85 @@ class RemoteFleet(Fleet):
             self._hub.say(assignment.client_id, AttendResponse(cancel=cancel))
         return True
 
-    def _replies(self, phase_id: int) -> Replies:
-        """The accepted replies; the bytes of every update are checked against their digest before they are used."""
+    def _leave_out_revoked(self, question: Question, phase_id: int) -> None:
+        """Notes on record whose accepted replies do not count because the member has been revoked since.
+
+        Raises:
+            Skipped: the next phase was asked for by such a reply, and cannot be asked for again.
+        """
         with self._database.read() as session:
-            updates = session.execute(
-                select(models.Update, Assignment.objectives)
-                .join(Assignment)
+            if not session.scalars(of_revoked(phase_id)).all():
+                return
+        with self._database.begin() as session:
+            self._run.running(session)
+            gone = session.scalars(of_revoked(phase_id).with_for_update(of=Assignment)).all()
+            names = ", ".join(assignment.client_id for assignment in gone)
+            later = select(models.Phase.phase_id).where(
+                models.Phase.round_id == question.round_id, models.Phase.number > question.number
+            )
+            if gone and session.scalar(later.limit(1)) is not None:
+                raise Skipped(f"{REVOKED}: {names}: revoked after the next phase was asked for by its reply")
+            for assignment in gone:
+                assignment.reason, assignment.message = REVOKED, "its reply was accepted, and does not count"
+        log.warning("run %s round %d: revoked since, left out: %s", self._run.run_id, question.round, names)
+
+    def _replies(self, question: Question, phase_id: int) -> Replies:
+        """The accepted replies, as their members signed them; every byte of an update is verified before it is used.
+
+        Raises:
+            RecordError: the record differs from what was signed.
+        """
+        expected = Expected(
+            federation_id=self._around.federation_id,
+            run_id=self._run.run_id,
+            spec=self._run.spec_digest,
+            task=self._spec.task,
+            round=question.round,
+            phase=question.number,
+            base_model=question.base_model,
+            work=_KINDS[type(question.phase)][0].lower(),
+        )
+        evidence = self._around.evidence
+        with self._database.read() as session:
+            accepted = session.execute(
+                select(models.Update, Assignment, models.Client)
+                .join(Assignment, Assignment.assignment_id == models.Update.assignment_id)
+                .join(models.Client, models.Client.client_id == Assignment.client_id)
                 .where(Assignment.phase_id == phase_id, models.Update.accepted)
             ).all()
+            answered = select(Assignment.assignment_id).where(
+                Assignment.phase_id == phase_id, Assignment.state == AssignmentState.FULFILLED
+            )
+            unread = set(session.scalars(answered))
         replies = []
-        for update, objectives in updates:
+        for update, assignment, client in accepted:
+            name = assignment.assignment_id
+            if name not in unread:
+                raise RecordError("updates", update.update_id, "accepted", f"assignment {name} has no further reply")
+            unread.remove(name)
+            order = evidence.order(assignment, expected)
+            manifest = evidence.reply(update, order, client)
+            if assignment.reason == REVOKED:
+                continue
             rows: dict[str, RowFile] = {}
-            if update.payload:
-                self._around.blobs.verify(update.payload)
-                rows = update_rows(self._around.blobs.path(update.payload))
+            if manifest.payload:
+                self._around.blobs.verify(manifest.payload)
+                rows = update_rows(self._around.blobs.path(manifest.payload))
             replies.append(
                 Reply(
-                    client_id=update.client_id,
-                    samples=update.samples,
-                    losses=update.losses,
-                    metrics=update.metrics,
+                    client_id=manifest.client_id,
+                    samples=manifest.samples,
+                    losses=dict(manifest.losses),
+                    metrics=dict(manifest.metrics),
                     rows=tuple(rows.values()),
                     names=tuple(rows),
-                    objectives=tuple(objectives),
+                    objectives=tuple(order.objectives),
                     envelope=update.envelope_digest,
-                    payload=update.payload,
+                    payload=manifest.payload,
                 )
             )
+        if unread:
+            raise RecordError("assignments", min(unread), "state", "FULFILLED, and there is no accepted reply")
         return Replies(replies, device=self._around.device)
 
 

@@ -502,6 +502,7 @@ class AssignmentManifest(_message.Message):
     DEADLINE_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     PREVIOUS_STEP_FIELD_NUMBER: _builtins.int
+    OBJECTIVES_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation that the assignment belongs to."""
     run_id: _builtins.str
@@ -558,6 +559,10 @@ class AssignmentManifest(_message.Message):
     def created(self) -> _timestamp_pb2.Timestamp:
         """When the assignment was made."""
 
+    @_builtins.property
+    def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The objectives that the client works on, in the task's order."""
+
     def __init__(
         self,
         *,
@@ -581,10 +586,11 @@ class AssignmentManifest(_message.Message):
         deadline: _timestamp_pb2.Timestamp | None = ...,
         created: _timestamp_pb2.Timestamp | None = ...,
         previous_step: _builtins.str = ...,
+        objectives: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "deadline", b"deadline", "evaluate", b"evaluate", "jacobian", b"jacobian", "residual", b"residual", "train", b"train", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "base_model", b"base_model", "base_model_bytes", b"base_model_bytes", "client_id", b"client_id", "created", b"created", "deadline", b"deadline", "evaluate", b"evaluate", "federation_id", b"federation_id", "jacobian", b"jacobian", "max_payload_bytes", b"max_payload_bytes", "phase", b"phase", "previous_step", b"previous_step", "residual", b"residual", "round", b"round", "rows", b"rows", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "task", b"task", "train", b"train", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "base_model", b"base_model", "base_model_bytes", b"base_model_bytes", "client_id", b"client_id", "created", b"created", "deadline", b"deadline", "evaluate", b"evaluate", "federation_id", b"federation_id", "jacobian", b"jacobian", "max_payload_bytes", b"max_payload_bytes", "objectives", b"objectives", "phase", b"phase", "previous_step", b"previous_step", "residual", b"residual", "round", b"round", "rows", b"rows", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "task", b"task", "train", b"train", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate", "jacobian", "residual"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
@@ -827,6 +833,7 @@ class StepManifest(_message.Message):
     CONSULTED_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     FORGOTTEN_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
     run_id: _builtins.str
@@ -879,6 +886,12 @@ class StepManifest(_message.Message):
     def forgotten(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The clients whose updates the run's state no longer refers to after this step because they have been revoked."""
 
+    @_builtins.property
+    def revoked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The clients whose accepted replies of this round entered neither the step nor its weights because they were revoked
+        before it.
+        """
+
     def __init__(
         self,
         *,
@@ -899,10 +912,11 @@ class StepManifest(_message.Message):
         consulted: _abc.Iterable[_builtins.str] | None = ...,
         weights: _abc.Iterable[Global___ObjectiveWeight] | None = ...,
         forgotten: _abc.Iterable[_builtins.str] | None = ...,
+        revoked: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "coefficients", b"coefficients", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "forgotten", b"forgotten", "gram", b"gram", "hyperparameters", b"hyperparameters", "rate", b"rate", "result_model", b"result_model", "round", b"round", "run_id", b"run_id", "state_after", b"state_after", "state_before", b"state_before", "updates", b"updates", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "coefficients", b"coefficients", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "forgotten", b"forgotten", "gram", b"gram", "hyperparameters", b"hyperparameters", "rate", b"rate", "result_model", b"result_model", "revoked", b"revoked", "round", b"round", "run_id", b"run_id", "state_after", b"state_after", "state_before", b"state_before", "updates", b"updates", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,49 @@
+"""Accepted replies that do not count because their members were revoked before the step.
+
+The assignment stays FULFILLED, for its receipt stands, and its reason says `client-revoked`. That is written before the
+replies of its phase are used without it, so that a restart leaves out the same ones.
+"""
+
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import Session
+
+from storage.models import Assignment, AssignmentState, Client, ClientState, Phase
+
+REVOKED = "client-revoked"
+
+
+def of_revoked(phase_id: int) -> Select[Assignment]:
+    """Selects the assignments of a phase that are fulfilled and count, though their clients are revoked by now."""
+    return _of_revoked().where(Assignment.phase_id == phase_id).order_by(Assignment.client_id)
+
+
+def revoked_before(session: Session, round_id: int, number: int) -> bool:
+    """Whether a phase of a round before `number` has replies that count of clients that are revoked by now."""
+    earlier = _of_revoked().join(Phase, Phase.phase_id == Assignment.phase_id)
+    return session.scalar(earlier.where(Phase.round_id == round_id, Phase.number < number).limit(1)) is not None
+
+
+def fulfilled(session: Session, phase_id: int) -> int:
+    """How many replies of a phase were accepted of clients that are not revoked."""
+    count = select(func.count()).select_from(Assignment).join(Client, Client.client_id == Assignment.client_id)
+    own = (Assignment.phase_id == phase_id, Assignment.state == AssignmentState.FULFILLED)
+    return session.scalar(count.where(*own, Client.state != ClientState.REVOKED)) or 0
+
+
+def left_out(session: Session, round_id: int) -> list[str]:
+    """The clients whose accepted replies of a round do not count, by name."""
+    clients = select(Assignment.client_id).join(Phase, Phase.phase_id == Assignment.phase_id).distinct()
+    own = (Phase.round_id == round_id, Assignment.state == AssignmentState.FULFILLED, Assignment.reason == REVOKED)
+    return sorted(session.scalars(clients.where(*own)))
+
+
+def _of_revoked() -> Select[Assignment]:
+    return (
+        select(Assignment)
+        .join(Client, Client.client_id == Assignment.client_id)
+        .where(
+            Assignment.state == AssignmentState.FULFILLED,
+            Assignment.reason != REVOKED,
+            Client.state == ClientState.REVOKED,
+        )
+    )

@@ -1,0 +1,82 @@
+"""A client that signs two different replies to one assignment: both envelopes are kept, with an audit entry."""
+
+import numpy as np
+from running import SECONDS, refused
+from sqlalchemy import select
+from stage import LAYOUT, Player, Stage, spec
+
+from coordinator.rounds.intake import MAX_EQUIVOCATIONS
+from federation.envelope import envelope_digest
+from federation.v1 import admin_pb2 as admin
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
+from storage.models import AuditEntry, Update
+
+
+def answered(stage: Stage) -> tuple[str, Player, AssignmentManifest]:
+    """A run whose one reply so far is ann's; ben is waited for."""
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    run = stage.submit(spec(f"twice-{stage.count}", task, algorithm="fedavg", more="selection.minimum = 2"))
+    order = ann.order()
+    ann.reply(order)
+    ben.kept = ben.orders()
+    return run, ann, order
+
+
+def different(number: int) -> np.ndarray:
+    return np.full(LAYOUT.size, number + 1.0, np.float32)
+
+
+def entries(stage: Stage, assignment_id: str) -> list[AuditEntry]:
+    rows = select(AuditEntry).where(AuditEntry.action == "update.equivocation", AuditEntry.subject == assignment_id)
+    return stage.look(lambda session: list(session.scalars(rows)))
+
+
+def test_two_different_replies_to_one_assignment_are_both_kept_as_evidence(stage: Stage) -> None:
+    run, ann, order = answered(stage)
+    for _ in range(2):  # the same second reply twice is one piece of evidence
+        with refused("ALREADY_EXISTS", "assignment-fulfilled"):
+            ann.submit(order, different(0))
+    stage.play(run, ann, stage.players["ben"])
+    listed = stage._admin.ListUpdates(admin.ListUpdatesRequest(run=run, client_id="ann"), timeout=SECONDS)
+    first, second, *_ = [update for page in listed for update in page.updates if update.phase == 0]
+    assert (first.accepted, first.reason) == (True, "")
+    assert (second.accepted, second.reason) == (False, "assignment-fulfilled")
+    assert first.assignment_id == second.assignment_id == order.assignment_id
+    assert first.envelope_digest != second.envelope_digest == envelope_digest(second.envelope)
+    (entry,) = entries(stage, order.assignment_id)
+    assert entry.actor == "fedpareto://test/client/ann"
+    assert first.envelope_digest in entry.detail
+    assert second.envelope_digest in entry.detail
+    # The first one made the step, alone.
+    assert stage.updates(run)["ann"].weight == 0.5
+
+
+def test_the_evidence_of_one_assignment_is_bounded(stage: Stage) -> None:
+    _, ann, order = answered(stage)
+    for number in range(MAX_EQUIVOCATIONS + 2):
+        with refused("ALREADY_EXISTS", "assignment-fulfilled"):
+            ann.submit(order, different(number))
+    rows = select(Update).where(Update.assignment_id == order.assignment_id)
+    assert len(stage.look(lambda session: list(session.scalars(rows)))) == 1 + MAX_EQUIVOCATIONS
+    assert len(entries(stage, order.assignment_id)) == MAX_EQUIVOCATIONS
+
+
+def test_what_the_client_has_not_signed_is_no_evidence_against_it(stage: Stage) -> None:
+    _, ann, order = answered(stage)
+    payload = ann.member.payload(order)
+    manifest = ann.member.manifest(order, payload)
+    forged = ann.member.seal(manifest)
+    forged.signature = bytes(64)
+    elsewhere = ann.member.manifest(order, payload)
+    elsewhere.round += 1
+    for envelope in (forged, ann.member.seal(elsewhere)):
+        with refused("ALREADY_EXISTS", "assignment-fulfilled"):
+            ann.member.submit(envelope, payload)
+    assert not entries(stage, order.assignment_id)
+    own = SignedEnvelope.FromString(
+        stage.look(
+            lambda s: s.scalars(select(Update.envelope).where(Update.assignment_id == order.assignment_id)).one()
+        )
+    )
+    assert ann.member.submit(own, payload).accepted  # the very same one gets its receipt again
