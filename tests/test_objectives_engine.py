@@ -404,7 +404,7 @@ def test_with_over_selection_the_first_to_send_gradients_train(stage: Stage, lat
         assert stage.outcomes(run, 0, 1)["ben"] == ("CANCELLED", "not-needed")
 
 
-def test_a_client_that_is_revoked_between_the_phases_is_not_asked_to_train(stage: Stage) -> None:
+def test_a_client_that_is_revoked_before_the_weights_are_found_counts_in_neither_phase(stage: Stage) -> None:
     task, name = stage.task(), f"leaver-{stage.count}"
     players = {player.name: player for player in stage.cast(task, "ann", "ben", name)}
     more = f"objectives.names = {list(NAMES)}\nselection.minimum = 3\nevaluate.every = 0\n{EXACT}"
@@ -415,9 +415,11 @@ def test_a_client_that_is_revoked_between_the_phases_is_not_asked_to_train(stage
     stage.revoke(name)
     players["ben"].reply(orders["ben"])
     stage.play(run, players["ann"], players["ben"])
-    assert stage.outcomes(run)[name] == ("FULFILLED", "")
+    assert stage.outcomes(run)[name] == ("FULFILLED", "client-revoked")
     assert set(stage.outcomes(run, 0, 1)) == {"ann", "ben"}
-    assert len(step_of(stage, run).consulted) == 3
+    gradients, step = stage.updates(run), step_of(stage, run)
+    assert list(step.consulted) == [gradients[one].envelope_digest for one in ("ann", "ben")]
+    assert list(step.revoked) == [name]
 
 
 def test_a_client_that_is_revoked_while_it_trains_is_not_waited_for(stage: Stage) -> None:

@@ -105,20 +105,3 @@ def test_a_round_whose_training_was_asked_for_by_a_revoked_members_gradients_is_
     assert skipped.reason == (f"client-revoked: {gone.name}: revoked after the next phase was asked for by its reply")
     assert stage.run(run).model == digest(MODEL)
     stage.wait_state(run, RunState.COMPLETED)
-
-
-def test_a_member_that_is_revoked_before_its_gradients_ask_for_anything_is_left_out_of_the_weights(
-    stage: Stage,
-) -> None:
-    run, (ann, ben, gone) = begin(
-        stage, 'selection.minimum = 3\nalgorithm.sketch = "exact"\nalgorithm.budget = 1.0', "fedcmoo"
-    )
-    for player in (ann, gone):
-        player.reply(player.order())
-    stage.revoke(gone.name)
-    stage.play(run, ann, ben)
-    step = step_of(stage, run)
-    gradients = stage.updates(run)
-    assert list(step.consulted) == [gradients[name].envelope_digest for name in ("ann", "ben")]
-    assert list(step.revoked) == [gone.name]
-    assert set(stage.outcomes(run, 0, 1)) == {"ann", "ben"}
