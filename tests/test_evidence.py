@@ -19,6 +19,7 @@ from federation.vectors import to_bytes, update_layout
 from storage import models
 from storage.models import Run, RunState
 
+BOTH_DATABASES = True
 CLIENTS = ("ann", "ben", "cleo")
 
 

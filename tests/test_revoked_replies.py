@@ -11,6 +11,7 @@ from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from storage.models import PhaseKind, RoundState, RunState
 
+BOTH_DATABASES = True
 LEFT_OUT = ("FULFILLED", "client-revoked")
 
 
