@@ -44,6 +44,7 @@ def test_two_different_replies_to_one_assignment_are_both_kept_as_evidence(stage
     assert (second.accepted, second.reason) == (False, "assignment-fulfilled")
     assert first.assignment_id == second.assignment_id == order.assignment_id
     assert first.envelope_digest != second.envelope_digest == envelope_digest(second.envelope)
+    assert [(check.kind, check.reason) for check in second.envelopes] == [("update", "")]
     (entry,) = entries(stage, order.assignment_id)
     assert entry.actor == "fedpareto://test/client/ann"
     assert first.envelope_digest in entry.detail

@@ -75,7 +75,9 @@ class Verifier:
         if signing_key == UNSIGNED:
             words = "its client is simulated, and signs nothing"
             return [messages.EnvelopeCheck(kind="update", phase=place.phase, reason="unsigned", message=words)]
-        return [self._update(row, place, signing_key), self._receipt(row, place)]
+        # A second reply to a fulfilled assignment is kept as evidence, and got no receipt.
+        receipts = [self._receipt(row, place)] if row.accepted or row.receipt else []
+        return [self._update(row, place, signing_key), *receipts]
 
     def _update(self, row: models.Update, place: Place, signing_key: bytes) -> messages.EnvelopeCheck:
 
@@ -85,7 +87,7 @@ class Verifier:
             yield "assignment_id", row.assignment_id, signed.assignment_id
             yield "client_id", row.client_id, signed.client_id
             yield "payload", row.payload, signed.payload if row.accepted else ""
-            yield "payload_bytes", row.payload_bytes, signed.payload_bytes
+            yield "payload_bytes", row.payload_bytes, signed.payload_bytes if row.accepted or row.receipt else 0
             yield "samples", row.samples, min(signed.samples, 2**63 - 1)
             yield "losses", _finite(row.losses), _finite(signed.losses)
             yield "metrics", _finite(row.metrics), _finite(signed.metrics)
