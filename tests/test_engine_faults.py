@@ -177,7 +177,7 @@ def test_descriptors_that_run_out_for_a_moment_neither_pause_nor_fail_a_run(
         stage.play(run, *players)
     assert len(seen) > 1
     assert [record.message for record in caplog.records if record.exc_info] == []
-    paused = select(AuditEntry).where(AuditEntry.subject == run, AuditEntry.actor == "coordinator")
+    paused = select(AuditEntry).where(AuditEntry.subject == run, AuditEntry.action == "run.paused")
     assert stage.look(lambda session: session.scalars(paused).all()) == []
 
 
