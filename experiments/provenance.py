@@ -49,7 +49,7 @@ def command(words: Sequence[str]) -> str:
         words: of the command, its name first.
     """
     shown = list(words)
-    for option in ("--data", "--out"):
+    for option in ("--data", "--out", "--code"):
         for index, word in enumerate(shown):
             if word == option and index + 1 < len(shown):
                 shown[index + 1] = option.strip("-").upper()

@@ -135,9 +135,10 @@ class Session:
             SessionError: the client was revoked, its place is taken, or its certificate has expired.
         """
         while not self._stopping:
-            if datetime.now(UTC) >= self._not_after:
+            if (now := datetime.now(UTC)) >= self._not_after:
                 raise SessionError(
-                    f"this client's certificate expired on {self._not_after:%Y-%m-%d %H:%M} UTC: "
+                    f"this client's certificate expired on {self._not_after:%Y-%m-%d %H:%M} UTC, and this machine's "
+                    f"clock says {now:%Y-%m-%d %H:%M} UTC: set the clock if it is wrong, or else "
                     f"{FINAL_REASONS['certificate-expired']}"
                 )
             began = time.monotonic()

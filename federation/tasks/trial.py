@@ -86,9 +86,9 @@ def _choice(split: Dataset) -> Iterator[int]:
     """The samples of the batch."""
     yield from range(min(_FIRST, len(split)))
     for values in (split.x, split.y):
-        yield from _bad(values)[:_BAD].tolist()
-        flat = torch.nan_to_num(values.reshape(len(split), -1)) if values.is_floating_point() else values
-        flat = flat.reshape(len(split), -1)
+        bad = _bad(values)
+        yield from bad[:_BAD].tolist()
+        flat = (torch.nan_to_num(values) if len(bad) else values).reshape(len(split), -1)
         if flat.dtype == torch.bool or not flat.shape[1]:
             continue
         if flat.shape[1] > _MAX_COLUMNS:  # of many features the extremes of all together
