@@ -232,7 +232,7 @@ def receipts(
     passphrase_file: PassphraseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify and list the receipts of this worker, or compare them with another member's."""
+    """Verify and list this worker's receipts, or compare them with another's."""
     from worker.home import Home, HomeError  # noqa: PLC0415
     from worker.receipts import ReceiptsError, disagreements, read_receipts  # noqa: PLC0415
 
