@@ -29,6 +29,7 @@ from fedpareto.cli.main import app
 from worker.clock import CoordinatorClock, TimeRefused
 from worker.events import Events
 from worker.home import Home, HomeError
+from worker.policy import Policy
 from worker.progress import Progress, StatementError, accept_restore, pending_restore
 from worker.session import SessionError
 
@@ -330,6 +331,26 @@ def test_a_restore_waits_for_an_owner_who_wants_to_be_asked_also_across_a_restar
     assert (progress.waits("a"), progress.newest_round("a")) == (False, 3)
     assert pending_restore(home.progress, member) is None
     assert not home.accepted_restore.exists()
+
+
+def test_a_restore_is_accepted_also_when_the_time_that_went_back_keeps_the_worker_out(
+    coordinator: ScriptedCoordinator, member: MemberFiles, tmp_path: Path
+) -> None:
+    home = Home(tmp_path)
+    made = datetime.now(UTC) - timedelta(minutes=1)
+    progress = progress_of(member, tmp_path, ask=True)
+    progress.saw_round("a", 7)
+    progress.saw_time(made + timedelta(hours=9))
+    coordinator.restored = restore(coordinator.signing_key, made, a=3)
+    running = Running(home, member, {}, policy=Policy(restore="ask"), uniform=lambda *_: 0.01)
+    try:
+        assert "went back" in running.wait_for("refused")[0]["message"]
+        pending = pending_restore(home.progress, member)
+        assert pending is not None
+        accept_restore(home.accepted_restore, pending.digest)
+        running.wait_for("attending")
+    finally:
+        running.stop()
 
 
 def test_an_owner_who_no_longer_wants_to_be_asked_accepts_what_waits(

@@ -82,7 +82,9 @@ def check_assignment(
         Declined: with the reason of the first check that failed.
     """
     if (size := len(envelope.manifest)) > MAX_MANIFEST_BYTES:
-        raise Declined("", "limit:manifest", f"an assignment of {size} bytes; at most {MAX_MANIFEST_BYTES}")
+        raise Declined(
+            _claimed_id(envelope), "limit:manifest", f"an assignment of {size} bytes; at most {MAX_MANIFEST_BYTES}"
+        )
     coordinator = key_id(member.coordinator_key)
     try:
         manifest = unseal(

@@ -7,6 +7,7 @@ import base64
 import json
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -133,14 +134,19 @@ class Progress:
 
     def accepted(self) -> bool:
         """Looks whether the owner has accepted the restore that waits; True when it has just taken effect."""
-        if self._pending is None or not self._accepted.exists():
+        if self._pending is None:
+            return False
+        try:
+            digest = self._accepted.read_text(encoding="utf-8")
+        except (OSError, ValueError):  # not accepted, in nearly all cases
             return False
         with self._lock:
-            if self._pending is None or self._accepted.read_text(encoding="utf-8") != envelope_digest(self._pending):
+            if self._pending is None or digest != envelope_digest(self._pending):
                 return False
             envelope = self._pending
             self._take(envelope, _open(envelope, self._member))
-        self._accepted.unlink(missing_ok=True)
+        with suppress(OSError):  # what it names waits no longer
+            self._accepted.unlink()
         self._events.tell("restored", "the owner has accepted that the coordinator was restored from a backup")
         return True
 

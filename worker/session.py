@@ -141,6 +141,8 @@ class Session:
                     f"clock says {now:%Y-%m-%d %H:%M} UTC: set the clock if it is wrong, or else "
                     f"{FINAL_REASONS['certificate-expired']}"
                 )
+            if self._progress.accepted():
+                handler.restored()
             began = time.monotonic()
             refusal, welcomed = self._attend(handler)
             if self._stopping:
