@@ -1,13 +1,11 @@
 """The examples of the pages for users: they are the ones in the documents, and they do what the pages say."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
+from forked import completed
 from safetensors import safe_open
 from typer.testing import CliRunner
 
@@ -49,15 +47,7 @@ def test_an_exported_model_is_loaded_into_pytorch_as_the_page_says(tmp_path: Pat
     export = ["admin", "--home", str(tmp_path / "home"), "export", history.run_id, "--out", str(file), "--json"]
     result = CliRunner().invoke(app, export, catch_exceptions=False)
     assert json.loads(result.stdout)["file"] == str(file)
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "use_the_model.py"), str(file), "digits"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = completed([str(EXAMPLES / "use_the_model.py"), str(file), "digits"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     digits = task("digits")
     model, test = digits.model(), digits.load(DataSource()).test

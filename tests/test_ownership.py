@@ -2,13 +2,12 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from forked import completed
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
@@ -99,9 +98,7 @@ def test_commands_that_start_a_coordinator_of_their_own_and_those_that_issue_say
     ):
         if arguments[0] == "coordinator":
             home.note_ports(1, 2)
-        done = subprocess.run(
-            [sys.executable, "-m", "fedpareto", *arguments], capture_output=True, text=True, check=False
-        )
+        done = completed(["-m", "fedpareto", *arguments])
         words = " ".join(done.stderr.replace("│", " ").split())
         assert done.returncode == 1, done.stderr
         assert "is missing, but" in words
