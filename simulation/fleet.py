@@ -19,8 +19,8 @@ from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.gram import Row
 from coordinator.aggregation.phases import Evaluate, Jacobian, Replies, Reply, Residual, Selected, Train
 from coordinator.rounds import selection
+from coordinator.rounds.content import content_problem, payload_problem
 from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings, stored_reference
-from coordinator.rounds.intake import content_problem, payload_problem
 from coordinator.rounds.states import close_phase, end_assignment
 from federation.attacks import attack_seed
 from federation.attacks.probe import Probe

@@ -6,9 +6,8 @@ recorded, the assignment is closed, and the client gets a signed receipt that sa
 """
 
 import logging
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -18,10 +17,10 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.evidence import BOUND_FIELDS, SignatureMemory
-from coordinator.rounds.reported import must_be_a_time, names_problem
+from coordinator.rounds.content import content_problem, finite, must_match, payload_problem
+from coordinator.rounds.evidence import SignatureMemory
+from coordinator.rounds.reported import must_be_a_time
 from coordinator.rounds.states import end_assignment
-from federation.digests import parse
 from federation.envelope import envelope_digest, seal, unseal
 from federation.identity import client_uri
 from federation.refusals import Refusal
@@ -145,7 +144,7 @@ class Intake:
                 self._keep_if_signed(envelope, order, client)
             raise closed
         manifest = self._opened(envelope, client)
-        _must_match(manifest, order)
+        must_match(manifest, order)
         layout = update_layout([(row.objective, row.length) for row in order.rows]) if order.rows else None
         trains = order.WhichOneof("work") == "train"
         admission = Admission(envelope, name, manifest, layout, trains=trains, limits=limits, deadline=deadline)
@@ -199,7 +198,7 @@ class Intake:
         """Keeps a second reply to a fulfilled assignment as evidence, if its client signed it and it is no other's."""
         try:
             manifest = self._opened(envelope, client)
-            _must_match(manifest, order)
+            must_match(manifest, order)
         except Refusal:
             return  # anybody could have made it
         self._keep_equivocation(envelope, manifest)
@@ -225,8 +224,8 @@ class Intake:
                     envelope_digest=name,
                     receipt=b"",  # its payload was never seen
                     samples=min(manifest.samples, 2**63 - 1),
-                    losses=_finite(manifest.losses),
-                    metrics=_finite(manifest.metrics),
+                    losses=finite(manifest.losses),
+                    metrics=finite(manifest.metrics),
                     received=now,
                 )
             )
@@ -271,8 +270,8 @@ class Intake:
                     payload=manifest.payload if refusal is None else "",
                     payload_bytes=manifest.payload_bytes,
                     samples=min(manifest.samples, 2**63 - 1),
-                    losses=_finite(manifest.losses),
-                    metrics=_finite(manifest.metrics),
+                    losses=finite(manifest.losses),
+                    metrics=finite(manifest.metrics),
                     received=now,
                 )
             )
@@ -325,28 +324,6 @@ def _limits(spec: bytes) -> LimitsSpec:
     return RunSpec.parse(spec).limits
 
 
-def payload_problem(check: PayloadCheck, *, trains: bool, limits: LimitsSpec) -> Refusal | None:
-    """What is wrong with the content of a payload that arrived whole; None when nothing is.
-
-    Args:
-        check: of the payload.
-        trains: the payload is an update. Sketches of gradients, and what they lost, may be zero and have any norm.
-        limits: of the run.
-    """
-    if check.problem is not None or not trains:
-        return check.problem
-    if zero := [name for name, norm in check.norms.items() if norm == 0]:
-        return Refusal("zero", f"every element is zero: {', '.join(zero)}; such an update has no direction")
-    longest = max(check.norms, key=check.norms.__getitem__)
-    if check.norms[longest] > limits.norm:
-        return Refusal(
-            "limit:norm",
-            f"row {longest[:80]!r} has the norm {check.norms[longest]:.4g}; at most {limits.norm:g} is taken "
-            "(limits.norm)",
-        )
-    return None
-
-
 def _find(session: Session, assignment_id: str, client_id: str, *, lock: bool = False) -> Assignment:
     known = ASSIGNMENT_ID.fullmatch(assignment_id) is not None
     assignment = session.get(Assignment, assignment_id, with_for_update=lock) if known else None
@@ -388,39 +365,3 @@ def _stored_receipt(session: Session, assignment: Assignment, envelope: str) -> 
     if not update.accepted:
         raise Refusal(update.reason, assignment.message, signed=receipt)
     return receipt
-
-
-def _must_match(manifest: UpdateManifest, order: AssignmentManifest) -> None:
-    for name in BOUND_FIELDS:
-        if getattr(manifest, name) != getattr(order, name):
-            raise Refusal(f"mismatch:{name}", f"the update says {getattr(manifest, name)!r}, its assignment differs")
-    rows = [(row.objective, row.dtype, row.length) for row in manifest.rows]
-    if rows != [(row.objective, row.dtype, row.length) for row in order.rows]:
-        raise Refusal("mismatch:rows", f"the update declares the rows {rows}, its assignment differs")
-    if bool(manifest.payload) != bool(order.rows) or bool(manifest.payload_bytes) != bool(order.rows):
-        raise Refusal("mismatch:payload", "the update must carry a payload exactly when its assignment asks for rows")
-    if manifest.payload:
-        try:
-            parse(manifest.payload)
-        except ValueError as error:
-            raise Refusal("payload-digest", str(error)) from None
-
-
-def content_problem(manifest: UpdateManifest, *, trains: bool, limits: LimitsSpec) -> Refusal | None:
-    """What is wrong with the numbers in a manifest; None when nothing is. `trains`: it needs training samples."""
-    if manifest.samples > limits.samples or (trains and manifest.samples == 0):
-        return Refusal(
-            "limit:samples",
-            f"{manifest.samples} training samples claimed; between 1 and {limits.samples} are taken (limits.samples)",
-        )
-    if (problem := names_problem(manifest)) is not None:
-        return problem
-    for name, value in [*manifest.losses.items(), *manifest.metrics.items()]:
-        if not math.isfinite(value):
-            return Refusal("non-finite", f"{name[:80]} is {value}")
-    return None
-
-
-def _finite(numbers: Mapping[str, float]) -> dict[str, float]:
-    """What JSON can hold: refused replies may carry NaN."""
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
