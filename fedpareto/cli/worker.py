@@ -232,7 +232,7 @@ def receipts(
     passphrase_file: PassphraseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify and list this worker's receipts, or compare them with another's."""
+    """List and verify receipts, or compare them with another member's."""
     from worker.home import Home, HomeError  # noqa: PLC0415
     from worker.receipts import ReceiptsError, disagreements, read_receipts  # noqa: PLC0415
 
