@@ -271,6 +271,7 @@ class Coordinator:
         if self._server is not None:
             await self._server.stop(grace)
         await self._front.stop()
+        await self._access.finish()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.stop)
         for executor in (self._executor, self._access_executor):

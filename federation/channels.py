@@ -15,6 +15,7 @@ STATUS_KEY = "grpc-status-details-bin"
 MAX_CHUNK_BYTES = 1 << 20  # the most that one message of a stream may carry of a file
 CHUNK_BYTES = 1 << 18  # what we send: several copies of a chunk are under way for each of many members at once
 MAX_ADMIN_MESSAGE_BYTES = 256 << 20  # the cosines of a round of 1000 clients are 8 MB
+LONGEST_RETRY_SECONDS = 86_400.0
 Option: TypeAlias = tuple[str, int | str]
 
 _CHANNEL_OPTIONS: tuple[Option, ...] = (
@@ -61,11 +62,13 @@ class RpcRefusal(NamedTuple):
         status: the name of the gRPC status, "PERMISSION_DENIED" say.
         reason: the stable reason ("role"); "unreachable" when no coordinator answered; empty when none was given.
         message: for the person who reads it.
+        retry_seconds: how long the coordinator asks to wait before the next attempt; 0 when it does not say.
     """
 
     status: str
     reason: str
     message: str
+    retry_seconds: float = 0.0
 
 
 def refusal_from_rpc_error(error: grpc.RpcError, *, not_after: datetime | None = None) -> RpcRefusal:
@@ -80,24 +83,27 @@ def refusal_from_rpc_error(error: grpc.RpcError, *, not_after: datetime | None =
     status, details = error.code().name, error.details() or ""
     for key, value in error.trailing_metadata() or ():
         if key == STATUS_KEY and isinstance(value, bytes):
-            reason = _reason(value)
-            if reason is not None:
-                return RpcRefusal(status, reason, details)
+            found = _reason(value)
+            if found is not None:
+                return RpcRefusal(status, found[0], details, found[1])
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return RpcRefusal(status, "unreachable", _probable_cause(details, not_after))
     return RpcRefusal(status, "", details)
 
 
-def _reason(data: bytes) -> str | None:
+def _reason(data: bytes) -> tuple[str, float] | None:
+    """The reason, and how long to wait; None when it is not ours."""
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     try:
-        status = status_pb2.Status.FromString(data)
-        for detail in status.details:
-            info = error_details_pb2.ErrorInfo()
-            if detail.Unpack(info) and info.domain == ERROR_DOMAIN:
-                return str(info.reason)
+        for detail in status_pb2.Status.FromString(data).details:
+            detail.Unpack(info)
+            detail.Unpack(retry)
     except (ValueError, DecodeError):  # not ours
         return None
-    return None
+    if info.domain != ERROR_DOMAIN:
+        return None
+    seconds = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+    return str(info.reason), min(max(seconds, 0.0), LONGEST_RETRY_SECONDS)
 
 
 def signed_detail(error: grpc.RpcError) -> SignedEnvelope | None:

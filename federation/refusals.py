@@ -95,11 +95,15 @@ class Refusal(Exception):
         message: what was wrong, with the value, and what to do; no secret and nothing of another client.
         signed: what the coordinator signed about it, to travel in the status details: the receipt of an update that was
             refused for good, or a revocation.
+        retry_seconds: when the same request may be made again; 0 when that is not known.
     """
 
-    def __init__(self, reason: str, message: str, *, signed: SignedEnvelope | None = None) -> None:
+    def __init__(
+        self, reason: str, message: str, *, signed: SignedEnvelope | None = None, retry_seconds: float = 0.0
+    ) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.status = REASONS[reason.partition(":")[0]]
         self.message = message
         self.signed = signed
+        self.retry_seconds = retry_seconds

@@ -103,12 +103,15 @@ class Federation:
     def init(self, *options: str) -> None:
         self.fedpareto("coordinator", "init", "--home", str(self.home), *options)
 
-    def serve(self, *, crash: str = "") -> Process:
-        """Starts the coordinator and waits until it serves. `crash` names a point of tests/crashing.py."""
+    def serve(self, *, crash: str = "", program: str = "") -> Process:
+        """Starts the coordinator and waits until it serves.
+
+        `crash` names a point of tests/crashing.py. `program` is a Python program that runs the command, in place of it.
+        """
         ports = self.home / "ports.json"
         ports.unlink(missing_ok=True)
-        program = [str(TESTS / "crashing.py"), crash] if crash else ["-m", "fedpareto"]
-        process = self._spawn([*program, "coordinator", "serve", "--home", str(self.home)], "coordinator")
+        command = [str(TESTS / "crashing.py"), crash] if crash else ["-c", program] if program else ["-m", "fedpareto"]
+        process = self._spawn([*command, "coordinator", "serve", "--home", str(self.home)], "coordinator")
         self.coordinator = process
 
         def ready() -> bool:

@@ -14,12 +14,11 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ec import generate_private_key as generate_tls_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.rpc import error_details_pb2, status_pb2
 from harness import wait_for
 
+from coordinator.members.answers import status_details
 from federation.certificates import csr_public_key, fingerprint, issue_certificate, make_ca, pem
-from federation.channels import ERROR_DOMAIN, STATUS_KEY
+from federation.channels import STATUS_KEY
 from federation.digests import digest
 from federation.envelope import envelope_digest, seal, unseal
 from federation.identity import Join, MemberFiles, client_uri, coordinator_uri, proves_possession
@@ -323,17 +322,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
 
 
 def _abort(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
-    info, details = AnyMessage(), []
-    info.Pack(error_details_pb2.ErrorInfo(reason=refusal.reason, domain=ERROR_DOMAIN))
-    details.append(info)
-    if refusal.signed is not None:
-        attached = AnyMessage()
-        attached.Pack(refusal.signed)
-        details.append(attached)
-    code = grpc.StatusCode[refusal.status.name]
-    status = status_pb2.Status(code=code.value[0], message=refusal.message, details=details)
-    context.set_trailing_metadata(((STATUS_KEY, status.SerializeToString()),))
-    context.abort(code, refusal.message)
+    context.set_trailing_metadata(((STATUS_KEY, status_details(refusal)),))
+    context.abort(grpc.StatusCode[refusal.status.name], refusal.message)
     raise AssertionError("abort returned")
 
 

@@ -22,7 +22,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from running import SECONDS, Applicant, Running, refused, running, wait_for
 
-from coordinator.members import access
 from coordinator.members.access import MAX_CONCURRENT_CALLS, RULES
 from coordinator.server import MAX_MESSAGE_BYTES
 from federation.certificates import make_ca, pem
@@ -356,31 +355,6 @@ def test_one_caller_has_so_many_calls_under_way_and_no_more(served: Running) -> 
             call.cancel()
         over.set()
         wait_for(lambda: "fedpareto://test/client/greedy" not in served_calls, "the calls to be forgotten")
-
-
-def test_strangers_have_places_of_their_own_and_take_none_of_the_members(
-    served: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(access, "MAX_STRANGERS_CALLS", 4)
-    over = threading.Event()
-
-    def silent() -> Iterator[bytes]:
-        over.wait(SECONDS)
-        yield from ()
-
-    strangers = served.coordinator._access._strangers
-    with served.newcomer() as newcomer, served.member("late-comer") as member:
-        calls = [newcomer.stream_unary("/federation.v1.Enrollment/Enroll").future(silent()) for _ in range(4)]
-        wait_for(lambda: len(strangers) == 4, "the calls to count")
-        with refused("RESOURCE_EXHAUSTED", "limit:calls"):
-            EnrollmentStub(newcomer).Enroll(Applicant().request(b"x"), timeout=SECONDS)
-        Stream(member).close()
-        for call in calls:
-            call.cancel()
-        over.set()
-        wait_for(lambda: not strangers, "the calls to be forgotten")
-        with refused("UNAUTHENTICATED", "token-invalid"):
-            EnrollmentStub(newcomer).Enroll(Applicant().request(b"x"), timeout=SECONDS)
 
 
 def test_a_message_over_the_limit_is_refused_also_when_it_arrives_compressed(served: Running) -> None:

@@ -49,6 +49,13 @@ AT_ONCE = MAX_CONCURRENT_CALLS - 16  # of one caller: beyond the limit there is 
 RUNS = 2  # so many assignments of mallory's are open at first
 GROWTH = 200 << 20  # what the coordinator's memory may grow by, in bytes; the bombs alone would inflate to more
 BOMB = 64 << 20
+# As often as they like: what is refused for its rate comes no further than that.
+UNLIMITED = """
+from coordinator.members import access, limits
+access.RATES = {kind: limits.Rate(1e9, 1e9) for kind in limits.RATES}
+from fedpareto.cli.main import main
+main()
+"""
 
 LAYOUT = Layout((Tensor("weight", (5, 8)),))
 MODEL = to_bytes(LAYOUT, np.zeros(LAYOUT.size, np.float32))
@@ -316,7 +323,7 @@ def submission(name: str) -> list[Message]:
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with federation(tmp_path_factory.mktemp("fuzz")) as fed:
-        process = fed.serve()
+        process = fed.serve(program=UNLIMITED)
         alice, mallory = fed.enroll("alice"), fed.enroll("mallory")
         stream = mallory.attend(digits=10)
         stream.next()

@@ -30,18 +30,12 @@ algorithm.name = "fedavg"
 train.deadline_seconds = 900
 evaluate.every = 0
 """
-LIMITED = (
-    "import resource, sys; limit = int(sys.argv.pop(1));"
-    "resource.setrlimit(resource.RLIMIT_NOFILE, (limit // 2, limit));"
-    "from fedpareto.cli.main import main; main()"
-)
-
-
-def serve(made: Federation, descriptors: int) -> None:
-    """Starts the coordinator with a hard limit on descriptors, of which it begins with half."""
-    arguments = ["-c", LIMITED, str(descriptors), "coordinator", "serve", "--home", str(made.home)]
-    made.coordinator = made._spawn(arguments, "coordinator")
-    wait_for((made.home / "ports.json").exists, "the coordinator to serve")
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, ({limit} // 2, {limit}))
+from fedpareto.cli.main import main
+main()
+"""  # the coordinator raises the soft limit to the hard one
 
 
 def work(member: Member) -> Attending:
@@ -102,7 +96,7 @@ def made(tmp_path: Path) -> Iterator[Federation]:
 
 
 def test_idle_connections_of_strangers_take_no_descriptor_that_a_round_needs(made: Federation) -> None:
-    serve(made, 400)
+    made.serve(program=LIMITED.format(limit=400))
     stream = work(made.enroll("worker"))
     submit(made)
     goes_on(made, 3)
@@ -123,7 +117,7 @@ def test_idle_connections_of_strangers_take_no_descriptor_that_a_round_needs(mad
 def test_with_5000_idle_connections_more_than_half_the_rounds_are_done(made: Federation) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    serve(made, hard)
+    made.serve(program=LIMITED.format(limit=hard))
     stream = work(made.enroll("worker"))
     submit(made)
     goes_on(made, 20)

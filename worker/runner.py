@@ -322,7 +322,7 @@ class Runner:
                 why = refusal_from_rpc_error(error) if isinstance(error, grpc.RpcError) else None
                 if why is not None and why.reason in ("blob-not-offered", "offset"):
                     raise Declined(name, "base-model", f"{why.reason}: {why.message}") from error
-                delay = self._backoff.delay()
+                delay = max(self._backoff.delay(), why.retry_seconds if why is not None else 0.0)
                 self._events.warn(
                     "download-broken",
                     f"assignment {name}: the download of the base model broke off, going on in {delay:.1f} s "

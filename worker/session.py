@@ -157,7 +157,7 @@ class Session:
             elif welcomed:
                 self._backoff.ease()
             refused = refusal.reason in ADVICE or refusal.reason == WELCOME_REFUSED
-            delay = (self._patience if refused else self._backoff).delay()
+            delay = max((self._patience if refused else self._backoff).delay(), refusal.retry_seconds)
             advice = f"; {ADVICE[refusal.reason]}" if refusal.reason in ADVICE else ""
             self._events.warn(
                 "refused" if refused else "disconnected",

@@ -67,6 +67,7 @@ class Submitter:
         self._events = events
         self._changed = threading.Condition()
         self._wakes = 0
+        self._retry_seconds = 0.0  # what the coordinator asked for
         self._stopping = False
 
     def wake(self) -> None:
@@ -91,7 +92,8 @@ class Submitter:
                 if stub is None or self._stopping:
                     return
                 failed |= not self._submit(stub, entry)
-            delay = self._backoff.delay() if failed else None
+            delay = max(self._backoff.delay(), self._retry_seconds) if failed else None
+            self._retry_seconds = 0.0
             if not failed:
                 self._backoff.reset()
             with self._changed:
@@ -121,6 +123,7 @@ class Submitter:
         if receipt is not None:
             return self._acknowledged(entry, receipt)
         refusal = refusal_from_rpc_error(error)
+        self._retry_seconds = max(self._retry_seconds, refusal.retry_seconds)
         fields = {"assignment_id": entry.assignment_id, "reason": refusal.reason, "status": refusal.status}
         text = f"{refusal.status} {refusal.reason}: {refusal.message}"
         stem = refusal.reason.partition(":")[0]

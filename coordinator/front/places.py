@@ -1,5 +1,6 @@
 """Places: how many holders each group may have, and who loses its place when there are too many."""
 
+import ipaddress
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
@@ -63,3 +64,12 @@ class Places(Generic[H]):
 
     def _oldest(self, group: str) -> H:
         return next(iter(self._groups[group]))
+
+
+def network_of(address: str) -> str:
+    """The group of an address: an IPv4 address itself, of an IPv6 address the network of 64 bits that it is in."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:  # not the name of a connection that the front listener made
+        return address
+    return str(found) if found.version == 4 else str(ipaddress.IPv6Network((found, 64), strict=False))

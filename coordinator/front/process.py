@@ -25,7 +25,7 @@ from typing import Any
 
 from coordinator.front.flow import Flow, Holds
 from coordinator.front.limits import Limits
-from coordinator.front.places import Places
+from coordinator.front.places import Places, network_of
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 TLS_HANDSHAKE = b"\x16"
@@ -118,7 +118,8 @@ class Forwarder:
                     return
                 continue  # it was gone before it was accepted
             now = time.monotonic()
-            host, group = _host(str(peer[0]))
+            host = _host(str(peer[0]))
+            group = network_of(host)
             if len(self._connections) >= self._limits.connections:
                 loser = self._unverified.oldest_of_largest()
                 if loser is None:
@@ -230,7 +231,7 @@ class Forwarder:
 
     def _refuse(self, number: int, reason: str) -> None:
         connection = self._connections[number]
-        self._refused[_host(connection.host)[1], reason] += 1
+        self._refused[network_of(connection.host), reason] += 1
         self._close(connection, broken=True)
 
     def _close(self, connection: Connection, *, broken: bool = False) -> None:
@@ -316,14 +317,10 @@ class Forwarder:
                 del self._report[: self._control.send(self._report)]
 
 
-def _host(address: str) -> tuple[str, str]:
-    """The address as text, and the network whose connections are counted together."""
+def _host(address: str) -> str:
+    """The address as text, without a zone; IPv4 as IPv4 also where it comes through an IPv6 socket."""
     found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is None:
-            return str(found), str(ipaddress.IPv6Network((found, 64), strict=False))
-        found = found.ipv4_mapped
-    return str(found), str(found)
+    return str(getattr(found, "ipv4_mapped", None) or found)
 
 
 def main() -> None:

@@ -16,26 +16,26 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from inspect import isawaitable
-from typing import Any, Literal, NoReturn, TypeAlias
-from weakref import WeakValueDictionary
+from time import monotonic
+from typing import Any, Literal, NoReturn
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.message import DecodeError, Message
-from google.rpc import error_details_pb2, status_pb2
 from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.clock import utc_now
 from coordinator.condition import Condition
 from coordinator.front.listener import host_of
 from coordinator.members.administrators import revoked_among
+from coordinator.members.answers import MAX_MESSAGE_CHARACTERS, abort
+from coordinator.members.limits import RATES, REFUSED, Buckets
+from coordinator.members.messages import Context, Unbroken, checked_requests, forgiving, only_request, write_whole
+from coordinator.members.refusal_record import RefusalRecord
 from coordinator.members.revocation import REVOKED, revoked
+from coordinator.members.strangers import Strangers
 from federation.certificates import der, load_certificate
-from federation.channels import ERROR_DOMAIN, STATUS_KEY
 from federation.identity import IdentityError, PeerIdentity, Role, admin_uris, parse_peer
 from federation.refusals import Refusal
-from storage import audit
 from storage.database import Database
 from storage.faults import Fault
 from storage.models import Certificate, Client, ClientState
@@ -43,15 +43,12 @@ from storage.models import Certificate, Client, ClientState
 log = logging.getLogger(__name__)
 
 MAX_CONCURRENT_CALLS = 64  # of one caller: a worker needs two or three
-MAX_STRANGERS_CALLS = 512  # of all callers without a certificate: no crowd outside takes the places of members
-REQUEST_SECONDS = 20.0  # from the opening of a call to its request
-MAX_MESSAGE_CHARACTERS = 1000
 CLOCK_LOOK_SECONDS = 30.0  # after which the clock is compared with a certificate's end again
 WATCH_SECONDS = 5.0  # between two looks for certificates that were revoked behind our back
+HOLD_SECONDS = 3.0  # before a member that calls too often is answered, so that it cannot ask again at once
 # The coordinator's own trouble, whoever calls; `coordinator.condition` logs it, and the record may be what fails.
+_TOO_OFTEN = frozenset({"limit:rate", "limit:calls"})
 _NOT_RECORDED = frozenset({"stopping", Fault.DISK, Fault.DATABASE, Fault.DESCRIPTORS})
-
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 @dataclass(frozen=True)
@@ -147,18 +144,6 @@ class _Call:
             self.task.cancel()
 
 
-class _Tally:
-    """Refusals of one caller, of one action, for one reason, that are not on record yet."""
-
-    def __init__(self) -> None:
-        self.turn = asyncio.Lock()
-        self.times = 0
-
-
-class _Malformed:
-    """Stands for a request that is no message of its type."""
-
-
 class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-ignore]
     """The interceptor.
 
@@ -188,8 +173,9 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         self._signing_key = signing_key
         self._clock = clock
         self._calls: dict[str, set[_Call]] = {}  # by actor; touched on the event loop only
-        self._strangers: set[_Call] = set()  # those of `_calls` that showed no certificate
-        self._unrecorded: WeakValueDictionary[tuple[str, str, str], _Tally] = WeakValueDictionary()
+        self._strangers = Strangers()  # those of `_calls` that showed no certificate
+        self._buckets = Buckets(RATES)
+        self._record = RefusalRecord(database, blocking, self._condition, clock)
         # Told the peer, as gRPC names it, and the caller of each call with a good certificate.
         self.on_verified: Callable[[str, str], None] = lambda peer, actor: None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -214,6 +200,18 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             raise AssertionError("no caller passed")
         return caller
 
+    def charge(self, caller: Caller, kind: str) -> None:
+        """Counts something that a member does within a call.
+
+        Raises:
+            Refusal: `limit:rate`: it does this too often.
+        """
+        self._must_not_be_too_often(caller.actor, kind)
+
+    async def finish(self) -> None:
+        """Writes down what is not on record yet."""
+        await self._record.finish()
+
     def ender(self) -> Callable[[Refusal], None]:
         """What ends the rpc that the running task serves, with a refusal; to be called on the event loop."""
         return self._call.get().end
@@ -237,7 +235,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         """
         actor = source if source.startswith("fedpareto://") else f"peer {source}"
         log.warning("closed %d connections of %s: %s", times, actor, reason)
-        await self._record(actor, "connect", reason, f"{times} connections closed", times)
+        await self._record.write(actor, "connect", reason, f"{times} connections closed", times)
 
     def revoke_live_administrator(self, name: str) -> None:
         """Ends every rpc of an administrator that is under way, after the revocation is committed.
@@ -315,29 +313,31 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         # Every rpc is served as one that takes a stream, which is the same on the wire. gRPC would read a single
         # request before it calls us: whoever opened calls and sent nothing would hold them for ever, uncounted.
         async def said(requests: AsyncIterator[Any]) -> Any:
-            return _checked_stream(requests) if handler.request_streaming else await _only(requests)
+            return checked_requests(requests) if handler.request_streaming else await only_request(requests)
 
         async def single(requests: AsyncIterator[Any], context: Context) -> Any:
             async with self._admitted(context, action, rule):
-                return await behaviour(await said(requests), context)
+                request = await said(requests)
+                self._strangers.heard(self._call.get())
+                return await behaviour(request, context)
 
         # Not a generator: whoever ends a call while gRPC writes would end gRPC's write, and we should never hear of it.
         async def stream(requests: AsyncIterator[Any], context: Context) -> None:
             async with self._admitted(context, action, rule, streams=True):
-                responses = behaviour(await said(requests), context)
+                responses = behaviour(await said(requests), Unbroken(context))
                 if isawaitable(responses):
                     await responses  # it writes for itself, as gRPC's own health service does
                     return
                 async with aclosing(responses):
                     async for response in responses:
-                        await _write(context, response)
+                        await write_whole(context, response)
 
         make, function = (
             (grpc.stream_stream_rpc_method_handler, stream)
             if handler.response_streaming
             else (grpc.stream_unary_rpc_method_handler, single)
         )
-        return make(function, _forgiving(handler.request_deserializer), handler.response_serializer)
+        return make(function, forgiving(handler.request_deserializer), handler.response_serializer)
 
     @asynccontextmanager
     async def _admitted(
@@ -362,14 +362,14 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 actor = identity[0].uri
             # Counted among the calls under way before it is checked: a revocation in between finds it.
             calls = self._calls.setdefault(actor, set())
-            if len(calls) >= MAX_CONCURRENT_CALLS:
-                raise Refusal("limit:calls", f"{MAX_CONCURRENT_CALLS} calls of yours are under way: wait for one")
-            if identity is None and len(self._strangers) >= MAX_STRANGERS_CALLS:
-                raise Refusal("limit:calls", "too many callers without a certificate: try again in a minute")
+            if identity is not None:
+                self._must_not_be_too_often(actor, action)
+                if len(calls) >= MAX_CONCURRENT_CALLS:
+                    raise Refusal("limit:calls", f"{MAX_CONCURRENT_CALLS} calls of yours are under way: wait for one")
             calls.add(call)
             self._call.set(call)
             if identity is None:
-                self._strangers.add(call)
+                self._strangers.admit(call, peer, streams=streams, later=self._loop.call_later)
             else:
                 call.serial = identity[0].serial if identity[0].kind == "admin" else ""
                 await self._in_background(self._check, *identity)
@@ -393,7 +393,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 await self._refuse(context, actor, action, fault)
             incident = secrets.token_hex(4)
             log.exception("incident %s: %s by %s failed", incident, action, actor)
-            await self._record(actor, action, "internal", f"incident {incident}")
+            await self._record.write(actor, action, "internal", f"incident {incident}")
             await context.abort(
                 grpc.StatusCode.INTERNAL, f"internal error; the coordinator's log has more under incident {incident}"
             )
@@ -433,54 +433,31 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         # In quotes: part of the message may be the caller's own words, line breaks and all.
         if refusal.reason in _NOT_RECORDED:
             await abort(context, refusal)
+        if refusal.reason in _TOO_OFTEN and not actor.startswith("peer "):
+            self._record.count(actor, action, refusal.reason, "")
+            await asyncio.sleep(min(HOLD_SECONDS, (context.time_remaining() or HOLD_SECONDS * 2) / 2))
+            await abort(context, refusal)
+        self._buckets.charge(actor, REFUSED, monotonic())
         log.info("refused %s by %s: %s (%r)", action, actor, refusal.reason, refusal.message[:MAX_MESSAGE_CHARACTERS])
-        await self._record(actor, action, refusal.reason, refusal.message)
+        await self._record.write(actor, action, refusal.reason, refusal.message)
         await abort(context, refusal)
 
-    async def _record(self, actor: str, action: str, outcome: str, detail: str, times: int = 1) -> None:
-        """Writes a refusal down before its answer goes out.
+    def _must_not_be_too_often(self, actor: str, action: str) -> None:
+        """Charges a call to its member.
 
-        What one caller piles up while one is being written is written together: a flood waits for itself alone.
+        Raises:
+            Refusal: `limit:rate`.
         """
-
-        def write(times: int) -> None:
-            with self._database.begin() as session:
-                audit.record(
-                    session, at=self._clock(), actor=actor, action=action, outcome=outcome, detail=detail, times=times
-                )
-
-        tally = self._unrecorded.setdefault((actor, action, outcome), _Tally())
-        tally.times += times
-        async with tally.turn:
-            times, tally.times = tally.times, 0
-            if times == 0:
-                return  # whoever had the turn before has written ours too
-            try:
-                await self._in_background(write, times)
-            except Exception as error:  # the answer to the caller matters more than its record
-                if self._condition.note(error) is None:
-                    log.exception("could not record that %s by %s was refused: %s", action, actor, outcome)
+        now = monotonic()
+        for kind in (action, REFUSED):
+            seconds = self._buckets.wait(actor, kind, now)
+            if seconds > 0:
+                many = "calls of yours were refused" if kind == REFUSED else f"calls of {kind} by you"
+                raise Refusal("limit:rate", f"too many {many}: try again in {seconds:.1f} s", retry_seconds=seconds)
+        self._buckets.charge(actor, action, now)
 
     async def _in_background(self, function: Callable[..., None], *arguments: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(self._blocking, function, *arguments)
-
-
-async def abort(context: Context, refusal: Refusal) -> NoReturn:
-    """Ends an rpc with the refusal's status, and its reason in the details (`google.rpc.ErrorInfo`)."""
-    code: grpc.StatusCode = getattr(grpc.StatusCode, refusal.status.name)
-    message = refusal.message[:MAX_MESSAGE_CHARACTERS]
-    details: list[Message] = [error_details_pb2.ErrorInfo(reason=refusal.reason, domain=ERROR_DOMAIN)]
-    if refusal.signed is not None:
-        details.append(refusal.signed)
-    status = status_pb2.Status(code=code.value[0], message=message, details=map(_packed, details))
-    await context.abort(code, message, ((STATUS_KEY, status.SerializeToString()),))
-    raise AssertionError("abort returned")
-
-
-def _packed(message: Message) -> AnyMessage:
-    packed = AnyMessage()
-    packed.Pack(message)
-    return packed
 
 
 def _identify(certificate: bytes) -> tuple[PeerIdentity, bytes]:
@@ -517,49 +494,3 @@ def _expired(identity: PeerIdentity) -> Refusal:
         "certificate-expired",
         f"your certificate expired on {identity.not_after:%Y-%m-%d %H:%M} UTC; ask an administrator for a new one",
     )
-
-
-def _forgiving(deserialise: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Lets what is no message pass as such, so that it is refused like any other bad request."""
-
-    def parse(data: bytes) -> Any:
-        try:
-            return deserialise(data) if deserialise is not None else data
-        except DecodeError:
-            return _Malformed()
-
-    return parse
-
-
-def _checked(request: Any) -> Any:
-    if isinstance(request, _Malformed):
-        raise Refusal("argument", "the request is not a message of the type that this rpc takes")
-    return request
-
-
-async def _write(context: Context, response: Any) -> None:
-    """Sends a message of a stream.
-
-    Whoever ends the call meanwhile has to wait for that: gRPC does one thing at a time, and could not send the reason.
-    It may last until the caller reads or is gone; nothing more is sent.
-    """
-    writing = asyncio.ensure_future(context.write(response))
-    try:
-        await asyncio.shield(writing)
-    except asyncio.CancelledError:
-        await asyncio.gather(writing, return_exceptions=True)
-        raise
-
-
-async def _only(requests: AsyncIterator[Any]) -> Any:
-    """The request of an rpc that takes one."""
-    try:
-        async with asyncio.timeout(REQUEST_SECONDS):
-            return _checked(await anext(requests))
-    except (StopAsyncIteration, TimeoutError):
-        raise Refusal("argument", "this rpc takes one request, and none came") from None
-
-
-async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
-        yield _checked(request)

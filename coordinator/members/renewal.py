@@ -4,7 +4,7 @@ from datetime import datetime
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from coordinator.members.enrollment import Authority, certify
@@ -14,17 +14,31 @@ from federation.refusals import Refusal
 from storage import audit
 from storage.models import Certificate, Client, ClientState
 
+MAX_UNUSED = 3  # certificates besides the present and the newest one that are still good
+MAX_ENDED = 16  # certificates that have ended and stay on record
+
 
 def renew(
-    session: Session, client_id: str, csr: bytes, proof: bytes, *, authority: Authority, by: str, now: datetime
+    session: Session,
+    client_id: str,
+    serial: str,
+    csr: bytes,
+    proof: bytes,
+    *,
+    authority: Authority,
+    by: str,
+    now: datetime,
 ) -> x509.Certificate:
     """Issues the next certificate of a member, for a new key. The present one holds until the next one attends.
 
-    A stolen TLS key alone renews nothing: the member's signing key has to agree.
+    A stolen TLS key alone renews nothing: the member's signing key has to agree. Of the certificates that a member
+    renewed and did not attend with, the newest few stay good, for the answer may have been lost; of those that have
+    ended, the newest few stay on record.
 
     Args:
         session: an open transaction.
         client_id: the member, as its present certificate says.
+        serial: of its present certificate.
         csr: a PKCS#10 request, DER.
         proof: by the signing key; see `prove_renewal`.
         authority: issues the certificate.
@@ -44,6 +58,8 @@ def renew(
     if not proves_renewal(Ed25519PublicKey.from_public_bytes(client.signing_key), proof, csr):
         raise Refusal("proof", f"the proof is not by the signing key of {client_id} over this request")
     certificate = certify(session, client_id, key, authority=authority, now=now)
+    session.flush()
+    _end_surplus(session, client_id, keep={serial, serial_of(certificate)}, by=by, now=now)
     audit.record(
         session, at=now, actor=by, action="Renew", subject=client_id, detail=f"certificate {serial_of(certificate)}"
     )
@@ -73,3 +89,17 @@ def retire_older(session: Session, client_id: str, serial: str, *, by: str, now:
     ).all()
     for old in ended:
         audit.record(session, at=now, actor=by, action="certificate.retired", subject=client_id, detail=old)
+
+
+def _end_surplus(session: Session, client_id: str, *, keep: set[str], by: str, now: datetime) -> None:
+    """Bounds what is on record of a member, however often it renews."""
+    others = select(Certificate).where(Certificate.client_id == client_id, Certificate.serial.not_in(keep))
+    newest = Certificate.not_before.desc()
+    unused = session.scalars(others.where(Certificate.revoked.is_(None)).order_by(newest).offset(MAX_UNUSED))
+    for row in unused.all():
+        row.revoked = now
+        audit.record(session, at=now, actor=by, action="certificate.retired", subject=client_id, detail=row.serial)
+    session.flush()
+    ended = session.scalars(others.where(Certificate.revoked.is_not(None)).order_by(newest).offset(MAX_ENDED))
+    for row in ended.all():
+        session.delete(row)

@@ -17,6 +17,7 @@ from sqlalchemy import or_, select
 from coordinator.condition import Condition
 from coordinator.members.access import Access, Caller
 from coordinator.members.enrollment import Authority
+from coordinator.members.limits import DECLINE, MESSAGE
 from coordinator.members.renewal import renew, retire_older
 from coordinator.rounds.hub import Attendance, Hub
 from coordinator.rounds.intake import Admission, Intake
@@ -129,7 +130,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         # Joined first, read second: an assignment made in between is said twice rather than never.
         self._hub.join(attendance)
         log.info("%s attends with %s", client_id, ", ".join(attendance.tasks) or "no task")
-        listener = asyncio.create_task(self._listen(request_iterator, attendance))
+        listener = asyncio.create_task(self._listen(request_iterator, attendance, caller))
         try:
             yield await self._in_thread(self._welcome, client_id, first.hello.nonce)
             for envelope in await self._in_thread(self._open_assignments, client_id):
@@ -143,11 +144,12 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             self._hub.leave(attendance, self._clock())
             log.info("%s left", client_id)
 
-    async def _listen(self, requests: AsyncIterator[AttendRequest], attendance: Attendance) -> None:
+    async def _listen(self, requests: AsyncIterator[AttendRequest], attendance: Attendance, caller: Caller) -> None:
         """Reads the worker's side of its stream until it ends or falls silent; then the stream ends."""
         end: Refusal | None = None
         try:
             while (request := await next_message(requests, self._heartbeat_seconds * MISSED_HEARTBEATS)) is not None:
+                self._access.charge(caller, DECLINE if request.HasField("decline") else MESSAGE)
                 await self._hear(request, attendance)
         except Refusal as refusal:
             end = refusal
@@ -222,6 +224,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             return renew(
                 session,
                 caller.name,
+                caller.identity.serial,
                 request.csr,
                 request.proof,
                 authority=self._authority,

@@ -1,0 +1,79 @@
+"""Messages of an rpc, as access control passes them on: requests that are checked, responses that are sent whole."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from federation.refusals import Refusal
+
+REQUEST_SECONDS = 20.0  # from the opening of a call to its request
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class _Malformed:
+    """Stands for a request that is no message of its type."""
+
+
+def forgiving(deserialise: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    """Lets what is no message pass as such, so that it is refused like any other bad request."""
+
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialise(data) if deserialise is not None else data
+        except DecodeError:
+            return _Malformed()
+
+    return parse
+
+
+def _checked(request: Any) -> Any:
+    if isinstance(request, _Malformed):
+        raise Refusal("argument", "the request is not a message of the type that this rpc takes")
+    return request
+
+
+async def write_whole(context: Context, response: Any) -> None:
+    """Sends a message of a stream.
+
+    Whoever ends the call meanwhile has to wait for that: gRPC does one thing at a time, and could not send the reason.
+    It may last until the caller reads or is gone; nothing more is sent.
+    """
+    writing = asyncio.ensure_future(context.write(response))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.gather(writing, return_exceptions=True)
+        raise
+
+
+class Unbroken:
+    """The context of an rpc that writes for itself: each message is sent whole before the rpc can be ended."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def write(self, response: Any) -> None:
+        """Sends a message."""
+        await write_whole(self._context, response)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+async def only_request(requests: AsyncIterator[Any]) -> Any:
+    """The request of an rpc that takes one."""
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS):
+            return _checked(await anext(requests))
+    except (StopAsyncIteration, TimeoutError):
+        raise Refusal("argument", "this rpc takes one request, and none came") from None
+
+
+async def checked_requests(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """The requests of an rpc that takes a stream; one that cannot be parsed is refused."""
+    async for request in requests:
+        yield _checked(request)
