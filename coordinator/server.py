@@ -31,6 +31,7 @@ from coordinator.rounds.intake import Intake
 from coordinator.services.admin import AdminService
 from coordinator.services.enrollment import EnrollmentService
 from coordinator.services.federation import FederationService
+from coordinator.services.health import HealthService
 from coordinator.services.verification import Verifier
 from federation.certificates import fingerprint, pem
 from federation.channels import Option
@@ -125,7 +126,7 @@ class Coordinator:
         )
         self._front = Front(Limits.for_descriptors(descriptor_limit()), self._access.note_refused_connections)
         self._access.on_verified = self._front.verified
-        self._health = health.aio.HealthServicer()
+        self._health = HealthService()
         self._server: grpc.aio.Server | None = None
         self._engine: Engine | None = None
         self._monitor: Monitor | None = None

@@ -15,7 +15,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from running import SECONDS, Running, refused, running, wait_for
 from stage import LAYOUT, LONG, Stage, spec
 
-from coordinator.members import access
+from coordinator.members import messages
 from coordinator.members.access import MAX_CONCURRENT_CALLS
 from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
@@ -94,7 +94,7 @@ def test_a_call_without_its_request_is_answered(stage: Stage) -> None:
 def test_whoever_opens_calls_and_says_nothing_is_counted_and_shown_out(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "REQUEST_SECONDS", 2.0)
+    monkeypatch.setattr(messages, "REQUEST_SECONDS", 2.0)
     under_way = stage.served.coordinator._access._calls
     over = threading.Event()
 
@@ -129,7 +129,7 @@ def test_a_flood_of_refusals_is_counted_to_the_last_one_and_written_a_few_times(
         assert ended == {"token-invalid": 500}
         assert sum(entry.times for entry in entries) == 500
         assert len(entries) <= 2  # one a minute
-        assert not served.coordinator._access._unrecorded
+        assert not served.coordinator._access._record._unrecorded
 
 
 def test_whoever_stops_watching_leaves_nothing_behind(stage: Stage) -> None:

@@ -15,7 +15,6 @@ from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from inspect import isawaitable
 from time import monotonic
 from typing import Any, Literal, NoReturn
 
@@ -29,7 +28,7 @@ from coordinator.front.listener import host_of
 from coordinator.members.administrators import revoked_among
 from coordinator.members.answers import MAX_MESSAGE_CHARACTERS, abort
 from coordinator.members.limits import RATES, REFUSED, Buckets
-from coordinator.members.messages import Context, Unbroken, checked_requests, forgiving, only_request, write_whole
+from coordinator.members.messages import Context, checked_requests, forgiving, only_request, write_whole
 from coordinator.members.refusal_record import RefusalRecord
 from coordinator.members.revocation import REVOKED, revoked
 from coordinator.members.strangers import Strangers
@@ -46,8 +45,8 @@ MAX_CONCURRENT_CALLS = 64  # of one caller: a worker needs two or three
 CLOCK_LOOK_SECONDS = 30.0  # after which the clock is compared with a certificate's end again
 WATCH_SECONDS = 5.0  # between two looks for certificates that were revoked behind our back
 HOLD_SECONDS = 3.0  # before a member that calls too often is answered, so that it cannot ask again at once
-# The coordinator's own trouble, whoever calls; `coordinator.condition` logs it, and the record may be what fails.
 _TOO_OFTEN = frozenset({"limit:rate", "limit:calls"})
+# The coordinator's own trouble, whoever calls; `coordinator.condition` logs it, and the record may be what fails.
 _NOT_RECORDED = frozenset({"stopping", Fault.DISK, Fault.DATABASE, Fault.DESCRIPTORS})
 
 
@@ -324,10 +323,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         # Not a generator: whoever ends a call while gRPC writes would end gRPC's write, and we should never hear of it.
         async def stream(requests: AsyncIterator[Any], context: Context) -> None:
             async with self._admitted(context, action, rule, streams=True):
-                responses = behaviour(await said(requests), Unbroken(context))
-                if isawaitable(responses):
-                    await responses  # it writes for itself, as gRPC's own health service does
-                    return
+                responses = behaviour(await said(requests), context)
                 async with aclosing(responses):
                     async for response in responses:
                         await write_whole(context, response)
@@ -433,11 +429,12 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         # In quotes: part of the message may be the caller's own words, line breaks and all.
         if refusal.reason in _NOT_RECORDED:
             await abort(context, refusal)
-        if refusal.reason in _TOO_OFTEN and not actor.startswith("peer "):
-            self._record.count(actor, action, refusal.reason, "")
-            await asyncio.sleep(min(HOLD_SECONDS, (context.time_remaining() or HOLD_SECONDS * 2) / 2))
-            await abort(context, refusal)
-        self._buckets.charge(actor, REFUSED, monotonic())
+        if not actor.startswith("peer "):
+            if refusal.reason in _TOO_OFTEN:
+                self._record.count(actor, action, refusal.reason, "")
+                await asyncio.sleep(min(HOLD_SECONDS, (context.time_remaining() or HOLD_SECONDS * 2) / 2))
+                await abort(context, refusal)
+            self._buckets.charge(actor, REFUSED, monotonic())
         log.info("refused %s by %s: %s (%r)", action, actor, refusal.reason, refusal.message[:MAX_MESSAGE_CHARACTERS])
         await self._record.write(actor, action, refusal.reason, refusal.message)
         await abort(context, refusal)

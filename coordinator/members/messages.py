@@ -50,20 +50,6 @@ async def write_whole(context: Context, response: Any) -> None:
         raise
 
 
-class Unbroken:
-    """The context of an rpc that writes for itself: each message is sent whole before the rpc can be ended."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    async def write(self, response: Any) -> None:
-        """Sends a message."""
-        await write_whole(self._context, response)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-
 async def only_request(requests: AsyncIterator[Any]) -> Any:
     """The request of an rpc that takes one."""
     try:
