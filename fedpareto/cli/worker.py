@@ -281,7 +281,7 @@ def _show_receipts(receipts: "Sequence[Receipt]", as_json: bool) -> None:
 
 @app.command()
 def attacks(as_json: JsonOption = False) -> None:
-    """List the attacks that can be rehearsed, and what each may be told."""
+    """List the attacks that can be rehearsed, with their options."""
     from federation.attacks.catalogue import entries  # noqa: PLC0415
 
     if as_json:
