@@ -49,10 +49,14 @@ AT_ONCE = MAX_CONCURRENT_CALLS - 16  # of one caller: beyond the limit there is 
 RUNS = 2  # so many assignments of mallory's are open at first
 GROWTH = 200 << 20  # what the coordinator's memory may grow by, in bytes; the bombs alone would inflate to more
 BOMB = 64 << 20
-# As often as they like: what is refused for its rate comes no further than that.
+# As often and as long as they like: what is refused for its rate comes no further than that, and the callers without a
+# certificate keep one connection throughout.
 UNLIMITED = """
 from coordinator.members import access, limits
 access.RATES = {kind: limits.Rate(1e9, 1e9) for kind in limits.RATES}
+from coordinator.front.limits import Limits
+usual = Limits.for_descriptors
+Limits.for_descriptors = lambda count: usual(count)._replace(idle_seconds=1e6, newcomer_seconds=1e6)
 from fedpareto.cli.main import main
 main()
 """
