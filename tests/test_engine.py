@@ -148,7 +148,7 @@ def test_a_client_that_declines_is_not_waited_for_and_its_reason_is_kept(stage: 
     stage.wait_round(run, 0, RoundState.STEPPED)
     declined = stage.assignments(run)["ben"]
     assert (declined.state, declined.reason) == ("DECLINED", "disk-full")
-    assert declined.message == "no room for the\N{REPLACEMENT CHARACTER}[31m model"
+    assert declined.message == r"no room for the\x1b[31m model"
     stage.play(run, ann, ben)
 
 
