@@ -13,8 +13,6 @@ from coordinator.rounds.engine import RECONNECT_GRACE
 from federation.channels import refusal_from_rpc_error
 from storage.models import RoundState, RunState
 
-BOTH_DATABASES = True
-
 
 def conducting(run: str) -> bool:
     return any(thread.name == f"run-{run}" for thread in threading.enumerate())
