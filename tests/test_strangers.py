@@ -76,7 +76,12 @@ def crowd(ports: list[int], count: int, addresses: int) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         for number in range(count):
             source = (f"127.0.0.{2 + number % addresses}", 0)
-            made = socket.create_connection(("127.0.0.1", ports[number % 2]), timeout=SECONDS, source_address=source)
+            try:
+                made = socket.create_connection(
+                    ("127.0.0.1", ports[number % 2]), timeout=SECONDS, source_address=source
+                )
+            except ConnectionResetError:  # closed before this side had seen it opened
+                continue
             held.enter_context(made)
             if number // 2 % 2:
                 with contextlib.suppress(OSError):  # it has been closed already
