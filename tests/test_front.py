@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import signal
 import socket
 import struct
+import subprocess
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 from running import SECONDS, wait_for
 
+from coordinator.front import listener
 from coordinator.front.limits import Limits
 from coordinator.front.listener import Front, host_of
 from coordinator.front.places import Places
@@ -61,13 +64,13 @@ class Fronted:
         self.front = Front(limits, self._note)
         self.port = self.front.listen("127.0.0.1", 0, "members")
         self.inner = Inner(self.front.inner("members").removeprefix("unix:"))
-        self._run(self.front.start())
+        self.run(self.front.start())
         self._sockets: list[socket.socket] = []
 
     async def _note(self, actor: str, reason: str, times: int) -> None:
         self.refused.append((actor, reason, times))
 
-    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(SECONDS)
 
     def connect(self, source: str = "127.0.0.1", data: bytes = b"") -> socket.socket:
@@ -82,6 +85,11 @@ class Fronted:
         assert received(made, len(HELLO)) == HELLO
         return made
 
+    async def hear(self, data: bytes) -> None:
+        """The coordinator receives this from the process, as part of a line."""
+        assert self.front._reader is not None
+        self.front._reader.feed_data(data)
+
     def verify(self, number: int, member: str) -> None:
         peer = next(peer for peer in self.inner.peers if f"/{number}@" in peer)
         self._loop.call_soon_threadsafe(self.front.verified, peer, member)
@@ -94,8 +102,8 @@ class Fronted:
     def close(self) -> None:
         for made in self._sockets:
             made.close()
-        self._run(self.front.stop_accepting())
-        self._run(self.front.stop())
+        self.run(self.front.stop_accepting())
+        self.run(self.front.stop())
         self.inner.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -229,6 +237,48 @@ def test_the_process_is_started_again_on_the_same_port(fronted: Callable[..., Fr
     wait_for(lambda: ended(connection), "the connection to end")
     wait_for(lambda: one.process != first, "another process")
     one.greeted()
+
+
+@pytest.mark.parametrize("half_a_line", [False, True])
+def test_the_process_is_started_again_however_the_connection_to_it_broke(
+    fronted: Callable[..., Fronted], monkeypatch: pytest.MonkeyPatch, half_a_line: bool
+) -> None:
+    monkeypatch.setattr(listener, "RESTART_SECONDS", 0.0)
+    one = fronted()
+    connection, first = one.greeted(), one.process
+    if half_a_line:
+        one.run(one.hear(b'{"actor": "192'))
+    else:
+        os.kill(first, signal.SIGSTOP)
+        one.verify(1, "fedpareto://test/client/a")  # which the process does not read any more: a reset follows
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: ended(connection), "the connection to end")
+    wait_for(lambda: one.process != first, "another process")
+    one.greeted()
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(
+    fronted: Callable[..., Fronted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "RESTART_SECONDS", 0.0)
+    one = fronted()
+    connection, failures = one.greeted(), [OSError(errno.EMFILE, "Too many open files")] * 2
+    start = subprocess.Popen
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(listener.subprocess, "Popen", fail)
+    before = descriptors(os.getpid())
+    first = one.process
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: ended(connection), "the connection to end")
+    wait_for(lambda: one.process != first, "another process")
+    one.greeted().close()
+    assert not failures
+    wait_for(lambda: descriptors(os.getpid()) <= before, "the descriptors to be released")
 
 
 def test_signals_to_the_whole_group_do_not_end_the_process_before_the_coordinator(

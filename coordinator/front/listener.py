@@ -45,6 +45,7 @@ class Front:
         self._directory = Path(tempfile.mkdtemp(prefix="fedpareto-"))  # a Unix socket's path is short
         self._listeners: list[tuple[Service, socket.socket]] = []
         self._process: subprocess.Popen[bytes] | None = None
+        self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stopping = False
@@ -74,8 +75,8 @@ class Front:
 
     async def start(self) -> None:
         """Starts the process; from then on connections are accepted."""
-        reader = await self._spawn()
-        self._supervisor = asyncio.create_task(self._supervise(reader))
+        await self._spawn()
+        self._supervisor = asyncio.create_task(self._supervise())
 
     async def stop_accepting(self) -> None:
         """Closes the public ports; the connections stay."""
@@ -106,7 +107,7 @@ class Front:
         if self._writer is not None and number.isdigit():
             self._writer.write(json.dumps({"verified": int(number), "member": member}).encode() + b"\n")
 
-    async def _spawn(self) -> asyncio.StreamReader:
+    async def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             settings = {
@@ -115,30 +116,48 @@ class Front:
                 "directory": str(self._directory),
                 "limits": self._limits._asdict(),
             }
-            self._process = await asyncio.to_thread(
-                subprocess.Popen,
-                [sys.executable, "-I", "-S", "-c", _PROGRAM, json.dumps(settings), str(_ROOT)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), *(listener.fileno() for _, listener in self._listeners)],
-            )
-        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        return reader
+            try:
+                self._process = await asyncio.to_thread(
+                    subprocess.Popen,
+                    [sys.executable, "-I", "-S", "-c", _PROGRAM, json.dumps(settings), str(_ROOT)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno(), *(listener.fileno() for _, listener in self._listeners)],
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
 
-    async def _supervise(self, reader: asyncio.StreamReader) -> None:
+    async def _supervise(self) -> None:
         """Hears what the process says; starts another one when it ends by itself."""
         while True:
-            while line := await reader.readline():
-                said = json.loads(line)
-                await self._refused(said["actor"], said["reason"], said["times"])
+            await self._listen()
             if self._stopping:
                 return
+            if self._writer is not None:
+                self._writer.close()
             code = await asyncio.to_thread(_end, self._process) if self._process is not None else None
             log.error(
                 "the front listener ended with status %s, and every connection with it: it is started again", code
             )
-            await asyncio.sleep(RESTART_SECONDS)
-            reader = await self._spawn()
+            while True:
+                await asyncio.sleep(RESTART_SECONDS)
+                try:
+                    await self._spawn()
+                except OSError as error:
+                    log.error("the front listener cannot be started: %s; it is tried again", error)  # noqa: TRY400
+                else:
+                    break
+
+    async def _listen(self) -> None:
+        """Hears what the process says until it ends; it may have been killed in the middle of a line."""
+        if self._reader is None:
+            return
+        with contextlib.suppress(ConnectionError):
+            while (line := await self._reader.readline()).endswith(b"\n"):
+                said = json.loads(line)
+                await self._refused(said["actor"], said["reason"], said["times"])
 
     async def _tell(self, command: dict[str, bool]) -> None:
         if self._writer is not None:
