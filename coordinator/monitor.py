@@ -114,7 +114,7 @@ class Monitor:
         try:
             self._look_at_database()
             self._look_at_disk()
-        except (SQLAlchemyError, OSError) as error:
+        except (SQLAlchemyError, OSError, DatabaseBusy) as error:  # busy: no turn to write
             if self._condition.note(error, lasts=True) is None:
                 log.exception("the monitor failed; it looks again")
 
