@@ -9,14 +9,15 @@ import pytest
 import working
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from running import SECONDS, Applicant, Running, refused, running, wait_for
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
+from coordinator.clock import utc_now
 from coordinator.members import access, strangers
 from coordinator.members.limits import DAY, DECLINE, MESSAGE, RATES, REFUSED, Buckets, Rate
 from coordinator.members.renewal import MAX_ENDED, MAX_UNUSED
 from federation.certificates import fingerprint, make_csr, pem
 from federation.channels import mutual_channel, refusal_from_rpc_error
-from federation.identity import Join, new_tls_key, prove_renewal
+from federation.identity import Join, new_tls_key, parse_peer, prove_renewal
 from federation.keys import private_key_pem
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Heartbeat, Hello, RenewRequest
@@ -136,6 +137,33 @@ def test_a_member_that_is_refused_all_the_time_is_refused_without_a_look_into_th
         with refused("RESOURCE_EXHAUSTED", "limit:rate") as messages:
             knock(channel)
         assert "too many calls of yours were refused: try again in " in messages[0]
+
+
+def test_calls_with_a_certificate_that_was_replaced_use_up_nothing_of_the_member_s(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rated(served, monkeypatch, FetchBlob=Rate(5, 0.01), **{REFUSED: Rate(3, 0.01)})
+    applicant, old = joined(served, "renewed")
+    key = new_tls_key()
+    csr = make_csr(key)
+    with old:
+        request = RenewRequest(csr=csr, proof=prove_renewal(applicant.signing_key, csr))
+        certificate = FederationStub(old).Renew(request, timeout=SECONDS).certificate
+        with served.database.begin() as session:
+            session.execute(
+                update(Certificate)
+                .where(Certificate.client_id == "renewed", Certificate.serial != parse_peer(certificate).serial)
+                .values(revoked=utc_now())
+            )
+        reasons = []
+        for _ in range(6):
+            with pytest.raises(grpc.RpcError) as caught:
+                knock(old)
+            reasons.append(refusal_from_rpc_error(caught.value).reason)
+    assert reasons == ["certificate-revoked"] * 4 + ["limit:rate"] * 2
+    present = mutual_channel(served.address, ca=pem(served.home.ca), key=private_key_pem(key), certificate=certificate)
+    with present, refused("PERMISSION_DENIED", "blob-not-offered"):
+        knock(present)
 
 
 def test_a_stream_ends_when_its_member_says_too_much(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ class Front:
                 try:
                     await self._spawn()
                 except OSError as error:
-                    log.error("the front listener cannot be started: %s; it is tried again", error)  # noqa: TRY400
+                    log.error("the front listener cannot be started: %s; it is tried again", error)
                 else:
                     break
 

@@ -45,6 +45,7 @@ MAX_CONCURRENT_CALLS = 64  # of one caller: a worker needs two or three
 CLOCK_LOOK_SECONDS = 30.0  # after which the clock is compared with a certificate's end again
 WATCH_SECONDS = 5.0  # between two looks for certificates that were revoked behind our back
 HOLD_SECONDS = 3.0  # before a member that calls too often is answered, so that it cannot ask again at once
+_ENDED_FOR_GOOD = frozenset({"certificate-revoked", "certificate-unknown"})
 _TOO_OFTEN = frozenset({"limit:rate", "limit:calls"})
 # The coordinator's own trouble, whoever calls; `coordinator.condition` logs it, and the record may be what fails.
 _NOT_RECORDED = frozenset({"stopping", Fault.DISK, Fault.DATABASE, Fault.DESCRIPTORS})
@@ -174,6 +175,9 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         self._calls: dict[str, set[_Call]] = {}  # by actor; touched on the event loop only
         self._strangers = Strangers()  # those of `_calls` that showed no certificate
         self._buckets = Buckets(RATES)
+        # Serial numbers of certificates that were refused for good. Their calls are not charged to the member: somebody
+        # with a certificate that was replaced must not use up what the member itself may do.
+        self._ended: set[str] = set()
         self._record = RefusalRecord(database, blocking, self._condition, clock)
         # Told the peer, as gRPC names it, and the caller of each call with a good certificate.
         self.on_verified: Callable[[str, str], None] = lambda peer, actor: None
@@ -346,7 +350,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             raise RuntimeError("an rpc runs in a task")
         call = _Call(task, streams)
         peer = host_of(context.peer())
-        actor = f"peer {peer}"
+        account = actor = f"peer {peer}"
         calls: set[_Call] | None = None
         try:
             if self._stopping:
@@ -355,11 +359,13 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             presented = context.auth_context().get("x509_pem_cert")
             identity = _identify(next(iter(presented))) if presented else None
             if identity is not None:
-                actor = identity[0].uri
+                account = actor = identity[0].uri
+                if identity[0].serial in self._ended:
+                    account = f"{actor} {identity[0].serial}"
             # Counted among the calls under way before it is checked: a revocation in between finds it.
-            calls = self._calls.setdefault(actor, set())
+            calls = self._calls.setdefault(account, set())
             if identity is not None:
-                self._must_not_be_too_often(actor, action)
+                self._must_not_be_too_often(account, action)
                 if len(calls) >= MAX_CONCURRENT_CALLS:
                     raise Refusal("limit:calls", f"{MAX_CONCURRENT_CALLS} calls of yours are under way: wait for one")
             calls.add(call)
@@ -368,25 +374,30 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 self._strangers.admit(call, peer, streams=streams, later=self._loop.call_later)
             else:
                 call.serial = identity[0].serial if identity[0].kind == "admin" else ""
-                await self._in_background(self._check, *identity)
+                try:
+                    await self._in_background(self._check, *identity)
+                except Refusal as refusal:
+                    if refusal.reason in _ENDED_FOR_GOOD:
+                        self._ended.add(identity[0].serial)
+                    raise
                 self.on_verified(context.peer(), actor)
                 self._end_at_expiry(self._loop, call, identity[0])
             _authorise(rule, identity[0] if identity else None, action)
             self._caller.set(Caller(identity[0], peer) if identity else None)
             yield
         except Refusal as refusal:
-            await self._refuse(context, actor, action, refusal)
+            await self._refuse(context, actor, action, refusal, account)
         except asyncio.CancelledError:
             if call.doom is None:
                 raise
             task.uncancel()
-            await self._refuse(context, actor, action, call.doom)
+            await self._refuse(context, actor, action, call.doom, account)
         except (grpc.aio.AbortError, GeneratorExit):
             raise
         except Exception as error:
             fault = self._condition.refusal(error)
             if fault is not None:
-                await self._refuse(context, actor, action, fault)
+                await self._refuse(context, actor, action, fault, account)
             incident = secrets.token_hex(4)
             log.exception("incident %s: %s by %s failed", incident, action, actor)
             await self._record.write(actor, action, "internal", f"incident {incident}")
@@ -399,8 +410,8 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             self._strangers.discard(call)
             if calls is not None:
                 calls.discard(call)
-                if not calls and self._calls.get(actor) is calls:
-                    del self._calls[actor]
+                if not calls and self._calls.get(account) is calls:
+                    del self._calls[account]
 
     def _check(self, identity: PeerIdentity, certificate: bytes) -> None:
         """What TLS does not know: is this one of ours, and does it still count?
@@ -425,7 +436,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         if self._clock() >= identity.not_after:
             raise _expired(identity)
 
-    async def _refuse(self, context: Context, actor: str, action: str, refusal: Refusal) -> NoReturn:
+    async def _refuse(self, context: Context, actor: str, action: str, refusal: Refusal, account: str) -> NoReturn:
         # In quotes: part of the message may be the caller's own words, line breaks and all.
         if refusal.reason in _NOT_RECORDED:
             await abort(context, refusal)
@@ -434,24 +445,24 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                 self._record.count(actor, action, refusal.reason, "")
                 await asyncio.sleep(min(HOLD_SECONDS, (context.time_remaining() or HOLD_SECONDS * 2) / 2))
                 await abort(context, refusal)
-            self._buckets.charge(actor, REFUSED, monotonic())
+            self._buckets.charge(account, REFUSED, monotonic())
         log.info("refused %s by %s: %s (%r)", action, actor, refusal.reason, refusal.message[:MAX_MESSAGE_CHARACTERS])
         await self._record.write(actor, action, refusal.reason, refusal.message)
         await abort(context, refusal)
 
-    def _must_not_be_too_often(self, actor: str, action: str) -> None:
-        """Charges a call to its member.
+    def _must_not_be_too_often(self, account: str, action: str) -> None:
+        """Charges a call to an account: its member's, or that of a certificate that has ended.
 
         Raises:
             Refusal: `limit:rate`.
         """
         now = monotonic()
         for kind in (action, REFUSED):
-            seconds = self._buckets.wait(actor, kind, now)
+            seconds = self._buckets.wait(account, kind, now)
             if seconds > 0:
                 many = "calls of yours were refused" if kind == REFUSED else f"calls of {kind} by you"
                 raise Refusal("limit:rate", f"too many {many}: try again in {seconds:.1f} s", retry_seconds=seconds)
-        self._buckets.charge(actor, action, now)
+        self._buckets.charge(account, action, now)
 
     async def _in_background(self, function: Callable[..., None], *arguments: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(self._blocking, function, *arguments)
