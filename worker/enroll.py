@@ -31,9 +31,9 @@ ENROL_SECONDS = 60.0
 
 _ADVICE = {
     "token-invalid": "the coordinator does not know this join string: check that it was copied whole, "
-    "or ask an operator for a new one",
-    "token-expired": "this join string has expired: ask an operator for a new one",
-    "token-cancelled": "this join string was cancelled: ask an operator for a new one",
+    "or ask a security officer for a new one",
+    "token-expired": "this join string has expired: ask a security officer for a new one",
+    "token-cancelled": "this join string was cancelled: ask a security officer for a new one",
     "token-used": "this join string was used before; it works once. If that was not you, tell the federation's "
     "security officer at once; in any case ask for a new one",
 }

@@ -73,7 +73,7 @@ class Home:
         if not self.joined:
             raise HomeError(
                 f"{self.directory} holds no membership (no {MEMBER_FILE}): "
-                f"ask an operator for a join string and run `fedpareto worker join --home {self.directory}`"
+                f"ask a security officer for a join string and run `fedpareto worker join --home {self.directory}`"
             )
 
     @contextmanager

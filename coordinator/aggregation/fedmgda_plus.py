@@ -25,7 +25,7 @@ class FedMGDAPlus(Algorithm):
     epsilon: float | Literal["auto"] = field(
         default="auto",
         metadata={
-            "help": "half width of the box around lambda0, in [0, 1]; 0 is FedAvg-n, 1 no box, auto 1/m for m updates"
+            "help": "how far a weight may be from lambda0, in [0, 1]; 0 is FedAvg-n, 1 no bound, auto 1/m for m updates"
         },
     )
     drop_zero: bool = field(default=False, metadata={"help": DROP_ZERO_HELP})

@@ -47,7 +47,7 @@ WATCH_SECONDS = 5.0  # between two looks for certificates that were revoked behi
 HOLD_SECONDS = 3.0  # before a member that calls too often is answered, so that it cannot ask again at once
 _ENDED_FOR_GOOD = frozenset({"certificate-revoked", "certificate-unknown"})
 _TOO_OFTEN = frozenset({"limit:rate", "limit:calls"})
-# The coordinator's own trouble, whoever calls; `coordinator.condition` logs it, and the record may be what fails.
+# Faults of the coordinator itself: `coordinator.condition` logs them, and the record may be the part that fails.
 _NOT_RECORDED = frozenset({"stopping", Fault.DISK, Fault.DATABASE, Fault.DESCRIPTORS})
 
 

@@ -69,7 +69,7 @@ def revoke_administrator(session: Session, name: str, reason: str, *, by: str, n
     if [one.name for one in everybody if Role.SECURITY_OFFICER in one.roles and one.holds(now)] == [name]:
         raise Refusal(
             "last-officer",
-            f"{name} is the only security officer whose certificate holds: nobody could make join strings or revoke a "
+            f"{name} is the only security officer with a valid certificate: nobody could make join strings or revoke a "
             "member afterwards. Issue another one first, on the coordinator's own machine: `fedpareto coordinator "
             "admin NAME --role security-officer --out DIR`",
         )

@@ -14,7 +14,7 @@ _MAX_BUCKETS = 10_000
 
 @dataclass(frozen=True)
 class Rate:
-    """So many at once, and so many more in each second after that."""
+    """The size of a token bucket, and its rate in calls per second."""
 
     burst: float
     per_second: float

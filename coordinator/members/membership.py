@@ -1,4 +1,4 @@
-"""Membership: approval and revocation. Functions of a session; the caller tells whoever must know."""
+"""Membership: approval and revocation. Functions of a session; the caller notifies workers and watchers."""
 
 from datetime import datetime
 

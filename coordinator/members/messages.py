@@ -15,11 +15,11 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class _Malformed:
-    """Stands for a request that is no message of its type."""
+    """Marks a request that could not be parsed."""
 
 
 def forgiving(deserialise: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Lets what is no message pass as such, so that it is refused like any other bad request."""
+    """Returns a marker for an unparsable request, which is refused later like any other bad request."""
 
     def parse(data: bytes) -> Any:
         try:

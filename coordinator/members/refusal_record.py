@@ -69,7 +69,7 @@ class RefusalRecord:
         async with tally.turn:
             times, tally.times = tally.times, 0
             if times == 0:
-                return  # whoever had the turn before has written ours too
+                return  # the previous holder of the lock has written this entry, too
             try:
                 await asyncio.get_running_loop().run_in_executor(self._blocking, write, times)
             except Exception as error:  # the answer to the caller matters more than its record

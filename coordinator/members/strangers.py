@@ -50,7 +50,7 @@ class Strangers:
         """
         loser = (self._streams if streams else self._waiting).add(call, network_of(host))
         if loser is not None:
-            loser.end(Refusal("limit:calls", "newer calls without a certificate took this one's place: try again"))
+            loser.end(Refusal("limit:calls", "newer calls without a certificate replaced this one: try again"))
         if streams:
             over = f"a stream without a certificate ends after {STREAM_SECONDS:.0f} s: ask again, or ask for a check"
             self._ends[call] = later(STREAM_SECONDS, call.end, Refusal("limit:stream", over))

@@ -75,7 +75,7 @@ class Housekeeper:
         try:
             self._note_seen()
         except UNAVAILABLE as error:
-            log.warning("who attended last was not noted: %s", explain_fault(error))
+            log.warning("could not record when members last attended: %s", explain_fault(error))
 
     def tidy(self) -> None:
         """Does what is due."""

@@ -75,5 +75,5 @@ class Submission:
         return sorted(name for name in known if everybody or name in attending)
 
     def asked(self, members: int) -> int:
-        """How many of so many members a round asks."""
+        """How many of the available members a round asks."""
         return asked(self.spec.selection, members)

@@ -36,7 +36,7 @@ RUNS_AT_A_TIME = 100  # of a list
 SUMMARIES_AT_A_TIME = 500  # of a list of rounds
 ROUNDS_AT_A_TIME = 20  # of an export: the memory that it takes
 UPDATES_AT_A_TIME = 200  # of a list, with their envelopes
-SIGN_OF_LIFE_SECONDS = 5.0  # after which whoever watches a run is told the time, and who attends
+SIGN_OF_LIFE_SECONDS = 5.0  # how often watchers of a run get the time and the attending members
 
 
 class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):

@@ -20,7 +20,7 @@ class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
         self._changed = asyncio.Event()
 
     async def set(self, service: str, status: "HealthCheckResponse.ServingStatus.ValueType") -> None:
-        """Notes how a service is, and tells whoever watches it."""
+        """Records the status of a service, and notifies its watchers."""
         await super().set(service, status)
         self._tell()
 

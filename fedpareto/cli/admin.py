@@ -32,7 +32,10 @@ def submit(
     code: CodeOption = None,
     paused: Annotated[bool, typer.Option("--paused", help="Wait for `resume` before the first round.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Submit nothing: check, and say whom it would ask and what it would take.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Only check the run: show which members it would ask and the disk space it would take."
+        ),
     ] = False,
     watch_it: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
     explain: Annotated[
@@ -137,22 +140,22 @@ def show_run(context: typer.Context, run: RunName, home: Home = None, as_json: J
 
 @app.command()
 def pause(context: typer.Context, run: RunName, home: Home = None, as_json: Json = False) -> None:
-    """Hold a run. Replies to open assignments still count."""
+    """Pause a run. Replies to open assignments still count."""
     from federation.v1.admin_pb2 import PauseRunRequest
 
     with connected(context, home) as stub:
         response = stub.PauseRun(PauseRunRequest(run=run))
-    show(as_json, response, sentence(f"held; go on with: fedpareto admin resume {response.run.run_id}"))
+    show(as_json, response, sentence(f"paused; resume it with: fedpareto admin resume {response.run.run_id}"))
 
 
 @app.command()
 def resume(context: typer.Context, run: RunName, home: Home = None, as_json: Json = False) -> None:
-    """Let a held run go on."""
+    """Resume a paused run."""
     from federation.v1.admin_pb2 import ResumeRunRequest
 
     with connected(context, home) as stub:
         response = stub.ResumeRun(ResumeRunRequest(run=run))
-    show(as_json, response, sentence(f"goes on; follow it with: fedpareto admin watch {response.run.run_id}"))
+    show(as_json, response, sentence(f"resumed; follow it with: fedpareto admin watch {response.run.run_id}"))
 
 
 @app.command()

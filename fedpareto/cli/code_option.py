@@ -33,7 +33,7 @@ CodeOption = Annotated[
         metavar="DIR",
         envvar=VARIABLE,
         callback=_use,
-        help=f"Directory of your own modules, for a task named module:Class; repeat it for more. Or in {VARIABLE}.",
+        help=f"Directory of your own modules, for a task named module:Class; repeat it for more. Also: {VARIABLE}.",
         show_envvar=False,
     ),
 ]

@@ -64,7 +64,7 @@ def init(
 ) -> None:
     """Make a federation.
 
-    That is: a certificate authority, keys, a database, and an administrator with every role.
+    This makes a certificate authority, keys, a database, and an administrator with every role.
     """
     from coordinator.clock import utc_now  # noqa: PLC0415
     from coordinator.home import Home, Settings  # noqa: PLC0415
@@ -217,9 +217,9 @@ def admin(
 def restored(
     home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
 ) -> None:
-    """Sign for the workers that a backup was restored.
+    """Sign a statement for workers that a backup was restored.
 
-    Do it before the coordinator starts again.
+    Run it after the files are restored, before the coordinator starts.
     """
     from coordinator.clock import utc_now  # noqa: PLC0415
     from coordinator.restored import sign_restore  # noqa: PLC0415
@@ -232,7 +232,10 @@ def restored(
         return
     for run in manifest.runs:
         typer.echo(f"run {run.run_id} goes on with round {run.next_round}")
-    typer.echo(f"Every worker gets this statement when it attends next. Now: fedpareto coordinator serve --home {home}")
+    typer.echo(
+        "Workers get this statement when they next attend. Now start the coordinator: "
+        f"fedpareto coordinator serve --home {home}"
+    )
 
 
 def _settled(home: Path, bind: str | None, passphrase_file: Path | None) -> "Home":

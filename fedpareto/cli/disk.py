@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def disk(context: typer.Context, home: Home = None, as_json: Json = False) -> None:
-    """Show what the record takes on the coordinator's disk.
+    """Show how much of the coordinator's disk the record takes.
 
     That is: models, updates and the database, run by run; what is free; and an estimate of what the runs that have not
     ended will still take.

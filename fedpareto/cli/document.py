@@ -89,7 +89,7 @@ def _value(field: Any, value: Any) -> Any:
 
 
 def _time(value: Timestamp) -> str:
-    """ISO 8601 in UTC; of what is no time, its two numbers in words: somebody else may have signed it."""
+    """ISO 8601 in UTC; for an invalid time, which another party may have signed, its two numbers in words."""
     try:
         return value.ToDatetime().isoformat() + "Z"
     except (ValueError, OverflowError):

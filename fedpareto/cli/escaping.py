@@ -93,7 +93,7 @@ class EscapingChannel(grpc.Channel):
 
 
 def make_safe(message: Message) -> None:
-    """Escapes every string in a message, keys of maps included, and leaves out what is no time of our era.
+    """Escapes every string in a message, keys of maps included, and leaves out invalid times.
 
     Bytes stay, for they are what was signed.
     """

@@ -10,9 +10,9 @@ from fedpareto.cli.admin_app import ClientName, Home, Json, Yes, app, confirm, c
 @app.command()
 def token(
     context: typer.Context,
-    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Name of the client to be, such as hospital-a.")],
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Name of the new client, such as hospital-a.")],
     hours: Annotated[
-        float | None, typer.Option(min=0.01, max=720, help="Until it expires; the federation's default without.")
+        float | None, typer.Option(min=0.01, max=720, help="Hours until it expires. Default: the federation's setting.")
     ] = None,
     home: Home = None,
     as_json: Json = False,
@@ -38,7 +38,7 @@ def token(
 @app.command()
 def tokens(
     context: typer.Context,
-    every: Annotated[bool, typer.Option("--all", help="Those that cannot be used any more, too.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also list used, cancelled and expired join strings.")] = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -54,7 +54,7 @@ def tokens(
 
 @app.command("cancel-token")
 def cancel_token(context: typer.Context, client: ClientName, home: Home = None, as_json: Json = False) -> None:
-    """Cancel the unused join strings of a client to be."""
+    """Cancel the unused join strings for a name."""
     from federation.v1.admin_pb2 import CancelTokensRequest
 
     with connected(context, home) as stub:
@@ -76,7 +76,7 @@ def clients(context: typer.Context, home: Home = None, as_json: Json = False) ->
 
 @app.command()
 def approve(context: typer.Context, client: ClientName, home: Home = None, as_json: Json = False) -> None:
-    """Let a pending member work."""
+    """Approve a pending member, so that it gets work."""
     from federation.v1.admin_pb2 import ApproveClientRequest
 
     with connected(context, home) as stub:
@@ -93,13 +93,13 @@ def revoke(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Shut a member out, at once and for good."""
+    """Revoke a member, at once and for good."""
     from federation.v1.admin_pb2 import RevokeClientRequest
 
     confirm(yes, lambda: f"Shut {client} out for good? Its name is never given again.")
     with connected(context, home) as stub:
         response = stub.RevokeClient(RevokeClientRequest(client_id=client, reason=reason))
-    show(as_json, response, sentence(f"{client} is shut out; its past updates stay in the record"))
+    show(as_json, response, sentence(f"{client} is revoked; its past updates stay in the record"))
 
 
 # --- administrators
@@ -125,7 +125,7 @@ def revoke_admin(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """End an administrator's certificate, at once. `coordinator admin` can issue the name again."""
+    """Revoke an administrator, at once. `coordinator admin` can issue the name again."""
     from federation.v1.admin_pb2 import RevokeAdministratorRequest
 
     confirm(yes, lambda: f"End the certificate of the administrator {name}?")

@@ -25,7 +25,7 @@ def clients(items: Iterable[Client]) -> RenderableType:
             when(client, "certificate_expires")[:10],
             short(client.key_id)[:8],
         )
-    return table if table.row_count else Text("no clients yet: make a token with `fedpareto admin token NAME`")
+    return table if table.row_count else Text("no clients yet: make a join string with `fedpareto admin token NAME`")
 
 
 def _offered(objectives: Sequence[str]) -> str:

@@ -62,7 +62,7 @@ _WORDS = {  # where the name says too little without its group
 }
 _STATIONARY = (
     "No direction is good for every participant, so the model stayed as it was. Either it is Pareto-stationary for "
-    "them, or one of them brings the others to a standstill on purpose."
+    "them, or one of them stops the others on purpose."
 )
 _STANDSTILL = 0.5  # of all the weight: about what a client needs that cancels the others
 

@@ -188,14 +188,14 @@ def renew(
 def restored(
     home: HomeOption = DEFAULT_HOME,
     accept: Annotated[
-        bool, typer.Option("--accept", help="Accept it: the runs that go back are worked on again.")
+        bool, typer.Option("--accept", help="Accept it: work on the runs that go back to an earlier round.")
     ] = False,
     passphrase_file: PassphraseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show, or accept, a restored backup.
 
-    It waits for you where policy.toml says restore = "ask".
+    The worker asks for this where policy.toml says restore = "ask".
     """
     from federation.text import escaped  # noqa: PLC0415
     from worker.home import Home, HomeError  # noqa: PLC0415
@@ -219,7 +219,7 @@ def restored(
     typer.echo(f"The coordinator signed on {pending.made:%Y-%m-%d %H:%M} UTC that it was restored from a backup.")
     for run, (seen, kept) in pending.runs.items():
         typer.echo(f"run {escaped(run)} goes back from round {seen} to round {kept}")
-    typer.echo("Accepted." if accept else "Accept it with --accept; until then nothing of these runs is done.")
+    typer.echo("Accepted." if accept else "Accept it with --accept; until then the worker does no work for these runs.")
 
 
 @app.command()
@@ -227,7 +227,7 @@ def receipts(
     home: HomeOption = DEFAULT_HOME,
     compare: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Another member's receipts.jsonl: was it told of the same models and steps?"),
+        typer.Option(metavar="FILE", help="Another member's receipts.jsonl, to compare models and steps with."),
     ] = None,
     passphrase_file: PassphraseOption = None,
     as_json: JsonOption = False,
@@ -258,7 +258,7 @@ def receipts(
         typer.echo(f"{len(both)} occasions compared, {len(found)} disagree")
     if found:
         raise Failure(
-            "the coordinator told two members of different models or steps: keep both files, and talk to all members"
+            "the coordinator gave two members different models or steps: keep both files, and inform all members"
         )
 
 
