@@ -1,7 +1,7 @@
 """A member that is revoked after its reply was accepted, and before the step, has no part in the step."""
 
 import pytest
-from running import SECONDS
+from running import SECONDS, wait_for
 from stage import MODEL, Player, Stage, spec
 
 from coordinator.rounds import conductor
@@ -9,7 +9,7 @@ from federation.digests import digest
 from federation.envelope import unseal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
-from storage.models import PhaseKind, RoundState, RunState
+from storage.models import Client, ClientState, PhaseKind, RoundState, RunState
 
 BOTH_DATABASES = True
 LEFT_OUT = ("FULFILLED", "client-revoked")
@@ -53,6 +53,19 @@ def test_a_member_that_is_revoked_after_its_update_was_accepted_does_not_enter_t
     (part,) = [part for part in shown if part.client_id == gone.name]
     assert part.reason == "client-revoked: its reply was accepted, and does not count"
     assert "improved" in stage.rounds(run)[0].metrics
+
+
+def test_no_round_waits_for_a_member_whose_revocation_was_cut_short_by_the_coordinators_death(stage: Stage) -> None:
+    run, (ann, ben, gone) = begin(stage, 'selection = { minimum = 3, pool = "enrolled" }')
+    for player in (ann, ben):
+        player.reply(player.order())
+    gone.leave()
+    stage.players.pop(gone.name)
+    with stage.served.database.begin() as session:  # recorded; what it was asked for is not cancelled yet
+        session.get_one(Client, gone.name).state = ClientState.REVOKED
+    stage.restart()
+    wait_for(lambda: stage.outcomes(run)[gone.name] == ("CANCELLED", "client-revoked"), "the assignment to be void")
+    stage.play(run, ann, ben)
 
 
 def test_a_quorum_counts_members_only(stage: Stage) -> None:

@@ -151,6 +151,15 @@ class Engine:
             going = session.scalars(
                 select(Run.run_id).where(Run.state.in_([RunState.PENDING, RunState.RUNNING])).order_by(Run.created)
             ).all()
+            # A coordinator that died while it revoked a client may have left open what that client was asked for.
+            revoked = session.scalars(
+                select(Assignment.client_id)
+                .join(Client, Client.client_id == Assignment.client_id)
+                .where(Assignment.state == AssignmentState.OPEN, Client.state == ClientState.REVOKED)
+                .distinct()
+            ).all()
+        for client_id in revoked:
+            self.client_revoked(client_id)
         self._grace_ends = self._clock() + RECONNECT_GRACE
         self._housekeeper.start()
         for run_id in going:
