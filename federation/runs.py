@@ -182,9 +182,11 @@ class SelectionSpec(_Section):
     pool: Literal["attending", "enrolled"] = Field(
         "attending", description="clients that attend now, or every active client that offers the task"
     )
-    minimum: int = Field(1, ge=1, le=MAX_COUNT, description="a round waits until the pool holds so many clients")
+    minimum: int = Field(
+        1, ge=1, le=MAX_COUNT, description="a round waits until the pool holds at least this number of clients"
+    )
     over_selection: float = Field(
-        1.0, ge=1, le=10, description="ask so many times more clients than needed; the first ones count"
+        1.0, ge=1, le=10, description="ask this many times the clients that are needed; the first replies count"
     )
     quorum: Quorum = Field(
         "majority",
@@ -210,7 +212,9 @@ class LimitsSpec(_Section):
     norm: float = Field(
         1e12, gt=0, description="an update is refused when the Euclidean norm of one of its rows is larger"
     )
-    skipped_rounds: int = Field(3, ge=1, le=MAX_COUNT, description="so many skipped rounds in a row fail the run")
+    skipped_rounds: int = Field(
+        3, ge=1, le=MAX_COUNT, description="this number of skipped rounds in a row fails the run"
+    )
 
 
 class SimulationSpec(_Section):

@@ -323,7 +323,7 @@ class Session:
             WelcomeRefused: it is none, or is of another federation, or its time or its restore is not to be trusted.
         """
         if response.WhichOneof("message") != "welcome":
-            raise WelcomeRefused("what answers there is no coordinator: its first word was not a welcome")
+            raise WelcomeRefused("the server at this address is not a coordinator: its first message was not a Welcome")
         welcome: Welcome = response.welcome
         if welcome.federation_id != self._federation_id:
             raise WelcomeRefused(

@@ -105,7 +105,7 @@ class Coordinates:
 
     Attributes:
         matrix: shape (m', m).
-        trim: so many values at each end, less than m' / 2; (m' - 1) // 2 of them leave the median.
+        trim: how many values are left out at each end, less than m' / 2; (m' - 1) // 2 of them leave the median.
     """
 
     matrix: Matrix
