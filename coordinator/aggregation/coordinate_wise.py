@@ -32,7 +32,7 @@ class TrimmedMean(Algorithm):
     byzantine: int = field(
         default=1,
         metadata={
-            "help": "f, the attackers that are allowed for: that number of values is left out at each end; 2 f + 1 updates are needed"
+            "help": "f, the attackers allowed for: f values are left out at each end; 2 f + 1 updates are needed"
         },
     )
 
