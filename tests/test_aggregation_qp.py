@@ -1,8 +1,10 @@
 """The quadratic program: certified on every kind of matrix, and equal to the references."""
 
+import warnings
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from matrices import KINDS, Matrix, matrix, reference, zoo
 
@@ -78,7 +80,10 @@ def test_clarabel_finds_the_same_length(kind: str, m: int, seed: int, epsilon: f
     problem = cp.Problem(
         cp.Minimize(cp.sum_squares(U.T @ weights)), [cp.sum(weights) == 1, weights >= lower, weights <= upper]
     )
-    problem.solve(solver=cp.CLARABEL)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Solution may be inaccurate")
+        problem.solve(solver=cp.CLARABEL)
+    assume(problem.status == cp.OPTIMAL)  # where norms are far apart, it gives up now and then
     d = ours.weights @ U
     assert d @ d == pytest.approx(problem.value, abs=1e-6 * (U * U).sum(axis=1).max())
 
