@@ -1,6 +1,7 @@
 """What operators say to a run, several runs at a time, and a coordinator that stops and starts in between."""
 
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import grpc
@@ -270,3 +271,20 @@ def test_a_round_begins_with_those_who_come_back_after_a_restart(stage: Stage) -
     stage.nudge()
     stage.play(run, ann, ben)
     assert stage.rounds(run)[0].selected == ["ann", "ben"]
+
+
+def test_a_clock_that_is_set_back_after_a_restart_does_not_hold_the_first_round(stage: Stage) -> None:
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    stage.cast(task, f"latecomer-{stage.count}")
+    run = stage.submit(spec("set-back", task), paused=True)
+    stage.stop()
+    stage.start()
+    stage.resume(run)
+    ann.attend(**ann.tasks)
+    wait_for(lambda: "come back" in stage.run(run).reason, "the reason")
+    stage.clock.ahead -= timedelta(days=3)
+    stage.nudge()
+    stage.play(run, ann)
+    stage.clock.ahead += timedelta(days=3)
+    assert stage.rounds(run)[0].selected == ["ann"]

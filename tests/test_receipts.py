@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from federation.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope
 from fedpareto.cli.main import app
-from worker.receipts import ReceiptsError, disagreements, read_receipts, receipt_line
+from worker.receipts import ReceiptsError, append, disagreements, read_receipts, receipt_line
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 
@@ -110,3 +110,12 @@ def test_the_command_verifies_lists_and_compares(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*arguments, "--compare", str(other), "--json"])
     assert result.exit_code == 1
     assert json.loads(result.stdout)["disagreements"][0]["theirs"]["base_model"] == "mx"
+
+
+def test_a_receipt_after_a_line_that_was_cut_short_is_on_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "receipts.jsonl"
+    append(path, "one\n")
+    with path.open("ab") as file:
+        file.write(b"tw")  # and the power was gone
+    append(path, "three\n")
+    assert path.read_text() == "one\ntw\nthree\n"

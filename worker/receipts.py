@@ -80,15 +80,16 @@ def receipt_line(
 
 
 def append(path: Path, text: str) -> None:
-    """Appends whole lines durably, or nothing.
+    """Appends whole lines durably, or nothing. They begin on a line of their own after one that was cut short.
 
     Raises:
         OSError: the disk does not take them.
     """
-    with path.open("ab", buffering=0) as file:
-        end = file.tell()
+    with path.open("a+b", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        cut_short = end > 0 and os.pread(file.fileno(), 1, end - 1) != b"\n"
         try:
-            data = text.encode()
+            data = b"\n" * cut_short + text.encode()
             while data:
                 data = data[file.write(data) :]
             os.fsync(file.fileno())
@@ -116,7 +117,8 @@ def read_receipts(path: Path, coordinator: Ed25519PublicKey) -> list[Receipt]:
         try:
             receipts.append(_verified(json.loads(line), coordinator))
         except (KeyError, TypeError, ValueError, DecodeError, Refusal, RecursionError) as error:
-            raise ReceiptsError(f"{path}, line {number} proves nothing: {error}") from None
+            why = "; a loss of power can cut a line short: delete it then" if number == len(lines) else ""
+            raise ReceiptsError(f"{path}, line {number} proves nothing: {error}{why}") from None
     return receipts
 
 

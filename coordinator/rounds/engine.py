@@ -468,4 +468,7 @@ class Engine:
         return frozenset(client for client, at in seen.items() if latest - at <= RECENTLY)
 
     def _pool_complete(self) -> bool:
-        return self._clock() >= self._grace_ends or self._expected <= self._hub.attending().keys()
+        left = self._grace_ends - self._clock()
+        # More than the whole grace is left when the clock was set back: no round waits until it catches up.
+        waiting = timedelta(0) < left <= RECONNECT_GRACE
+        return not waiting or self._expected <= self._hub.attending().keys()
