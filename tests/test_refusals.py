@@ -5,6 +5,7 @@ The coordinator is a real process; the clients are played by hand, over real TLS
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 
 import grpc
 import numpy as np
@@ -14,6 +15,8 @@ from harness import SECONDS, Attending, Federation, federation, refused, wait_fo
 
 from federation.digests import digest
 from federation.envelope import seal
+from federation.v1.admin_pb2 import RunHeader, StopRunRequest, SubmitRunRequest
+from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, UpdateManifest
 from federation.v1.federation_pb2 import AttendRequest, Decline, FetchBlobRequest, Heartbeat, SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes, update_layout
@@ -31,6 +34,7 @@ deadline_seconds = {deadline}
 minimum = {minimum}
 quorum = 0.0
 """
+CHUNK = 512 << 10
 D = 300_000  # 1.2 MB: more than one chunk
 LAYOUT = Layout((Tensor("weight", (D // 100, 100)),))
 
@@ -42,8 +46,8 @@ class Scene:
         self.fed = fed
         self.alice = fed.enroll("alice")
         self.bob = fed.enroll("bob")
-        self.model = fed.directory / "model.safetensors"
-        self.model.write_bytes(to_bytes(LAYOUT, np.zeros(D, np.float32)))
+        self.model = to_bytes(LAYOUT, np.zeros(D, np.float32))
+        self.operator = AdminStub(fed.administrator())
         self.count = 0
         self.streams: list[Attending] = []
 
@@ -53,16 +57,23 @@ class Scene:
             stream.close()
         for state, run in self.fed.query("select state, run_id from runs"):
             if state not in ("COMPLETED", "FAILED", "STOPPED"):
-                self.fed.admin("stop", run, "--yes", code=None)  # what the test before left; it may end by itself
+                with suppress(grpc.RpcError):  # what the test before left; it may end by itself
+                    self.stop(run)
         self.streams = [self.alice.attend(digits=10)]
         if attend_bob:
             self.streams.append(self.bob.attend(digits=10))
         for stream in self.streams:
             stream.next()  # the welcome: it attends now
         self.count += 1
-        spec = SPEC.format(minimum=minimum, deadline=deadline)
-        run = self.fed.submit(f"run-{self.count}", spec, "--model", str(self.model))
+        text = f'name = "run-{self.count}"\n' + SPEC.format(minimum=minimum, deadline=deadline)
+        header = RunHeader(spec=text.encode(), model=digest(self.model), model_bytes=len(self.model))
+        chunks = [self.model[start : start + CHUNK] for start in range(0, len(self.model), CHUNK)]
+        requests = [SubmitRunRequest(header=header), *(SubmitRunRequest(chunk=chunk) for chunk in chunks)]
+        run = self.operator.SubmitRun(iter(requests), timeout=SECONDS).run.run_id
         return Act(self, run, [stream.assignment() for stream in self.streams])
+
+    def stop(self, run: str) -> None:
+        self.operator.StopRun(StopRunRequest(run=run), timeout=SECONDS)
 
     def refusals(self, action: str, reason: str) -> int:
         rows = self.fed.query(
@@ -102,7 +113,7 @@ class Act:
         self.scene.fed.wait_completed(self.run)
 
     def end(self) -> None:
-        self.scene.fed.admin("stop", self.run, "--yes")
+        self.scene.stop(self.run)
 
 
 @pytest.fixture(scope="module")
