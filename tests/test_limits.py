@@ -1,5 +1,6 @@
 """How often members may call, and how strangers' calls share their places."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -247,3 +248,29 @@ def test_strangers_that_send_no_request_keep_nobody_out(served: Running) -> None
             call.cancel()
         over.set()
         wait_for(lambda: not len(served.coordinator._access._strangers), "the calls to be forgotten")
+
+
+def test_a_call_that_is_being_refused_gets_its_answer_however_many_newer_ones_come(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, writes = threading.Event(), threading.Event()
+    control = served.coordinator._access
+    record = control._record.write
+
+    async def slow(*arguments: object) -> None:
+        await asyncio.to_thread(writes.wait, SECONDS)
+        await record(*arguments)
+
+    monkeypatch.setattr(control._record, "write", slow)
+    with served.newcomer() as newcomer:
+        enroll = newcomer.stream_unary("/federation.v1.Enrollment/Enroll")
+        refusal = enroll.future(iter([b"\xff no message"]))
+        calls = [enroll.future(silent(over)) for _ in range(2 * strangers.PER_ADDRESS)]
+        wait_for(lambda: len(control._strangers) >= strangers.PER_ADDRESS, "the calls to take every place")
+        writes.set()
+        with refused("INVALID_ARGUMENT", "argument"):
+            refusal.result(SECONDS)
+        for call in calls:
+            call.cancel()
+        over.set()
+        wait_for(lambda: not len(control._strangers), "the calls to be forgotten")

@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Executor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
@@ -142,6 +142,15 @@ class _Call:
         if self.doom is None:
             self.doom = refusal
             self.task.cancel()
+
+    async def settle(self, refusal: Refusal) -> None:
+        """From here on nothing ends the call: its answer is on its way, and would never arrive."""
+        if self.doom is None:
+            self.doom = refusal
+            return
+        with suppress(asyncio.CancelledError):  # it was ended at this very moment
+            await asyncio.sleep(0)
+        self.task.uncancel()
 
 
 class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-ignore]
@@ -386,6 +395,8 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             self._caller.set(Caller(identity[0], peer) if identity else None)
             yield
         except Refusal as refusal:
+            await call.settle(refusal)
+            self._strangers.discard(call)
             await self._refuse(context, actor, action, refusal, account)
         except asyncio.CancelledError:
             if call.doom is None:
@@ -396,6 +407,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             raise
         except Exception as error:
             fault = self._condition.refusal(error)
+            await call.settle(fault or _stopping())
             if fault is not None:
                 await self._refuse(context, actor, action, fault, account)
             incident = secrets.token_hex(4)
