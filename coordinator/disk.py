@@ -1,7 +1,7 @@
 """What the record takes on the disk, and what the runs that have not ended will still take.
 
-A round keeps its new model and each accepted update. Without `keep_rounds` nothing is ever removed, because whoever
-verifies the record needs it.
+A round keeps its new model and each accepted update. Without `keep_rounds` nothing is ever removed,
+because the record can be verified only with its models and updates.
 """
 
 import shutil
@@ -49,7 +49,7 @@ class Usage:
     Attributes:
         models: of the models.
         updates: of the payloads of members' replies.
-        other: of other blobs, such as Gram matrices, and of those that nothing refers to any more.
+        other: bytes of the other blobs: Gram matrices, for example, and blobs that are no longer referenced.
         database: of the database.
         free: on the disk of the blobs.
         runs: run by run, newest first.
@@ -80,7 +80,7 @@ def run_bytes(spec: RunSpec, *, model: int, members: int, objectives: int, round
         spec: of the run.
         model: bytes of its model.
         members: how many could be asked now; the minimum of the specification counts if it is more.
-        objectives: how many the task has; at most so many rows are in an update.
+        objectives: the number of the task's objectives, which is the most rows that an update has.
         rounds: how many; all of the run's when None.
     """
     replies = wanted(spec.selection, max(members, spec.selection.minimum, 1))

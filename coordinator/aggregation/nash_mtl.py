@@ -41,7 +41,7 @@ class NashMTL(Algorithm):
             raise HyperparameterError(f"max_norm must be finite and not negative; got {self.max_norm!r}")
 
     def combine(self, rows: Rows) -> Combination:
-        """See the class.
+        """Returns the bargain's coefficients, or no step where no direction is good for every client.
 
         Raises:
             UnsolvedError: Newton's method did not reach the promised residual.

@@ -48,7 +48,7 @@ class Buffer:
         return sent
 
     def close(self) -> None:
-        """Nothing is to be given back."""
+        """Does nothing: a buffer holds no descriptor."""
 
 
 class Holds:

@@ -39,7 +39,7 @@ def _checked(request: Any) -> Any:
 async def write_whole(context: Context, response: Any) -> None:
     """Sends a message of a stream.
 
-    Whoever ends the call meanwhile has to wait for that: gRPC does one thing at a time, and could not send the reason.
+    A call that is ended meanwhile ends after the message: gRPC does one thing at a time, and could not send the reason.
     It may last until the caller reads or is gone; nothing more is sent.
     """
     writing = asyncio.ensure_future(context.write(response))

@@ -31,9 +31,9 @@ def renew(
 ) -> x509.Certificate:
     """Issues the next certificate of a member, for a new key. The present one holds until the next one attends.
 
-    A stolen TLS key alone renews nothing: the member's signing key has to agree. Of the certificates that a member
-    renewed and did not attend with, the newest few stay good, for the answer may have been lost; of those that have
-    ended, the newest few stay on record.
+    A stolen TLS key alone renews nothing: the member's signing key has to agree. The newest few
+    certificates that the member has not attended with stay valid, because the answer to a renewal may have been lost.
+    The newest few that have ended stay on record.
 
     Args:
         session: an open transaction.

@@ -36,7 +36,7 @@ batch_size = 10
 learning_rate = 0.2
 
 [selection]
-minimum = {members}  # a round waits until so many attend
+minimum = {members}  # a round waits until this number of members attends
 """
 # FedMGDA+ makes each update as long as every other one, so that its step needs a rate of its own.
 _ALGORITHMS = {

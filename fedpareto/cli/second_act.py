@@ -35,7 +35,7 @@ batch_size = 20
 learning_rate = 0.4
 
 [selection]
-minimum = {members}  # a round waits until so many attend
+minimum = {members}  # a round waits until this number of members attends
 """
 _ALGORITHMS = {
     "scalarised": 'name = "scalarised"',
