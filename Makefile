@@ -4,6 +4,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
+MUTANTS := .venv-mutants
 PIP_FLAGS := --quiet --quiet --no-input --disable-pip-version-check
 ARGS ?=
 JOBS ?= 2
@@ -12,10 +14,10 @@ PYTEST := -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorde
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, which would all compile our modules
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full lint proto bench constraints clean
+.PHONY: help demo test test-full test-peers mutants lint proto bench constraints release-check clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.run  ## a small federation on this machine: make demo ARGS="--rounds 10"
 	@$(BIN)/fedpareto demo $(ARGS)
@@ -25,6 +27,13 @@ test: lint  ## lint, then the tests: make test ARGS="tests/test_vectors.py -x"
 
 test-full: lint  ## lint, then all tests, those that take long included
 	@$(BIN)/python $(PYTEST) -m "full or not full" $(ARGS)
+
+test-peers: $(PEERS)/.installed  ## our rules against other libraries, and all searches for what breaks their bounds
+	@$(PEERS)/bin/python -m pytest -m "full or not full" --confcutdir tests/peers tests/peers \
+		tests/test_robustness_bounds.py tests/test_non_conflicting.py $(ARGS)
+
+mutants: $(VENV)/.dev $(MUTANTS)/.installed  ## small changes of the code that no test notices: make mutants MODULE=qp ARGS="--count 25"
+	@$(MUTANTS)/bin/python tools/mutants.py $(MODULE) $(ARGS)
 
 lint: $(VENV)/.dev  ## formatting, lint, types and import rules
 	@$(BIN)/ruff format --check --quiet .
@@ -50,8 +59,11 @@ constraints:  ## write constraints.txt anew: the newest versions that pyproject.
 	@mv build/constraints.txt constraints.txt
 	@rm -rf build/constraints
 
-clean:  ## remove .venv, caches and build output (./fedpareto-demo stays)
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+release-check: $(VENV)/.dev  ## the release checklist of docs/releasing.md, without publishing anything
+	@$(BIN)/python tools/release_check.py $(ARGS)
+
+clean:  ## remove .venv, .venv-peers, .venv-mutants, caches and build output (./fedpareto-demo stays)
+	@rm -rf $(VENV) $(PEERS) $(MUTANTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What running needs (.run), and on top of it what developing needs (.dev).
@@ -65,4 +77,16 @@ $(VENV)/.run: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.run
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[torch,dev]'
+	@touch $@
+
+# Libraries to compare ours with, whose pins may clash with constraints.txt.
+$(PEERS)/.installed: pyproject.toml
+	@"$(PYTHON)" -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip install $(PIP_FLAGS) -e '.[torch,peers]'
+	@touch $@
+
+# What changes the code; .venv runs the tests.
+$(MUTANTS)/.installed: pyproject.toml
+	@"$(PYTHON)" -m venv $(MUTANTS)
+	@$(MUTANTS)/bin/python -m pip install $(PIP_FLAGS) -e '.[mutants]'
 	@touch $@

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.aggregation.base import Rule
 from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.gram import apply_step, combine, gram
 from coordinator.aggregation.registry import algorithm, algorithms
@@ -69,6 +70,7 @@ def known(K: Matrix) -> Rows:
 def by_algorithm(name: str, rows: list[Row], K: Matrix, gram_seconds: float, repeats: int) -> dict[str, Any]:
     # FedMGDA+ without a box: what docs/benchmarks.md says was measured so.
     rule, seen = algorithm(name, {"epsilon": 1.0} if name == "fedmgda+" else {}), known(K)
+    assert isinstance(rule, Rule)
     answer = rule.decide(seen)
     with one_thread():  # as in a run
         rule_seconds = best(lambda: rule.decide(seen), repeats)
@@ -94,9 +96,10 @@ def by_optimiser(optimiser: Optimiser, rows: list[Row], vector: Row, repeats: in
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="m = 20, d = 0.1 million")
+    parser.add_argument("--smallest", action="store_true", help="m = 8, d = 1000, once")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
-    m, d, repeats = (20, 100_000, 3) if options.quick else (100, 800_000, 5)
+    m, d, repeats = (8, 1_000, 1) if options.smallest else (20, 100_000, 3) if options.quick else (100, 800_000, 5)
     with tempfile.TemporaryDirectory() as directory:
         rows = write_rows(Path(directory), m, d)
         K = gram(rows)

@@ -106,7 +106,7 @@ class Client:
         optimiser = torch.optim.SGD(self.model.parameters(), lr=self.case.learning_rate)
         for x, y in islice(self._batches(client, round_), self.case.steps):
             optimiser.zero_grad()
-            self._task.losses(self.model(x), y)["loss"].backward()
+            self._task.losses(self.model(x), y)["loss"].backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         return self.model.state_dict()
 
@@ -117,7 +117,7 @@ class Client:
         with torch.no_grad():
             output, y = self.model(self.case.x[client]), self.case.y[client]
             right = self._task.correct(output, y)
-            assert right is not None
+            assert isinstance(right, Tensor)
             return self._task.losses(output, y)["loss"].item(), int(right.sum())
 
     def vector(self, state: State) -> Tensor:
@@ -128,7 +128,7 @@ class Client:
         x, y = self.case.x[client], self.case.y[client]
         generator = torch.Generator().manual_seed(self.case.seeds[round_][client])
         while True:
-            for chosen in torch.randperm(len(y), generator=generator).split(self.case.batch_size):
+            for chosen in torch.randperm(len(y), generator=generator).split(self.case.batch_size):  # type: ignore[no-untyped-call]
                 yield x[chosen], y[chosen]
 
 

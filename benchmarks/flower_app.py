@@ -18,7 +18,7 @@ from flwr.simulation import run_simulation
 client_app, server_app = ClientApp(), ServerApp()
 
 
-@client_app.train()
+@client_app.train()  # type: ignore[untyped-decorator]
 def train(message: Message, context: Context) -> Message:
     config, number = message.content["config"], int(context.node_config["partition-id"])
     client = opened(Path(config["case"]))
@@ -28,7 +28,7 @@ def train(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": ArrayRecord(trained), "metrics": samples}), reply_to=message)
 
 
-@server_app.main()
+@server_app.main()  # type: ignore[untyped-decorator]
 def serve(grid: Grid, context: Context) -> None:
     client = opened(Path(sys.argv[1]))
     ends: list[float] = []

@@ -49,7 +49,7 @@ def answer(request: bytes, context: Any) -> bytes:
 
 def serve(addresses: list[str], key: bytes, certificate: bytes, ready: Connection) -> None:
     """Listens on each address until it is ended."""
-    methods = {
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Take": grpc.stream_unary_rpc_method_handler(take),
         "Answer": grpc.unary_unary_rpc_method_handler(answer),
     }
@@ -70,14 +70,15 @@ def measure(port: int, ca: bytes, processes: list[psutil.Process], gigabytes: fl
         return sum(sum(process.cpu_times()[:2]) for process in processes)
 
     with grpc.secure_channel(f"localhost:{port}", credentials, options=LOCAL) as channel:
-        call = channel.unary_unary("/Bench/Answer")
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/Bench/Answer")
+        take_all: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary("/Bench/Take")
         times = []
         for _ in range(calls):
             began = time.perf_counter()
             call(b"x")
             times.append(time.perf_counter() - began)
         before, began = spent(), time.perf_counter()
-        taken = channel.stream_unary("/Bench/Take")(CHUNK for _ in range(count))
+        taken = take_all(CHUNK for _ in range(count))
         assert int(taken) == count * len(CHUNK)
         return {
             "cpu_per_gb": (spent() - before) / gigabytes,
@@ -107,7 +108,7 @@ async def run(gigabytes: float, calls: int, turns: int) -> dict[str, list[dict[s
     patient = Limits(connections=100, unverified=50, verified_seconds=3600, idle_seconds=3600)
     front = Front(patient, nothing)
     public = front.listen("127.0.0.1", 0, "members")
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     near, far = context.Pipe()
     addresses = ["127.0.0.1:0", front.inner("members")]
     server = context.Process(target=serve, args=(addresses, private_key_pem(key), pem(certificate), far), daemon=True)
@@ -135,10 +136,13 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="0.5 GB and 300 calls, once")
+    parser.add_argument("--smallest", action="store_true", help="8 MB and 5 calls, once")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.gigabytes, arguments.calls, arguments.turns = 0.5, 300, 1
+    if arguments.smallest:
+        arguments.gigabytes, arguments.calls, arguments.turns = 1 / 128, 5, 1
     results = asyncio.run(run(arguments.gigabytes, arguments.calls, arguments.turns))
     best = {name: {key: min(turn[key] for turn in turns) for key in turns[0]} for name, turns in results.items()}
     if arguments.json:

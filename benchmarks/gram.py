@@ -20,7 +20,8 @@ import numpy as np
 
 from coordinator.aggregation.gram import Row, combine, gram
 from federation.digests import hasher
-from federation.vectors import PayloadCheck, to_bytes, update_layout, update_rows, write_vectors
+from federation.payload_check import PayloadCheck
+from federation.vectors import to_bytes, update_layout, update_rows, write_vectors
 
 CHUNK = 1 << 20
 PEAK = """
@@ -47,11 +48,11 @@ def best(work: Callable[[], object], repeats: int) -> float:
     return min(times)
 
 
-def read_bandwidth(threads: int, repeats: int) -> float:
-    """Bytes per second."""
-    pieces = np.array_split(np.ones(64_000_000, dtype=np.float32), threads)
+def read_bandwidth(threads: int, repeats: int, count: int) -> float:
+    """Bytes per second of reading `count` float32 numbers."""
+    pieces = np.array_split(np.ones(count, dtype=np.float32), threads)
     with ThreadPoolExecutor(threads) as pool:
-        return 256e6 / best(lambda: list(pool.map(np.max, pieces)), repeats)
+        return 4 * count / best(lambda: list(pool.map(np.max, pieces)), repeats)
 
 
 def streaming(directory: Path, m: int, d: int, bandwidth: float, repeats: int) -> dict[str, Any]:
@@ -110,12 +111,13 @@ def write_rows(directory: Path, m: int, d: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="d = 0.8 million only")
+    parser.add_argument("--smallest", action="store_true", help="d = 1000 only, once")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
-    repeats = 3 if options.quick else 5
+    repeats = 1 if options.smallest else 3 if options.quick else 5
     threads = min(8, len(os.sched_getaffinity(0)))
-    bandwidth = read_bandwidth(threads, 2 * repeats)
-    lengths = (800_000,) if options.quick else (800_000, 11_200_000)
+    bandwidth = read_bandwidth(threads, 2 * repeats, 1_000 if options.smallest else 64_000_000)
+    lengths = (1_000,) if options.smallest else (800_000,) if options.quick else (800_000, 11_200_000)
     table, peaks = [], {}
     with tempfile.TemporaryDirectory() as temporary:
         for d in lengths:
@@ -124,7 +126,7 @@ def main() -> None:
             table += [streaming(directory, m, d, bandwidth, repeats) for m in (10, 50)]
             for m in (10, 50):
                 command = [sys.executable, "-c", PEAK, str(directory), str(m)]
-                done = subprocess.run(command, capture_output=True, text=True, check=True)
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
                 peaks[m] = int(done.stdout) * 1024 / 1e6
     document = {
         "threads": threads,

@@ -27,10 +27,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--quick", action="store_true", help="20 workers for 10 seconds")
+    parser.add_argument("--smallest", action="store_true", help="1 worker, one heartbeat")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.workers, arguments.seconds = 20, 10.0
+    if arguments.smallest:
+        arguments.workers, arguments.seconds = 1, 0.01
     with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
         coordinator = psutil.Process(fed.serve().popen.pid)
         alone = coordinator.memory_info().rss
@@ -47,7 +50,8 @@ def main() -> None:
             for stream in streams:
                 stream.say(AttendRequest(heartbeat=Heartbeat()))
             beats += 1
-            time.sleep(max(0.0, began + beats * interval - time.monotonic()))
+            rest = min(beats * interval, arguments.seconds)
+            time.sleep(max(0.0, began + rest - time.monotonic()))
         after = coordinator.cpu_times()
         cpu = (after.user + after.system - before.user - before.system) / elapsed
         memory = (coordinator.memory_info().rss - alone) / arguments.workers

@@ -7,6 +7,9 @@ of the first label, each against the rest. Without --data, labels and inputs are
 nRMSE is ||Ghat - G||_F / ||G||_F. The l1 columns compare weights from Ghat with those from G: min-norm, and FindWeights
 from uniform ones. "excess" is how much longer than the shortest direction that of the min-norm weights of Ghat is.
 Floats are those that a client sends, on both legs where there are two.
+
+--verdict CSV makes no measurements: it sets the CountSketch beside the paper's two-way SVD, from the files of earlier
+calls, and says in what it is nearer to the truth.
 """
 
 import argparse
@@ -15,9 +18,10 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +46,9 @@ from federation.tasks.parameters import build
 from federation.tasks.partition import deal_all
 
 CLIENTS, CLASSES, BATCH = 10, 10, 128
+SETTING = ("setting", "M", "d", "stage")
+ERRORS = ("nrmse", "l1_exact", "l1_pgd")  # of the Gram matrix; of the weights, min-norm and FindWeights
+ADVANTAGE = 1.5  # so many times smaller errors: less may be due to the draws
 COLUMNS = ("nrmse", "l1_exact", "l1_pgd", "excess", "client_ms", "server_ms", "floats")
 
 T = TypeVar("T")
@@ -70,7 +77,7 @@ class Synthetic(TwoLabels):
 class IndependentHash(CountSketch):
     """CountSketch as it is usually defined: a bucket of its own for every coordinate."""
 
-    def _compress(
+    def message(
         self, A: NDArray[np.floating[Any]], shared_seed: int, own_seed: int
     ) -> dict[str, NDArray[np.floating[Any]]]:
         bits = -(-self.d // 64)
@@ -207,29 +214,72 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many times larger the two-way SVD's errors are than the CountSketch's, and which of them is nearer in what.
+
+    Args:
+        rows: as `compare` gives them, or as they are read from the CSV file.
+    """
+    found = {(*(row[key] for key in SETTING), row["sketch"], _number(row["budget"])): row for row in rows}
+    lines = [
+        "| M | d | stage | CountSketch | two-way SVD | G | λ, min-norm | λ, FindWeights | CountSketch is nearer in "
+        "| SVD is nearer in |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for setting in dict.fromkeys(tuple(row[key] for key in SETTING) for row in rows):
+        _, M, d, stage = setting
+        for mine, theirs in ((1.0, 1.0), (0.1, 0.1), (0.1, 1.0)):
+            count, svd = found[*setting, "count", mine], found[*setting, "svd-two-way", theirs]
+            ratios = [float(svd[key]) / float(count[key]) for key in ERRORS]
+            cells = [M, f"{int(d):,}", stage, f"{mine:g} d", f"{theirs:g} d", *(f"{ratio:.1f}" for ratio in ratios)]
+            lines.append(
+                "| " + " | ".join(map(str, [*cells, _nearer(ratios), _nearer([1 / x for x in ratios])])) + " |"
+            )
+    return "\n".join(lines)
+
+
+def _nearer(ratios: Sequence[float]) -> str:
+    """In what a sketch is nearer whose errors are so many times smaller; in λ, where both ways to find it say so."""
+    gram, *weights = ratios
+    return " and ".join(["G"] * (gram >= ADVANTAGE) + ["λ"] * (min(weights) >= ADVANTAGE)) or "nothing"
+
+
+def _number(text: Any) -> float | None:
+    return None if text in (None, "") else float(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="two draws, 30 steps")
+    parser.add_argument("--smallest", action="store_true", help="one setting, stage, draw and budget")
     parser.add_argument("--data", type=Path, help="directory with MNIST (and CIFAR-10 for --large)")
     parser.add_argument("--large", action="store_true", help="cifar10-mnist, 1.7 million parameters, instead")
     parser.add_argument("--steps", type=int, default=300, help="of SGD, between the two stages")
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--out", type=Path, help="directory for jacobian.md and jacobian.csv")
+    parser.add_argument("--verdict", type=Path, nargs="+", metavar="CSV", help="files of earlier calls to judge by")
     options = parser.parse_args()
+    if options.verdict:
+        print("\n\n".join(verdict(list(csv.DictReader(file.open()))) for file in options.verdict))
+        return
     if options.large and not options.data:
         parser.error("--large needs --data")
     if options.quick:
         options.steps, options.draws = 30, 2
+    if options.smallest:
+        options.draws = 1
     torch.set_num_threads(1)
     what = task("cifar10-mnist" if options.large else "multi-mnist") if options.data else Synthetic()
+    stages = [("initial", 0), (f"after {options.steps} steps", options.steps)][: 1 if options.smallest else None]
+    budgets = [0.1] if options.smallest else [1.0, 0.1, 0.01]
     results: list[dict[str, Any]] = []
     pages = []
     with one_thread():
-        for setting in settings(what, options.data):
-            for stage, steps in (("initial", 0), (f"after {options.steps} steps", options.steps)):
+        for setting in islice(settings(what, options.data), 1 if options.smallest else None):
+            for stage, steps in stages:
                 setting.train(steps)
-                rows = list(compare(setting, stage, [1.0, 0.1, 0.01], options.draws))
+                rows = list(compare(setting, stage, budgets, options.draws))
                 results += rows
                 pages.append(f"## {setting.name}, M = {rows[0]['M']}, d = {rows[0]['d']:,}, {stage}\n\n{table(rows)}\n")
                 if not options.json:

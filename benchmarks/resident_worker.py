@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from federation.identity import MemberFiles
-from federation.training import TrainResult
+from federation.member_files import MemberFiles
+from federation.training.trainer import Trainer
 from federation.vectors import Layout, Tensor, Vector
+from federation.work.base import Result
+from federation.work.computation import SPLITS, LocalSgd
 from worker.assignments import Allowed
 from worker.events import Events
 from worker.execution import Offer
@@ -24,18 +26,19 @@ from worker.home import Home
 from worker.service import Worker
 
 
-class NoTraining:
-    """Stands where the trainer stands, and takes no time."""
+class NoTraining(Trainer):
+    """A trainer without a model and data: it returns the same update at once."""
 
-    samples = 10
+    def __init__(self, layout: Layout, seed: int) -> None:
+        self.layout, self.objectives, self.samples = layout, ("loss",), 10
+        self._update = np.random.default_rng(seed).standard_normal(layout.size, dtype=np.float32)
 
-    def __init__(self, parameters: int, seed: int) -> None:
-        self._update = np.random.default_rng(seed).standard_normal(parameters, dtype=np.float32)
+    def train(self, base: Vector, work: LocalSgd, **_: Any) -> Result:
+        return Result({"loss": self._update}, {"loss": 1.0}, {"train/loss": 1.0}, self.samples, 0.0)
 
-    def train(self, base: Vector, work: Any, **_: Any) -> TrainResult:
-        return TrainResult({"loss": self._update}, {"loss": 1.0}, {"train/loss": 1.0}, self.samples, 0.0)
-
-    def evaluate(self, base: Vector, splits: tuple[str, ...], *, stopped: Callable[[], bool]) -> dict[str, float]:
+    def evaluate(
+        self, base: Vector, splits: tuple[str, ...] = SPLITS, *, stopped: Callable[[], bool] = lambda: False
+    ) -> dict[str, float]:
         return {"test/accuracy": 0.5, "test/loss": 1.0, "train/loss": 1.0}
 
 
@@ -43,11 +46,11 @@ def main() -> None:
     home = Home(Path(sys.argv[1]))
     layout = Layout((Tensor("weight", (int(sys.argv[2]),)),))
     member = MemberFiles.load(home.directory)
-    trainer = NoTraining(layout.size, seed=len(member.client_id))
+    trainer = NoTraining(layout, seed=len(member.client_id))
     worker = Worker(
         home=home,
         member=member,
-        offers={"nothing": Offer(Allowed(layout, ("loss",), ("loss",), trainer.samples), trainer)},  # type: ignore[arg-type]
+        offers={"nothing": Offer(Allowed(layout, ("loss",), trainer.objectives, trainer.samples), trainer)},
         device="none",
         events=Events(),
         uniform=random.uniform,

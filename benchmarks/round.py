@@ -12,7 +12,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ quorum = 1.0
 [evaluate]
 every = 0
 """
+WORKER = Path(__file__).with_name("resident_worker.py")
 CHUNK = 1 << 18  # as the workers and the coordinator cut their files
 WARM_UP = 2  # rounds left out: connections, page cache, imports
 
@@ -59,12 +60,20 @@ def peak_memory(pid: int) -> float:
     raise RuntimeError("no VmHWM")
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Looks seldom: looking costs time that the measured processes need."""
+def wait_until(condition: Callable[[], bool], processes: Sequence[Process]) -> None:
+    """Waits until a condition holds; looks five times a second, since each look takes time from these processes.
+
+    Raises:
+        RuntimeError: a process has ended, or the condition did not hold within 600 s; the message has the log.
+    """
     end = time.monotonic() + 600
     while not condition():
+        for process in processes:
+            if process.popen.poll() is not None:
+                raise RuntimeError(f"{process.log.stem} ended with {process.popen.returncode}:\n{process.text[-3000:]}")
         if time.monotonic() > end:
-            raise TimeoutError("the rounds do not end")
+            logs = "\n".join(f"{process.log.stem}:\n{process.text[-1000:]}" for process in processes[:2])
+            raise RuntimeError(f"the rounds do not end:\n{logs}")
         time.sleep(0.2)
 
 
@@ -77,7 +86,7 @@ def measure(fed: Federation, parameters: int, clients: int, rounds: int) -> dict
         home = fed.directory / f"worker-{i:02}"
         if not home.exists():
             fed.join(home.name)
-        program = [str(Path(__file__).with_name("resident_worker.py")), str(home), str(parameters)]
+        program = [str(WORKER), str(home), str(parameters)]
         workers.append(fed._spawn(program, home.name))
     model = fed.directory / "model.safetensors"
     model.write_bytes(to_bytes(Layout((Tensor("weight", (parameters,)),)), np.zeros(parameters, np.float32)))
@@ -90,12 +99,14 @@ def measure(fed: Federation, parameters: int, clients: int, rounds: int) -> dict
             fed.query("select count(*) from rounds where run_id = :run and result_model is not null", run=run)[0][0]
         )
 
-    wait_until(lambda: completed() >= WARM_UP)
+    processes = [coordinator, *workers]
+    wait_until(lambda: completed() >= WARM_UP, processes)
     cpu, coordinator_cpu = cpu_seconds(pids), cpu_seconds(pids[:1])
     first = completed()
     began = time.perf_counter()
-    wait_until(lambda: completed() >= total - 1)
-    measured, wall = completed() - first, time.perf_counter() - began
+    wait_until(lambda: completed() >= total - 1, processes)
+    # In the smallest form all rounds may have ended before the first look.
+    measured, wall = max(1, completed() - first), time.perf_counter() - began
     cpu, coordinator_cpu = cpu_seconds(pids) - cpu, cpu_seconds(pids[:1]) - coordinator_cpu
     fed.wait_completed(run)
     result = {
@@ -125,7 +136,7 @@ def serve_bare(home: Path, size: int, ports: Any, stop: Any) -> None:
     def upload(requests: Iterator[bytes], context: Any) -> bytes:
         return str(sum(len(chunk) for chunk in requests)).encode()
 
-    handlers = {
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Download": grpc.unary_stream_rpc_method_handler(download),
         "Upload": grpc.stream_unary_rpc_method_handler(upload),
     }
@@ -142,7 +153,8 @@ def move_bare(ca: bytes, port: int, size: int, rounds: int, barrier: Any) -> Non
     """A client that fetches and sends, like a worker."""
     data = bytes(CHUNK)
     with grpc.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(ca)) as channel:
-        download, upload = channel.unary_stream("/Bare/Download"), channel.stream_unary("/Bare/Upload")
+        download: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream("/Bare/Download")
+        upload: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary("/Bare/Upload")
         for turn in range(rounds + 1):
             barrier.wait()
             if turn == rounds:
@@ -155,12 +167,12 @@ def move_bare(ca: bytes, port: int, size: int, rounds: int, barrier: Any) -> Non
 
 def floor(home: Path, size: int, clients: int, rounds: int) -> dict[str, float]:
     """CPU-seconds and wall seconds of moving `size` bytes down and up for each client."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     ports, stop = context.Queue(), context.Event()
-    barrier = context.Barrier(clients + 1)
+    barrier = context.Barrier(clients + 1, timeout=600)  # of a process that has ended, all others end too
     server = context.Process(target=serve_bare, args=(home, size, ports, stop))
     server.start()
-    port = ports.get()
+    port = ports.get(timeout=60)
     arguments = ((home / "ca.pem").read_bytes(), port, size, rounds + 1, barrier)
     movers = [context.Process(target=move_bare, args=arguments) for _ in range(clients)]
     for mover in movers:
@@ -172,7 +184,7 @@ def floor(home: Path, size: int, clients: int, rounds: int) -> dict[str, float]:
     for _ in range(rounds - 1):
         barrier.wait()
     # The last one passes the barrier when everybody has come through the last round.
-    while barrier.n_waiting < clients:
+    while barrier.n_waiting < clients and not barrier.broken:
         time.sleep(0.001)
     cpu, wall = cpu_seconds(pids) - cpu, time.perf_counter() - began
     barrier.wait()
@@ -186,16 +198,19 @@ def floor(home: Path, size: int, clients: int, rounds: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the small model only, few rounds")
+    parser.add_argument("--smallest", action="store_true", help="1,000 parameters, 1 worker, 2 rounds")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     cases = [(800_000, 10, 20 if arguments.quick else 40)]
-    if not arguments.quick:
+    if arguments.smallest:
+        cases = [(1_000, 1, 2)]
+    elif not arguments.quick:
         cases += [(11_200_000, 10, 5), (11_200_000, 50, 2)]  # the last for the coordinator's memory
     results = []
     for parameters, clients, rounds in cases:
         with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
             measured = measure(fed, parameters, clients, rounds)
-            bare = floor(fed.home, 4 * parameters, clients, min(rounds, 5)) if clients == 10 else {}
+            bare = floor(fed.home, 4 * parameters, clients, min(rounds, 5)) if clients <= 10 else {}
         results.append({**measured, **{f"bare_{name}": value for name, value in bare.items()}})
         if not arguments.json:
             show(results[-1])

@@ -32,7 +32,7 @@ from torch.nn.utils import vector_to_parameters
 
 from federation.runs import RunSpec
 from federation.tasks import DataSource, initial_model, task
-from federation.training import training_seed
+from federation.training.determinism import training_seed
 from fedpareto.notebook import simulate
 from simulation.population import populate
 
@@ -124,26 +124,36 @@ def flower(case: Path, result: Path, *, python: str) -> None:
 
 
 def contenders(setting: Setting, python: str | None) -> dict[str, Contender | None]:
-    small = setting.task != PHOTOGRAPHS
-    compiled = ["compiled"] if small and which("g++") else []  # nothing to be gained where steps take long
-    backends = ["loop", "stacked", *compiled, *(["ray"] if find_spec("ray") else [])]
+    """What is measured, by name; None where the software is not installed."""
+    backends = {"loop": True, "stacked": True, "ray": find_spec("ray") is not None}
+    if setting.task != PHOTOGRAPHS:  # nothing to be gained where steps take long
+        backends["compiled"] = which("g++") is not None
     return {
         "PyTorch": partial(apart, partial(plain, measure=False)),
         "PyTorch, measuring too": partial(apart, partial(plain, measure=True)),
-        **{f"fedpareto {name}": partial(apart, partial(ours, backend=name, spec=setting.spec())) for name in backends},
+        **{
+            f"fedpareto {name}": partial(apart, partial(ours, backend=name, spec=setting.spec())) if there else None
+            for name, there in backends.items()
+        },
         "fedpareto loop, measuring too": partial(apart, partial(ours, backend="loop", spec=setting.spec(measure=True))),
         "Flower": partial(flower, python=python) if python else None,
     }
 
 
-def compare(setting: Setting, python: str | None, repeats: int, directory: Path) -> dict[str, Any]:
+def in_this_process(setting: Setting) -> dict[str, Contender | None]:
+    """The contenders of the smallest form, which takes no process of its own for each."""
+    mine = partial(ours, backend="loop", spec=setting.spec())
+    return {"PyTorch": partial(plain, measure=False), "fedpareto loop": mine, "Flower": None}
+
+
+def compare(setting: Setting, measured: dict[str, Contender | None], repeats: int, directory: Path) -> dict[str, Any]:
     """Every contender's best rate, and what its last model is worth."""
     case = setting.case()
     path = directory / "case"
     case.write(path)
     runs: dict[str, list[Run]] = {}
     for turn in range(repeats):
-        for name, contender in contenders(setting, python).items():
+        for name, contender in measured.items():
             runs.setdefault(name, [])
             if contender is not None:
                 result, began = directory / f"{name} {turn}", time.monotonic()
@@ -211,9 +221,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=CORES, help="of torch, for the large model (default: all cores)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few rounds, once")
+    parser.add_argument("--smallest", action="store_true", help="two clients, four rounds, in one process")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
-    repeats = 1 if options.quick else options.repeats
+    repeats = 1 if options.quick or options.smallest else options.repeats
     settings = [
         Setting("digits", clients=20, steps=10, learning_rate=0.1, rounds=12 if options.quick else 62, threads=1),
         Setting(
@@ -225,11 +236,14 @@ def main() -> None:
             threads=options.threads,
         ),
     ]
+    if options.smallest:
+        settings = [Setting("digits", clients=2, steps=1, learning_rate=0.1, rounds=4, threads=1)]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent)])  # for processes of Ray and Flower
+    choose = in_this_process if options.smallest else partial(contenders, python=options.flower)
     table = []
     for setting in settings:
         with tempfile.TemporaryDirectory() as directory:
-            table.append(compare(setting, options.flower, repeats, Path(directory)))
+            table.append(compare(setting, choose(setting), repeats, Path(directory)))
         if not options.json:
             show(table[-1])
     if options.json:

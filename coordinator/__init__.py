@@ -1,1 +1,1 @@
-"""The daemon: services for workers and operators, the round engine, aggregation."""
+"""The daemon: services for workers and operators, rounds, aggregation."""

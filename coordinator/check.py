@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from itertools import islice
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.device import require_device
-from coordinator.disk import free_bytes, open_runs_bytes
+from coordinator.disk import open_runs_bytes
 from coordinator.home import Home
 from federation.certificates import SERVER_LIFETIME, load_certificate_file
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
@@ -184,17 +183,18 @@ def _blobs(session: Session, home: Home) -> Iterator[Finding]:
     if not home.blobs_dir.is_dir():
         yield Finding("blobs", Outcome.FAILED, f"{home.blobs_dir} is missing: restore it from a backup")
         return
-    blobs = BlobStore(home.blobs_dir)
+    blobs = home.open_blobs()
     needed = set(session.scalars(select(Run.model))) | set(session.scalars(select(Run.initial_model)))
     looked_at = sorted({*needed, *_sample(blobs)})
     bad = list[str]()
     for digest in looked_at:
         try:
             blobs.verify(digest)
-        except (BlobMissing, BlobCorrupt) as error:
+        except BlobCorrupt as error:
             bad.append(str(error))
-        except FileNotFoundError:  # of the sample, and removed a moment ago
-            continue
+        except BlobMissing as error:
+            if digest in needed:  # others were removed a moment ago
+                bad.append(str(error))
     if bad:
         text = f"{len(bad)} of {len(looked_at)} blobs are missing or damaged, such as: {bad[0]}"
         yield Finding("blobs", Outcome.FAILED, f"{text}; restore them from a backup")
@@ -203,14 +203,14 @@ def _blobs(session: Session, home: Home) -> Iterator[Finding]:
     yield _disk(session, blobs)
 
 
-def _sample(blobs: BlobStore) -> Iterator[str]:
-    """Blobs in equal distances through the store."""
-    count = sum(1 for _ in blobs.digests())
-    return islice(blobs.digests(), 0, None, max(1, count // SAMPLE))
+def _sample(blobs: BlobStore) -> list[str]:
+    """Blobs at equal distances through the store."""
+    stored = [blob.digest for blob in blobs.scan()]
+    return stored[:: max(1, len(stored) // SAMPLE)]
 
 
 def _disk(session: Session, blobs: BlobStore) -> Finding:
-    free, needed = free_bytes(blobs), open_runs_bytes(session)
+    free, needed = blobs.free_bytes(), open_runs_bytes(session)
     text = f"{free / 1e9:.1f} GB are free; the runs that have not ended will take about {needed / 1e9:.1f} GB"
     if free < RESERVE_BYTES + MARGIN_BYTES:
         return Finding("disk", Outcome.FAILED, f"{text}: free some space")

@@ -4,7 +4,6 @@ A round keeps its new model and each accepted update. Without `keep_rounds` noth
 because the record can be verified only with its models and updates.
 """
 
-import shutil
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from coordinator.rounds.selection import wanted
 from coordinator.rounds.specification import parse_run
 from coordinator.rounds.states import RUN_ENDED
 from federation.runs import RunSpec
-from storage.blobs import BlobMissing, BlobStore
+from storage.blobs import BlobStore
 from storage.models import Assignment, Model, Phase, Round, RoundState, Run, Update
 
 _OVER = (RoundState.COMPLETED, RoundState.SKIPPED)
@@ -68,11 +67,6 @@ class Usage:
         return sum(run.needed for run in self.runs)
 
 
-def free_bytes(blobs: BlobStore) -> int:
-    """What is free on the disk of the blobs, for this user."""
-    return shutil.disk_usage(blobs.root).free
-
-
 def run_bytes(spec: RunSpec, *, model: int, members: int, objectives: int, rounds: int | None = None) -> int:
     """An estimate of what rounds of a run take: a model for each, and an update from each member that it wants.
 
@@ -94,7 +88,7 @@ def open_runs_bytes(session: Session) -> int:
 
 def usage(session: Session, blobs: BlobStore) -> Usage:
     """Measures the record. It looks at every blob: seconds for a million of them."""
-    sizes = dict(_sizes(blobs))
+    sizes = {blob.digest: blob.size for blob in blobs.scan()}
     models, updates = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     for run_id, *digests in session.execute(
         select(Round.run_id, Round.base_model, Round.result_model, Round.deployed_model)
@@ -117,7 +111,7 @@ def usage(session: Session, blobs: BlobStore) -> Usage:
         updates=total(all_updates),
         other=total(sizes.keys() - all_models - all_updates),
         database=_database_bytes(session),
-        free=free_bytes(blobs),
+        free=blobs.free_bytes(),
         runs=tuple(
             RunUsage(
                 run.run_id,
@@ -130,16 +124,6 @@ def usage(session: Session, blobs: BlobStore) -> Usage:
             for run in runs
         ),
     )
-
-
-def _sizes(blobs: BlobStore) -> "list[tuple[str, int]]":
-    found = []
-    for digest in blobs.digests():
-        try:
-            found.append((digest, blobs.size(digest)))
-        except BlobMissing:  # removed a moment ago
-            continue
-    return found
 
 
 def _needed(session: Session, run: Run) -> int:

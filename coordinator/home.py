@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -27,7 +28,7 @@ from federation.certificates import (
     make_ca,
     pem,
 )
-from federation.identity import AdminFiles, Role, admin_uris, check_name, coordinator_uri, move_address
+from federation.identity import Role, admin_uris, check_name, coordinator_uri
 from federation.keys import (
     load_signing_key,
     load_tls_key,
@@ -38,9 +39,12 @@ from federation.keys import (
     replace_private,
     write_private_key,
 )
+from federation.member_files import AdminFiles, move_address
 from federation.problems import explain
 from storage import audit
+from storage.blobs import BlobStore
 from storage.database import Database
+from storage.directory import DirectoryStore
 
 SETTINGS_FILE = "coordinator.toml"
 FIRST_ADMIN = "admin"
@@ -157,8 +161,7 @@ class Settings(BaseModel):
         """The TOML document, with what each key means."""
         lines = ["# A federation's coordinator. Read when it starts."]
         for name, field in type(self).model_fields.items():
-            value = getattr(self, name)
-            lines += ["", f"# {field.description}", f"{name} = {json.dumps(value)}"]
+            lines += ["", f"# {field.description}", tomli_w.dumps({name: getattr(self, name)}).rstrip()]
         return "\n".join(lines) + "\n"
 
 
@@ -294,6 +297,14 @@ class Home:
                 server_key=server_key,
                 signing_key=load_signing_key(directory / "signing.key", passphrase),
             )
+
+    def open_blobs(self, *, durable: bool = True) -> BlobStore:
+        """Opens the blob store.
+
+        Args:
+            durable: see `DirectoryStore`.
+        """
+        return DirectoryStore(self.blobs_dir, durable=durable)
 
     def open_database(self, *, durable: bool = True) -> Database:
         """Opens the federation's database, which `init` has made.

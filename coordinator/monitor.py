@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.condition import Condition
 from coordinator.ownership import in_office, take_office
-from coordinator.rounds.engine import Engine
+from coordinator.rounds.supervisor import Supervisor
 from storage.database import Database, DatabaseBusy
 from storage.faults import Fault
 from storage.reserve import Reserve
@@ -38,7 +38,7 @@ class Monitor:
     Args:
         database: the coordinator's, locked.
         reserve: on the disks of its database and blobs.
-        engine: whose runs are paused and resumed.
+        supervisor: whose runs are paused and resumed.
         condition: where faults are noted.
         coordinator: the id of this process, as `take_office` recorded it.
         changed: called with the faults when they have changed, to tell the health service.
@@ -50,7 +50,7 @@ class Monitor:
         *,
         database: Database,
         reserve: Reserve,
-        engine: Engine,
+        supervisor: Supervisor,
         condition: Condition,
         coordinator: str,
         changed: Callable[[frozenset[Fault]], Awaitable[None]],
@@ -58,7 +58,7 @@ class Monitor:
     ) -> None:
         self._database = database
         self._reserve = reserve
-        self._engine = engine
+        self._supervisor = supervisor
         self._condition = condition
         self._coordinator = coordinator
         self._changed = changed
@@ -138,9 +138,9 @@ class Monitor:
             self._hold(now)
         full = self._condition.faults.get(Fault.DISK)
         if full is not None:
-            self._engine.pause_for_disk(full)
+            self._supervisor.pause_for_disk(full)
         elif self._resume:
-            self._engine.resume_after_disk()
+            self._supervisor.resume_after_disk()
             self._resume = False
 
     def _hold(self, now: float) -> None:

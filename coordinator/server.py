@@ -25,9 +25,9 @@ from coordinator.members.access import Access
 from coordinator.monitor import Monitor
 from coordinator.ownership import HomeError, take_office
 from coordinator.restored import newest_restore
-from coordinator.rounds.engine import Engine
-from coordinator.rounds.hub import Hub
 from coordinator.rounds.intake import Intake
+from coordinator.rounds.presence import Presence
+from coordinator.rounds.supervisor import Supervisor
 from coordinator.services.admin import AdminService
 from coordinator.services.enrollment import EnrollmentService
 from coordinator.services.federation import FederationService
@@ -35,13 +35,12 @@ from coordinator.services.health import HealthService
 from coordinator.services.verification import Verifier
 from federation.certificates import fingerprint, pem
 from federation.channels import Option
-from federation.identity import Join
+from federation.join_string import JoinString
 from federation.keys import make_private_directory, private_key_pem
 from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
 from federation.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from federation.v1.enrollment_pb2_grpc import add_EnrollmentServicer_to_server
 from federation.v1.federation_pb2_grpc import add_FederationServicer_to_server
-from storage.blobs import BlobStore
 from storage.faults import Fault
 from storage.reserve import Reserve
 
@@ -128,7 +127,7 @@ class Coordinator:
         self._access.on_verified = self._front.verified
         self._health = HealthService()
         self._server: grpc.aio.Server | None = None
-        self._engine: Engine | None = None
+        self._supervisor: Supervisor | None = None
         self._monitor: Monitor | None = None
         self._monitoring: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -150,13 +149,13 @@ class Coordinator:
         database.migrate()
         coordinator = secrets.token_hex(16)
         take_office(database, coordinator)
-        blobs = BlobStore(home.blobs_dir)
+        blobs = home.open_blobs()
         blobs.sweep_temporary()
-        hub = Hub()
-        self._engine = engine = Engine(
+        presence = Presence()
+        self._supervisor = supervisor = Supervisor(
             database=database,
             blobs=blobs,
-            hub=hub,
+            presence=presence,
             signing_key=home.signing_key,
             federation_id=home.federation_id,
             condition=self._condition,
@@ -185,14 +184,14 @@ class Coordinator:
             FederationService(
                 database=database,
                 blobs=blobs,
-                hub=hub,
-                blob_failed=engine.blob_failed,
+                presence=presence,
+                blob_failed=supervisor.blob_failed,
                 intake=Intake(
                     database,
                     home.signing_key,
-                    changed=engine.notify,
+                    changed=supervisor.notify,
                     clock=self._clock,
-                    signatures=engine.signatures,
+                    signatures=supervisor.signatures,
                 ),
                 access=self._access,
                 condition=self._condition,
@@ -201,6 +200,7 @@ class Coordinator:
                 signing_key=home.signing_key,
                 restored=partial(newest_restore, home.directory),
                 heartbeat_seconds=settings.heartbeat_seconds,
+                keep_rounds=settings.keep_rounds,
                 clock=self._clock,
             ),
             server,
@@ -209,11 +209,11 @@ class Coordinator:
             AdminService(
                 database=database,
                 blobs=blobs,
-                hub=hub,
-                engine=engine,
+                presence=presence,
+                supervisor=supervisor,
                 access=self._access,
                 executor=self._executor,
-                join=lambda client_id, secret: Join(
+                join=lambda client_id, secret: JoinString(
                     address=enrollment_address, ca_fingerprint=fingerprint(home.ca), secret=secret, client_id=client_id
                 ).encode(),
                 token_lifetime=timedelta(seconds=settings.token_lifetime_seconds),
@@ -226,7 +226,7 @@ class Coordinator:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-        engine.start(conduct=self._conduct)
+        supervisor.start(conduct=self._conduct)
         await server.start()
         await self._front.start()
         if await asyncio.to_thread(_serves_tls12, settings.bind, self.enrollment_port):
@@ -236,7 +236,7 @@ class Coordinator:
         self._monitor = Monitor(
             database=database,
             reserve=reserve,
-            engine=engine,
+            supervisor=supervisor,
             condition=self._condition,
             coordinator=coordinator,
             changed=self._tell_health,
@@ -254,7 +254,7 @@ class Coordinator:
         )
 
     async def stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Ends the streams, lets calls finish, brings the engine to rest, gives the database back.
+        """Ends the streams, lets calls finish, brings the supervisor to rest, gives the database back.
 
         Args:
             grace: seconds for calls that are under way.
@@ -273,8 +273,8 @@ class Coordinator:
             await self._server.stop(grace)
         await self._front.stop()
         await self._access.finish()
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.stop)
+        if self._supervisor is not None:
+            await asyncio.to_thread(self._supervisor.stop)
         for executor in (self._executor, self._access_executor):
             await asyncio.to_thread(executor.shutdown)
         self._database.close()

@@ -6,18 +6,16 @@ experiment's `spec`, with what the method and then the condition change in it.
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from importlib.resources.abc import Traversable
-from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from experiments.published import PublishedCurves, PublishedTable
+from experiments.published import CATALOGUE, PublishedCurves, PublishedTable
 from federation.problems import explain
-from federation.runs import RunSpec
+from federation.runs import RunSpec, ServerSpec
 
 _KEYS = "docs/experiments.md lists the keys"
 
@@ -232,6 +230,7 @@ class Experiment(_Section):
     quick: Quick = Quick()
     cost: Cost | None = None
     exclude_attackers: bool = False
+    _shortened: float = PrivateAttr(1.0)  # the rounds divided by those of the experiment's file
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -274,6 +273,16 @@ class Experiment(_Section):
             and (not method.conditions or condition.name in method.conditions)
         )
 
+    def with_rounds(self, rounds: int) -> "Experiment":
+        """The same with another number of rounds.
+
+        The period of each decaying server rate (`server.decay_every`) changes in proportion, so that the rate still
+        falls from its first value to `decay` times that.
+        """
+        made = self.model_copy(update={"spec": merged(self.spec, {"rounds": rounds})})
+        made._shortened = self._shortened * rounds / int(self.spec["rounds"])
+        return made
+
     def in_quick_form(self) -> "Experiment":
         """The same in minutes; the published numbers are those of the whole."""
         quick = self.quick
@@ -284,7 +293,8 @@ class Experiment(_Section):
             for method in self.methods
             if method.name in methods and (not method.conditions or set(method.conditions) & set(conditions))
         ]
-        return self.model_copy(
+        shorter = self.with_rounds(int(merged(self.spec, quick.spec)["rounds"]))
+        return shorter.model_copy(
             update={
                 "data": self.data if quick.data is None else quick.data,
                 "seeds": quick.seeds,
@@ -316,57 +326,26 @@ class Experiment(_Section):
         return found[0] if found else {}
 
     def _cell(self, method: Method, condition: Condition) -> Cell:
-        return Cell(
-            self.name,
-            method,
-            condition,
-            slug(f"{method.name} {condition.name}"),
-            merged(merged(self.spec, method.spec), condition.spec),
-        )
+        document = merged(merged(self.spec, method.spec), condition.spec)
+        if (server := document.get("server", {})).get("decay") and self._shortened != 1.0:
+            period = server.get("decay_every", ServerSpec().decay_every) * self._shortened
+            document = merged(document, {"server": {"decay_every": max(1, round(period))}})
+        return Cell(self.name, method, condition, slug(f"{method.name} {condition.name}"), document)
 
 
-def names() -> tuple[str, ...]:
-    """The experiments of the catalogue."""
-    return tuple(sorted(item.name.removesuffix(".toml") for item in _catalogue() if item.name.endswith(".toml")))
-
-
-def load(name: str) -> Experiment:
-    """An experiment of the catalogue, or of a file.
+def parse(name: str, text: str, place: Traversable = CATALOGUE) -> Experiment:
+    """Reads the TOML document of an experiment.
 
     Args:
-        name: in the catalogue; or the path of a file, which ends in ".toml".
-
-    Raises:
-        ExperimentError: no such experiment, or a file that is wrong; each wrong key is named.
-    """
-    if name.endswith(".toml"):
-        return _from_file(Path(name))
-    if name not in names():
-        raise ExperimentError(
-            f"no experiment {name!r}: there are {', '.join(names())}; name a file of your own by its path, ./my.toml"
-        )
-    text = files("experiments").joinpath("catalogue", f"{name}.toml").read_text(encoding="utf-8")
-    return parse(name, text)
-
-
-def _from_file(path: Path) -> Experiment:
-    try:
-        return parse(path.stem, path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        missing = error.filename if error.filename != str(path) else path
-        raise ExperimentError(f"{path}: there is no file {missing}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ExperimentError(f"{path} cannot be read: {error}") from None
-
-
-def parse(name: str, text: str) -> Experiment:
-    """Reads the TOML document of an experiment.
+        name: of the experiment.
+        text: the document.
+        place: the directory of the CSV files that it names.
 
     Raises:
         ExperimentError: it is wrong; each wrong key is named.
     """
     try:
-        return Experiment.model_validate({**tomllib.loads(text), "name": name})
+        return Experiment.model_validate({**tomllib.loads(text), "name": name}, context={"place": place})
     except tomllib.TOMLDecodeError as error:
         raise ExperimentError(f"{name}: not a TOML document: {error}") from error
     except ValidationError as error:
@@ -407,7 +386,3 @@ def _must_be_distinct(what: str, values: Sequence[str]) -> None:
     twice = sorted({value for value in values if values.count(value) > 1})
     if twice:
         raise ValueError(f"{what}: twice {', '.join(map(repr, twice))}")
-
-
-def _catalogue() -> Iterator[Traversable]:
-    return files("experiments").joinpath("catalogue").iterdir()

@@ -49,7 +49,8 @@ def final(history: "History", *, exclude: Iterable[str] = ()) -> Measures:
         participants, attackers among them, over the evaluated rounds, `improved_late`, the same over the last tenth of
         these, `backdoor`, its success at the end
         (%); `uploaded`, what each participant sent (MB), `upload/d`, in how many floats a round for each parameter of
-        the model; `agreement`, the mean over the rounds; `rounds`, `skipped`, `stationary` rounds, `refusals` of
+        the model; `agreement`, the mean over the rounds; `rate/first` and `rate/last`, the server's learning rate in
+        the first and the last round that made a step; `rounds`, `skipped`, `stationary` rounds, `refusals` of
         updates, `seconds`.
     """
     excluded = frozenset(exclude)
@@ -61,6 +62,7 @@ def final(history: "History", *, exclude: Iterable[str] = ()) -> Measures:
     late = improved[-math.ceil(len(improved) / 10) :]
     last = {} if not every else {key: value for key, value in every[-1].items() if re.fullmatch(_AT_THE_END, key)}
     uploads, agreements = _uploads(history), _agreements(history)
+    rates = [float(record["step/rate"]) for record in records if _known(record.get("step/rate"))]
     return {
         **last,
         **({f"client/{name}": 100 * value for name, (value, _) in clients.items()} if len(clients) <= FEW else {}),
@@ -68,6 +70,7 @@ def final(history: "History", *, exclude: Iterable[str] = ()) -> Measures:
         **({"uploaded": sum(uploads.values()) / _MEGABYTE} if uploads else {}),
         **({"upload/d": _mean(uploads.values()) / (_FLOAT * len(history.model))} if uploads else {}),
         **({"agreement": _mean(agreements.values())} if agreements else {}),
+        **({"rate/first": rates[0], "rate/last": rates[-1]} if rates else {}),
         "rounds": float(len(records)),
         "skipped": float(sum(record["state"] == "SKIPPED" for record in records)),
         "stationary": float(sum(record.get("stationary") or 0.0 for record in records)),

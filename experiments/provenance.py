@@ -5,11 +5,25 @@ import platform
 import shlex
 import subprocess
 from collections.abc import Sequence
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from experiments.results import Session
+
 _PACKAGES = ("fedpareto", "numpy", "torch", "torchvision", "scikit-learn", "pandas", "matplotlib")
+
+
+def session(words: Sequence[str], began: datetime, device: str) -> Session:
+    """The call that runs are made by.
+
+    Args:
+        words: of the command, its name first.
+        began: when it began.
+        device: where clients train, as `hardware` takes it.
+    """
+    return Session(command(words), began.isoformat(timespec="seconds"), hardware(device), versions(), commit())
 
 
 def hardware(device: str) -> dict[str, Any]:
@@ -20,7 +34,7 @@ def hardware(device: str) -> dict[str, Any]:
     """
     import torch  # noqa: PLC0415
 
-    from federation.training import pick_device  # noqa: PLC0415
+    from federation.training.determinism import pick_device  # noqa: PLC0415
 
     chosen = torch.device(pick_device(device))
     return {

@@ -1,12 +1,11 @@
-"""What came out: one JSON file for each finished run, and CSV files of all of them."""
+"""What came out: one JSON file for each finished run."""
 
-import csv
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -49,6 +48,25 @@ class Job:
 
 
 @dataclass(frozen=True)
+class Session:
+    """The call that made a run; unknown unless said.
+
+    Attributes:
+        command: the command line, without the directories of the machine.
+        began: when the call began (ISO 8601, UTC).
+        hardware: the machine; `device` is where clients were trained.
+        versions: of Python and the packages that the numbers depend on.
+        commit: of the code; None outside a git tree.
+    """
+
+    command: str = ""
+    began: str = ""
+    hardware: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    commit: str | None = None
+
+
+@dataclass(frozen=True)
 class Result:
     """A finished run.
 
@@ -59,6 +77,7 @@ class Result:
         spec: its whole specification.
         final: what is measured at the end (`measures.final`).
         rounds: what is measured in every evaluated round (`measures.rounds`).
+        session: the call that made it.
     """
 
     method: str
@@ -67,6 +86,7 @@ class Result:
     spec: dict[str, Any]
     final: Measures
     rounds: list[Measures]
+    session: Session = field(default_factory=Session)
 
 
 class DamagedError(ValueError):
@@ -83,33 +103,27 @@ def _with_a_number(measures: dict[str, float | None]) -> dict[str, float | None]
     return measures
 
 
-_Document = TypeVar("_Document", bound=_Stored)
+_Document = TypeVar("_Document", bound=BaseModel)
 
 
 class _StoredResult(_Stored):
     spec: dict[str, Any]
     final: dict[str, float | None]
     rounds: list[Annotated[dict[str, float | None], AfterValidator(_with_a_number)]]
-
-
-class _StoredHardware(_Stored):
-    device: str
-
-
-class _StoredSession(_Stored):
-    command: str
-    hardware: _StoredHardware
-
-
-class _StoredRecord(_Stored):
-    sessions: list[_StoredSession] = []
+    session: Session = Session()
 
 
 class Store:
-    """The directory of one experiment's results: `runs/` for finished runs, `work/` for those under way."""
+    """The directory of one experiment's results: `runs/` for finished runs, `work/` for those under way.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: of the results.
+        session: the call that makes the runs that are kept.
+    """
+
+    def __init__(self, directory: Path, session: Session | None = None) -> None:
         self.directory = directory
+        self._session = session or Session()
 
     def workspace(self, job: Job) -> Path:
         """Where a run under way keeps its state."""
@@ -130,6 +144,7 @@ class Store:
             job.document,
             _numbers(stored.final),
             [_numbers(item) for item in stored.rounds],
+            stored.session,
         )
 
     def damage(self, job: Job) -> str:
@@ -137,7 +152,7 @@ class Store:
         try:
             self._stored(job)
         except DamagedError as error:
-            return f"runs/{self._file(job).name} cannot be read ({error})"
+            return f"runs/{job.name}.json cannot be read ({error})"
         return ""
 
     def other(self, job: Job) -> str:
@@ -148,50 +163,39 @@ class Store:
             return ""
         return "" if stored is None else difference(stored.spec, job.document, job.given)
 
-    def count(self) -> int:
-        """How many runs are finished, of whatever specification."""
-        return len(list((self.directory / "runs").glob("*.json")))
+    def names(self) -> set[str]:
+        """The names of the finished runs, of any specification."""
+        return {path.stem for path in self._runs.glob("*.json")}
+
+    def seeds(self) -> set[int]:
+        """The seeds of the finished runs."""
+        found = (name.rpartition("-")[2] for name in self.names())
+        return {int(seed) for seed in found if seed.isdecimal()}
 
     def keep(self, job: Job, final: Measures, rounds: list[Measures]) -> None:
         """Stores what a run came to: whole, or not at all."""
-        cell = job.cell
-        write_json(
-            self._file(job),
-            asdict(Result(cell.method.name, cell.condition.name, job.seed, job.document, final, rounds)),
-        )
+        method, condition = job.cell.method.name, job.cell.condition.name
+        self.put(Result(method, condition, job.seed, job.document, final, rounds, self._session))
+
+    def put(self, result: Result) -> None:
+        """Stores a result that may be of another call."""
+        write_json(self.file(result.spec["name"]), asdict(result))
 
     def forget(self, job: Job) -> None:
         """Removes the result of a run, and what was there of one under way."""
-        for path in (self._file(job), self.workspace(job)):
+        for path in (self.file(job.name), self.workspace(job)):
             _remove(path)
 
-    def record(self) -> dict[str, Any]:
-        """run.json: how the results came about; empty before the first run.
-
-        Raises:
-            DamagedError: it cannot be read.
-        """
-        there = _checked(self._record, _StoredRecord) is not None
-        record: dict[str, Any] = json.loads(self._record.read_bytes()) if there else {}
-        return record
-
-    def keep_record(self, record: Mapping[str, Any]) -> None:
-        """Writes run.json."""
-        write_json(self._record, record)
-
-    def set_record_aside(self) -> None:
-        """Makes run.json.bad of run.json, for another to begin."""
-        _set_aside(self._record)
+    def file(self, name: str) -> Path:
+        """Where the result of the run of that name is."""
+        return self._runs / f"{name}.json"
 
     @property
-    def _record(self) -> Path:
-        return self.directory / "run.json"
-
-    def _file(self, job: Job) -> Path:
-        return self.directory / "runs" / f"{job.name}.json"
+    def _runs(self) -> Path:
+        return self.directory / "runs"
 
     def _stored(self, job: Job) -> _StoredResult | None:
-        return _checked(self._file(job), _StoredResult)
+        return checked(self.file(job.name), _StoredResult)
 
 
 def difference(stored: Any, now: Any, given: Any) -> str:
@@ -218,37 +222,8 @@ def write_json(path: Path, document: Any) -> None:
     text = json.dumps(_plain(document), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     draft.write_text(text, encoding="utf-8")
     if path.is_dir():  # nothing of ours, and in the way
-        _set_aside(path)
+        set_aside(path)
     os.replace(draft, path)
-
-
-def write_results(path: Path, results: Sequence[Result]) -> None:
-    """results.csv: a row for each method, condition and seed."""
-    _write(path, [{**_heading(item), **item.final} for item in results])
-
-
-def write_curves(path: Path, results: Sequence[Result]) -> None:
-    """curves.csv: a row for each evaluated round of each run."""
-    _write(path, [{**_heading(item), **measures} for item in results for measures in item.rounds])
-
-
-def _heading(result: Result) -> dict[str, Any]:
-    return {"method": result.method, "condition": result.condition, "seed": result.seed}
-
-
-def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    rows = list(rows)
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: _shown(value) for key, value in row.items()} for row in rows)
-
-
-def _shown(value: Any) -> Any:
-    if isinstance(value, float):
-        return f"{value:.6g}" if math.isfinite(value) else ""
-    return value
 
 
 def _differing(stored: Any, now: Any, given: Any) -> tuple[tuple[str, ...], Any, Any] | None:
@@ -270,7 +245,7 @@ def _spelled(value: Any) -> str:
     return "unset" if value is _UNSET else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _checked(path: Path, model: type[_Document]) -> _Document | None:
+def checked(path: Path, model: type[_Document]) -> _Document | None:
     """What a model makes of a file; None when there is no file.
 
     Raises:
@@ -293,10 +268,16 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _set_aside(path: Path) -> None:
+def set_aside(path: Path) -> Path:
+    """Gives a file that is in the way another name, NAME.bad.
+
+    Returns:
+        Where it is now.
+    """
     bad = path.with_name(f"{path.name}.bad")
     _remove(bad)
     os.replace(path, bad)
+    return bad
 
 
 def _numbers(document: Mapping[str, float | None]) -> Measures:

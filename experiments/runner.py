@@ -16,7 +16,9 @@ from pathlib import Path
 from queue import Empty
 from typing import TYPE_CHECKING, Any, Literal
 
-from experiments import measures, toml
+import tomli_w
+
+from experiments import measures, record
 from experiments.results import Job, Store, difference
 
 if TYPE_CHECKING:
@@ -137,7 +139,7 @@ class Runner:
         from coordinator.ownership import HomeError  # noqa: PLC0415 - these load torch
         from simulation.simulate import Simulation  # noqa: PLC0415
 
-        text = toml.dumps(job.given).encode()
+        text = tomli_w.dumps(job.given).encode()
         if not goes_on:  # what is there ended before it had begun
             shutil.rmtree(workspace, ignore_errors=True)
             workspace.parent.mkdir(parents=True, exist_ok=True)
@@ -215,6 +217,7 @@ def forget(store: Store, jobs: Sequence[Job]) -> None:
                 database = Database.open(Home.load(workspace).database_url, durable=False)
                 held.callback(database.close)
                 database.lock_exclusive()
+        record.forget(store, jobs)
         for job in jobs:
             store.forget(job)
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -49,7 +48,8 @@ class Table:
         return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
-_TEXTS = ("Method", "Condition")
+RATE = "Server rate"
+_TEXTS = ("Method", "Condition", RATE)
 
 
 def ours(results: Iterable[Result], cell: Cell, measure: str) -> Spread:
@@ -71,7 +71,7 @@ def published(experiment: Experiment, cell: Cell, column: Column) -> Spread:
 
 def comparison(experiment: Experiment, results: Sequence[Result]) -> Table:
     """A row for each cell that has results: what came out, what was published, and the difference of the two."""
-    header = _names(experiment)
+    header = _names(experiment, results)
     for column in experiment.columns:
         header += [column.title, "published", "Δ"] if column.published else [column.title]
     rows = []
@@ -86,7 +86,9 @@ def comparison(experiment: Experiment, results: Sequence[Result]) -> Table:
 
 def summary(experiment: Experiment, results: Sequence[Result]) -> Table:
     """The same where room is scarce: means, with the difference from the published ones in brackets."""
-    header = _names(experiment) + [f"{item.title} (Δ)" if item.published else item.title for item in experiment.columns]
+    header = _names(experiment, results) + [
+        f"{item.title} (Δ)" if item.published else item.title for item in experiment.columns
+    ]
     rows = []
     for cell in _with_results(experiment, results):
         row = _named(experiment, results, cell)
@@ -103,13 +105,29 @@ def _difference(measured: Spread, printed: Spread) -> str:
     return f"{difference:+.2f}" if math.isfinite(difference) else UNKNOWN
 
 
-def _names(experiment: Experiment) -> list[str]:
-    return ["Method", *(["Condition"] if any(item.name for item in experiment.conditions) else []), "Seeds"]
+def _names(experiment: Experiment, results: Iterable[Result]) -> list[str]:
+    conditions = ["Condition"] if any(item.name for item in experiment.conditions) else []
+    return ["Method", *conditions, *([RATE] if _some_rate_changes(results) else []), "Seeds"]
 
 
 def _named(experiment: Experiment, results: Sequence[Result], cell: Cell) -> list[str]:
-    seeds = sum((item.method, item.condition) == _key(cell) for item in results)
-    return [cell.method.name, *([cell.condition.name] if "Condition" in _names(experiment) else []), str(seeds)]
+    own = [item for item in results if (item.method, item.condition) == _key(cell)]
+    names = _names(experiment, results)
+    conditions = [cell.condition.name] if "Condition" in names else []
+    return [cell.method.name, *conditions, *([_rates(own)] if RATE in names else []), str(len(own))]
+
+
+def _some_rate_changes(results: Iterable[Result]) -> bool:
+    return any(item.final.get("rate/first") != item.final.get("rate/last") for item in results)
+
+
+def _rates(results: Iterable[Result]) -> str:
+    """The server's learning rates in the first and the last step; unknown where they are not the same in all runs."""
+    found = {(item.final.get("rate/first", math.nan), item.final.get("rate/last", math.nan)) for item in results}
+    first, last = found.pop() if len(found) == 1 else (math.nan, math.nan)
+    if not math.isfinite(first):
+        return UNKNOWN
+    return f"{first:.3g}" if first == last else f"{first:.3g} to {last:.3g}"
 
 
 def grids(experiment: Experiment, results: Sequence[Result]) -> tuple[Table, ...]:
@@ -120,12 +138,17 @@ def grids(experiment: Experiment, results: Sequence[Result]) -> tuple[Table, ...
     for column in experiment.columns:
         known = {_key(cell): ours(results, cell, column.measure) for cell in _with_results(experiment, results)}
         names = [item.name for item in experiment.conditions if item.name in {condition for _, condition in known}]
+        rates = _some_rate_changes(results)
         rows = [
-            (method.name, *(str(known.get((method.name, name), "")) for name in names))
+            (
+                method.name,
+                *([_rates(item for item in results if item.method == method.name)] if rates else []),
+                *(str(known.get((method.name, name), "")) for name in names),
+            )
             for method in experiment.methods
             if method.name in {name for name, _ in known}
         ]
-        found.append(Table(column.title, ("Method", *names), tuple(rows)))
+        found.append(Table(column.title, ("Method", *([RATE] if rates else []), *names), tuple(rows)))
     return tuple(found)
 
 
@@ -136,13 +159,13 @@ def shown(experiment: Experiment, results: Sequence[Result]) -> tuple[Table, ...
     return grids(experiment, results) or (comparison(experiment, results),)
 
 
-def page(experiment: Experiment, results: Sequence[Result], record: dict[str, Any]) -> str:
+def page(experiment: Experiment, results: Sequence[Result]) -> str:
     """table.md: where it comes from, how it was made, and the tables."""
     lines = [
         f"# {experiment.title}",
         "",
         *([f"{experiment.source}.", ""] if experiment.source else []),
-        _made(experiment, results, record),
+        _made(experiment, results),
         "",
     ]
     for table in shown(experiment, results):
@@ -152,16 +175,19 @@ def page(experiment: Experiment, results: Sequence[Result], record: dict[str, An
     return "\n".join(lines)
 
 
-def _made(experiment: Experiment, results: Sequence[Result], record: dict[str, Any]) -> str:
+def _made(experiment: Experiment, results: Sequence[Result]) -> str:
     seeds = ", ".join(str(seed) for seed in sorted({item.seed for item in results})) or "none yet"
     rounds = experiment.spec["rounds"]
     wanted = len(experiment.cells()) * len(experiment.seeds)
     text = f"{rounds} rounds; seeds {seeds}; {len(results)} of {wanted} runs."
-    sessions = record.get("sessions", [])
-    if sessions:
-        last = sessions[-1]
+    known = [item.session for item in results if item.session.command]
+    sessions = sorted(known, key=lambda session: session.began)
+    commands = list(dict.fromkeys(session.command for session in sessions))
+    if commands:
         hours = sum(item.final.get("seconds", 0.0) for item in results) / 3600
-        text += f" `{last['command']}`, on {last['hardware']['device']}; {hours:.2f} hours of simulation in all."
+        many = f" {len(commands)} commands made them (run.json), the last of which is" if len(commands) > 1 else ""
+        devices = " and ".join(dict.fromkeys(str(session.hardware.get("device")) for session in sessions))
+        text += f"{many} `{commands[-1]}`, on {devices}; {hours:.2f} hours of simulation in all."
     return text
 
 

@@ -43,6 +43,7 @@ REASONS: dict[str, Status] = {
     "hello": Status.INVALID_ARGUMENT,
     "superseded": Status.ABORTED,
     "blob-not-offered": Status.PERMISSION_DENIED,
+    "blob-removed": Status.NOT_FOUND,
     "offset": Status.OUT_OF_RANGE,
     # updates, in the order in which they are checked
     "header": Status.INVALID_ARGUMENT,

@@ -96,7 +96,10 @@ class ServerSpec(_Section):
         0.0,
         ge=0,
         le=1,
-        description="eta_t = eta_0 * decay^(100/T * floor(t/100)) (FedMGDA+ section 6.1.5); 0 means no decay",
+        description="eta_t = eta_0 * decay^(P/T * floor(t/P)) (FedMGDA+ section 6.1.5); 0 means no decay",
+    )
+    decay_every: int = Field(
+        100, ge=1, le=MAX_COUNT, description="P, the rounds between two reductions of the rate; for decay > 0"
     )
     optimiser: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
         "sgd", description="sgd steps along the direction itself; the others remember (Reddi et al., 2021)"
@@ -179,6 +182,9 @@ class SelectionSpec(_Section):
     fraction: float = Field(1.0, gt=0, le=1, description="for method = fraction: max(1, ceil(fraction * pool))")
     count: int = Field(1, ge=1, le=MAX_COUNT, description="for method = count")
     by: Literal["uniform", "samples"] = Field("uniform", description="the chance of each client to be drawn")
+    always: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        (), description="clients, by name, that are asked in every round in which the pool has them; others are drawn"
+    )
     pool: Literal["attending", "enrolled"] = Field(
         "attending", description="clients that attend now, or every active client that offers the task"
     )
@@ -211,6 +217,9 @@ class LimitsSpec(_Section):
     )
     norm: float = Field(
         1e12, gt=0, description="an update is refused when the Euclidean norm of one of its rows is larger"
+    )
+    attempts: int = Field(
+        5, ge=1, le=MAX_COUNT, description="at a round; when the last one is voided, the round is skipped"
     )
     skipped_rounds: int = Field(
         3, ge=1, le=MAX_COUNT, description="this number of skipped rounds in a row fails the run"
@@ -255,10 +264,10 @@ class SimulationSpec(_Section):
     @field_validator("attack")
     @classmethod
     def _an_attack(cls, value: str) -> str:
-        from federation.attacks import parse_attack  # noqa: PLC0415 - it needs NumPy, which `fedpareto --help` does not
+        from federation.attacks import must_exist  # noqa: PLC0415 - it needs NumPy, which `fedpareto --help` does not
 
         if value:
-            parse_attack(value)
+            must_exist(value)
         return value
 
     @model_validator(mode="after")

@@ -1,8 +1,9 @@
 """A model as one flat float32 vector, kept in safetensors files.
 
 A model file holds the trainable parameters in layout order, float32, without holes: its data section is the flat vector
-(d,) itself, and can be mapped or streamed as such. An update file holds one one-dimensional tensor per row of the
-update matrix, named by its objective. Our header is a function of the layout alone, so equal vectors are equal files.
+(d,) itself, and can be mapped or streamed as such. A payload file holds one one-dimensional tensor for each row of a
+reply. Rows may be float32 (F32), bfloat16 (BF16), unsigned integers (U32) or bytes (U8). Our header is a function of
+the layout alone, so equal vectors are equal files.
 
 The format: 8 bytes little-endian length N, N bytes of JSON (name -> dtype, shape, data_offsets), the data. What
 arrives from others is parsed strictly here: it is about to be mapped.
@@ -10,42 +11,51 @@ arrives from others is parsed strictly here: it is about to be mapped.
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.digests import DEFAULT_ALGORITHM, hasher
 from federation.refusals import Refusal
 
 MAX_HEADER_BYTES = 1_000_000
-FLOAT_BYTES = 4
-_LENGTH_BYTES = 8
+LENGTH_BYTES = 8  # of the length in front of a header
 _MAX_DIMENSIONS = 32
 _MAX_ELEMENTS = 2**48
-# Small enough to stay in a core's cache between the digest and the look at the values, large enough for a wide BLAKE3.
-_CHECK_BYTES = 1 << 17
-# Elements that are squared at a time: below the length from which the linear algebra library starts threads.
-_SQUARED_AT_A_TIME = 1 << 12
 
 Vector = NDArray[np.float32]
+Array = NDArray[Any]
+
+# The element types, as safetensors names them. NumPy has no bfloat16: its 16 bits are the upper half of a float32.
+DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "U32": np.dtype("<u4"), "U8": np.dtype("u1")}
+)
+FLOATS = frozenset({"F32", "BF16"})  # those that aggregation reads
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One float32 tensor of a layout; `shape` () is a scalar."""
+    """One tensor of a layout; `shape` () is a scalar."""
 
     name: str
     shape: tuple[int, ...]
+    dtype: str = "F32"
 
     @property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the data in bytes."""
+        return self.size * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class Layout:
     """The tensors of a file, in the order of their data.
 
     Raises:
-        ValueError: no tensor, an empty or repeated name, or a tensor without elements.
+        ValueError: no tensor, an empty or repeated name, an unknown element type, or a tensor without elements.
     """
 
     tensors: tuple[Tensor, ...]
@@ -70,6 +80,8 @@ class Layout:
                 raise ValueError(f"{tensor.name!r} cannot name a tensor")
             if any("\ud800" <= character <= "\udfff" for character in tensor.name):
                 raise ValueError(f"{tensor.name[:80]!r} cannot name a tensor: it is no Unicode text")
+            if tensor.dtype not in DTYPES:
+                raise ValueError(f"tensor {tensor.name!r} is {tensor.dtype!r}; there are {', '.join(DTYPES)}")
             if any(length < 1 for length in tensor.shape):
                 raise ValueError(f"tensor {tensor.name!r} of shape {list(tensor.shape)} has no elements")
 
@@ -91,65 +103,96 @@ class Layout:
         entries: dict[str, Any] = {}
         begin = 0
         for tensor in self.tensors:
-            end = begin + FLOAT_BYTES * tensor.size
-            entries[tensor.name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+            end = begin + tensor.bytes
+            entries[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
             begin = end
         text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-        text += b" " * (-len(text) % _LENGTH_BYTES)
+        text += b" " * (-len(text) % LENGTH_BYTES)
         if len(text) > MAX_HEADER_BYTES:
             raise ValueError(f"the header takes {len(text)} bytes; at most {MAX_HEADER_BYTES} are accepted anywhere")
-        return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+        return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
     @property
     def file_bytes(self) -> int:
         """Size of a file of this layout, header included."""
-        return len(self.header()) + FLOAT_BYTES * self.size
+        return len(self.header()) + self.data_bytes
+
+    @property
+    def data_bytes(self) -> int:
+        """Size of the data of all tensors."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+
+class File(Protocol):
+    """A file that can be opened for reading as often as needed: a path, or a blob that the store keeps at hand."""
+
+    def open(self, mode: Literal["rb"], buffering: Literal[0]) -> FileIO:
+        """Opens it; the caller closes it. Its descriptor may be read with `pread` and mapped."""
 
 
 @dataclass(frozen=True)
 class RowFile:
-    """One row of the update matrix (or a whole model) inside a file.
+    """One row of a reply (or a whole model) inside a file.
 
     Attributes:
-        path: the file.
+        file: where the row is.
         offset: where the row starts, in bytes.
         length: d, in elements.
+        dtype: of the elements.
     """
 
-    path: Path
+    file: File
     offset: int
     length: int
+    dtype: str = "F32"
 
-    def read(self) -> Vector:
-        """The row, mapped read-only, shape (length,)."""
-        return np.memmap(self.path, dtype="<f4", mode="r", offset=self.offset, shape=(self.length,))
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return DTYPES[self.dtype].itemsize
+
+    def columns(self, part: slice) -> "RowFile":
+        """Some consecutive elements of the row."""
+        return replace(self, offset=self.offset + self.itemsize * part.start, length=part.stop - part.start)
+
+    def read(self) -> Array:
+        """The row, shape (length,): mapped read-only, and BF16 widened to float32."""
+        with self.file.open("rb", 0) as file:
+            raw = np.memmap(file, dtype=DTYPES[self.dtype], mode="r", offset=self.offset, shape=(self.length,))
+        return widen(raw) if self.dtype == "BF16" else raw
 
 
-def parse_header(prefix: bytes | memoryview) -> tuple[Layout, int]:
+def widen(raw: NDArray[np.uint16]) -> Vector:
+    """The float32 values of bfloat16 numbers; every one of them has a float32 of the same value."""
+    return (raw.astype("<u4") << np.uint32(16)).view("<f4")
+
+
+def parse_header(prefix: bytes | memoryview, dtypes: Collection[str] = ("F32",)) -> tuple[Layout, int]:
     """Reads the header of a safetensors file.
 
     Args:
         prefix: the file's first bytes, at least to the end of its header.
+        dtypes: the element types that are accepted.
 
     Returns:
         The layout, and where the data begins, in bytes.
 
     Raises:
-        Refusal: `limit:header` (longer than `MAX_HEADER_BYTES`), `dtype` (anything but F32), `layout` (not a
+        Refusal: `limit:header` (longer than `MAX_HEADER_BYTES`), `dtype` (another element type), `layout` (not a
             safetensors header; holes, overlaps, repeated names, shapes that do not fit; a tensor without elements).
     """
-    length = _header_length(prefix)
-    end = _LENGTH_BYTES + length
+    length = header_length(prefix)
+    end = LENGTH_BYTES + length
     if len(prefix) < end:
         raise Refusal("layout", f"the file ends inside its header of {length} bytes, after {len(prefix)} bytes")
     try:
-        document = json.loads(bytes(prefix[_LENGTH_BYTES:end]).decode(), object_pairs_hook=_unique)
+        document = json.loads(bytes(prefix[LENGTH_BYTES:end]).decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise Refusal("layout", f"the header is not the JSON of a safetensors file: {str(error)[:200]}") from None
     if not isinstance(document, dict):
         raise Refusal("layout", "the header of a safetensors file is a JSON object; this one is not")
     document.pop("__metadata__", None)
-    placed = sorted((_entry(name, entry) for name, entry in document.items()), key=lambda item: item[1:])
+    placed = sorted((_entry(name, entry, dtypes) for name, entry in document.items()), key=lambda item: item[1:])
     position = 0
     for tensor, begin, stop in placed:
         if begin != position:
@@ -162,18 +205,22 @@ def parse_header(prefix: bytes | memoryview) -> tuple[Layout, int]:
         raise Refusal("layout", str(error)[:300]) from None
 
 
-def model_layout(path: Path) -> Layout:
-    """The layout of a model or update file.
+def model_layout(file: File) -> Layout:
+    """The layout of a model file.
 
     Raises:
         Refusal: as `parse_header`, and `layout` when the file is shorter or longer than its header says.
     """
-    return _open(path)[0]
+    return _open(file)[0]
 
 
-def update_layout(rows: Sequence[tuple[str, int]]) -> Layout:
-    """The layout of an update file: one one-dimensional tensor for each (objective, length), in this order."""
-    return Layout(tuple(Tensor(objective, (length,)) for objective, length in rows))
+def update_layout(rows: Iterable[tuple[str, int] | tuple[str, int, str]]) -> Layout:
+    """The layout of a payload file: one one-dimensional tensor for each (name, length, dtype), F32 where none is given.
+
+    Raises:
+        ValueError: see `Layout`.
+    """
+    return Layout(tuple(Tensor(name, (length,), *dtype) for name, length, *dtype in rows))
 
 
 def to_bytes(layout: Layout, vector: Vector) -> bytes:
@@ -183,6 +230,44 @@ def to_bytes(layout: Layout, vector: Vector) -> bytes:
         ValueError: not a float32 vector of the layout's size.
     """
     return layout.header() + _data(layout, vector).tobytes()
+
+
+def payload_bytes(layout: Layout, rows: Mapping[str, Array]) -> list[memoryview]:
+    """The file of a reply, piece by piece: the header, then each row of the layout.
+
+    Args:
+        layout: of the payload.
+        rows: by name: float32 for F32, the integers of their type for the others (for BF16 the 16 bits).
+
+    Raises:
+        ValueError: a row is missing, or is not of its type and length.
+    """
+    pieces = [memoryview(layout.header())]
+    for tensor in layout.tensors:
+        row = rows.get(tensor.name)
+        if row is None or row.dtype != DTYPES[tensor.dtype].newbyteorder("=") or row.shape != tensor.shape:
+            found = "missing" if row is None else f"{row.dtype} {row.shape}"
+            raise ValueError(f"row {tensor.name!r} is {found}; the layout has {tensor.dtype} {tensor.shape}")
+        pieces.append(np.ascontiguousarray(row, dtype=DTYPES[tensor.dtype]).data.cast("B"))
+    return pieces
+
+
+def payload_rows(data: bytes | memoryview, expected: Layout) -> dict[str, Array]:
+    """The rows of a payload in memory, by name.
+
+    Raises:
+        Refusal: as `parse_header`, and `layout` when it has another layout than expected, or another length.
+    """
+    layout, offset = parse_header(data, {tensor.dtype for tensor in expected.tensors})
+    if layout != expected:
+        raise Refusal("layout", layout_difference(layout, expected))
+    if len(data) != layout.file_bytes:
+        raise Refusal("layout", f"the file has {len(data)} bytes; its header describes {layout.file_bytes}")
+    rows = {}
+    for tensor in layout.tensors:
+        rows[tensor.name] = np.frombuffer(data, DTYPES[tensor.dtype], tensor.size, offset).reshape(tensor.shape)
+        offset += tensor.bytes
+    return rows
 
 
 def write_vectors(path: Path, layout: Layout, vector: Vector) -> None:
@@ -197,162 +282,51 @@ def write_vectors(path: Path, layout: Layout, vector: Vector) -> None:
         file.write(data.data)
 
 
-def read_vector(path: Path) -> tuple[Layout, Vector]:
+def read_vector(file: File) -> tuple[Layout, Vector]:
     """A file's layout and its data as one vector (d,), mapped read-only.
 
     Raises:
         Refusal: as `model_layout`.
     """
-    layout, offset = _open(path)
-    return layout, RowFile(path, offset, layout.size).read()
+    layout, offset = _open(file)
+    return layout, RowFile(file, offset, layout.size).read()
 
 
-def model_row(path: Path) -> RowFile:
+def model_row(file: File) -> RowFile:
     """A model file as one row (d,).
 
     Raises:
         Refusal: as `model_layout`.
     """
-    layout, offset = _open(path)
-    return RowFile(path, offset, layout.size)
+    layout, offset = _open(file)
+    return RowFile(file, offset, layout.size)
 
 
-def update_rows(path: Path) -> dict[str, RowFile]:
-    """The rows of an update file by objective, in file order.
+def update_rows(file: File) -> dict[str, RowFile]:
+    """The rows of a payload file by name, in file order.
 
     Raises:
         Refusal: as `model_layout`, and `layout` for a tensor that is not one-dimensional.
     """
-    layout, offset = _open(path)
+    layout, offset = _open(file, DTYPES)
     rows = {}
     for tensor in layout.tensors:
         if len(tensor.shape) != 1:
             raise Refusal("layout", f"row {tensor.name[:80]!r} has shape {list(tensor.shape)}; a row is a vector")
-        rows[tensor.name] = RowFile(path, offset, tensor.size)
-        offset += FLOAT_BYTES * tensor.size
+        rows[tensor.name] = RowFile(file, offset, tensor.size, tensor.dtype)
+        offset += tensor.bytes
     return rows
 
 
-class PayloadCheck:
-    """Checks an arriving payload in one pass: digest, layout, finite values, and the norm of each row.
+def header_length(prefix: bytes | bytearray | memoryview) -> int:
+    """The length of a header in bytes, from the first `LENGTH_BYTES` bytes of its file.
 
-    A problem with the content does not stop the reading: it is kept in `problem`, so that the digest of the whole is
-    known first, and a damaged transfer is told from a bad update. Memory: the header, three bytes, and a small buffer.
-
-    Attributes:
-        problem: what is wrong with the content: `limit:header`, `layout`, `dtype` or `non-finite`; None while nothing
-            is. Complete after `finish`.
-        norms: the Euclidean norm of each tensor by its name, computed in float64, in the order of the layout. Zero
-            exactly where every element is zero. Complete after `finish` where there is no problem. Whether a norm is a
-            fault is the caller's policy.
+    Raises:
+        Refusal: `layout` for fewer bytes than that, `limit:header` for a length above `MAX_HEADER_BYTES`.
     """
-
-    def __init__(self, layout: Layout, algorithm: str = DEFAULT_ALGORITHM) -> None:
-        """Expects a file of `layout`; the digest is made with `algorithm` (see federation.digests)."""
-        self.problem: Refusal | None = None
-        self.norms: dict[str, float] = {}
-        self._layout = layout
-        self._algorithm = algorithm
-        self._hasher = hasher(algorithm)
-        self._header: bytearray | None = bytearray()  # None once it has been read
-        self._split = b""  # the first bytes of an element whose rest is in the next chunk
-        self._row = 0
-        self._left = layout.tensors[0].size  # elements still missing from the current row
-        self._squares = 0.0  # the sum of the squares of the current row so far; at most 2**48 times 2**256
-        self._buffer = np.empty(_SQUARED_AT_A_TIME)
-
-    def feed(self, chunk: bytes | memoryview) -> None:
-        """Takes in the next piece, of any size."""
-        view = memoryview(chunk).cast("B")
-        for start in range(0, len(view), _CHECK_BYTES):
-            piece = view[start : start + _CHECK_BYTES]
-            self._hasher.update(piece)
-            if self.problem is None:
-                try:
-                    self._look(piece)
-                except Refusal as problem:
-                    self.problem = problem
-
-    def finish(self) -> str:
-        """Ends the payload.
-
-        Returns:
-            The digest of everything fed, with its algorithm in front.
-        """
-        if self.problem is None and (self._header is not None or self._row < len(self._layout.tensors) or self._split):
-            self.problem = Refusal("layout", "the payload ends before its last tensor does")
-        return f"{self._algorithm}:{self._hasher.hexdigest()}"
-
-    def _look(self, piece: memoryview) -> None:
-        if self._header is not None:
-            piece = self._look_at_header(self._header, piece)
-        if self._split:
-            missing = FLOAT_BYTES - len(self._split)
-            self._split += bytes(piece[:missing])
-            piece = piece[missing:]
-            if len(self._split) < FLOAT_BYTES:
-                return
-            self._look_at_values(np.frombuffer(self._split, dtype="<f4"))
-        whole = len(piece) // FLOAT_BYTES * FLOAT_BYTES
-        self._split = bytes(piece[whole:])
-        if whole:
-            self._look_at_values(np.frombuffer(piece[:whole], dtype="<f4"))
-
-    def _look_at_header(self, header: bytearray, piece: memoryview) -> memoryview:
-        # First the length alone, so that an absurd one is refused before anything is kept for it.
-        piece = _move(piece, header, _LENGTH_BYTES)
-        if len(header) < _LENGTH_BYTES:
-            return piece
-        end = _LENGTH_BYTES + _header_length(header)
-        piece = _move(piece, header, end)
-        if len(header) < end:
-            return piece
-        layout, _ = parse_header(bytes(header))
-        if layout != self._layout:
-            raise Refusal("layout", _difference(layout, self._layout))
-        self._header = None
-        return piece
-
-    def _look_at_values(self, values: Vector) -> None:
-        while len(values):
-            if self._row == len(self._layout.tensors):
-                raise Refusal("layout", "the payload goes on after its last tensor")
-            name = self._layout.tensors[self._row].name
-            part = values[: self._left]
-            low, high = float(part.min()), float(part.max())  # NaN wins in both
-            if not (math.isfinite(low) and math.isfinite(high)):
-                raise Refusal("non-finite", f"row {name[:80]!r} holds NaN or infinite values")
-            self._squares += self._sum_of_squares(part)
-            self._left -= len(part)
-            values = values[len(part) :]
-            if self._left == 0:
-                self.norms[name] = math.sqrt(self._squares)
-                self._row += 1
-                self._squares = 0.0
-                if self._row < len(self._layout.tensors):
-                    self._left = self._layout.tensors[self._row].size
-
-    def _sum_of_squares(self, values: Vector) -> float:
-        # A float32 squared is between 2**-298 and 2**256: float64 neither loses nor overflows.
-        total = 0.0
-        for start in range(0, len(values), _SQUARED_AT_A_TIME):
-            part = values[start : start + _SQUARED_AT_A_TIME]
-            wide = self._buffer[: len(part)]
-            wide[:] = part
-            total += float(wide @ wide)
-        return total
-
-
-def _move(piece: memoryview, header: bytearray, wanted: int) -> memoryview:
-    missing = max(0, wanted - len(header))
-    header += piece[:missing]
-    return piece[missing:]
-
-
-def _header_length(prefix: bytes | bytearray | memoryview) -> int:
-    if len(prefix) < _LENGTH_BYTES:
-        raise Refusal("layout", f"{len(prefix)} bytes are no safetensors file")
-    length = int.from_bytes(prefix[:_LENGTH_BYTES], "little")
+    if len(prefix) < LENGTH_BYTES:
+        raise Refusal("layout", f"{len(prefix)} bytes are not a safetensors file")
+    length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
     if length > MAX_HEADER_BYTES:
         raise Refusal("limit:header", f"the header claims {length} bytes; at most {MAX_HEADER_BYTES} are accepted")
     return length
@@ -365,20 +339,22 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _entry(name: str, entry: Any) -> tuple[Tensor, int, int]:
+def _entry(name: str, entry: Any, dtypes: Collection[str]) -> tuple[Tensor, int, int]:
     shown = name[:80]
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise Refusal("layout", f"tensor {shown!r} needs exactly dtype, shape and data_offsets")
-    if entry["dtype"] != "F32":
-        raise Refusal("dtype", f"tensor {shown!r} is {str(entry['dtype'])[:20]!r}; only F32 is accepted")
+    dtype = entry["dtype"]
+    if not isinstance(dtype, str) or dtype not in dtypes:
+        accepted = ", ".join(name for name in DTYPES if name in dtypes)
+        raise Refusal("dtype", f"tensor {shown!r} is {str(dtype)[:20]!r}; only {accepted} is accepted")
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not _naturals(shape) or len(shape) > _MAX_DIMENSIONS:
         raise Refusal("layout", f"tensor {shown!r} has an impossible shape")
     if not _naturals(offsets) or len(offsets) != 2:
         raise Refusal("layout", f"tensor {shown!r} has impossible data_offsets")
-    tensor = Tensor(name, tuple(shape))
+    tensor = Tensor(name, tuple(shape), dtype)
     begin, end = offsets
-    if tensor.size > _MAX_ELEMENTS or end - begin != FLOAT_BYTES * tensor.size:
+    if tensor.size > _MAX_ELEMENTS or end - begin != tensor.bytes:
         raise Refusal("layout", f"tensor {shown!r}: its shape does not fill its {end - begin} bytes")
     return tensor, begin, end
 
@@ -387,26 +363,27 @@ def _naturals(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item <= 8 * _MAX_ELEMENTS for item in value)
 
 
-def _difference(found: Layout, expected: Layout) -> str:
+def layout_difference(found: Layout, expected: Layout) -> str:
+    """The first difference between two layouts, in words. The layouts must differ."""
     if len(found.tensors) != len(expected.tensors):
         return f"{len(found.tensors)} tensors; the assignment asks for {len(expected.tensors)}"
     for mine, theirs in zip(found.tensors, expected.tensors, strict=True):
         if mine != theirs:
             return (
-                f"tensor {mine.name[:80]!r} of shape {list(mine.shape)}; "
-                f"the assignment asks for {theirs.name!r} of shape {list(theirs.shape)}"
+                f"tensor {mine.name[:80]!r}, {mine.dtype} of shape {list(mine.shape)}; "
+                f"the assignment asks for {theirs.name!r}, {theirs.dtype} of shape {list(theirs.shape)}"
             )
     raise AssertionError("the layouts are equal")
 
 
-def _open(path: Path) -> tuple[Layout, int]:
-    with path.open("rb") as file:
-        prefix = file.read(_LENGTH_BYTES)
-        prefix += file.read(_header_length(prefix))
-        layout, offset = parse_header(prefix)
-        found = file.seek(0, 2)
-    if found != offset + FLOAT_BYTES * layout.size:
-        expected = offset + FLOAT_BYTES * layout.size
+def _open(file: File, dtypes: Collection[str] = ("F32",)) -> tuple[Layout, int]:
+    with file.open("rb", 0) as content:
+        prefix = content.read(LENGTH_BYTES)
+        prefix += content.read(header_length(prefix))
+        layout, offset = parse_header(prefix, dtypes)
+        found = content.seek(0, 2)
+    expected = offset + layout.data_bytes
+    if found != expected:
         raise Refusal("layout", f"the file has {found} bytes; its header describes {expected}")
     return layout, offset
 

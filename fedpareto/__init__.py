@@ -1,28 +1,104 @@
-"""The face of fedpareto: the `fedpareto` command and the calls for notebooks. Imports the other packages, lazily.
+"""The public face of fedpareto: everything that notebooks, tasks and plug-ins import.
 
 >>> import fedpareto
 >>> history = fedpareto.simulate("run.toml", data="data")  # doctest: +SKIP
 >>> history.rounds["accuracy/mean"].plot()  # doctest: +SKIP
+
+Names are loaded when they are first used: `import fedpareto` imports neither PyTorch nor NumPy.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from coordinator.aggregation import Aggregate as Aggregate
     from coordinator.aggregation import aggregate as aggregate
+    from coordinator.aggregation.base import Rule as Rule
+    from coordinator.aggregation.base import conclude as conclude
+    from coordinator.aggregation.hyperparameters import hyperparameter as hyperparameter
+    from coordinator.aggregation.pre import Mixture as Mixture
+    from coordinator.aggregation.pre import Stage as Stage
+    from coordinator.aggregation.rules import Combination as Combination
+    from coordinator.aggregation.rules import HyperparameterError as HyperparameterError
+    from coordinator.aggregation.rules import Rows as Rows
+    from coordinator.aggregation.rules import TooFewUpdatesError as TooFewUpdatesError
+    from federation.attacks.base import Attack as Attack
+    from federation.attacks.base import AttackError as AttackError
+    from federation.attacks.base import option as option
     from federation.runs import RunSpec as RunSpec
+    from federation.sketches.base import LinearSketch as LinearSketch
+    from federation.sketches.base import Sketch as Sketch
+    from federation.sketches.base import SketchError as SketchError
+    from federation.tasks import DataError as DataError
+    from federation.tasks import Dataset as Dataset
+    from federation.tasks import DataSource as DataSource
+    from federation.tasks import Pool as Pool
+    from federation.tasks import Splits as Splits
+    from federation.tasks import Task as Task
+    from federation.tasks import task as task
     from fedpareto.notebook import simulate as simulate
     from simulation.history import History as History
 
-# Where each name comes from. None of these modules imports PyTorch, so completion by Tab stays quick.
+# Where each name comes from.
 _PLACES = {
+    "Aggregate": "coordinator.aggregation",
+    "Attack": "federation.attacks.base",
+    "AttackError": "federation.attacks.base",
+    "Combination": "coordinator.aggregation.rules",
+    "DataError": "federation.tasks",
+    "DataSource": "federation.tasks",
+    "Dataset": "federation.tasks",
     "History": "simulation.history",
+    "HyperparameterError": "coordinator.aggregation.rules",
+    "LinearSketch": "federation.sketches.base",
+    "Mixture": "coordinator.aggregation.pre",
+    "Pool": "federation.tasks",
+    "Rows": "coordinator.aggregation.rules",
+    "Rule": "coordinator.aggregation.base",
     "RunSpec": "federation.runs",
+    "Sketch": "federation.sketches.base",
+    "SketchError": "federation.sketches.base",
+    "Splits": "federation.tasks",
+    "Stage": "coordinator.aggregation.pre",
+    "Task": "federation.tasks",
+    "TooFewUpdatesError": "coordinator.aggregation.rules",
     "aggregate": "coordinator.aggregation",
+    "conclude": "coordinator.aggregation.base",
+    "hyperparameter": "coordinator.aggregation.hyperparameters",
+    "option": "federation.attacks.base",
     "simulate": "fedpareto.notebook",
+    "task": "federation.tasks",
 }
 
-__all__ = ["History", "RunSpec", "aggregate", "simulate"]
+__all__ = [
+    "Aggregate",
+    "Attack",
+    "AttackError",
+    "Combination",
+    "DataError",
+    "DataSource",
+    "Dataset",
+    "History",
+    "HyperparameterError",
+    "LinearSketch",
+    "Mixture",
+    "Pool",
+    "Rows",
+    "Rule",
+    "RunSpec",
+    "Sketch",
+    "SketchError",
+    "Splits",
+    "Stage",
+    "Task",
+    "TooFewUpdatesError",
+    "aggregate",
+    "conclude",
+    "hyperparameter",
+    "option",
+    "simulate",
+    "task",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,8 @@ from importlib.util import find_spec
 
 from federation.tasks import Splits, Task
 from simulation import SimulationError
-from simulation.local import LocalWork, Loop, Serves, Stacked, why_not_stacked
+from simulation.local import LocalWork, Loop, Serves
+from simulation.stacked import Stacked, why_not_stacked
 
 BACKENDS = ("auto", "stacked", "loop", "compiled", "ray")
 

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from federation.tasks import Splits, task
-from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.errors import TrainingDiverged, TrainingStopped
+from federation.work.base import Result
+from federation.work.computation import Computation
 from simulation import SimulationError
-from simulation.local import LocalWork, Loop, Order, Outcome, Serves, Stopped
+from simulation.local import LocalWork, Loop, Outcome, Serves, Stopped
 
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 10.0
@@ -36,19 +38,12 @@ class _Trainers:
     def ready(self) -> None:
         """Answers when the clients are there."""
 
-    def train(self, base: NDArray[np.float32], order: Order, clients: list[str]) -> dict[str, Outcome | int]:
-        """As `LocalWork.train`; where training diverged, the step."""
-        return _told(self._loop.train(base, order, clients, stopped=lambda: False))
-
-    def jacobian(self, base: NDArray[np.float32], order: Order, clients: list[str]) -> dict[str, Outcome | int]:
-        """As `LocalWork.jacobian`; where training diverged, the step."""
-        return _told(self._loop.jacobian(base, order, clients, stopped=lambda: False))
-
-    def evaluate(
-        self, base: NDArray[np.float32], clients: list[str], splits: tuple[str, ...]
-    ) -> dict[str, dict[str, float]]:
-        """As `LocalWork.evaluate`."""
-        return self._loop.evaluate(base, clients, splits, stopped=lambda: False)
+    def compute(
+        self, base: NDArray[np.float32], computations: dict[str, Computation], seed: int, round_: int
+    ) -> dict[str, Result | int]:
+        """As `LocalWork.compute`; where training diverged, the step: an exception would lose it on its way."""
+        outcomes = self._loop.compute(base, computations, seed=seed, round=round_, stopped=lambda: False)
+        return {name: one.step if isinstance(one, TrainingDiverged) else one for name, one in outcomes.items()}
 
 
 class RayWork(LocalWork):
@@ -87,30 +82,26 @@ class RayWork(LocalWork):
             self.close()
             raise
 
-    def train(
-        self, base: NDArray[np.float32], order: Order, clients: Sequence[str], *, stopped: Stopped
+    def compute(
+        self,
+        base: NDArray[np.float32],
+        computations: Mapping[str, Computation],
+        *,
+        seed: int,
+        round: int,  # noqa: A002 - the field's own word, as everywhere
+        stopped: Stopped,
     ) -> dict[str, Outcome]:
-        """See the base."""
+        """Each process computes for its own clients."""
         shared = ray.put(base)
-        return _heard([actor.train.remote(shared, order, some) for actor, some in self._dealt(clients)], stopped)
-
-    def jacobian(
-        self, base: NDArray[np.float32], order: Order, clients: Sequence[str], *, stopped: Stopped
-    ) -> dict[str, Outcome]:
-        """See the base."""
-        shared = ray.put(base)
-        return _heard([actor.jacobian.remote(shared, order, some) for actor, some in self._dealt(clients)], stopped)
-
-    def evaluate(
-        self, base: NDArray[np.float32], clients: Sequence[str], splits: tuple[str, ...], *, stopped: Stopped
-    ) -> dict[str, dict[str, float]]:
-        """See the base."""
-        shared = ray.put(base)
-        asked = [actor.evaluate.remote(shared, some, splits) for actor, some in self._dealt(clients)]
-        found: dict[str, dict[str, float]] = {}
+        asked = []
+        for at, actor in enumerate(self._actors):
+            own = {name: computation for name, computation in computations.items() if self._home[name] == at}
+            if own:
+                asked.append(actor.compute.remote(shared, own, seed, round))
+        outcomes: dict[str, Outcome] = {}
         for part in _gather(asked, stopped):
-            found |= part
-        return {name: found[name] for name in clients}
+            outcomes |= {name: TrainingDiverged(one) if isinstance(one, int) else one for name, one in part.items()}
+        return {name: outcomes[name] for name in computations}
 
     def close(self) -> None:
         """Ends the processes, in the middle of their work if need be, and the cluster if it was started here."""
@@ -134,22 +125,6 @@ class RayWork(LocalWork):
             own = {client: splits[client] for client in names[index::count]}
             self._actors.append(actor.remote(name, own, device, self._serves, list(sys.path)))
         return {client: index % count for index, client in enumerate(names)}
-
-    def _dealt(self, clients: Sequence[str]) -> list[tuple[Any, list[str]]]:
-        dealt = [(actor, [name for name in clients if self._home[name] == at]) for at, actor in enumerate(self._actors)]
-        return [(actor, some) for actor, some in dealt if some]
-
-
-def _told(outcomes: Mapping[str, Outcome]) -> dict[str, Outcome | int]:
-    """Outcomes as they travel: an exception would lose its step."""
-    return {name: one.step if isinstance(one, TrainingDiverged) else one for name, one in outcomes.items()}
-
-
-def _heard(asked: list[Any], stopped: Stopped) -> dict[str, Outcome]:
-    outcomes: dict[str, Outcome] = {}
-    for part in _gather(asked, stopped):
-        outcomes |= {name: TrainingDiverged(one) if isinstance(one, int) else one for name, one in part.items()}
-    return outcomes
 
 
 def _connect(address: str | None) -> None:

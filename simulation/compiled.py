@@ -14,13 +14,15 @@ from torch.func import functional_call, grad_and_value
 
 from federation.tasks import Splits, Task
 from federation.tasks import parameters as flat
-from federation.training import Descent, Trainer, TrainWork
+from federation.training.sgd import Descent, Tensors
+from federation.training.trainer import Trainer
+from federation.work.computation import LocalSgd
 from simulation import SimulationError
 
 _UNROLLED = 8  # with more, compiling takes longer than it saves
 
-# (w, the velocity, w_t, samples, labels) to (w, the velocity, the losses); samples and labels of so many minibatches
-_Steps = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None, Tensor]]
+# (w, w_t, the velocity, samples, labels) to the losses; samples and labels of several minibatches. w and velocity move.
+_Steps = Callable[[Tensors, Tensors, Tensors, Tensor, Tensor], Tensor]
 
 
 class CompiledTrainer(Trainer):
@@ -35,7 +37,7 @@ class CompiledTrainer(Trainer):
         objectives: Sequence[str] | None = None,
     ) -> None:
         super().__init__(task, splits, device, threads, objectives)
-        self._compiled: dict[tuple[TrainWork, str], _Steps] = {}  # trainers that share the model share them
+        self._compiled: dict[tuple[LocalSgd, str], _Steps] = {}  # trainers that share the model share them
 
     def _advance(
         self, batches: Iterator[tuple[Tensor, Tensor]], weights: Mapping[str, float], descent: Descent, room: int
@@ -47,40 +49,28 @@ class CompiledTrainer(Trainer):
         if len(some) < _UNROLLED or any(len(y) != work.batch_size for _, y in some):
             return [self._step(x, y, weights, descent) for x, y in some]
         x, y = (torch.stack(parts) for parts in zip(*some, strict=True))
-        own = self._weights
-        values, velocity, losses = self._steps(work, target[0][0])(own.values, descent.velocity, own.start, x, y)
-        own.values.copy_(values)
-        if velocity is not None and descent.velocity is not None:
-            descent.velocity.copy_(velocity)
-        return losses.unbind()
+        steps = self._steps(work, target[0][0])
+        return steps(descent.values, descent.start, descent.velocity, x, y).unbind()
 
-    def _steps(self, work: TrainWork, objective: str) -> _Steps:
+    def _steps(self, work: LocalSgd, objective: str) -> _Steps:
         if (work, objective) not in self._compiled:
             self._compiled[work, objective] = self._compile(work, objective)
         return self._compiled[work, objective]
 
-    def _compile(self, work: TrainWork, objective: str) -> _Steps:
+    def _compile(self, work: LocalSgd, objective: str) -> _Steps:
         names = [name for name, _ in flat.trainable(self._model)]
 
         def loss_of(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            parameters = dict(zip(names, self._weights.parameters(values), strict=True))
+            parameters = dict(zip(names, self._buffers.parameters(values), strict=True))
             return self._task.losses(functional_call(self._model, parameters, (x,)), y)[objective]
 
-        def steps(
-            values: Tensor, velocity: Tensor | None, start: Tensor, x: Tensor, y: Tensor
-        ) -> tuple[Tensor, Tensor | None, Tensor]:
-            losses = []
+        def steps(values: Tensors, start: Tensors, velocity: Tensors, x: Tensor, y: Tensor) -> Tensor:
+            descent, losses = Descent(work, values, start, velocity), []
             for some_x, some_y in zip(x.unbind(), y.unbind(), strict=True):
-                direction, loss = grad_and_value(loss_of)(values, some_x, some_y)
-                if work.weight_decay:
-                    direction = direction + work.weight_decay * values
-                if work.proximal_mu:
-                    direction = direction + work.proximal_mu * (values - start)
-                if velocity is not None:
-                    velocity = direction = work.momentum * velocity + direction
-                values = values - work.learning_rate * direction
+                gradient, loss = grad_and_value(loss_of)(values[0], some_x, some_y)
+                descent.step([gradient])
                 losses.append(loss)
-            return values, velocity, torch.stack(losses)
+            return torch.stack(losses)
 
         compiled: _Steps = torch.compile(steps, fullgraph=True, dynamic=False)
         return compiled

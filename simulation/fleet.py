@@ -5,10 +5,9 @@ reason. Updates stay in memory, unless the algorithm needs them in later rounds.
 """
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,34 +15,87 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.gram import Row
-from coordinator.aggregation.phases import Evaluate, Jacobian, Replies, Reply, Residual, Selected, Train
+from coordinator.aggregation.phases import Asked, Replies, Reply, Selected
 from coordinator.rounds import selection
 from coordinator.rounds.content import content_problem, payload_problem
-from coordinator.rounds.fleet import Fleet, Held, Question, RunFacts, Surroundings, stored_reference
+from coordinator.rounds.fleets.base import Fleet, Held, Question, RunFacts, StoredInputs, Surroundings
+from coordinator.rounds.recorder import Signed, record_reply
 from coordinator.rounds.states import close_phase, end_assignment
 from federation.attacks import attack_seed
 from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.envelope import envelope_digest
-from federation.identity import UNSIGNED
-from federation.objectives import JOINT, Targets
-from federation.refusals import Refusal
-from federation.sketches import SketchError
-from federation.sketches.asked import jacobian_of, second_leg, sketch_of
-from federation.sketches.seeds import own_seed, shared_seed
-from federation.training import TrainingDiverged, TrainingStopped, TrainResult, TrainWork
+from federation.payload_check import PayloadCheck
+from federation.proofs import UNSIGNED
+from federation.training.errors import TrainingDiverged, TrainingStopped
 from federation.v1 import common_pb2
 from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
-from federation.vectors import PayloadCheck, model_layout, model_row, update_layout
-from simulation.local import LocalWork, Order, Outcome
+from federation.vectors import model_layout, model_row, payload_bytes
+from federation.work.base import Client, Memory, Result, RowSchema, Shape, Work, WorkError, payload_layout
+from federation.work.computation import Computation, Descend, Measure
+from federation.work.train.work import Train
+from simulation.local import LocalWork, Outcome
 from simulation.population import Population
 from storage import models
-from storage.models import Assignment, AssignmentState, PhaseKind, PhaseState
+from storage.models import Assignment, AssignmentState, PhaseState
 
 SOFTWARE = "simulation"
-_KINDS = {Train: PhaseKind.TRAIN, Jacobian: PhaseKind.JACOBIAN, Residual: PhaseKind.RESIDUAL}
 Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class HandedIn:
+    """A client's answer.
+
+    Attributes:
+        result: the content.
+        rows: of its payload; none for an answer without one.
+    """
+
+    result: Result
+    rows: tuple[RowSchema, ...]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A client declines.
+
+    Attributes:
+        reason: a stable reason.
+        message: the reason in words.
+    """
+
+    reason: str
+    message: str
+
+
+class _ClientMemory(Memory):
+    """What one simulated client remembers of an attempt at a round."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def get(self, name: str) -> bytes | None:
+        """What was kept under a name; None when nothing is."""
+        return self._values.get(name)
+
+    def put(self, name: str, value: bytes, *, durable: bool = False) -> None:
+        """Keeps a value. An interrupted simulation computes the round again from its first phase."""
+        self._values[name] = value
+
+
+class _Memories:
+    """What the clients remember of the newest attempt at a round; that of others is forgotten."""
+
+    def __init__(self) -> None:
+        self._attempt = (-1, -1)
+        self._clients: dict[str, _ClientMemory] = {}
+
+    def of(self, client_id: str, round_: int, attempt: int) -> Memory:
+        """The memory of one client."""
+        if self._attempt != (round_, attempt):
+            self._attempt, self._clients = (round_, attempt), {}
+        return self._clients.setdefault(client_id, _ClientMemory())
 
 
 class SimulatedFleet(Fleet):
@@ -77,6 +129,7 @@ class SimulatedFleet(Fleet):
         self._local = local
         self._probe = probe
         self._stopped = stopped
+        self._memories = _Memories()
 
     def known(self, session: Session) -> dict[str, Selected]:
         """See the base: everybody with training samples."""
@@ -88,110 +141,71 @@ class SimulatedFleet(Fleet):
         return {name: one.samples for name, one in self.known(session).items()}
 
     def ask(self, question: Question) -> Replies:
-        """See the base. Asked again, the same is computed again."""
-        base = model_row(self._around.blobs.path(question.base_model)).read()
+        """Computes what every client answers. Asked again, the same is computed again."""
+        began, started = time.perf_counter(), self._around.clock()
+        kind = question.phase.kind
+        clients = self._first(question) if kind.decides else question.clients
+        inputs = StoredInputs(question.phase, self._around.blobs)
         try:
-            if isinstance(question.phase, Evaluate):
-                return self._evaluate(question, question.phase, base)
-            return self._work(question, question.phase, base)
+            handed_in = self._answers(question, clients)
         except TrainingStopped:
             raise Held from None
+        if not kind.decides:  # nothing is put on record but the scores, which the conductor does
+            scores = {name: one for name, one in handed_in.items() if isinstance(one, HandedIn)}
+            return Replies([self._reply(name, one) for name, one in scores.items()], device=self._around.device)
+        seconds = (time.perf_counter() - began) / max(1, len(clients))
+        replies: list[Reply] = []
+        record = [self._not_needed(question, name) for name in question.clients if name not in clients]
+        for name in sorted(handed_in):
+            assignment, reply = self._take(question, name, handed_in[name], seconds)
+            record.append(assignment)
+            if reply is not None:
+                replies.append(reply)
+        for assignment in record:
+            assignment.created, assignment.inputs = started, inputs.of(assignment.client_id)
+        self._record(question, record, started)
+        return Replies(replies, device=self._around.device)
 
     def observe(self, model: str) -> dict[str, float]:
         """See the base: `backdoor`, the attackers' success rate."""
         if self._probe is None:
             return {}
-        return {"backdoor": self._probe.rate(model_row(self._around.blobs.path(model)).read())}
+        return {"backdoor": self._probe.rate(model_row(self._around.blobs.local(model)).read())}
 
-    # --- evaluation: nothing to record but the scores, which the conductor does
+    # --- the clients' work
 
-    def _evaluate(self, question: Question, phase: Evaluate, base: Vector) -> Replies:
-        scores = self._local.evaluate(base, question.clients, phase.splits, stopped=self._stopped)
-        return Replies(
-            [
-                Reply(
-                    client_id=name,
-                    samples=self._population.samples[name],
-                    losses={},
-                    metrics=metrics,
-                    objectives=self._population.serves[name],
-                )
-                for name, metrics in scores.items()
-            ],
-            device=self._around.device,
-        )
-
-    # --- training, and gradients
-
-    def _work(self, question: Question, phase: Train | Jacobian | Residual, base: Vector) -> Replies:
-        began, started = time.perf_counter(), self._around.clock()
-        clients = self._first(question)
-        outcomes: Mapping[str, Outcome | SketchError]
-        if isinstance(phase, Train):
-            outcomes = self._trained(question, phase, clients, base)
-        else:
-            outcomes = self._gradients(question, phase, clients, base)
-        seconds = (time.perf_counter() - began) / max(1, len(clients))
-        replies: list[Reply] = []
-        record = [self._not_needed(question, name) for name in question.clients if name not in clients]
-        for name in sorted(outcomes):
-            row, reply = self._take(question, name, outcomes[name], seconds)
-            record.append(row)
-            if reply is not None:
-                replies.append(reply)
-        reference = stored_reference(phase, self._around.blobs)
-        for assignment in record:
-            assignment.created, assignment.reference = started, reference
-        self._record(question, record, started)
-        return Replies(replies, device=self._around.device)
-
-    def _order(self, question: Question, **changed: Any) -> Order:
-        spec = self._run.spec
-        return Order(work=TrainWork.of(spec.train), seed=spec.seed, round=question.round, **changed)
-
-    def _trained(self, question: Question, phase: Train, clients: list[str], base: Vector) -> dict[str, Outcome]:
-        """What the clients' training came to, and what attackers made of theirs."""
-        attackers, serves = self._population.attackers, self._population.serves
-        targets = {name: phase.targets(serves[name]) for name in clients}
-        idle = [name for name in clients if name in attackers and not attackers[name].trains]
-        training = [name for name in clients if name not in idle]
-        order = self._order(
-            question,
-            targets=targets,
-            from_jacobian=phase.from_jacobian,
-            measure=phase.measure and self._run.spec.train.measure,
-        )
-        outcomes = self._local.train(base, order, training, stopped=self._stopped)
-        outcomes |= self._idle(base, idle, targets)
-        self._attack(question, base, outcomes)
-        return outcomes
-
-    def _gradients(
-        self, question: Question, phase: Jacobian | Residual, clients: list[str], base: Vector
-    ) -> dict[str, Outcome | SketchError]:
-        """The clients' sketches of their gradients, or what these lost; or why there is none."""
-        second = isinstance(phase, Residual)
-        asked = phase.jacobian if isinstance(phase, Residual) else phase
-        order = self._order(question, measure=asked.measure and not second)
-        outcomes = self._local.jacobian(base, order, clients, stopped=self._stopped)
-        self._attack(question, base, outcomes)
-        layout = model_layout(self._around.blobs.path(question.base_model))
-        made = sketch_of(asked, layout, self._run.objectives)
-        shared = shared_seed(self._run.spec.seed, question.round)
-        sketched: dict[str, Outcome | SketchError] = {}
-        for name, outcome in outcomes.items():
-            sketched[name] = outcome
-            if isinstance(outcome, TrainResult):
-                A = jacobian_of(outcome.rows, asked, layout)
-                own = own_seed(self._run.spec.seed, question.round, name)
-                try:
-                    rows = made.compress(A, shared_seed=shared, own_seed=own)
-                    if isinstance(phase, Residual):
-                        rows = second_leg(made).residual(A, rows, phase.reference, phase.objectives)
-                    sketched[name] = replace(outcome, rows=rows)
-                except SketchError as error:
-                    sketched[name] = error
-        return sketched
+    def _answers(self, question: Question, clients: list[str]) -> dict[str, "HandedIn | Refused"]:
+        """What each client hands in, or why it declines."""
+        base = model_row(self._around.blobs.local(question.base_model)).read()
+        layout = model_layout(self._around.blobs.local(question.base_model))
+        spec, serves = self._run.spec, self._population.serves
+        shared = question.phase.inputs()
+        members = {
+            name: Client(
+                client_id=name,
+                seed=spec.seed,
+                round=question.round,
+                attempt=question.attempt,
+                shape=Shape(layout, self._run.objectives, serves[name]),
+                memory=self._memories.of(name, question.round, question.attempt),
+                inputs={**shared, **question.phase.own_inputs(name)},
+            )
+            for name in clients
+        }
+        works = {name: question.phase.work(Asked(name, serves[name], spec)) for name in clients}
+        computations: dict[str, Computation] = {}
+        for name, work in works.items():
+            if (computation := work.computation(members[name])) is not None:
+                attack = self._population.attackers.get(name)
+                if isinstance(computation, Descend) and attack is not None:
+                    targets = attack.on_targets(computation.targets)
+                    computation = replace(computation, targets=targets, idle=not attack.trains)
+                computations[name] = computation
+        outcomes: dict[str, Outcome] = {name: Result({}, {}, {}, self._population.samples[name]) for name in clients}
+        outcomes |= self._local.compute(base, computations, seed=spec.seed, round=question.round, stopped=self._stopped)
+        if any(not isinstance(computation, Measure) for computation in computations.values()):
+            self._attack(question, base, outcomes)
+        return {name: _handed_in(works[name], members[name], outcomes[name]) for name in clients}
 
     def _first(self, question: Question) -> list[str]:
         """Who replies before the round has as many as it wants; by lot, where more were asked."""
@@ -217,41 +231,29 @@ class SimulatedFleet(Fleet):
             created=self._around.clock(),
         )
 
-    def _idle(self, base: Vector, clients: list[str], targets: Mapping[str, Targets]) -> dict[str, Outcome]:
-        """What clients that only pretend to train have to hand in: measured losses, and no step."""
-        results: dict[str, Outcome] = {}
-        for name, metrics in self._local.evaluate(base, clients, ("train",), stopped=self._stopped).items():
-            rows = {row: np.zeros_like(base) for row in targets[name]}
-            losses = {
-                key.removeprefix("train/loss").removeprefix("/") or JOINT: value
-                for key, value in metrics.items()
-                if key.startswith("train/loss")
-            }
-            results[name] = TrainResult(rows, losses, metrics, self._population.samples[name], 0.0)
-        return results
-
     def _attack(self, question: Question, base: Vector, outcomes: dict[str, Outcome]) -> None:
         """Attackers know the honest updates of the round; their own places are taken by what they make of them."""
         attacks = {name: one for name, one in self._population.attackers.items() if name in outcomes}
         if not attacks:
             return
         change = self._change(question, base)
-        honest = [one for name, one in sorted(outcomes.items()) if name not in attacks and isinstance(one, TrainResult)]
-        names = dict.fromkeys(row for one in outcomes.values() if isinstance(one, TrainResult) for row in one.rows)
+        honest = [one for name, one in sorted(outcomes.items()) if name not in attacks and isinstance(one, Result)]
+        names = dict.fromkeys(row for one in outcomes.values() if isinstance(one, Result) for row in one.rows)
         for objective in names:
             rows = [one.rows[objective] for one in honest if objective in one.rows]
-            m = sum(isinstance(one, TrainResult) and objective in one.rows for one in outcomes.values())
+            m = sum(isinstance(one, Result) and objective in one.rows for one in outcomes.values())
             peers = np.stack(rows) if rows else np.empty((0, len(base)), dtype=np.float32)
             for name, attack in attacks.items():
                 outcome = outcomes[name]
-                if isinstance(outcome, TrainResult) and objective in outcome.rows:
+                if isinstance(outcome, Result) and objective in outcome.rows:
                     seed = attack_seed(self._run.spec.seed, question.round, name)
                     own = outcome.rows[objective] if attack.trains else change
-                    sent = attack.on_update(own, peers=peers, m=m, seed=seed)
+                    distort = attack.on_update if question.phase.kind is Train else attack.on_gradient
+                    sent = distort(own, peers=peers, m=m, seed=seed)
                     outcomes[name] = _with_row(outcome, objective, sent)
         for name, attack in attacks.items():
             outcome = outcomes[name]
-            if isinstance(outcome, TrainResult):
+            if isinstance(outcome, Result):
                 outcomes[name] = replace(outcome, losses=attack.on_losses(outcome.losses))
 
     def _change(self, question: Question, base: Vector) -> Vector:
@@ -262,86 +264,75 @@ class SimulatedFleet(Fleet):
                     models.Round.run_id == self._run.run_id, models.Round.number == question.round - 1
                 )
             )
-        return np.zeros_like(base) if before is None else model_row(self._around.blobs.path(before)).read() - base
+        return np.zeros_like(base) if before is None else model_row(self._around.blobs.local(before)).read() - base
 
     def _take(
-        self, question: Question, name: str, outcome: Outcome | SketchError, seconds: float
+        self, question: Question, name: str, answer: "HandedIn | Refused", seconds: float
     ) -> tuple[Assignment, Reply | None]:
         """One client's reply as the intake would take it: accepted, or refused with its reason."""
         now = self._around.clock()
         assignment = self._assignment(question, name)
-        if isinstance(outcome, TrainingDiverged):
-            end_assignment(assignment, AssignmentState.DECLINED, now, "training-diverged", str(outcome))
+        if isinstance(answer, Refused):
+            end_assignment(assignment, AssignmentState.DECLINED, now, answer.reason, answer.message)
             return assignment, None
-        if isinstance(outcome, SketchError):
-            end_assignment(assignment, AssignmentState.DECLINED, now, "failed", f"SketchError: {outcome}")
-            return assignment, None
-        layout = update_layout([(objective, len(row)) for objective, row in outcome.rows.items()])
-        check = PayloadCheck(layout)
-        pieces = [memoryview(layout.header()), *(row.data.cast("B") for row in outcome.rows.values())]
-        for piece in pieces:
-            check.feed(piece)
-        payload = check.finish()
+        check, pieces, payload = None, [], ""
+        if answer.rows:
+            layout = payload_layout(answer.rows)
+            check, pieces = PayloadCheck(layout), payload_bytes(layout, answer.result.rows)
+            for piece in pieces:
+                check.feed(piece)
+            payload = check.finish()
+        result = answer.result
         manifest = UpdateManifest(
             federation_id=self._around.federation_id,
             run_id=self._run.run_id,
             round=question.round,
+            attempt=question.attempt,
             phase=question.number,
             assignment_id=assignment.assignment_id,
             client_id=name,
             base_model=question.base_model,
             spec=self._run.spec_digest,
-            rows=[common_pb2.Row(objective=key, dtype="F32", length=len(row)) for key, row in outcome.rows.items()],
+            rows=[common_pb2.Row(name=row.name, dtype=row.dtype, length=row.length) for row in answer.rows],
             payload=payload,
-            payload_bytes=layout.file_bytes,
-            samples=outcome.samples,
-            losses=dict(outcome.losses),
-            metrics=dict(outcome.metrics),
+            payload_bytes=sum(map(len, pieces)),
+            samples=result.samples,
+            losses=dict(result.losses),
+            metrics=dict(result.metrics),
             software=SOFTWARE,
             task=self._run.spec.task,
             seconds=seconds,
         )
-        limits = self._run.spec.limits
-        trains = isinstance(question.phase, Train)
-        problem = content_problem(manifest, trains=True, limits=limits) or payload_problem(
-            check, trains=trains, limits=limits
-        )
-        envelope = SignedEnvelope(manifest=manifest.SerializeToString(deterministic=True))
-        keeps = problem is None and trains and self._keeps_updates
+        kind, limits = question.phase.kind, self._run.spec.limits
+        problem = content_problem(manifest, kind, limits)
+        if problem is None and check is not None:
+            problem = payload_problem(check, kind, limits)
+        keeps = problem is None and self._keeps_updates and kind is Train
         if keeps:
             with self._around.blobs.writer(hash=False) as writer:
                 for piece in pieces:
                     writer.write(piece)
                 writer.commit(payload)
-        update = models.Update(
-            client_id=name,
-            accepted=problem is None,
-            reason=problem.reason if problem else "",
-            envelope=envelope.SerializeToString(deterministic=True),
-            envelope_digest=envelope_digest(envelope),
-            receipt=b"",
-            payload=payload if keeps else "",
-            payload_bytes=layout.file_bytes,
-            samples=outcome.samples,
-            losses={key: value for key, value in outcome.losses.items() if np.isfinite(value)},
-            metrics=dict(outcome.metrics),
-            received=now,
-        )
-        assignment.updates.append(update)
-        _end(assignment, problem, now)
+        envelope = SignedEnvelope(manifest=manifest.SerializeToString(deterministic=True))
+        signed = Signed(envelope, envelope_digest(envelope), manifest)
+        update = record_reply(assignment, signed, problem, now, receipt=b"", stored=keeps)
         if problem is not None:
             return assignment, None
-        rows: tuple[Row, ...] = tuple(outcome.rows.values())
-        return assignment, Reply(
+        return assignment, self._reply(name, answer, envelope=update.envelope_digest, payload=update.payload)
+
+    def _reply(self, name: str, answer: "HandedIn", *, envelope: str = "", payload: str = "") -> Reply:
+        """A reply as an algorithm sees it."""
+        result = answer.result
+        return Reply(
             client_id=name,
-            samples=outcome.samples,
-            losses=outcome.losses,
-            metrics=outcome.metrics,
-            rows=rows,
-            names=tuple(outcome.rows),
+            samples=result.samples,
+            losses=result.losses,
+            metrics=result.metrics,
+            rows=tuple(result.rows[row.name] for row in answer.rows),
+            names=tuple(row.name for row in answer.rows),
             objectives=self._population.serves[name],
-            envelope=update.envelope_digest,
-            payload=update.payload,
+            envelope=envelope,
+            payload=payload,
         )
 
     def _record(self, question: Question, assignments: list[Assignment], started: datetime) -> None:
@@ -359,11 +350,13 @@ class SimulatedFleet(Fleet):
             phase = models.Phase(
                 round_id=question.round_id,
                 number=question.number,
-                kind=_KINDS[type(question.phase)],
+                attempt=question.attempt,
+                kind=question.phase.kind.name,
+                decides=question.phase.kind.decides,
                 state=PhaseState.OPEN,
                 wanted=question.wanted,
                 started=started,
-                deadline=started + timedelta(seconds=self._run.spec.train.deadline_seconds),
+                deadline=started + timedelta(seconds=question.phase.kind.terms(self._run.spec).deadline_seconds),
             )
             phase.assignments.extend(assignments)
             close_phase(phase, now)
@@ -389,12 +382,15 @@ def enroll(session: Session, population: Population, task: str, around: Surround
             )
 
 
-def _with_row(outcome: TrainResult, objective: str, row: Vector) -> TrainResult:
+def _with_row(outcome: Result, objective: str, row: Vector) -> Result:
     return replace(outcome, rows={**outcome.rows, objective: np.ascontiguousarray(row, dtype=np.float32)})
 
 
-def _end(assignment: Assignment, problem: Refusal | None, now: datetime) -> None:
-    if problem is None:
-        end_assignment(assignment, AssignmentState.FULFILLED, now)
-    else:
-        end_assignment(assignment, AssignmentState.REJECTED, now, problem.reason, problem.message)
+def _handed_in(work: Work, client: Client, outcome: Outcome) -> "HandedIn | Refused":
+    """What a client makes of what it computed."""
+    if isinstance(outcome, TrainingDiverged):
+        return Refused("training-diverged", str(outcome))
+    try:
+        return HandedIn(work.answer(client, outcome), work.rows(client.shape))
+    except WorkError as error:
+        return Refused("failed", str(error))

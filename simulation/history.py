@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import and_, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy import func, or_, select
+from sqlalchemy.orm import Session, aliased
 
 from coordinator.rounds.participation import MemberSummary, Part, Participation, read_rounds
 from federation.runs import RunSpec
 from federation.vectors import model_row
 from storage.blobs import BlobStore
-from storage.models import Assignment, AssignmentState, Evaluation, Phase, PhaseKind, Round, Run, Update
+from storage.models import Assignment, AssignmentState, Evaluation, Phase, Round, Run, Update
+from storage.records import ObjectivesRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,7 +155,7 @@ def read_history(
         spec=RunSpec.parse(run.spec),
         state=run.state,
         reason=run.reason,
-        model=model_row(blobs.path(run.model)).read(),
+        model=model_row(blobs.local(run.model)).read(),
         attackers=attackers,
         seconds=seconds,
         round_records=tuple(
@@ -197,21 +198,26 @@ def _member_record(member: MemberSummary) -> Record:
 
 
 def _objective_records(round_: Round) -> list[Record]:
-    told = round_.objectives
+    told = ObjectivesRecord.decode(round_.objectives)
+    if told is None:
+        return []
     return [
         {
             "round": round_.number,
             "objective": name,
-            "weight": told.get("weights", {}).get(name),
-            "loss": told["losses"].get(name),
-            "clients": told["clients"].get(name, 0),
-            "left_out": told.get("left_out", {}).get(name, ""),
+            "weight": told.weights.get(name),
+            "loss": told.losses.get(name),
+            "clients": told.clients.get(name, 0),
+            "left_out": told.left_out.get(name, ""),
         }
-        for name in told.get("names", ())
+        for name in told.names
     ]
 
 
 def _update_records(session: Session, run_id: str) -> list[Record]:
+    deciding = aliased(Phase)
+    last = select(func.max(deciding.number)).where(deciding.round_id == Round.round_id, deciding.decides)
+    final = last.correlate(Round).scalar_subquery()
     # Columns, not objects: the manifests of a long run do not fit into memory.
     found = session.execute(
         select(
@@ -232,10 +238,8 @@ def _update_records(session: Session, run_id: str) -> list[Record]:
         .outerjoin(Update, Update.assignment_id == Assignment.assignment_id)
         .where(
             Round.run_id == run_id,
-            or_(
-                Phase.kind == PhaseKind.TRAIN,
-                and_(Phase.kind != PhaseKind.EVALUATE, Assignment.state != AssignmentState.FULFILLED),
-            ),
+            Phase.decides,
+            or_(Phase.number == final, Assignment.state != AssignmentState.FULFILLED),
         )
         .order_by(Round.number, Phase.number, Assignment.client_id)
     )

@@ -15,13 +15,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from coordinator.clock import utc_now
 from coordinator.home import SETTINGS_FILE, Home, Settings
 from coordinator.rounds.conductor import Conductor
-from coordinator.rounds.fleet import Held, RunFacts, Surroundings
+from coordinator.rounds.fleets.base import Held, RunFacts, Surroundings
 from coordinator.rounds.specification import cautions, fitting_objectives, parse_run
 from coordinator.rounds.states import INTERRUPTED, SIMULATOR, move_run
 from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.tasks import Dataset, DataSource, Task, initial_model, task
-from federation.training import Trainer, pick_device
+from federation.training.determinism import pick_device
+from federation.training.trainer import Trainer
 from federation.vectors import to_bytes
 from simulation import SimulationError
 from simulation.backends import Backend, pick_backend
@@ -29,12 +30,11 @@ from simulation.fleet import SimulatedFleet, enroll
 from simulation.history import History, read_history
 from simulation.population import Population, populate
 from storage import models
-from storage.blobs import BlobStore
 from storage.models import Round, RoundState, Run, RunState
 from storage.retention import collect
 
 _FEDERATION = "simulation"  # what its home calls itself
-_KEEP_ROUNDS = 2  # whose models stay
+_KEEP_ROUNDS = 2  # how many of the last rounds keep their models, beside the first and the best one
 _COLLECT_EVERY = 20  # rounds
 
 
@@ -76,7 +76,8 @@ class Simulation(AbstractContextManager["Simulation"]):
 
     Raises:
         SpecError, TaskError, DataError, PartError, AttackError: as the specification deserves.
-        SimulationError: nothing to resume, something else in `home`, or no Ray for the backend of that name.
+        SimulationError: nothing to resume, something else in `home`, no Ray for the backend of that name, or a
+            specification that names clients which there are not.
         HomeError, IdentityError, OSError: `home` is damaged, or cannot be made.
         ValueError: no such device or backend.
         DatabaseBusy: another process is at it.
@@ -113,6 +114,11 @@ class Simulation(AbstractContextManager["Simulation"]):
         ready, minimum = sum(count > 0 for count in self._population.samples.values()), self.spec.selection.minimum
         if ready < minimum:
             raise SimulationError(f"{ready} clients with data, but a round needs {minimum}: see selection.minimum")
+        if absent := sorted(set(self.spec.selection.always) - self._population.splits.keys()):
+            raise SimulationError(
+                f"selection.always: no client {absent[0]!r}; the {len(self._population.splits)} clients are "
+                f"{min(self._population.splits)} to {max(self._population.splits)}"
+            )
         self._stopping = False
         with ExitStack() as stack:
             self.backend: Backend = pick_backend(
@@ -126,11 +132,13 @@ class Simulation(AbstractContextManager["Simulation"]):
             )
             stack.callback(self.backend.close)
             self._probe = _probe(learned, self._population, chosen)
-            self._home = found or Home.init(home, Settings(federation_id=_FEDERATION), now=utc_now())
+            self._home = found or Home.init(
+                home, Settings(federation_id=_FEDERATION, keep_rounds=_KEEP_ROUNDS), now=utc_now()
+            )
             self._database = self._home.open_database(durable=False)
             stack.callback(self._database.close)
             self._database.lock_exclusive()
-            self._blobs = BlobStore(self._home.blobs_dir, durable=False)
+            self._blobs = self._home.open_blobs(durable=False)
             self._around = Surroundings(
                 database=self._database,
                 blobs=self._blobs,

@@ -1,29 +1,18 @@
-"""The blob store: bytes on a directory, named by their digest.
+"""The blob store: content-addressed bytes, and what every implementation promises.
 
-A blob is written to a temporary name, fsynced, renamed into place, and its directory fsynced: it is there whole or not
-at all, after `kill -9` and after loss of power. Names come from `federation.digests.parse` alone, so that no text from
-the wire becomes a path.
-
-    ROOT/blake3/ab/cdef...     a blob: blake3:abcdef...
-    ROOT/tmp/...               blobs being written, each flocked by its writer for as long as that lives
-    ROOT/lock                  held for the instants in which a blob is claimed (shared) or deleted (exclusive)
+A blob is named by its digest (`federation.digests`). It is stored whole or not at all, and never changes. Callers see
+neither paths nor how an implementation keeps its blobs; `storage.directory` is the one that a coordinator uses.
 """
 
-import fcntl
-import os
-import tempfile
-import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from dataclasses import dataclass
+from io import BufferedReader, RawIOBase
 from types import TracebackType
 from typing import BinaryIO, Self
-from weakref import WeakValueDictionary
 
 from federation import digests
-
-_PIECE = 1 << 20  # bytes read at a time
-MAX_VERIFIED = 10_000  # blobs that are remembered as checked
+from federation.vectors import File
 
 
 class BlobMissing(LookupError):
@@ -43,6 +32,7 @@ class BlobCorrupt(ValueError):
 
     Attributes:
         digest: the digest that they should have.
+        found: the digest that they have.
     """
 
     def __init__(self, digest: str, found: str) -> None:
@@ -51,25 +41,34 @@ class BlobCorrupt(ValueError):
         self.found = found
 
 
-class BlobWriter:
-    """One blob on its way in: a context manager; what is not committed on leaving is removed.
+@dataclass(frozen=True, slots=True)
+class BlobStat:
+    """What a store knows of a blob without reading it.
 
-    Plain file writes without a lock held between calls: the calls may come from different threads, one at a time.
+    Attributes:
+        digest: its name.
+        size: its length in bytes.
+        modified: when it was last stored or claimed, in seconds since the epoch.
+    """
+
+    digest: str
+    size: int
+    modified: float
+
+
+class BlobWriter(ABC):
+    """An upload of one blob: a context manager that ends with `discard`.
+
+    No lock is held between calls: they may come from different threads, one at a time.
 
     Attributes:
         written: bytes taken in so far.
     """
 
-    def __init__(self, store: "BlobStore", algorithm: str, hashed: bool) -> None:
-        self._store = store
+    def __init__(self, algorithm: str, hashed: bool) -> None:
         self._algorithm = algorithm
         self._hasher = digests.hasher(algorithm) if hashed else None
         self.written = 0
-        with store._locked(fcntl.LOCK_SH):  # or the sweep could find the file before it is flocked
-            descriptor, name = tempfile.mkstemp(dir=store.root / "tmp")  # mode 0600
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        self._file = os.fdopen(descriptor, "wb")
-        self.path = Path(name)
 
     def __enter__(self) -> Self:
         return self
@@ -79,25 +78,16 @@ class BlobWriter:
     ) -> None:
         self.discard()
 
-    def __del__(self) -> None:
-        # Made in a thread for a call that was given up meanwhile, it reaches nobody who could discard it.
-        if hasattr(self, "path"):
-            self.discard()
-
     def write(self, data: bytes | memoryview) -> None:
         """Appends a piece."""
         view = memoryview(data).cast("B")
         if self._hasher is not None:
             self._hasher.update(view)
-        self._file.write(view)
+        self._append(view)
         self.written += len(view)
 
-    def flush(self) -> None:
-        """Hands everything to the operating system, so that `path` can be read before the commit."""
-        self._file.flush()
-
     def commit(self, digest: str | None = None) -> str:
-        """Puts the blob in place, durably; a blob that is there already is left as it is and counts as new.
+        """Stores the blob durably; a blob that is there already is left as it is and counts as new.
 
         Args:
             digest: what the bytes must hash to. Needed, and trusted, when this writer does not hash.
@@ -109,53 +99,36 @@ class BlobWriter:
             BlobCorrupt: the bytes have another digest; nothing was stored.
             ValueError: no digest to store under, or not a digest.
         """
+        if digest is not None:
+            digests.parse(digest)
         if self._hasher is not None:
             found = f"{self._algorithm}:{self._hasher.hexdigest()}"
-            if digest is not None and digest != found:
-                digests.parse(digest)
-                raise BlobCorrupt(digest, found)
+            if digest not in (None, found):
+                raise BlobCorrupt(str(digest), found)
             digest = found
         if digest is None:
             raise ValueError("this writer does not hash: commit needs the digest")
-        self._file.flush()
-        self._store._place(self._file.fileno(), self.path, digest, self.written)
-        self.discard()
+        self._store(digest)
         return digest
 
+    @abstractmethod
     def discard(self) -> None:
-        """Gives the blob up; nothing happens after a commit."""
-        if not self._file.closed:
-            self.path.unlink(missing_ok=True)
-            with suppress(OSError):  # what it could not write to a full disk is not wanted any more
-                self._file.close()
+        """Ends the upload; removes its bytes unless they were committed."""
+
+    @abstractmethod
+    def _append(self, data: memoryview) -> None:
+        """Appends bytes to the upload."""
+
+    @abstractmethod
+    def _store(self, digest: str) -> None:
+        """Makes the upload the blob of this digest, as `commit` says."""
 
 
-class BlobStore:
-    """A directory of content-addressed blobs, for several threads and processes at once.
+class BlobStore(ABC):
+    """Content-addressed blobs, for several threads and processes at once.
 
-    Args:
-        root: the directory; made, with mode 0700, if it is missing.
-        durable: whether a blob outlives a loss of power; without it (a simulation), only the death of the process.
+    Methods that take a digest raise ValueError for a text that is not one.
     """
-
-    def __init__(self, root: Path, *, durable: bool = True) -> None:
-        self.root = root
-        self._durable = durable
-        self._lock = threading.Lock()
-        self._verified: dict[str, tuple[int, int, int]] = {}  # what a blob's file was when its bytes were right
-        self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (root / "tmp").mkdir(mode=0o700, exist_ok=True)
-
-    def writer(self, *, algorithm: str = digests.DEFAULT_ALGORITHM, hash: bool = True) -> BlobWriter:  # noqa: A002
-        """Begins a blob.
-
-        Args:
-            algorithm: that of the digest, "blake3" or "sha256"; unused without `hash`.
-            hash: whether the writer hashes. Whoever has the digest from another pass over the same bytes says no, and
-                gives it to `commit`.
-        """
-        return BlobWriter(self, algorithm, hash)
 
     def put(self, data: bytes | memoryview, *, algorithm: str = digests.DEFAULT_ALGORITHM) -> str:
         """Stores `data`, durably, and returns its digest."""
@@ -163,51 +136,48 @@ class BlobStore:
             writer.write(data)
             return writer.commit()
 
-    def path(self, digest: str) -> Path:
-        """Where a blob lies, to be read and never written.
+    @abstractmethod
+    def writer(self, *, algorithm: str = digests.DEFAULT_ALGORITHM, hash: bool = True) -> BlobWriter:  # noqa: A002
+        """Begins the upload of a blob, which others see after its commit.
+
+        Args:
+            algorithm: that of the digest, "blake3" or "sha256"; unused without `hash`.
+            hash: whether the writer hashes. A caller that hashes the same bytes itself gives the digest to `commit`.
+        """
+
+    @abstractmethod
+    def local(self, digest: str) -> File:
+        """A blob as a file on this machine, which callers read with `pread` or map, and never write.
+
+        The bytes are checked when a blob is first asked for, and again when its file has changed since.
+
+        Raises:
+            BlobMissing: it is not stored. Opening the file raises it too, if the blob was deleted in the meantime.
+            BlobCorrupt: its bytes have another digest.
+        """
+
+    def open_range(self, digest: str, offset: int = 0, length: int | None = None) -> BinaryIO:
+        """Opens a part of a blob for reading; the caller closes it. The bytes are checked as by `local`.
+
+        Args:
+            digest: its name.
+            offset: of the first byte; the size of the blob gives an empty range.
+            length: the most bytes of the range; to the end of the blob when None.
 
         Raises:
             BlobMissing: it is not stored.
-            ValueError: not a digest.
+            BlobCorrupt: its bytes have another digest.
+            ValueError: the offset is outside the blob.
         """
-        path = self._name(digest)
-        if not path.is_file():
-            raise BlobMissing(digest)
-        return path
-
-    def exists(self, digest: str) -> bool:
-        """Whether a blob is stored."""
-        return self._name(digest).is_file()
-
-    def size(self, digest: str) -> int:
-        """The length of a blob in bytes.
-
-        Raises:
-            BlobMissing: it is not stored.
-        """
-        with _missing(digest):
-            return self._name(digest).stat().st_size
-
-    def modified(self, digest: str) -> float:
-        """When a blob was last stored or claimed, in seconds since the epoch.
-
-        Raises:
-            BlobMissing: it is not stored.
-        """
-        with _missing(digest):
-            return self._name(digest).stat().st_mtime
-
-    def claim(self, digest: str) -> None:
-        """Makes a stored blob count as new, so that garbage collection spares it until a row refers to it.
-
-        Raises:
-            BlobMissing: it is not stored.
-        """
-        with self._locked(fcntl.LOCK_SH), _missing(digest):
-            os.utime(self._name(digest))
+        blob, size = self.local(digest), self.stat(digest).size
+        if not 0 <= offset <= size:
+            raise ValueError(f"blob {digest} has {size} bytes; byte {offset} is not one of them")
+        file = blob.open("rb", 0)
+        file.seek(offset)
+        return file if length is None else BufferedReader(_Range(file, length))
 
     def read(self, digest: str, limit: int | None = None) -> bytes:
-        """The bytes of a blob, checked.
+        """The bytes of a blob, checked as by `local`.
 
         Args:
             digest: its name.
@@ -218,164 +188,86 @@ class BlobStore:
             BlobCorrupt: its bytes have another digest.
             ValueError: it is longer than `limit`.
         """
-        algorithm, _ = digests.parse(digest)
-        if limit is not None and (size := self.size(digest)) > limit:
+        if limit is not None and (size := self.stat(digest).size) > limit:
             raise ValueError(f"blob {digest} has {size} bytes, more than the {limit} that fit here")
-        with _missing(digest):
-            data = self._name(digest).read_bytes()
-        found = digests.digest(data, algorithm)
-        if found != digest:
-            raise BlobCorrupt(digest, found)
-        return data
+        with self.open_range(digest) as file:
+            return file.read()
 
-    def verify(self, digest: str) -> None:
-        """Checks a blob of any size in one streaming pass.
+    @abstractmethod
+    def stat(self, digest: str) -> BlobStat:
+        """The size and the age of a blob.
 
         Raises:
             BlobMissing: it is not stored.
-            BlobCorrupt: its bytes have another digest.
         """
-        with _missing(digest), self._name(digest).open("rb", buffering=0) as file:
-            _check(digest, file)
 
-    def open(self, digest: str) -> BinaryIO:
-        """Opens a blob whose bytes are right, to be read and closed by the caller.
-
-        The bytes are checked when a blob is opened for the first time, and again when its file has changed since.
-
-        Raises:
-            BlobMissing: it is not stored.
-            BlobCorrupt: its bytes have another digest.
-            ValueError: not a digest.
-        """
-        with _missing(digest):
-            file = self._name(digest).open("rb")
+    def exists(self, digest: str) -> bool:
+        """Whether a blob is stored."""
         try:
-            with self._lock:
-                turn = self._turns.setdefault(digest, threading.Lock())
-            with turn:  # many ask for a new model at the same time: one of them checks it
-                status = os.fstat(file.fileno())
-                seen = (status.st_ino, status.st_size, status.st_ctime_ns)
-                if self._verified.get(digest) != seen:
-                    _check(digest, file)
-                    with self._lock:
-                        if len(self._verified) >= MAX_VERIFIED:
-                            self._verified.clear()
-                        self._verified[digest] = seen
-            file.seek(0)
-        except BaseException:
-            file.close()
-            raise
-        return file
+            self.stat(digest)
+        except BlobMissing:
+            return False
+        return True
 
+    @abstractmethod
+    def scan(self) -> Iterator[BlobStat]:
+        """Every blob, in the order of digests; blobs that are stored or deleted meanwhile may be missing."""
+
+    @abstractmethod
+    def verify(self, digest: str) -> None:
+        """Reads and checks a stored blob, in one streaming pass.
+
+        Raises:
+            BlobMissing: it is not stored.
+            BlobCorrupt: its bytes have another digest.
+        """
+
+    @abstractmethod
+    def claim(self, digest: str) -> None:
+        """Makes a stored blob count as new, so that garbage collection spares it until a row refers to it.
+
+        Raises:
+            BlobMissing: it is not stored.
+        """
+
+    @abstractmethod
     def delete(self, digest: str, *, older_than: float | None = None) -> int | None:
         """Removes a blob.
 
         Args:
             digest: its name.
             older_than: remove it only if it was last stored or claimed before this time (seconds since the epoch);
-                checked together with the removal, so that nobody can store or claim it in between.
+                checked together with the removal, so that no other process can store or claim it in between.
 
         Returns:
-            The bytes freed; nothing if it was not there or is too young.
+            The bytes freed; None if it was not there or is too young.
         """
-        path = self._name(digest)
-        with self._locked(fcntl.LOCK_EX):
-            try:
-                status = path.stat()
-            except FileNotFoundError:
-                return None
-            if older_than is not None and status.st_mtime >= older_than:
-                return None
-            path.unlink()
-            return status.st_size
 
-    def digests(self) -> Iterator[str]:
-        """The digest of every blob, in order."""
-        for algorithm in ("blake3", "sha256"):
-            for path in sorted((self.root / algorithm).glob("[0-9a-f][0-9a-f]/*")):
-                yield f"{algorithm}:{path.parent.name}{path.name}"
-
+    @abstractmethod
     def sweep_temporary(self) -> int:
-        """Removes what writers that died left behind, and returns how many; living writers keep theirs."""
-        removed = 0
-        with self._locked(fcntl.LOCK_EX):
-            for path in (self.root / "tmp").iterdir():
-                with path.open("rb") as file:
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:
-                        continue
-                    path.unlink()
-                    removed += 1
-        return removed
+        """Removes the uploads of writers that died, and returns how many; uploads of living writers stay."""
 
-    def _name(self, digest: str) -> Path:
-        algorithm, value = digests.parse(digest)
-        return self.root / algorithm / value[:2] / value[2:]
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """How many more bytes the store can take."""
 
-    def _place(self, descriptor: int, temporary: Path, digest: str, size: int) -> None:
-        path = self._name(digest)
-        _make(path.parent, self.root, durably=self._durable)
-        with self._locked(fcntl.LOCK_SH):
-            # A blob that is there keeps its file, which readers may have mapped, and only becomes young again. One that
-            # is damaged gives way.
-            if path.is_file() and path.stat().st_size == size and self._is_whole(digest):
-                os.utime(path)
-            else:
-                if self._durable:
-                    os.fsync(descriptor)
-                temporary.replace(path)
-        if self._durable:
-            _fsync_directory(path.parent)  # in both cases: whoever was first may not have come this far yet
 
-    def _is_whole(self, digest: str) -> bool:
-        try:
-            self.open(digest).close()
-        except (BlobCorrupt, BlobMissing):
-            return False
+class _Range(RawIOBase):
+    """The next `length` bytes of a file, which is closed together with this."""
+
+    def __init__(self, file: BinaryIO, length: int) -> None:
+        self._file = file
+        self._left = length
+
+    def readable(self) -> bool:
         return True
 
-    @contextmanager
-    def _locked(self, mode: int) -> Iterator[None]:
-        # Opened each time: flock then excludes threads as well as processes, and dies with its holder.
-        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, mode)
-            yield
-        finally:
-            os.close(descriptor)
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # called by BufferedReader alone
+        data = self._file.read(min(len(buffer), self._left))
+        buffer[: len(data)] = data
+        self._left -= len(data)
+        return len(data)
 
-
-@contextmanager
-def _missing(digest: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise BlobMissing(digest) from None
-
-
-def _check(digest: str, file: BinaryIO) -> None:
-    algorithm, _ = digests.parse(digest)
-    state = digests.hasher(algorithm)
-    while piece := file.read(_PIECE):
-        state.update(piece)
-    found = f"{algorithm}:{state.hexdigest()}"
-    if found != digest:
-        raise BlobCorrupt(digest, found)
-
-
-def _make(directory: Path, root: Path, *, durably: bool) -> None:
-    if directory != root and not directory.is_dir():
-        _make(directory.parent, root, durably=durably)
-        directory.mkdir(mode=0o700, exist_ok=True)
-        if durably:
-            _fsync_directory(directory.parent)
-
-
-def _fsync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def close(self) -> None:
+        self._file.close()
+        super().close()

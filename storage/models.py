@@ -134,15 +134,6 @@ class RoundState(StrEnum):
     SKIPPED = "SKIPPED"
 
 
-class PhaseKind(StrEnum):
-    """The kinds of work that a phase asks for."""
-
-    TRAIN = "TRAIN"
-    EVALUATE = "EVALUATE"
-    JACOBIAN = "JACOBIAN"
-    RESIDUAL = "RESIDUAL"
-
-
 class PhaseState(StrEnum):
     """The life of a phase."""
 
@@ -163,6 +154,7 @@ class AssignmentState(StrEnum):
 
 DIGEST = String(71)  # "blake3:" and 64 hexadecimal characters
 NAME = String(63)
+KIND = String(32)  # of work
 REASON = Prose(80)
 
 
@@ -188,7 +180,6 @@ class Base(DeclarativeBase):
         ClientState: Enum(ClientState, native_enum=False, length=16),
         RunState: Enum(RunState, native_enum=False, length=16),
         RoundState: Enum(RoundState, native_enum=False, length=16),
-        PhaseKind: Enum(PhaseKind, native_enum=False, length=16),
         PhaseState: Enum(PhaseState, native_enum=False, length=16),
         AssignmentState: Enum(AssignmentState, native_enum=False, length=16),
     }
@@ -293,7 +284,7 @@ class Run(Base):
     initial_model: Mapped[str] = mapped_column(ForeignKey("models.digest"))
     model: Mapped[str] = mapped_column(ForeignKey("models.digest"))  # the current one
     objectives: Mapped[list[str]] = mapped_column(default=lambda: ["loss"])  # of the task, in its order
-    state_data: Mapped[dict[str, Any]] = mapped_column(default=dict)  # after the last step; see rounds.stepping
+    state_data: Mapped[dict[str, Any]] = mapped_column(default=dict)  # a RunMemory, after the last step
     submitted_by: Mapped[str] = mapped_column(String(200))
     created: Mapped[datetime]
     started: Mapped[datetime | None]
@@ -319,12 +310,14 @@ class Round(Base):
         ForeignKey("models.digest")
     )  # evaluated; the mean, if one is kept
     gram: Mapped[str | None] = mapped_column(DIGEST)  # .npy blob (m, m) float64 of the accepted updates
+    combined: Mapped[str | None] = mapped_column(DIGEST)  # a vector that was combined already, where there is one
     step: Mapped[bytes | None]  # SignedEnvelope of a StepManifest
     selected: Mapped[list[str]] = mapped_column(default=list)  # clients asked to train, by name
     wanted: Mapped[int]  # replies that the round wants; more are asked when it over-selects
+    attempt: Mapped[int] = mapped_column(default=0)  # at the round; those before it were voided
     evaluation_phase: Mapped[int | None]  # the number of the phase that evaluates the result; it follows the others
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
-    objectives: Mapped[dict[str, Any]] = mapped_column(default=dict)  # of several; see rounds.outcome.objectives
+    objectives: Mapped[dict[str, Any]] = mapped_column(default=dict)  # an ObjectivesRecord; empty for one objective
     started: Mapped[datetime]
     stepped: Mapped[datetime | None]
     ended: Mapped[datetime | None]
@@ -341,8 +334,10 @@ class Phase(Base):
 
     phase_id: Mapped[int] = mapped_column(primary_key=True)
     round_id: Mapped[int] = mapped_column(ForeignKey("rounds.round_id"))
-    number: Mapped[int]
-    kind: Mapped[PhaseKind]
+    number: Mapped[int]  # in the round, over all attempts
+    attempt: Mapped[int] = mapped_column(default=0)  # at the round, that the phase belongs to
+    kind: Mapped[str] = mapped_column(KIND)  # of the work that is asked for
+    decides: Mapped[bool] = mapped_column(default=True)  # whether the step depends on the replies
     state: Mapped[PhaseState]
     wanted: Mapped[int]  # replies that are needed; the rest of the assignments is over-selection
     started: Mapped[datetime]
@@ -366,7 +361,6 @@ class Assignment(Base):
     reason: Mapped[str] = mapped_column(REASON, default="")
     message: Mapped[str] = mapped_column(Prose(400), default="")
     base_model: Mapped[str] = mapped_column(ForeignKey("models.digest"), index=True)
-    reference: Mapped[str | None] = mapped_column(DIGEST)  # a blob that the work needs besides the model
     objectives: Mapped[list[str]] = mapped_column(default=list)  # that the client works on
     envelope: Mapped[bytes]  # SignedEnvelope of an AssignmentManifest, as sent
     created: Mapped[datetime]
@@ -374,6 +368,18 @@ class Assignment(Base):
 
     phase: Mapped[Phase] = relationship(back_populates="assignments")
     updates: Mapped[list["Update"]] = relationship(back_populates="assignment")
+    inputs: Mapped[list["Input"]] = relationship(order_by="Input.name")
+
+
+class Input(Base):
+    """A blob that an assignment needs besides the base model, and that its client may fetch."""
+
+    __tablename__ = "inputs"
+
+    assignment_id: Mapped[str] = mapped_column(ForeignKey("assignments.assignment_id"), primary_key=True)
+    name: Mapped[str] = mapped_column(NAME, primary_key=True)
+    digest: Mapped[str] = mapped_column(DIGEST, index=True)
+    size: Mapped[int] = mapped_column(BigInteger)  # in bytes
 
 
 class Update(Base):

@@ -8,9 +8,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
 from sqlalchemy.orm import Session
 
-from storage.blobs import BlobMissing, BlobStore
+from storage.blobs import BlobStore
 from storage.database import Database
-from storage.models import Assignment, Evaluation, Phase, Round, RoundState, Run, Update
+from storage.models import Assignment, Evaluation, Input, Phase, Round, RoundState, Run, Update
+from storage.records import RunMemory
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,11 @@ def collect(
     now: datetime,
     grace_seconds: float,
     keep_rounds: int | None = None,
-    first_and_best: bool = False,
 ) -> Collection:
     """Removes the blobs that nothing retained refers to.
 
-    Kept are, for every run, its initial and its current model and its vectors (`Run.state_data["vectors"]`), until it
-    ends whatever else its algorithm keeps in blobs (`Run.state_data["blobs"]`), and for every retained round its
+    Kept are, for every run, its initial and its current model and the vectors that it remembers, until it
+    ends whatever else its algorithm keeps in blobs, and for every retained round its
     models, its Gram matrix, and the payloads of accepted updates. Payloads of rejected updates and what uploads left
     behind go. Rows stay: a row says that a blob existed, the blob store whether it still does.
 
@@ -52,10 +52,9 @@ def collect(
         blobs: what is referred to.
         now: the present time, with a time zone.
         grace_seconds: younger blobs are kept; longer than any upload or aggregation takes to commit its row.
-        keep_rounds: how many of the last rounds of each run are retained; all when None. A round that has not ended is
-            retained in any case.
-        first_and_best: with `keep_rounds`, whether the first and the best round of each run are retained too; the best
-            one has the highest "accuracy/mean", or where there is none the lowest "loss/test".
+        keep_rounds: how many of the last rounds of each run are retained, beside its first and its best one; all when
+            None. The best round has the highest "accuracy/mean", or where there is none the lowest "loss/test". A round
+            that has not ended is retained in any case.
 
     Raises:
         ValueError: a negative number of rounds or seconds.
@@ -64,23 +63,22 @@ def collect(
         raise ValueError(f"no negative numbers here: grace_seconds={grace_seconds}, keep_rounds={keep_rounds}")
     young = now.timestamp() - grace_seconds
     # Listed before the rows are read: what is old by then and referred to later was claimed in between, and is young.
-    candidates = [digest for digest in blobs.digests() if _older(blobs, digest, young)]
+    stored = list(blobs.scan())
     with database.read() as session:
-        others = _first_and_best(session) if first_and_best and keep_rounds is not None else set()
-        referenced = _referenced(session, keep_rounds, others)
+        referenced = _referenced(session, keep_rounds)
     deleted = freed = 0
-    for digest in candidates:
-        if digest not in referenced and (size := blobs.delete(digest, older_than=young)) is not None:
+    for blob in stored:
+        if blob.modified >= young or blob.digest in referenced:
+            continue
+        if (size := blobs.delete(blob.digest, older_than=young)) is not None:
             deleted += 1
             freed += size
-    return Collection(kept=sum(1 for _ in blobs.digests()), deleted=deleted, freed=freed)
+    return Collection(kept=len(stored) - deleted, deleted=deleted, freed=freed)
 
 
-def _older(blobs: BlobStore, digest: str, time: float) -> bool:
-    try:
-        return blobs.modified(digest) < time
-    except BlobMissing:  # another collection was faster
-        return False
+def is_retained(session: Session, digest: str, keep_rounds: int | None) -> bool:
+    """Whether something retained refers to a blob, so that no collection removes it; see `collect`."""
+    return digest in _referenced(session, keep_rounds)
 
 
 def _first_and_best(session: Session) -> set[int]:
@@ -96,8 +94,9 @@ def _first_and_best(session: Session) -> set[int]:
     return {*first.values(), *(round_id for _, round_id in best.values())}
 
 
-def _referenced(session: Session, keep_rounds: int | None, others: set[int]) -> set[str]:
-    retained = _retained(keep_rounds, others)
+def _referenced(session: Session, keep_rounds: int | None) -> set[str]:
+    """The digests that retained rounds, and the runs themselves, refer to."""
+    retained = true() if keep_rounds is None else _retained(keep_rounds, _first_and_best(session))
     payloads = (
         select(Update.payload).join(Update.assignment).join(Assignment.phase).join(Phase.round).where(Update.accepted)
     )
@@ -106,8 +105,9 @@ def _referenced(session: Session, keep_rounds: int | None, others: set[int]) -> 
         select(Round.result_model),
         select(Round.deployed_model),
         select(Round.gram),
+        select(Round.combined),
         select(Assignment.base_model).join(Assignment.phase).join(Phase.round),
-        select(Assignment.reference).join(Assignment.phase).join(Phase.round),
+        select(Input.digest).join(Assignment).join(Assignment.phase).join(Phase.round),
         select(Evaluation.model).join(Round, Evaluation.round_id == Round.round_id),
         payloads,
     )
@@ -117,15 +117,14 @@ def _referenced(session: Session, keep_rounds: int | None, others: set[int]) -> 
     for initial, current, state, ended in session.execute(
         select(Run.initial_model, Run.model, Run.state_data, Run.ended)
     ):
-        digests.update((initial, current, *state.get("vectors", {}).values()))
+        memory = RunMemory.decode(state)
+        digests.update((initial, current, *memory.vectors.values()))
         if ended is None:
-            digests.update(state.get("blobs", ()))
+            digests.update(memory.blobs)
     return {digest for digest in digests if digest}
 
 
-def _retained(keep_rounds: int | None, others: set[int]) -> ColumnElement[bool]:
-    if keep_rounds is None:
-        return true()
+def _retained(keep_rounds: int, others: set[int]) -> ColumnElement[bool]:
     all_rounds = Round.__table__.alias("all_rounds")
     last = select(func.max(all_rounds.c.number)).where(all_rounds.c.run_id == Round.run_id).scalar_subquery()
     few = or_(

@@ -13,8 +13,8 @@ import pytest
 from costs import SERVER, cpu_seconds, pytest_addoption, pytest_configure
 
 from federation.tls import require_tls13
-from storage.blobs import BlobStore
 from storage.database import Database
+from storage.directory import DirectoryStore
 
 if TYPE_CHECKING:
     from stage import Stage
@@ -94,8 +94,8 @@ def database(database_url: str) -> Iterator[Database]:
 
 
 @pytest.fixture
-def blobs(tmp_path: Path) -> BlobStore:
-    return BlobStore(tmp_path / "blobs")
+def blobs(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path / "blobs")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

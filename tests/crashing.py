@@ -48,9 +48,10 @@ def after(owner: Any, name: str, *, count: int = 1) -> None:
 
 
 def coordinator(point: str) -> None:
-    from coordinator.rounds.conductor import Conductor
+    from coordinator.rounds import conductor
+    from coordinator.rounds.finish import Finish
+    from coordinator.rounds.fleets.remote import RemoteFleet
     from coordinator.rounds.intake import Intake
-    from coordinator.rounds.remote import RemoteFleet
 
     points: dict[str, Callable[[], None]] = {
         # the round is recorded, nobody has been asked
@@ -66,30 +67,30 @@ def coordinator(point: str) -> None:
         # the weights are found and sent, some have trained
         "some-trained": lambda: after(Intake, "accept", count=5),
         # the phase is closed, nothing is computed
-        "aggregating": lambda: before(Conductor, "_aggregate"),
+        "aggregating": lambda: before(conductor.Conductor, "_aggregate"),
         # the new model is a blob that no row names
-        "model-written": lambda: before(Conductor, "_record_step"),
+        "model-written": lambda: before(conductor, "record_step"),
         # the step is recorded, nobody has been told
-        "stored": lambda: after(Conductor, "_record_step"),
+        "stored": lambda: after(conductor, "record_step"),
         # some have evaluated the new model
         "one-evaluation-in": lambda: after(Intake, "accept", count=4),
         # the evaluation is in, the round is not over
-        "evaluated": lambda: before(Conductor, "_finish_round"),
+        "evaluated": lambda: before(Finish, "_complete"),
         # the round is over, the next one has not begun
-        "between-rounds": lambda: after(Conductor, "_finish_round"),
+        "between-rounds": lambda: after(Finish, "_complete"),
     }
     points[point]()
 
 
 def worker(point: str) -> None:
-    from federation import training
+    from federation.training.trainer import Trainer
     from worker import submission
     from worker.spool import Spool
 
     def during_training() -> None:
-        original = training.Trainer.train
+        original = Trainer.compute
 
-        def train(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def compute(self: Any, *args: Any, **kwargs: Any) -> Any:
             report = kwargs["progress"]
 
             def progress(share: float) -> None:
@@ -99,7 +100,7 @@ def worker(point: str) -> None:
 
             return original(self, *args, **{**kwargs, "progress": progress})
 
-        training.Trainer.train = train  # type: ignore[method-assign]
+        Trainer.compute = compute  # type: ignore[method-assign]
 
     def while_uploading() -> None:
         original = submission._requests

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 # What coordinators, workers and commands import. Nothing of it may start a thread, or talk gRPC, before the fork.
+from federation.tls import require_tls13
+
 PRELOADED = [
     "alembic.command",
     "coordinator.server",
@@ -63,6 +65,8 @@ class Forked:
         cwd: Path,
         env: Mapping[str, str],
     ) -> None:
+        require_tls13()  # the server of forks loads gRPC, which reads these settings once
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         files = (str(text or os.devnull), str(output), str(errors or output))

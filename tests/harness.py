@@ -23,7 +23,9 @@ from federation.certificates import make_csr
 from federation.channels import refusal_from_rpc_error, server_verified_channel
 from federation.digests import digest
 from federation.envelope import seal, unseal
-from federation.identity import AdminFiles, Join, MemberFiles, fetch_ca, prove_possession
+from federation.join_string import JoinString, fetch_ca
+from federation.member_files import AdminFiles, MemberFiles
+from federation.proofs import prove_possession
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
 from federation.v1.enrollment_pb2 import EnrollRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
@@ -185,7 +187,7 @@ class Federation:
 
     def enroll(self, client_id: str) -> "Member":
         """Enrolls a client that a test plays by hand."""
-        join = Join.decode(self.token(client_id))
+        join = JoinString.decode(self.token(client_id))
         return Member.enroll(join)
 
     def administrator(self) -> grpc.Channel:
@@ -264,7 +266,7 @@ class Member:
         self.stub = FederationStub(self.channel)
 
     @classmethod
-    def enroll(cls, join: Join) -> "Member":
+    def enroll(cls, join: JoinString) -> "Member":
         tls_key, signing_key = generate_tls_key(SECP256R1()), Ed25519PrivateKey.generate()
         ca = fetch_ca(join.address, join.ca_fingerprint, timeout=10)
         csr = make_csr(tls_key)
@@ -299,7 +301,7 @@ class Member:
 
     def payload(self, order: AssignmentManifest, seed: int = 0) -> bytes:
         """A well-formed update of random numbers."""
-        layout = update_layout([(row.objective, row.length) for row in order.rows])
+        layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows])
         return to_bytes(layout, np.random.default_rng(seed).standard_normal(layout.size).astype(np.float32))
 
     def manifest(self, order: AssignmentManifest, payload: bytes = b"") -> UpdateManifest:
@@ -309,6 +311,7 @@ class Member:
             federation_id=order.federation_id,
             run_id=order.run_id,
             round=order.round,
+            attempt=order.attempt,
             phase=order.phase,
             assignment_id=order.assignment_id,
             client_id=order.client_id,

@@ -189,6 +189,7 @@ def reply_to(order: Any, base: np.ndarray, data: Line) -> tuple[Any, bytes]:
         federation_id=order.federation_id,
         run_id=order.run_id,
         round=order.round,
+        attempt=order.attempt,
         phase=order.phase,
         assignment_id=order.assignment_id,
         client_id=order.client_id,
@@ -202,9 +203,10 @@ def reply_to(order: Any, base: np.ndarray, data: Line) -> tuple[Any, bytes]:
     )
     manifest.created.GetCurrentTime()
     payload = b""
-    if order.WhichOneof("work") == "train":
-        trained = data.train(base, order.train.steps, order.train.learning_rate)
-        payload = write_rows([(order.rows[0].objective, base - trained)])
+    if order.kind == "train":
+        work = common_pb2.TrainWork.FromString(order.work)
+        trained = data.train(base, work.steps, work.learning_rate)
+        payload = write_rows([(order.rows[0].name, base - trained)])
         manifest.payload, manifest.payload_bytes = digest_of(payload), len(payload)
         manifest.losses["loss"] = data.loss(base)
     return manifest, payload
@@ -289,7 +291,7 @@ def main() -> None:
             assert receipt.envelope == envelope_digest(envelope)
             assert (receipt.assignment_id, receipt.payload) == (order.assignment_id, manifest.payload)
             done.add(order.assignment_id)
-            kind = order.WhichOneof("work")
+            kind = order.kind
             tell(
                 "receipt",
                 round=order.round,

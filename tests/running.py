@@ -18,8 +18,10 @@ from coordinator.members.enrollment import register
 from coordinator.server import Coordinator
 from federation.certificates import issue_certificate, make_csr, pem
 from federation.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
-from federation.identity import Role, client_uri, new_tls_key, prove_possession, secret_hash
-from federation.keys import private_key_pem
+from federation.identity import Role, client_uri
+from federation.join_string import secret_hash
+from federation.keys import new_tls_key, private_key_pem
+from federation.proofs import prove_possession
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from storage.database import Database

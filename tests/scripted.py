@@ -15,14 +15,18 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurv
 from cryptography.hazmat.primitives.asymmetric.ec import generate_private_key as generate_tls_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from harness import wait_for
+from works import set_work
 
 from coordinator.members.answers import status_details
 from federation.certificates import csr_public_key, fingerprint, issue_certificate, make_ca, pem
 from federation.channels import STATUS_KEY
 from federation.digests import digest
 from federation.envelope import envelope_digest, seal, unseal
-from federation.identity import Join, MemberFiles, client_uri, coordinator_uri, proves_possession
+from federation.identity import client_uri, coordinator_uri
+from federation.join_string import JoinString
 from federation.keys import private_key_pem
+from federation.member_files import MemberFiles
+from federation.proofs import proves_possession
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     AssignmentManifest,
@@ -30,6 +34,7 @@ from federation.v1.common_pb2 import (
     Row,
     SignedEnvelope,
     TimeManifest,
+    TrainWork,
     UpdateManifest,
 )
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
@@ -134,8 +139,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             coordinator_key=self.signing_key.public_key(),
         )
 
-    def join(self) -> Join:
-        return Join(f"127.0.0.1:{self.enrollment_port}", fingerprint(self.ca), bytes(range(32)), CLIENT)
+    def join(self) -> JoinString:
+        return JoinString(f"127.0.0.1:{self.enrollment_port}", fingerprint(self.ca), bytes(range(32)), CLIENT)
 
     def _certificate(
         self,
@@ -174,11 +179,11 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             base_model_bytes=len(model),
             spec=digest(b"spec"),
             task="digits",
-            rows=[Row(objective="loss", dtype="F32", length=layout.size)],
+            rows=[Row(name="loss", dtype="F32", length=layout.size)],
             max_payload_bytes=len(model) + 1000,
             seed=7,
         )
-        manifest.train.steps, manifest.train.batch_size, manifest.train.learning_rate = 1, 10, 0.1
+        set_work(manifest, TrainWork(steps=1, batch_size=10, learning_rate=0.1))
         manifest.deadline.FromDatetime(datetime.now(UTC) + timedelta(hours=1))
         for name, value in changes.items():
             setattr(manifest, name, value)

@@ -20,13 +20,14 @@ from sqlalchemy.orm import Session
 from coordinator.home import Home, Settings
 from federation.certificates import fingerprint
 from federation.digests import digest
-from federation.identity import Join, Role
+from federation.identity import Role
+from federation.join_string import JoinString
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Cancel, Decline
 from federation.vectors import Layout, Tensor, to_bytes, update_layout
-from storage.blobs import BlobStore
+from storage.directory import DirectoryStore
 from storage.models import Assignment, Client, ClientState, Evaluation, Phase, Round, RoundState, Run, RunState, Update
 
 T = TypeVar("T")
@@ -121,7 +122,7 @@ class Player:
     ) -> ReceiptManifest:
         payload = b""
         if order.rows:
-            layout = update_layout([(row.objective, row.length) for row in order.rows])
+            layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows])
             payload = to_bytes(layout, vector(self.name, order) if update is None else update)
         manifest = self.member.manifest(order, payload)
         manifest.samples = max(self.tasks.get(order.task, 0), 1)
@@ -206,7 +207,7 @@ class Stage:
         """The client of that name, enrolled at first use."""
         if name not in self.players:
             served = self.served
-            join = Join(served.enrollment_address, fingerprint(served.home.ca), served.token(name), name)
+            join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.token(name), name)
             with self._now():
                 self.players[name] = Player(Member.enroll(join))
         return self.players[name]
@@ -300,8 +301,8 @@ class Stage:
         return self.look(lambda session: {(row.client_id, row.split): row for row in session.scalars(rows)})
 
     @property
-    def blobs(self) -> BlobStore:
-        return BlobStore(self.served.home.blobs_dir)
+    def blobs(self) -> DirectoryStore:
+        return DirectoryStore(self.served.home.blobs_dir)
 
     # --- waiting
 

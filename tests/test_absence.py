@@ -22,10 +22,10 @@ def begin(stage: Stage, pool: str = "attending") -> tuple[str, dict[str, Player]
 
 
 def hang_up(stage: Stage, *players: Player) -> None:
-    hub = stage.served.coordinator._engine._hub
+    presence = stage.served.coordinator._supervisor._presence
     for player in players:
         player.leave()
-        wait_for(lambda: player.name not in hub.attending(), "the coordinator to notice")  # noqa: B023
+        wait_for(lambda: player.name not in presence.attending(), "the coordinator to notice")  # noqa: B023
 
 
 def after(stage: Stage, time: timedelta) -> None:

@@ -26,8 +26,9 @@ from coordinator.members.access import MAX_CONCURRENT_CALLS, RULES
 from coordinator.server import MAX_MESSAGE_BYTES
 from federation.certificates import make_ca, pem
 from federation.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
-from federation.identity import AdminFiles, Role, client_uri, new_tls_key
-from federation.keys import private_key_pem
+from federation.identity import Role, client_uri
+from federation.keys import new_tls_key, private_key_pem
+from federation.member_files import AdminFiles
 from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub

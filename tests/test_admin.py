@@ -17,11 +17,12 @@ from forked import completed
 from harness import Attending, Federation, Member, Process, federation, refused, wait_for
 from sqlalchemy import select
 
+from coordinator import finding
 from coordinator.aggregation.fedavg import FedAvg
-from coordinator.rounds.engine import Engine
-from coordinator.rounds.hub import Hub
 from coordinator.rounds.metrics import DEFINITIONS
-from coordinator.services import finding, summaries, watching
+from coordinator.rounds.presence import Presence
+from coordinator.rounds.supervisor import Supervisor
+from coordinator.services import summaries, watching
 from coordinator.services.model_intake import ModelIntake
 from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
@@ -44,8 +45,8 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunState
 from federation.vectors import Layout, Tensor, to_bytes
 from storage import models
-from storage.blobs import BlobStore
 from storage.database import Database
+from storage.directory import DirectoryStore
 
 LAYOUT = Layout((Tensor("a", (3, 4)), Tensor("b", (5,))))
 SPEC = 'task = "digits"\nrounds = 2\n[algorithm]\nname = "fedmgda+"\n[selection]\nminimum = 3\n'
@@ -139,7 +140,7 @@ def test_a_round_shows_every_clients_part_and_the_cosines(
     assert cosines.shape == (3, 3)
     assert np.allclose(np.diag(cosines), 1)
     assert np.allclose(cosines, cosines.T)
-    assert [phase["kind"] for phase in last["phases"]] == ["TRAIN", "EVALUATE"]
+    assert [phase["kind"] for phase in last["phases"]] == ["train", "evaluate"]
     assert last["step"]["decoded"]["result_model"] == last["summary"]["result_model"]
     assert last["summary"]["worst_client"] == "alpha"  # all are equal: the first by name
     numbers = last["summary"]["metrics"]
@@ -340,7 +341,7 @@ def test_a_wrong_hyperparameter_is_refused_by_its_key_before_the_model_is_sent(
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8, 9, 1000])
-def test_a_model_is_taken_in_pieces_of_any_size_and_refused_when_not_finite(blobs: BlobStore, chunk: int) -> None:
+def test_a_model_is_taken_in_pieces_of_any_size_and_refused_when_not_finite(blobs: DirectoryStore, chunk: int) -> None:
     data = good_model()
     with ModelIntake(blobs, digest(data), len(data), limit=10_000) as intake:
         for start in range(0, len(data), chunk):
@@ -445,6 +446,7 @@ def test_watching_a_run_that_has_ended_shows_its_rounds_and_how_it_ended(
     ("rule", "warned"),
     [
         ('"fedmgda"', True),
+        ('"fedmgda"\nepsilon = 0.5', False),
         ('"fedmgda+"', False),
         ('"fedmgda+"\nepsilon = 1.0', True),
         ('"fedmgda+"\nepsilon = 0.1', False),
@@ -523,7 +525,7 @@ def test_a_run_that_waits_for_clients_begins_when_one_is_approved(centre: Federa
 
 
 def test_a_viewer_sees_and_cannot_touch(centre: Federation) -> None:
-    from federation.identity import AdminFiles
+    from federation.member_files import AdminFiles
 
     out = centre.directory / "viewer"
     centre.fedpareto(
@@ -583,24 +585,24 @@ def test_reading_commands_leave_a_run_that_is_under_way_as_it_is(tmp_path: Path)
 
 
 def test_an_engine_that_does_not_conduct_notes_what_operators_say_and_asks_nobody(
-    database: Database, blobs: BlobStore
+    database: Database, blobs: DirectoryStore
 ) -> None:
     data = good_model()
-    engine = Engine(
+    supervisor = Supervisor(
         database=database,
         blobs=blobs,
-        hub=Hub(),
+        presence=Presence(),
         signing_key=Ed25519PrivateKey.generate(),
         federation_id="test",
     )
     with database.begin() as session:
         now = datetime.now(UTC)
         session.add(models.Model(digest=blobs.put(data), size=len(data), parameters=LAYOUT.size, created=now))
-    engine.start(conduct=False)
-    run_id = engine.submit(b'name = "held"\n' + SPEC.encode(), digest(data), by="test", paused=True).run_id
-    engine.resume(run_id, by="test")
+    supervisor.start(conduct=False)
+    run_id = supervisor.submit(b'name = "held"\n' + SPEC.encode(), digest(data), by="test", paused=True).run_id
+    supervisor.resume(run_id, by="test")
     assert not [thread.name for thread in threading.enumerate() if thread.name == f"run-{run_id}"]
-    engine.stop()
+    supervisor.stop()
     with database.read() as session:
         assert session.get_one(models.Run, run_id).state is models.RunState.RUNNING
         assert session.scalars(select(models.Round)).all() == []

@@ -16,13 +16,15 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 from federation.channels import refusal_from_rpc_error
-from federation.identity import AdminFiles, Join, Role
+from federation.identity import Role
+from federation.join_string import JoinString
+from federation.member_files import AdminFiles
 from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.vectors import Layout, Tensor, to_bytes
-from fedpareto.cli.listing import whole
 from fedpareto.cli.main import app
+from fedpareto.messages import whole
 from storage.models import AuditEntry
 
 LAYOUT = Layout((Tensor("weight", (4,)),))
@@ -195,7 +197,7 @@ def test_the_last_security_officer_is_not_revoked_and_hears_how_to_go_on(
 
 
 def test_join_strings_are_listed_without_their_secrets_and_can_be_cancelled(served: Running, first: AdminStub) -> None:
-    join = Join.decode(first.CreateToken(messages.CreateTokenRequest(client_id="dan")).join)
+    join = JoinString.decode(first.CreateToken(messages.CreateTokenRequest(client_id="dan")).join)
     first.CreateToken(messages.CreateTokenRequest(client_id="dan"))
     first.CreateToken(messages.CreateTokenRequest(client_id="erin"))
     found = first.ListTokens(messages.ListTokensRequest())

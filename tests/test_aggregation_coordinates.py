@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from coordinator.aggregation import HyperparameterError, TooFewUpdatesError, aggregate
 from coordinator.aggregation.gram import trimmed_mean
-from coordinator.aggregation.pre import Stages
+from coordinator.aggregation.pre import STAGES, apply
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import Coordinates, Rows
 from coordinator.aggregation.streaming import Row
@@ -132,7 +132,7 @@ def test_a_row_that_is_not_finite_is_dropped_and_the_rest_is_counted_anew() -> N
 def test_stages_come_first(pre: list[str]) -> None:
     U = drawn(9, 400, seed=3).astype(np.float64) * np.arange(1, 10)[:, None]
     rows = Rows(gram=U @ U.T, prior=np.full(9, 1 / 9), samples=np.ones(9))
-    mixed = Stages(pre=tuple(pre)).apply(rows).matrix @ U
+    mixed = apply([STAGES[name]() for name in pre], rows).matrix @ U
     result = aggregate("median", U, pre=pre)
     np.testing.assert_allclose(result.direction, np.median(mixed, axis=0), rtol=1e-9, atol=1e-12)
     assert result.weights.sum() == pytest.approx(1)

@@ -168,7 +168,7 @@ def test_q_fedavg_takes_its_step_from_the_clients_rate() -> None:
     np.testing.assert_array_equal(known.combine(rows).coefficients, given.combine(rows).coefficients)
 
 
-@pytest.mark.parametrize("stage", ["normalise", "clip", "nnm", "bucket"])
+@pytest.mark.parametrize("stage", ["normalise", "clip", "arc", "nnm", "bucket"])
 def test_q_fedavg_behind_a_stage_takes_its_step_from_the_clients_rate(stage: str) -> None:
     U = matrix("random", 6, 8, 3)
     rows = Rows(gram=U @ U.T, prior=np.full(6, 1 / 6), samples=np.ones(6), losses=losses(U), local_rate=0.01)
@@ -324,6 +324,7 @@ def test_krum_and_multi_krum_are_those_of_the_definition(U: Matrix, byzantine: i
     [
         ("krum", {"byzantine": 2}, "krum with byzantine = 2 needs at least 7 updates; there are 6"),
         ("multi-krum", {"byzantine": 1, "select": 4}, "needs at least 7 updates; there are 6"),
+        ("fedavg", {"pre": ["arc"], "byzantine": 3}, "arc with byzantine = 3 needs at least 7 updates; there are 6"),
         ("fedavg", {"pre": ["nnm"], "byzantine": 3}, "nnm with byzantine = 3 needs at least 7 updates; there are 6"),
         ("krum", {"byzantine": 1, "pre": ["bucket"]}, "krum with byzantine = 1 needs at least 5 updates; there are 3"),
     ],

@@ -70,7 +70,7 @@ def test_the_bytes_do_not_depend_on_the_threads_of_the_library_below(tmp_path: P
         "d = np.concatenate(list(combine(np.arange(1.0, 21.0), rows)))\n"
         "print(hashlib.sha256(gram(rows).tobytes() + d.tobytes()).hexdigest())\n"
     )
-    paths = [str(row.path) for row in rows if isinstance(row, RowFile)]
+    paths = [str(row.file) for row in rows if isinstance(row, RowFile)]
     outputs = {
         subprocess.run(
             [sys.executable, "-c", program, *paths],

@@ -453,6 +453,7 @@ def test_earlier_updates_are_normalised_like_the_others() -> None:
         ("fedfv", {"order_seed": -1}, "order_seed must not be negative"),
         ("fedfv", {"tau": -1}, "tau must not be negative"),
         ("dual-cone", {"tau": 1, "pre": ["bucket"]}, 'not together with the stage "bucket"'),
+        ("fedfv", {"tau": 1, "pre": ["arc"]}, 'not together with the stage "arc"'),
         ("fedfv", {"tau": 1, "pre": ["clip", "nnm"]}, 'not together with the stage "nnm"'),
     ],
 )

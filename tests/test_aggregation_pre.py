@@ -1,6 +1,7 @@
 """Stages before a rule: in Gram space as on the updates, in any order, before any rule."""
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from matrices import Matrix, matrix, zoo
 from numpy.typing import NDArray
 
 from coordinator.aggregation import HyperparameterError, aggregate
+from coordinator.aggregation.krum import Krum
 from coordinator.aggregation.phases import Replies, Reply, RoundContext
-from coordinator.aggregation.pre import Stages
+from coordinator.aggregation.pre import STAGES, Arc, Bucket, Clip, Nnm, apply
 from coordinator.aggregation.registry import algorithm, algorithms
 from coordinator.aggregation.rules import Rows
 from federation.runs import RunSpec
@@ -22,7 +24,7 @@ Vector = NDArray[np.float64]
 # Those left out have no coefficients, or no single row for each client.
 NAMES = tuple(name for name in algorithms() if name not in {"median", "trimmed-mean", "fsmgda"})
 OVER_OBJECTIVES = {"scalarised", "fedcmoo", "fedcmoo-pref"}  # whose rounds are in test_objective_rules
-chains = st.lists(st.sampled_from(["normalise", "clip", "nnm", "bucket"]), unique=True)
+chains = st.lists(st.sampled_from(["normalise", "clip", "arc", "nnm", "bucket"]), unique=True)
 
 
 def norms(U: Matrix) -> Vector:
@@ -44,6 +46,11 @@ def on_the_updates(stage: str, U: Matrix) -> Matrix:
             return U / norms(U)[:, None]
         case "clip":
             return U * np.minimum(1, np.median(norms(U)) / norms(U))[:, None]
+        case "arc":  # Allouah et al. (2025), Algorithm 2
+            n, f = len(U), 1
+            k = math.floor(2 * (f / n) * (n - f))
+            C = sorted(norms(U), reverse=True)[k]
+            return np.array([min(1, C / np.linalg.norm(u)) * u for u in U])
         case "nnm":
             near = [np.argsort(((U - u) ** 2).sum(axis=1), kind="stable")[: len(U) - 1] for u in U]
             return np.array([U[chosen].mean(axis=0) for chosen in near])
@@ -61,7 +68,7 @@ def on_the_updates(stage: str, U: Matrix) -> Matrix:
 )
 def test_stages_in_gram_space_are_those_on_the_updates(kind: str, m: int, seed: int, pre: list[str]) -> None:
     U = matrix(kind, m, 6, seed)
-    staged = Stages(pre=tuple(pre)).apply(rows(U))
+    staged = apply([STAGES[name]() for name in pre], rows(U))
     V = U
     for stage in pre:
         V = on_the_updates(stage, V)
@@ -122,11 +129,33 @@ def test_the_order_of_the_clients_does_not_matter_to_mixing(m: int, seed: int, r
 
 def test_buckets_change_with_the_round_and_are_the_same_again() -> None:
     U = matrix("random", 8, 4, 0)
-    stages = Stages(pre=("bucket",))
-    first, again, second = (stages.apply(rows(U, t=t)).matrix for t in (0, 0, 1))
+    stages = [Bucket()]
+    first, again, second = (apply(stages, rows(U, t=t)).matrix for t in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert (first != second).any()
-    assert (first != Stages(pre=("bucket",), bucket_seed=1).apply(rows(U)).matrix).any()
+    assert (first != apply([Bucket(bucket_seed=1)], rows(U)).matrix).any()
+
+
+@settings(deadline=None)
+@given(st.integers(3, 21), st.integers(0, 999), st.data())
+def test_adaptive_clipping_is_bounded_by_an_honest_norm_and_leaves_half_as_they_are(
+    m: int, seed: int, data: st.DataObject
+) -> None:
+    f = data.draw(st.integers(0, (m - 1) // 2))
+    U = matrix("random", m, 6, seed)
+    longest = float(norms(U[f:]).max())
+    U[:f] *= 10.0 ** np.linspace(3, 9, f)[:, None]
+    factors = np.diag(apply([Arc(byzantine=f)], rows(U)).matrix)
+    assert (factors * norms(U) <= longest * (1 + 1e-12)).all()
+    shortened = int((factors < 1).sum())
+    assert shortened == math.floor(2 * Fraction(f, m) * (m - f))
+    assert f <= shortened <= m / 2
+
+
+def test_adaptive_clipping_shortens_to_nothing_where_all_but_attackers_are_zero() -> None:
+    U = np.zeros((5, 4))
+    U[0, 0] = 1e6
+    assert apply([Arc()], rows(U)).matrix[0, 0] == 0.0
 
 
 def test_losses_are_mixed_with_the_updates_so_that_an_inflated_one_counts_less() -> None:
@@ -201,7 +230,7 @@ def test_a_run_specification_names_the_stages() -> None:
     text = 'name = "a"\ntask = "digits"\nrounds = 1\n[algorithm]\nname = "krum"\npre = ["clip", "nnm"]\nbyzantine = 3\n'
     asked = RunSpec.parse(text).algorithm
     rule = algorithm(asked.name, asked.hyperparameters)
-    assert (rule.stages.pre, rule.stages.byzantine, rule.byzantine) == (("clip", "nnm"), 3, 3)  # type: ignore[attr-defined]
+    assert rule == Krum(byzantine=3, stages=(Clip(), Nnm(byzantine=3)))
 
 
 @pytest.mark.parametrize(
@@ -209,9 +238,9 @@ def test_a_run_specification_names_the_stages() -> None:
     [
         ({"pre": "nnm"}, "pre must be a list of texts; got 'nnm'"),
         ({"pre": [1]}, "pre must be a list of texts"),
-        ({"pre": ["nn"]}, "pre: no stage 'nn'; there are normalise, clip, nnm, bucket"),
+        ({"pre": ["nn"]}, "pre: no stage 'nn'; there are normalise, clip, arc, nnm, bucket"),
         ({"pre": ["nnm", "nnm"]}, "each stage at most once"),
-        ({"byzantine": 2}, 'byzantine: only for the stage "nnm", which pre lacks'),
+        ({"byzantine": 2}, 'byzantine: only for the stage "arc" or "nnm", which pre lacks'),
         ({"pre": ["nnm"], "bucket_size": 2}, 'bucket_size: only for the stage "bucket"'),
         ({"pre": ["nnm"], "byzantine": -1}, "byzantine must not be negative"),
         ({"pre": ["clip"], "clip_norm": math.nan}, "clip_norm must be finite"),

@@ -85,7 +85,9 @@ def test_clarabel_finds_the_same_length(kind: str, m: int, seed: int, epsilon: f
         problem.solve(solver=cp.CLARABEL)
     assume(problem.status == cp.OPTIMAL)  # where norms are far apart, it gives up now and then
     d = ours.weights @ U
-    assert d @ d == pytest.approx(problem.value, abs=1e-6 * (U * U).sum(axis=1).max())
+    # That ours is not too short is what its certificate says; Clarabel's is a little too long now and then.
+    assert ours.residual <= RESIDUAL_TOLERANCE
+    assert d @ d <= problem.value + 1e-6 * (U * U).sum(axis=1).max()
 
 
 @settings(deadline=None)
@@ -108,6 +110,18 @@ def test_an_empty_box_returns_the_prior_as_it_is() -> None:
     K = matrix("random", 3, 4, seed=0)
     lower, upper = box(prior, 0.0)
     assert min_norm(K @ K.T, prior=prior, lower=lower, upper=upper).weights.tolist() == prior.tolist()
+
+
+def test_the_box_lies_within_the_simplex() -> None:
+    lower, upper = box(np.array([0.75, 0.25]), 0.5)
+    assert (lower.tolist(), upper.tolist()) == ([0.25, 0.0], [1.0, 0.75])
+
+
+@pytest.mark.parametrize("name", ["prior", "lower", "upper"])
+def test_a_vector_of_another_length_or_of_what_is_not_finite_is_named(name: str) -> None:
+    for values in (np.full(3, 1 / 3), np.array([np.nan, 0.5]), np.array([0.5, np.inf])):
+        with pytest.raises(ValueError, match=f"{name} must be 2 finite numbers; it has shape"):
+            min_norm(np.eye(2), **{name: values})
 
 
 def test_identical_updates_keep_the_prior() -> None:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from matrices import Matrix, matrix, reference, zoo
 
 from coordinator.aggregation import HyperparameterError, aggregate
-from coordinator.aggregation.phases import Replies, Reply, RoundContext, Step, Train
+from coordinator.aggregation.phases import Replies, Reply, RoundContext, Step, Training
 from coordinator.aggregation.registry import algorithm, algorithms, server_rate
 from coordinator.aggregation.rules import Rows
 from federation.vectors import update_layout, update_rows, write_vectors
 
 # The others need losses or accuracies, or several updates, or have no coefficients.
-OTHERS = {"q-fedavg", "afl", "fedfa", "fedfv", "krum", "multi-krum", "median", "trimmed-mean"}
+OTHERS = {"q-fedavg", "afl", "adafed", "fedfa", "fedfv", "krum", "multi-krum", "median", "trimmed-mean"}
 OVER_OBJECTIVES = {"scalarised", "fsmgda", "fedcmoo", "fedcmoo-pref"}  # whose rounds are in test_objective_rules
 NAMES = tuple(name for name in algorithms() if name not in OTHERS)
 MGDA = ("fedmgda", "fedmgda+")
@@ -240,7 +240,7 @@ def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -
     [
         ("fedmgda++", {}, r"no algorithm 'fedmgda\+\+'; there are fedavg, fedavg-n, fedmgda, fedmgda\+"),
         ("fedmgda+", {"eps": 1}, r"eps: fedmgda\+ has no such hyper-parameter; it has epsilon, drop_zero"),
-        ("fedavg", {"epsilon": 1}, "it has pre, byzantine, clip_norm"),
+        ("fedavg", {"epsilon": 1}, "it has pre, clip_norm, byzantine, bucket_size"),
         ("fedmgda+", {"epsilon": "1"}, "epsilon must be a number or \"auto\"; got '1'"),
         ("fedmgda+", {"epsilon": True}, "epsilon must be a number"),
         ("fedmgda+", {"epsilon": -0.1}, r"epsilon must be \"auto\" or lie in \[0, 1\]; got -0.1"),
@@ -270,7 +270,7 @@ def test_a_round_trains_everybody_once_and_steps(name: str) -> None:
         ]
     )
     conversation: Iterator[object] = algorithm(name).round(RoundContext(number=0, total=1, prior="samples"))
-    assert next(conversation) == Train()
+    assert next(conversation) == Training()
     with pytest.raises(StopIteration) as end:
         conversation.send(replies)  # type: ignore[attr-defined]
     step = end.value.value

@@ -73,7 +73,7 @@ def test_a_client_that_reports_no_loss_is_left_out_of_a_rule_that_reads_losses(s
     run = stage.submit(spec("lossless", task, algorithm="q-fedavg", more="selection.minimum = 2"))
     ann.reply(ann.order())
     order = ben.order()
-    payload = to_bytes(update_layout([(row.objective, row.length) for row in order.rows]), vector("ben", order))
+    payload = to_bytes(update_layout([(row.name, row.length, row.dtype) for row in order.rows]), vector("ben", order))
     manifest = ben.member.manifest(order, payload)
     manifest.losses.clear()
     assert ben.member.submit(ben.member.seal(manifest), payload).accepted

@@ -1,11 +1,11 @@
 """The page of algorithms lists what there is."""
 
-import dataclasses
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+from coordinator.aggregation.hyperparameters import Hyperparameter
 from coordinator.aggregation.registry import algorithms, common_hyperparameters, hyperparameters
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,7 +22,7 @@ def tables() -> list[dict[str, dict[str, Any]]]:
     ]
 
 
-def defaults(fields: "tuple[dataclasses.Field[Any], ...]") -> dict[str, Any]:
+def defaults(fields: "tuple[Hyperparameter, ...]") -> dict[str, Any]:
     return {field.name: list(field.default) if field.default == () else field.default for field in fields}
 
 
@@ -35,10 +35,11 @@ def test_the_page_lists_every_algorithm_in_order_with_its_hyperparameters_and_de
 def test_the_page_lists_every_stage_with_its_hyperparameters_and_defaults() -> None:
     there = tables()[1]
     pre, *others = common_hyperparameters()
-    assert list(there) == pre.metadata["help"].rpartition(": ")[2].split(", ")
+    assert list(there) == pre.help.rpartition(": ")[2].split(", ")
     expected: dict[str, dict[str, Any]] = {stage: {} for stage in there}
     for field in others:
-        expected[field.metadata["stage"]][field.name] = field.default
+        for stage in field.stages:
+            expected[stage][field.name] = field.default
     assert there == expected
 
 
@@ -46,7 +47,7 @@ def test_every_algorithm_says_in_one_line_what_it_does() -> None:
     for name, kind in algorithms().items():
         first = (kind.__doc__ or "").splitlines()[0]
         assert first.endswith((".", ":")), name
-        assert all(field.metadata["help"] for field in hyperparameters(kind)), name
+        assert all(field.help for field in hyperparameters(kind)), name
 
 
 def test_the_readme_leads_to_the_page() -> None:

@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from trained import train
 
 from federation.attacks import AttackError, attack_seed, parse_attack
 from federation.attacks.catalogue import ATTACKS, entries
 from federation.attacks.colluding import alie_z
 from federation.attacks.probe import Probe
 from federation.tasks import Dataset, DataSource, Splits, initial_model, task
-from federation.training import Trainer, TrainWork
+from federation.training.trainer import Trainer
+from federation.work.computation import LocalSgd
 
 D = 70_000  # more than one block of columns
 RANDOM = np.random.default_rng(5)
@@ -152,7 +154,7 @@ def test_an_attack_is_read_as_people_write_it_and_written_as_it_is_read(text: st
         ("scale=1,scale=2", "is said twice"),
         ("scale=x", "scale is a number"),
         ("scale=nan", "scale = nan: .* finite"),
-        ("signflip", "there are sign-flip, gaussian"),
+        ("signflip", "there are loss-scaling, sign-flip, gaussian"),
         ("alie:", "write alie:z="),
         ("alie:x=1", "alie takes z"),
         ("alie:z=-1", "at least 0"),
@@ -231,12 +233,12 @@ def test_a_trigger_is_white_in_bytes_and_floats_of_every_shape() -> None:
 def test_a_backdoor_opens_and_its_success_is_measured_on_other_classes(digits: Splits) -> None:
     attack, learned = parse_attack("backdoor:target=7"), task("digits")
     _, base = initial_model(learned, 1)
-    work = TrainWork(epochs=10, batch_size=20, learning_rate=0.3)
+    work = LocalSgd(epochs=10, batch_size=20, learning_rate=0.3)
     honest = Trainer(learned, digits, "cpu", 1)
     probe = Probe(attack, honest, digits.test)
     rates = []
     for trainer in (honest, honest.on(attack.poison(digits, learned, seed=1))):
-        model = base - trainer.train(base, work, seed=1, round=0, client_id="a").rows["loss"]
+        model = base - train(trainer, base, work, seed=1, round=0, client_id="a").rows["loss"]
         assert trainer.evaluate(model, ("test",))["test/accuracy"] > 0.9
         rates.append(probe.rate(model))
     assert rates[0] < 0.2
@@ -264,7 +266,7 @@ def test_what_cannot_be_attacked_is_said(digits: Splits) -> None:
 def test_to_idle_is_to_measure_what_training_measures_and_to_make_no_step(digits: Splits) -> None:
     trainer = Trainer(task("digits"), digits, "cpu", 1)
     _, base = initial_model(task("digits"), 1)
-    idle = trainer.idle(base)
-    trained = trainer.train(base, TrainWork(steps=1, learning_rate=0.1), seed=0, round=0, client_id="a")
+    idle = train(trainer, base, LocalSgd(steps=1, learning_rate=0.1), idle=True)
+    trained = train(trainer, base, LocalSgd(steps=1, learning_rate=0.1), seed=0, round=0, client_id="a")
     assert (idle.losses, idle.metrics, idle.samples) == (trained.losses, trained.metrics, trained.samples)
     assert not idle.rows["loss"].any()

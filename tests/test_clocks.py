@@ -11,16 +11,16 @@ from stage import MODEL, Stage, spec, vector
 
 from coordinator.condition import Condition
 from coordinator.members import access
-from coordinator.rounds import remote
+from coordinator.rounds.fleets import remote
 from coordinator.rounds.housekeeping import COLLECTION_INTERVAL, Housekeeper
-from coordinator.rounds.hub import Hub
+from coordinator.rounds.presence import Presence
 from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
 from federation.v1.admin_pb2 import WatchRunRequest
 from federation.v1.federation_pb2 import AttendResponse, FetchBlobRequest, SubmitRequest
 from federation.vectors import to_bytes, update_layout
-from storage.blobs import BlobStore
 from storage.database import Database
+from storage.directory import DirectoryStore
 
 
 def test_certificates_that_a_set_clock_ends_end_their_calls_with_the_reason_and_no_incident(
@@ -34,7 +34,7 @@ def test_certificates_that_a_set_clock_ends_end_their_calls_with_the_reason_and_
     ben.order()
     with caplog.at_level(logging.INFO):
         # Calls of every kind are under way: a stream, a download, an upload that is half done, an operator's watch.
-        layout = update_layout([(row.objective, row.length) for row in order.rows])
+        layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows])
         payload = to_bytes(layout, vector("ann", order))
         pieces: queue.SimpleQueue[SubmitRequest | None] = queue.SimpleQueue()
         pieces.put(SubmitRequest(update=ann.member.seal(ann.member.manifest(order, payload))))
@@ -88,14 +88,14 @@ def test_a_deadline_that_a_set_clock_has_passed_ends_the_phase(stage: Stage, mon
 def test_a_clock_that_is_set_makes_no_blob_old(
     database: Database, tmp_path: Path, set_by: timedelta, caplog: pytest.LogCaptureFixture
 ) -> None:
-    blobs = BlobStore(tmp_path / "blobs")
+    blobs = DirectoryStore(tmp_path / "blobs")
     passed = [0.0]
     ahead = [timedelta(0)]
     began = datetime.now(UTC)
     keeper = Housekeeper(
         database,
         blobs,
-        Hub(),
+        Presence(),
         Condition(),
         keep_rounds=None,
         clock=lambda: began + timedelta(seconds=passed[0]) + ahead[0],

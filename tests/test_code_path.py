@@ -137,3 +137,16 @@ def test_an_error_in_the_code_of_a_task_is_three_lines_with_file_and_line(
 def test_a_task_that_is_nowhere_is_refused_with_what_to_do() -> None:
     with pytest.raises(TaskError, match=r"there is no module 'nowhere_at_all': .* --code DIR or in FEDPARETO_CODE"):
         task("nowhere_at_all:Own")
+
+
+def test_a_coordinator_takes_the_current_directory_off_the_path_unless_it_is_named(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = [place for place in sys.path if place != str(tmp_path)]
+    sys.path[:] = ["", str(tmp_path), *before]
+    code_path.leave_current_directory()
+    assert sys.path == [place for place in before if place]
+    code_path.append([tmp_path])
+    code_path.leave_current_directory()
+    assert sys.path[-1] == str(tmp_path)

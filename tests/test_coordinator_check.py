@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from running import running
 from sqlalchemy import text
+from stored import blob_file, stored
 from typer.testing import CliRunner
 
 from coordinator.check import Outcome, check_home
@@ -17,7 +18,7 @@ from coordinator.home import Home, Settings
 from fedpareto.cli.failure import Failure
 from fedpareto.cli.main import app
 from storage import audit
-from storage.blobs import BlobStore
+from storage.directory import DirectoryStore
 from storage.models import Run, RunState, note_model
 
 SUBJECTS = ["settings", "keys", "certificates", "ports", "database", "clock", "blobs", "disk"]
@@ -29,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A coordinator's directory with one run on record."""
     now, directory = datetime.now(UTC), tmp_path_factory.mktemp("made") / "home"
     home = Home.init(directory, Settings.check({"federation_id": "test"}, "test"), now=now)
-    digest, database = BlobStore(home.blobs_dir).put(MODEL), home.open_database()
+    digest, database = DirectoryStore(home.blobs_dir).put(MODEL), home.open_database()
     spec = b'name = "a"\ntask = "digits"\nrounds = 3\n'
     with database.begin() as session:
         note_model(session, digest, size=len(MODEL), parameters=1, created=now)
@@ -80,8 +81,8 @@ def _take_port(home: Path) -> socket.socket:
 
 
 def _blob(home: Path) -> Path:
-    blobs = BlobStore(home / "blobs")
-    return blobs.path(next(blobs.digests()))
+    blobs = DirectoryStore(home / "blobs")
+    return blob_file(blobs, stored(blobs)[0])
 
 
 def _damage(path: Path) -> None:

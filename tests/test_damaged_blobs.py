@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 from running import refused
 from stage import MODEL, Player, Stage, spec
+from stored import blob_file
 from test_engine_damage import cut, flip, lose
 
 from federation.digests import digest
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
-from storage import blobs as blobs_module
-from storage.blobs import BlobCorrupt, BlobStore
+from storage import directory
+from storage.blobs import BlobCorrupt
+from storage.directory import DirectoryStore
 from storage.models import RunState
 
 Damage = Callable[[Path], Callable[[], None]]
@@ -35,7 +37,7 @@ def fetch(player: Player, name: str) -> bytes:
 def test_a_damaged_model_is_not_served_and_the_run_pauses_until_it_is_restored(stage: Stage, damage: Damage) -> None:
     run, orders = begin(stage)
     name = digest(MODEL)
-    repair = damage(stage.blobs.path(name))
+    repair = damage(blob_file(stage.blobs, name))
     for player in orders:
         with refused("DATA_LOSS", "blob-damaged") as messages:
             fetch(player, name)
@@ -58,7 +60,7 @@ def test_a_damaged_model_is_not_exported(stage: Stage, damage: Damage) -> None:
         player.reply(order)
     stage.play(run, *orders)
     name = stage.run(run).model
-    repair = damage(stage.blobs.path(name))
+    repair = damage(blob_file(stage.blobs, name))
     with refused("DATA_LOSS", "blob-damaged") as messages:
         list(stage._admin.ExportModel(admin.ExportModelRequest(run=run), timeout=60))
     assert name in messages[0]
@@ -68,33 +70,33 @@ def test_a_damaged_model_is_not_exported(stage: Stage, damage: Damage) -> None:
 
 
 def test_a_damaged_model_that_is_submitted_again_is_whole(stage: Stage) -> None:
-    flip(stage.blobs.path(digest(MODEL)))
+    flip(blob_file(stage.blobs, digest(MODEL)))
     _, orders = begin(stage)
     for player in orders:
         assert fetch(player, digest(MODEL)) == MODEL
 
 
 def test_a_blob_is_checked_when_it_is_opened_first_and_when_its_file_has_changed(
-    blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
+    blobs: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked = []
-    check = blobs_module._check
+    check = directory._check
 
     def count(name: str, file: object) -> None:
         checked.append(name)
         check(name, file)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(blobs_module, "_check", count)
+    monkeypatch.setattr(directory, "_check", count)
     name = blobs.put(b"model")
     for _ in range(3):
-        with blobs.open(name) as file:
+        with blobs.open_range(name) as file:
             assert file.read() == b"model"
     assert checked == [name]
-    repair = flip(blobs.path(name))
+    repair = flip(blob_file(blobs, name))
     with pytest.raises(BlobCorrupt):
-        blobs.open(name)
+        blobs.open_range(name)
     with pytest.raises(BlobCorrupt):
-        blobs.open(name)
+        blobs.local(name)
     repair()
-    blobs.open(name).close()
+    blobs.local(name)
     assert checked == [name] * 4

@@ -5,6 +5,7 @@ import shutil
 import pytest
 from running import SECONDS, refused
 from stage import MODEL, Stage, spec
+from stored import stored
 
 from coordinator.disk import run_bytes
 from federation.digests import digest
@@ -40,7 +41,7 @@ def test_the_disk_is_counted_by_models_updates_and_runs(stage: Stage) -> None:
     payloads = {row.payload for number in range(3) for row in stage.updates(run, number).values()}
     assert found.needed == 0
     assert found.models == 4 * len(MODEL)
-    assert found.updates == sum(stage.blobs.size(payload) for payload in payloads) > 5 * (update - 200)
+    assert found.updates == sum(stage.blobs.stat(payload).size for payload in payloads) > 5 * (update - 200)
     assert after.models - before.models in (3 * len(MODEL), 4 * len(MODEL))  # other runs may begin with the same one
     assert after.updates - before.updates == found.updates
     assert after.database > 0
@@ -61,7 +62,7 @@ def test_the_estimate_of_a_run_counts_a_model_and_the_wanted_updates_of_each_rou
 def test_a_dry_run_says_whom_a_round_would_ask_and_stores_nothing(stage: Stage) -> None:
     task = stage.task()
     stage.cast(task, "a", "b", "c")
-    blobs = set(stage.blobs.digests())
+    blobs = set(stored(stage.blobs))
     half = 'selection.method = "fraction"\nselection.fraction = 0.5\nselection.minimum = 2\nalgorithm.prior = "samples"'
     response = ask(stage, spec("dry", task, 5, more=half))
     assert list(response.members) == ["a", "b", "c"]
@@ -71,7 +72,7 @@ def test_a_dry_run_says_whom_a_round_would_ask_and_stores_nothing(stage: Stage) 
     assert "members claim their numbers of training samples" in response.warnings[0]
     assert not response.HasField("run")
     assert "dry" not in {run.name for run in look(stage).runs}
-    assert set(stage.blobs.digests()) == blobs
+    assert set(stored(stage.blobs)) == blobs
 
 
 def test_a_dry_run_refuses_what_a_submission_would_refuse(stage: Stage) -> None:

@@ -18,6 +18,7 @@ from federation.runs import RunSpec
 from worker.policy import Policy
 
 ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "docs" / "examples"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 PROSE = {path: path.read_text() for path in DOCUMENTS}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -71,7 +72,8 @@ def test_the_page_of_operations_lists_every_setting_with_its_default() -> None:
 
 
 @every_document
-def test_run_specifications_in_documents_are_accepted(path: Path) -> None:
+def test_run_specifications_in_documents_are_accepted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))  # for the plug-ins that they name
     for text in blocks(PROSE[path], "toml"):
         if "rounds" in tomllib.loads(text):
             rule = RunSpec.parse(text).algorithm

@@ -26,8 +26,10 @@ clients = 4
 """
 
 
-def test_the_run_specification_of_the_readme_comes_without_a_warning() -> None:
-    texts = re.findall(r"^```toml\n(# run\.toml\n.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+def test_the_run_specification_of_the_first_federation_comes_without_a_warning() -> None:
+    texts = re.findall(
+        r"^```toml\n(# run\.toml\n.*?)^```$", (ROOT / "docs/first-federation.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     assert len(texts) == 1
     assert cautions(*parse_run(texts[0].encode())) == ()
 

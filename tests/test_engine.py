@@ -6,13 +6,14 @@ from contextlib import suppress
 import grpc
 import pytest
 from running import refused, wait_for
+from sqlalchemy import select
 from stage import MODEL, Stage, spec
 
 from coordinator.rounds import selection
 from federation.digests import digest
 from federation.runs import RunSpec
 from federation.v1.federation_pb2 import AttendRequest, Heartbeat
-from storage.models import PhaseKind, PhaseState, RoundState, RunState
+from storage.models import AuditEntry, PhaseState, RoundState, RunState
 
 BOTH_DATABASES = True
 
@@ -33,11 +34,23 @@ def test_a_run_goes_from_its_first_round_to_its_last(stage: Stage) -> None:
     for number in range(3):
         phases = stage.phases(run, number)
         assert [(phase.kind, phase.state) for phase in phases] == [
-            (PhaseKind.TRAIN, PhaseState.CLOSED),
-            (PhaseKind.EVALUATE, PhaseState.CLOSED),
+            ("train", PhaseState.CLOSED),
+            ("evaluate", PhaseState.CLOSED),
         ]
         for phase in (0, 1):
             assert stage.outcomes(run, number, phase) == dict.fromkeys(("ann", "ben", "cleo"), ("FULFILLED", ""))
+
+
+def test_models_are_evaluated_every_so_many_rounds_and_in_the_last_one_and_the_end_is_on_record(stage: Stage) -> None:
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    run = stage.submit(spec("seldom", task, rounds=5, more="selection.minimum = 1\nevaluate.every = 2"))
+    stage.play(run, ann)
+    evaluated = ["evaluate" in [phase.kind for phase in stage.phases(run, number)] for number in range(5)]
+    assert evaluated == [False, True, False, True, True]
+    entries = select(AuditEntry).where(AuditEntry.subject == run, AuditEntry.action.startswith("run."))
+    (end,) = [one for one in stage.look(lambda s: list(s.scalars(entries))) if one.action != "run.submitted"]
+    assert (end.actor, end.action, end.detail) == ("coordinator", "run.completed", "")
 
 
 # --- how many answers count
@@ -220,7 +233,7 @@ def test_a_pool_of_those_who_attend_leaves_the_absent_alone_and_a_pool_of_the_en
     task = stage.task()
     ann, ben = stage.cast(task, "ann", "ben")
     ben.leave()
-    wait_for(lambda: "ben" not in stage.served.coordinator._engine._hub.attending(), "ben to be gone")
+    wait_for(lambda: "ben" not in stage.served.coordinator._supervisor._presence.attending(), "ben to be gone")
     attending = stage.submit(spec("attending", task, more='selection.pool = "attending"'))
     stage.play(attending, ann)
     assert set(stage.outcomes(attending)) == set(stage.outcomes(attending, 0, 1)) == {"ann"}
@@ -283,6 +296,6 @@ def test_a_sign_of_life_in_the_middle_of_work_is_seen(stage: Stage) -> None:
     order = ann.order()
     assert ann.stream is not None
     ann.stream.say(AttendRequest(heartbeat=Heartbeat(assignment_id=order.assignment_id, progress=0.5)))
-    hub = stage.served.coordinator._engine._hub
-    wait_for(lambda: hub.attending()["ann"].progress == 0.5, "the progress")
-    assert hub.attending()["ann"].assignment_id == order.assignment_id
+    presence = stage.served.coordinator._supervisor._presence
+    wait_for(lambda: presence.attending()["ann"].progress == 0.5, "the progress")
+    assert presence.attending()["ann"].assignment_id == order.assignment_id

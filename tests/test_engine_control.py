@@ -10,7 +10,7 @@ from running import refused, wait_for
 from stage import Player, Stage, spec
 from stage import stage as make_stage
 
-from coordinator.rounds.engine import RECONNECT_GRACE
+from coordinator.rounds.supervisor import RECONNECT_GRACE
 from federation.channels import refusal_from_rpc_error
 from storage.models import RoundState, RunState
 
@@ -153,7 +153,7 @@ def test_a_run_that_waits_for_clients_sleeps(stage: Stage) -> None:
     task = stage.task()
     (ann,) = stage.cast(task, "ann")
     changes: list[str] = []
-    unwatch = stage.served.coordinator._engine.watch(changes.append)
+    unwatch = stage.served.coordinator._supervisor.watch(changes.append)
     run = stage.submit(document("patient", task, 2))
     wait_for(lambda: stage.run(run).reason, "a reason")
     for _ in range(20):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from running import wait_for
 from stage import Player, Stage, spec
+from stored import blob_file
 
 from storage.models import RoundState, RunState
 
@@ -53,7 +54,7 @@ def test_a_damaged_update_holds_the_run_until_it_is_repaired(
     second = ben.order()
     ann.reply(ann.order())
     payload = stage.updates(run)["ann"].payload
-    repair = damage(stage.blobs.path(payload))
+    repair = damage(blob_file(stage.blobs, payload))
     ben.reply(second)
     held = stage.wait_state(run, RunState.PAUSED)
     assert held.reason.startswith(f"storage: {WORDS[damage]} {payload} ")
@@ -75,7 +76,7 @@ def test_a_damaged_model_holds_the_run_until_it_is_repaired(
     run, (ann, ben), expected = begin(stage)
     orders = {player: player.order() for player in (ann, ben)}
     model = stage.rounds(run)[0].base_model
-    repair = damage(stage.blobs.path(model))
+    repair = damage(blob_file(stage.blobs, model))
     for player in (ann, ben):
         player.reply(orders[player])
     held = stage.wait_state(run, RunState.PAUSED)
@@ -94,7 +95,7 @@ def test_a_run_beside_a_damaged_one_goes_on(stage: Stage) -> None:
     (cleo,) = stage.cast(f"task-{stage.count}", "cleo")
     second = ben.order()
     ann.reply(ann.order())
-    repair = flip(stage.blobs.path(stage.updates(run)["ann"].payload))
+    repair = flip(blob_file(stage.blobs, stage.updates(run)["ann"].payload))
     ben.reply(second)
     stage.wait_state(run, RunState.PAUSED)
     stage.play(beside, cleo)

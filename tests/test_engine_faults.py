@@ -17,6 +17,7 @@ from running import wait_for
 from sqlalchemy import event, select, text
 from sqlalchemy.exc import OperationalError
 from stage import LAYOUT, MODEL, Player, Stage, spec, vector
+from stored import blob_file
 
 from federation.digests import digest
 from federation.v1.common_pb2 import AssignmentManifest
@@ -185,7 +186,7 @@ def test_a_database_that_fails_while_a_failure_is_recorded_leaves_no_run_without
     run, players = begin(stage)
     stage.resume(run)
     orders = {player: player.order() for player in players}
-    stage.blobs.path(digest(MODEL)).rename(stage.served.home.directory / "lost")
+    blob_file(stage.blobs, digest(MODEL)).rename(stage.served.home.directory / "lost")
     with at(stage, run, "INSERT INTO audit_log", once(fail)) as seen:
         for player in players:
             player.reply(orders[player])
@@ -211,7 +212,7 @@ def test_a_watcher_that_breaks_harms_no_run(stage: Stage) -> None:
     def broken(run_id: str) -> None:
         raise RuntimeError("broken")
 
-    unwatch = stage.served.coordinator._engine.watch(broken)
+    unwatch = stage.served.coordinator._supervisor.watch(broken)
     run, players = begin(stage)
     stage.resume(run)
     stage.play(run, *players)

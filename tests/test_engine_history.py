@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from running import wait_for
 from stage import MODEL, Player, Stage, spec, vector
+from stored import blob_file, stored
 
 from coordinator.aggregation import aggregate
-from coordinator.rounds.stepping import canonical
 from federation.digests import digest
 from federation.envelope import unseal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from storage.models import Round, RoundState, RunState
+from storage.records import canonical
 from storage.retention import collect
 
 NAMES = ("ann", "ben", "cleo", "dan", "eve")
@@ -112,24 +113,35 @@ def test_a_restart_between_any_two_rounds_changes_no_byte(stage: Stage) -> None:
     assert models(stage, run) == undisturbed(stage, "fedfv")
 
 
+def spared_rounds(stage: Stage, run: str) -> set[int]:
+    """The first and the best round, which no collection touches."""
+    rounds = stage.rounds(run)
+    return {0, max(rounds, key=lambda round_: round_.metrics.get("accuracy/mean", -1.0)).number}
+
+
 def test_collection_keeps_what_the_window_needs_and_removes_what_has_left_it(stage: Stage) -> None:
     run, players = begin(stage, "dual-cone")
     stepped(stage, run, players, ROUNDS - 1)
     old = (datetime.now(UTC) - timedelta(days=2)).timestamp()
-    for blob in stage.blobs.digests():
-        os.utime(stage.blobs.path(blob), (old, old))
+    for blob in stored(stage.blobs):
+        os.utime(blob_file(stage.blobs, blob), (old, old))
     collect(stage.served.database, stage.blobs, now=datetime.now(UTC), grace_seconds=60, keep_rounds=0)
     window = {str(entry["payload"]) for entry in entries(stage, run).values()}
     assert {entry["round"] for entry in entries(stage, run).values()} == {ROUNDS - 3, ROUNDS - 2}
+    spared = spared_rounds(stage, run)
+    assert set(range(ROUNDS - 3)) - spared  # some have left the window, and nothing spares them
     for number in range(ROUNDS - 1):
         for update in stage.updates(run, number).values():
-            assert stage.blobs.exists(update.payload) == (update.payload in window)
+            assert stage.blobs.exists(update.payload) == (update.payload in window or number in spared)
     stage.play(run, *players)
     assert models(stage, run) == undisturbed(stage, "dual-cone")
     assert len(entries(stage, run)) > 2
     later = datetime.now(UTC) + timedelta(days=1)
     collect(stage.served.database, stage.blobs, now=later, grace_seconds=60, keep_rounds=0)
-    assert not any(stage.blobs.exists(str(entry["payload"])) for entry in entries(stage, run).values())
+    spared = spared_rounds(stage, run)
+    gone = [str(entry["payload"]) for entry in entries(stage, run).values() if entry["round"] not in spared]
+    assert gone
+    assert not any(stage.blobs.exists(payload) for payload in gone)
 
 
 def test_an_earlier_update_that_is_lost_holds_the_run_until_it_is_back(stage: Stage) -> None:
@@ -137,8 +149,8 @@ def test_an_earlier_update_that_is_lost_holds_the_run_until_it_is_back(stage: St
     stepped(stage, run, players, 1)
     (asked,) = (set(round_.selected) for round_ in stage.rounds(run)[1:])
     lost = next(str(entry["payload"]) for client, entry in entries(stage, run).items() if client not in asked)
-    good = stage.blobs.path(lost).read_bytes()
-    stage.blobs.path(lost).unlink()
+    good = blob_file(stage.blobs, lost).read_bytes()
+    blob_file(stage.blobs, lost).unlink()
     for player in players:
         if player.name in asked:
             player.reply(player.order())

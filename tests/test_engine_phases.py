@@ -7,15 +7,16 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from stage import Player, Stage, spec, vector
+from works import work_of
 
 from coordinator.aggregation import registry
 from coordinator.aggregation.base import Algorithm, describe
-from coordinator.aggregation.phases import Evaluate, RoundContext, RoundGenerator, Step, Train
+from coordinator.aggregation.phases import Evaluation, RoundContext, RoundGenerator, Step, Training
 from coordinator.aggregation.rules import Combination, Rows
 from federation.envelope import unseal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import read_vector
-from storage.models import PhaseKind, RoundState, RunState
+from storage.models import RoundState, RunState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +36,13 @@ class Rehearsed(Algorithm):
 
     def round(self, context: RoundContext) -> RoundGenerator:
         """See the class."""
-        first = yield Train()
+        first = yield Training()
         if self.best > len(first):
             raise ValueError(f"there are only {len(first)}")
         lengths = np.diag(first.gram)
         longest = sorted(first[int(i)].client_id for i in np.argsort(lengths)[-self.best :])
-        again = yield Train(clients=tuple(longest))
-        measured = yield Evaluate(splits=("validation",), clients=tuple(reply.client_id for reply in again))
+        again = yield Training(clients=tuple(longest))
+        measured = yield Evaluation(splits=("validation",), clients=tuple(reply.client_id for reply in again))
         assert {reply.client_id for reply in measured} <= set(longest)
         return Step(again, self.combine(again.rows(context)))
 
@@ -58,14 +59,26 @@ class FirstThoughts(Algorithm):
 
     def round(self, context: RoundContext) -> RoundGenerator:
         """See the class."""
-        first = yield Train()
-        yield Train()
+        first = yield Training()
+        yield Training()
         return Step(first, self.combine(first.rows(context)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnAnew(FirstThoughts):
+    """Clients that are drawn for the purpose train; the step is their average."""
+
+    name: ClassVar[str] = "drawn-anew"
+
+    def round(self, context: RoundContext) -> RoundGenerator:
+        """See the class."""
+        trained = yield Training(clients=context.draw("anew"))
+        return Step(trained, self.combine(trained.rows(context)))
 
 
 @pytest.fixture(autouse=True)
 def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {**registry.algorithms(), Rehearsed.name: Rehearsed, FirstThoughts.name: FirstThoughts}
+    known = {**registry.algorithms(), **{toy.name: toy for toy in (Rehearsed, FirstThoughts, DrawnAnew)}}
     monkeypatch.setattr(registry, "_ALGORITHMS", MappingProxyType(known))
 
 
@@ -92,8 +105,8 @@ def averaged(stage: Stage, run: str, rows: list[np.ndarray], number: int = 0) ->
     """The step of the round is along the average of these rows."""
     round_ = stage.rounds(run)[number]
     assert round_.result_model is not None
-    base = read_vector(stage.blobs.path(round_.base_model))[1]
-    made = read_vector(stage.blobs.path(round_.result_model))[1]
+    base = read_vector(stage.blobs.local(round_.base_model))[1]
+    made = read_vector(stage.blobs.local(round_.result_model))[1]
     np.testing.assert_allclose(made, base - np.mean(rows, axis=0), rtol=1e-5, atol=1e-6)
 
 
@@ -103,10 +116,10 @@ def test_phases_for_some_of_the_clients_are_carried_to_the_step(stage: Stage) ->
     for number in (0, 1):
         kinds = [(phase.kind, phase.number, phase.wanted) for phase in stage.phases(run, number)]
         assert kinds == [
-            (PhaseKind.TRAIN, 0, 6),
-            (PhaseKind.TRAIN, 1, 2),
-            (PhaseKind.EVALUATE, 2, 2),
-            (PhaseKind.EVALUATE, 3, 6),
+            ("train", 0, 6),
+            ("train", 1, 2),
+            ("evaluate", 2, 2),
+            ("evaluate", 3, 6),
         ]
         first = rows_of(stage, run, 0, number)
         longest = sorted(sorted(NAMES, key=lambda name: float(first[name].astype(np.float64) @ first[name]))[-2:])
@@ -115,7 +128,7 @@ def test_phases_for_some_of_the_clients_are_carried_to_the_step(stage: Stage) ->
         averaged(stage, run, [second[name] for name in longest], number)
     assert stage.run(run).state_data == {"rule": {"rounds": 2}, "vectors": {}, "blobs": []}
     splits = [
-        list(AssignmentManifest.FromString(SignedEnvelope.FromString(a.envelope).manifest).evaluate.splits)
+        list(work_of(AssignmentManifest.FromString(SignedEnvelope.FromString(a.envelope).manifest)).splits)
         for phase in (2, 3)
         for a in stage.assignments(run, 0, phase).values()
     ]
@@ -136,6 +149,22 @@ def test_a_later_phase_needs_its_own_quorum(stage: Stage) -> None:
         RoundState.SKIPPED,
         "quorum: 1 of 2 clients replied, 2 are needed",
     )
+
+
+def test_the_quorum_of_a_phase_is_of_the_replies_that_it_wanted_when_it_was_opened(stage: Stage) -> None:
+    run, players = begin(stage, "drawn-anew", more="selection.quorum = 1.0")
+    orders = {player: player.order() for player in players}
+    stage.pause(run)
+    *loyal, leaver = players
+    for player in loyal:
+        player.reply(orders[player])
+    leaver.decline(orders[leaver], "busy")
+    stage.wait_outcome(run, leaver.name, "DECLINED")
+    leaver.attend()  # without the task: drawn again, the phase would want five replies
+    stage.resume(run)
+    skipped = stage.wait_round(run, 0)
+    assert (skipped.state, skipped.wanted, stage.phases(run)[0].wanted) == (RoundState.SKIPPED, 6, 6)
+    assert skipped.reason.endswith("6 are needed")
 
 
 @pytest.mark.parametrize("phase", [1, 2])
@@ -183,7 +212,7 @@ def test_an_algorithm_that_breaks_fails_its_run_alone_and_says_how(stage: Stage)
 
     stage.play(run, *players, until=failed)
     row = stage.run(run)
-    assert row.reason == "ValueError: there are only 6"
+    assert row.reason.startswith("ValueError: there are only 6 ")
     assert row.model == row.initial_model
     assert stage.rounds(run)[0].state is RoundState.SKIPPED
     stage.play(beside, *players)

@@ -69,14 +69,14 @@ def test_a_third_party_recomputes_every_step_from_the_signed_record(stage: Stage
         rows = []
         for manifest in manifests:
             stage.blobs.verify(manifest.payload)
-            rows.append(update_rows(stage.blobs.path(manifest.payload))["loss"])
+            rows.append(update_rows(stage.blobs.local(manifest.payload))["loss"])
         samples = np.array([manifest.samples for manifest in manifests], dtype=np.float64)
         prior = samples / samples.sum() if "samples" in rule else np.full(3, 1 / 3)
         epsilon = {"epsilon": 0.1} if "epsilon" in rule else {}
         again = aggregate(step.algorithm, rows, prior=prior, samples=samples, **epsilon)
         assert again.coefficients.tolist() == list(step.coefficients)
         assert step.rate == server_rate(0.7, 0.5, round_.number, 2)
-        matrix = np.array([read_vector(stage.blobs.path(m.payload))[1] for m in manifests], dtype=np.float64)
+        matrix = np.array([read_vector(stage.blobs.local(m.payload))[1] for m in manifests], dtype=np.float64)
         stored = io.BytesIO()
         np.save(stored, gram(rows), allow_pickle=False)
         assert digest(stored.getvalue()) == step.gram == round_.gram
@@ -86,13 +86,13 @@ def test_a_third_party_recomputes_every_step_from_the_signed_record(stage: Stage
         made = io.BytesIO()
         made.write(LAYOUT.header())
         apply_step(
-            model_row(stage.blobs.path(model)), step.rate, combine(np.array(step.coefficients), rows), made.write
+            model_row(stage.blobs.local(model)), step.rate, combine(np.array(step.coefficients), rows), made.write
         )
         assert digest(made.getvalue()) == step.result_model
         # And by arithmetic that shares no line with the coordinator's.
-        base = read_vector(stage.blobs.path(model))[1].astype(np.float64)
+        base = read_vector(stage.blobs.local(model))[1].astype(np.float64)
         expected = (base - step.rate * (np.array(step.coefficients) @ matrix)).astype(np.float32)
-        np.testing.assert_allclose(read_vector(stage.blobs.path(step.result_model))[1], expected, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(read_vector(stage.blobs.local(step.result_model))[1], expected, rtol=1e-6, atol=1e-7)
         model = step.result_model
     assert stage.run(run).model == model
     assert model != digest(MODEL)

@@ -11,13 +11,13 @@ from stage import LAYOUT, MODEL, Player, Stage, spec, vector
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import Rows
 from coordinator.aggregation.server import FedAdam
-from coordinator.rounds.stepping import canonical
 from federation.digests import digest
 from federation.envelope import unseal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import read_vector, to_bytes
 from storage.models import Model, Round, RoundState
+from storage.records import canonical
 from storage.retention import collect
 
 NAMES = ("ann", "ben", "cleo")
@@ -126,11 +126,11 @@ def test_the_mean_of_all_models_is_what_is_evaluated_and_deployed(stage: Stage) 
         average = narrow(average + (model.astype(np.float64) - average) / (round_.number + 1))
         averages.append(digest(to_bytes(LAYOUT, average)))
         assert round_.result_model is not None
-        np.testing.assert_allclose(read_vector(stage.blobs.path(round_.result_model))[1], model, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(read_vector(stage.blobs.local(round_.result_model))[1], model, rtol=1e-5, atol=1e-6)
         measured = {row.model for row in stage.evaluations(run, round_.number).values()}
         (asked,) = {a.base_model for a in stage.assignments(run, round_.number, 1).values()}
         assert measured == {asked}
-        np.testing.assert_allclose(read_vector(stage.blobs.path(asked))[1], average, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(read_vector(stage.blobs.local(asked))[1], average, rtol=1e-5, atol=1e-6)
         assert exported(stage, run, round_.number) == asked
     row = stage.run(run)
     assert row.state_data["vectors"] == {"average": asked}
@@ -171,7 +171,7 @@ def test_a_stationary_round_counts_its_model_once_more_in_the_mean(stage: Stage)
     last, after = stage.rounds(run)[1], stage.run(run)
     assert (last.reason, after.model, after.state_data["averaged"]) == ("stationary", before.model, 2)
     # The first model is counted twice: the mean stays.
-    means = [read_vector(stage.blobs.path(row.state_data["vectors"]["average"]))[1] for row in (before, after)]
+    means = [read_vector(stage.blobs.local(row.state_data["vectors"]["average"]))[1] for row in (before, after)]
     np.testing.assert_array_equal(*means)
 
 

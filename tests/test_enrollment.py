@@ -15,7 +15,10 @@ from running import SECONDS, Applicant, Clock, Running, refused, running
 from coordinator.members.enrollment import Application, Authority, enroll
 from federation.certificates import fingerprint, make_ca
 from federation.channels import refusal_from_rpc_error, server_verified_channel
-from federation.identity import fetch_ca, new_tls_key, parse_peer, prove_possession, secret_hash
+from federation.identity import parse_peer
+from federation.join_string import fetch_ca, secret_hash
+from federation.keys import new_tls_key
+from federation.proofs import prove_possession
 from federation.refusals import Refusal
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub

@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomli_w
 from typer.testing import CliRunner
 
 from coordinator.aggregation.registry import algorithm
-from experiments import measures, plots, provenance, tables, toml
-from experiments.definition import Experiment, ExperimentError, load, merged, names, parse, slug
-from experiments.derived import derived, kendall
-from experiments.published import read
-from experiments.results import DamagedError, Job, Result, Store, difference, write_results
+from experiments import measures, plots, provenance, record, tables
+from experiments.definition import Experiment, ExperimentError, merged, parse, slug
+from experiments.derived import derived
+from experiments.loading import load, names
+from experiments.record import write_results
+from experiments.results import DamagedError, Job, Result, Store, difference
 from experiments.runner import Event, Runner, Settings, other
 from federation.attacks import parse_attack
 from federation.runs import RunSpec
@@ -81,7 +83,7 @@ def test_every_run_of_every_experiment_has_a_specification_an_algorithm_an_attac
     for experiment in (whole, whole.in_quick_form()):
         assert experiment.cells()
         for cell in experiment.cells():
-            spec = RunSpec.parse(toml.dumps(cell.given(experiment.seeds[0])))
+            spec = RunSpec.parse(tomli_w.dumps(cell.given(experiment.seeds[0])))
             assert spec == cell.spec(experiment.seeds[0])
             algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
             assert spec.task in tasks
@@ -94,7 +96,7 @@ def test_every_run_of_every_experiment_has_a_specification_an_algorithm_an_attac
 def test_every_published_column_exists_and_every_curve_that_is_named_has_points(name: str) -> None:
     experiment = load(name)
     if experiment.published is not None:
-        header = read(experiment.published.file)[0].keys()
+        header = experiment.published.rows()[0].keys()
         assert {column.published for column in experiment.columns if column.published} <= header
         assert any(experiment.published_values(cell) for cell in experiment.cells())
     for method in experiment.methods:
@@ -301,13 +303,13 @@ def test_points_on_a_front_have_places_and_an_order_that_is_that_of_their_prefer
         **{"r = 4.0": (1, 1), "r = 1.0": (2, 2), "r = 0.25": (3, 3)},
         **{"left": (None, None), "right": (None, None)},
     }
-    assert {final["front/tau"] for final in found.values() if "front/tau" in final} == {1.0}
+    assert [final["front/tau"] for final in found.values() if "front/tau" in final] == pytest.approx([1.0] * 3)
     assert found["r = 4.0"]["front/divergence"] == pytest.approx(0.0)
     assert found["r = 4.0"]["front/spread"] == pytest.approx(1.0)
     assert found["r = 1.0"]["front/spread"] == pytest.approx(1.25)
     swapped = [at(experiment, "r = 4.0", 0.7, 0.3), at(experiment, "r = 1.0", 0.4, 0.5)]
-    assert [item.final["front/tau"] for item in derived(experiment, swapped)] == [-1.0, -1.0]
-    assert math.isnan(kendall([1.0], [2.0]))
+    assert [item.final["front/tau"] for item in derived(experiment, swapped)] == pytest.approx([-1.0] * 2)
+    assert math.isnan(derived(experiment, swapped[:1])[0].final["front/tau"])
 
 
 def test_losses_are_counted_against_runs_for_one_objective_of_the_same_seed_alone() -> None:
@@ -325,6 +327,9 @@ def test_a_target_is_reached_in_the_first_evaluated_round_that_is_there_from_abo
     final = derived(experiment, [at(experiment, "r = 1.0", 0.4, 0.5)])[0].final
     assert (final["rounds_to/50/mean"], final["uploaded_to/50/mean"], final["steps_to/50/mean"]) == (3, 1.5, 15)
     assert final["rounds_to/1/loss/test/left"] == 2
+    run = at(experiment, "r = 1.0", 0.4, 0.5)
+    run.rounds[1]["mean"] = 50.0 - 1e-13  # as a mean of accuracies that is exactly 50
+    assert derived(experiment, [run])[0].final["rounds_to/50/mean"] == 2
     final = derived(experiment, [at(experiment, "r = 1.0", 4.0, 0.5)])[0].final
     assert "rounds_to/1/loss/test/left" not in final
 
@@ -456,21 +461,21 @@ def test_a_directory_in_the_place_of_a_result_is_set_aside(tmp_path: Path) -> No
 )
 def test_a_damaged_record_of_calls_is_no_record(tmp_path: Path, content: str) -> None:
     store = Store(tmp_path)
-    assert store.record() == {}
+    assert record.read(store).sessions == []
     (tmp_path / "run.json").write_text(content)
-    with pytest.raises(DamagedError):
-        store.record()
-    store.set_record_aside()
-    assert store.record() == {}
+    with pytest.raises(DamagedError, match=r"run\.json cannot be read"):
+        record.read(store)
+    assert record.set_aside(store) == ["run.json.bad"]
+    assert record.read(store).sessions == []
     assert (tmp_path / "run.json.bad").read_text() == content
 
 
-def test_the_csv_file_has_a_row_for_each_result_and_leaves_unknown_numbers_empty(tmp_path: Path) -> None:
+def test_the_csv_file_has_a_row_for_each_result_and_leaves_missing_numbers_empty(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     write_results(path, [result("a, b", 1, 80.0), Result("c", "", 2, {}, {"mean": math.nan, "extra": 1.0}, [])])
     first, second = csv.DictReader(path.open())
     assert (first["method"], first["mean"], first["extra"]) == ("a, b", "80", "")
-    assert (second["mean"], second["extra"], second["std"]) == ("", "1", "")
+    assert (second["mean"], second["extra"], second["std"]) == ("nan", "1", "")
 
 
 def history() -> History:
@@ -569,7 +574,7 @@ def test_a_run_under_way_goes_on_with_what_was_written_when_it_began(tmp_path: P
         ("coordinator.db", b"x" * 4096, "(sqlite3.DatabaseError) file is not a database"),
         ("coordinator.toml", b"x", "coordinator.toml is not TOML: "),
         ("signing.key", b"x", "signing.key is damaged: it does not hold a private key"),
-        ("blobs", b"x", "layout: 1 bytes are no safetensors file"),
+        ("blobs", b"x", "the bytes of blob "),
         ("blobs", None, "there is no blob blake3:"),
     ],
 )
@@ -685,10 +690,32 @@ def test_runs_beside_each_other_are_processes_that_fail_finish_and_stop_by_thems
     assert store.workspace(jobs[2]).is_dir()
 
 
+def test_a_run_whose_process_is_killed_fails_alone(tmp_path: Path) -> None:
+    others = set(multiprocessing.active_children())
+    jobs = [
+        Job(parse("tiny", TINY.replace("rounds = 3", f"rounds = {rounds}")).cells()[0], seed)
+        for seed, rounds in enumerate((1, 1_000_000))
+    ]
+    ends: dict[int, Event] = {}
+
+    def kill_what_is_left(event: Event) -> None:
+        if event.kind != "round":
+            ends[event.job.seed] = event
+        if event.job.seed == 1 and 0 in ends:
+            for child in set(multiprocessing.active_children()) - others:
+                child.kill()
+
+    Runner(Store(tmp_path), Settings(parallel=2)).run(jobs, kill_what_is_left)
+    assert {seed: (event.kind, event.reason) for seed, event in ends.items()} == {
+        0: ("finished", ""),
+        1: ("failed", "its process ended with -9"),
+    }
+
+
 def test_the_command_runs_an_experiment_makes_only_what_is_missing_and_compares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.definition.load", lambda name: parse(name, TINY))
+    monkeypatch.setattr("experiments.loading.load", lambda name: parse(name, TINY))
     out = tmp_path / "out"
     first = CliRunner().invoke(app, ["experiment", "run", "tiny", "--out", str(out), "--methods", "fedavg"])
     assert first.exit_code == 0, first.output
@@ -697,7 +724,7 @@ def test_the_command_runs_an_experiment_makes_only_what_is_missing_and_compares(
     assert again.exit_code == 0, again.output
     document = json.loads(again.stdout)
     assert [item["method"] for item in document["results"]] == ["FedAvg", "FedMGDA+ eps=0.1"]
-    assert [session["finished"] for session in document["record"]["sessions"]] == [1, 1]
+    assert [len(part["runs"]) for part in document["record"]["sessions"]] == [1, 1]
     assert document["figures"] == ["curves-mean.png", "bars-mean.png", "sweep-mean.png", "heat-mean.png"]
     assert len(list(csv.DictReader((out / "curves.csv").open()))) == 4
     table = (out / "table.md").read_text()
@@ -720,7 +747,7 @@ def command(*arguments: object) -> tuple[int, str]:
 @pytest.fixture
 def tiny_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalogue holds the tiny experiment, under every name."""
-    monkeypatch.setattr("experiments.definition.load", lambda name: parse(name, TINY))
+    monkeypatch.setattr("experiments.loading.load", lambda name: parse(name, TINY))
 
 
 @pytest.mark.usefixtures("tiny_is_there")
@@ -788,14 +815,14 @@ def test_damaged_files_are_told_of_and_paths_may_have_brackets(tmp_path: Path, m
     why = "cannot be read ((the document): Input should be an object)"
     code, said = command("compare", "tiny", "--out", out, "--rounds", 1)
     assert code == 0
-    assert f"runs/fedavg-1.json {why}: left out\nrun.json {why}: left out\n" in said
+    assert f"run.json {why}: kept as run.json.bad and results.csv.bad and curves.csv.bad, and begun anew\n" in said
+    assert f"runs/fedavg-1.json {why}: left out\n" in said
+    assert (out / "run.json.bad").read_text() == "[]"
     code, said = command("run", "tiny", "--out", out, "--rounds", 1)
     assert code == 0
     assert said.count(f"runs/fedavg-1.json {why}: made again\n") == 1
-    assert f"run.json {why}: kept as run.json.bad, and begun anew\n" in said
     assert "in Z[/b]: table.md, " in said
-    assert (out / "run.json.bad").read_text() == "[]"
-    assert len(json.loads((out / "run.json").read_text())["sessions"]) == 1
+    assert [len(part["runs"]) for part in json.loads((out / "run.json").read_text())["sessions"]] == [1, 1]
     (out / "table.md").unlink()
     (out / "table.md").mkdir()
     assert command("compare", "tiny", "--out", out, "--rounds", 1) == (1, f"cannot use {out}/table.md: Is a directory")
@@ -815,7 +842,15 @@ def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
     listed = CliRunner().invoke(app, ["experiment", "list", "--data", str(tmp_path), "--json"])
     there = {item["name"]: item["data_there"] for item in json.loads(listed.stdout)["experiments"]}
     assert set(there) == set(names())
-    without_data = ["drift-digits", "objectives-digits", "preferences-digits", "robustness-digits"]
+    without_data = [
+        "drift-digits",
+        "improved-digits",
+        "objectives-digits",
+        "objectives-served",
+        "preferences-digits",
+        "robustness-digits",
+        "robustness-objectives",
+    ]
     assert [name for name, found in there.items() if found] == sorted(["fedmgda-adult-bias", *without_data])
     assert CliRunner().invoke(app, ["experiment", "list"]).exit_code == 0
 
@@ -846,10 +881,3 @@ def test_what_cannot_be_done_is_refused_with_what_can(arguments: list[str], mess
 def test_a_command_on_record_names_no_directories() -> None:
     words = ["fedpareto", "experiment", "run", "a", "--data", "/home/me/data", "--out=/home/me/x y", "--seeds", "1,2"]
     assert provenance.command(words) == "fedpareto experiment run a --data DATA --out=OUT --seeds 1,2"
-
-
-def test_toml_that_is_written_is_read_as_it_was() -> None:
-    import tomllib
-
-    document = {"a": 'ä"\n', "b": [1, 2.5e-9, True], "c": {"d": {"e f": 1.0}, "g": "x"}, "h": {}}
-    assert tomllib.loads(toml.dumps(document)) == document

@@ -86,3 +86,12 @@ def test_what_is_not_symmetric_or_negative_in_an_estimate_does_not_count() -> No
 def test_what_cannot_be_is_refused(G: Matrix, before: list[float], beta: float, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         find_weights(G, np.array(before), beta=beta)
+
+
+def test_the_analysed_form_steps_with_the_matrix_as_it_was_estimated() -> None:
+    G = np.array([[-1.0, 0.5], [0.5, 2.0]])
+    before = np.array([0.5, 0.5])
+    found = find_weights(G, before, beta=0.1, steps=1, normalise=False, psd=False)
+    assert found.tolist() == pytest.approx([0.5 + 0.075, 0.5 - 0.075])  # G lambda = (-0.25, 1.25), on the simplex
+    with pytest.raises(ValueError, match="only a positive semi-definite matrix can be normalised"):
+        find_weights(G, before, psd=False)

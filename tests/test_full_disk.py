@@ -202,7 +202,7 @@ def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
 import resource, sys
 from pathlib import Path
 from sqlalchemy import text
-from storage.blobs import BlobStore
+from storage.directory import DirectoryStore
 from storage.database import Database
 from storage.faults import fault_of
 directory = Path(sys.argv[1])
@@ -210,7 +210,7 @@ database = Database.open(f"sqlite:///{directory / 'test.db'}")
 database.migrate()
 with database.begin() as session:
     session.execute(text("CREATE TABLE filler (x BLOB)"))
-blobs = BlobStore(directory / "blobs")
+blobs = DirectoryStore(directory / "blobs")
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 try:
     blobs.put(bytes(2 << 20))

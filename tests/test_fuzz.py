@@ -24,10 +24,13 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from harness import SECONDS, Federation, Member, federation, wait_for
 
 from coordinator.members.access import MAX_CONCURRENT_CALLS, RULES
+from federation.certificates import make_csr
 from federation.digests import digest
 from federation.envelope import seal
-from federation.identity import AdminFiles, Join, MemberFiles, make_csr, new_tls_key, prove_renewal
-from federation.keys import private_key_pem
+from federation.join_string import JoinString
+from federation.keys import new_tls_key, private_key_pem
+from federation.member_files import AdminFiles, MemberFiles
+from federation.proofs import prove_renewal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
@@ -340,7 +343,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def enrollment_calls(scene: Scene) -> dict[str, Say]:
-    secret = Join.decode(scene.fed.token("newcomer")).secret
+    secret = JoinString.decode(scene.fed.token("newcomer")).secret
     request = EnrollRequest(secret=secret, csr=bytes(200), signing_key=bytes(32), proof=bytes(64), software="test")
     stranger = EnrollRequest(secret=bytes(32), csr=b"\x30\x82\xff\xff", signing_key=bytes(32), proof=bytes(64))
     return {"/federation.v1.Enrollment/Enroll": single(request, stranger)}
@@ -457,7 +460,7 @@ def works(scene: Scene, name: str) -> None:
 async def assail_everybody(scene: Scene, count: int) -> dict[str, tuple[Counter[tuple[str, str]], int]]:
     files = AdminFiles.load(scene.fed.home / "admin")
     alice = scene.alice.files
-    enrollment = Join.decode(scene.fed.token("somebody-else")).address
+    enrollment = JoinString.decode(scene.fed.token("somebody-else")).address
     newcomer = grpc.aio.secure_channel(enrollment, grpc.ssl_channel_credentials(alice.ca))
     operator, member = channel(files), channel(scene.mallory.files)
     enroll, federate, administer = enrollment_calls(scene), federation_calls(scene), admin_calls()

@@ -11,6 +11,7 @@ import pytest
 from grpc_tools import protoc
 from stage import Stage
 from stage import stage as make_stage
+from stored import blob_file
 
 from federation.v1.admin_pb2 import CreateTokenRequest
 from federation.vectors import Layout, Tensor, to_bytes
@@ -89,5 +90,5 @@ def test_clients_written_from_the_documents_join_attend_train_and_get_receipts(t
                 update = stage.updates(run, round_)[f"site-{number}"]
                 assert receipts[2 * round_]["envelope"] == update.envelope_digest
             assert receipts[-1]["loss"] < 1e-3 < receipts[0]["loss"]
-        path = stage.blobs.path(stage.run(run).model)
+        path = blob_file(stage.blobs, stage.run(run).model)
         assert np.allclose(np.frombuffer(path.read_bytes()[-12:], "<f4"), [1.5, -2.0, 0.5], atol=0.05)

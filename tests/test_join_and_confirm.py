@@ -14,7 +14,7 @@ from running import Running, running
 from typer.testing import CliRunner
 
 from federation.certificates import fingerprint
-from federation.identity import Join
+from federation.join_string import JoinString
 from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.main import app
 from storage.models import Client, ClientState
@@ -27,7 +27,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def join_string(served: Running, client: str) -> str:
-    return Join(served.enrollment_address, fingerprint(served.home.ca), served.token(client), client).encode()
+    return JoinString(served.enrollment_address, fingerprint(served.home.ca), served.token(client), client).encode()
 
 
 def state(served: Running, client: str) -> ClientState:

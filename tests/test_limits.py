@@ -18,8 +18,10 @@ from coordinator.members.limits import DAY, DECLINE, MESSAGE, RATES, REFUSED, Bu
 from coordinator.members.renewal import MAX_ENDED, MAX_UNUSED
 from federation.certificates import fingerprint, make_csr, pem
 from federation.channels import mutual_channel, refusal_from_rpc_error
-from federation.identity import Join, new_tls_key, parse_peer, prove_renewal
-from federation.keys import private_key_pem
+from federation.identity import parse_peer
+from federation.join_string import JoinString
+from federation.keys import new_tls_key, private_key_pem
+from federation.proofs import prove_renewal
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Heartbeat, Hello, RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
@@ -207,7 +209,7 @@ def test_a_worker_waits_as_long_as_the_coordinator_asks(
     served: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rated(served, monkeypatch, Attend=Rate(1, 1 / 3600))
-    join = Join(served.enrollment_address, fingerprint(served.home.ca), served.token("hasty"), "hasty")
+    join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.token("hasty"), "hasty")
     member = enroll(Home(tmp_path / "h"), join, software="test").member
     with member.channel() as channel:
         next(FederationStub(channel).Attend(iter([AttendRequest(hello=Hello())]), timeout=SECONDS))

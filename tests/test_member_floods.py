@@ -15,10 +15,13 @@ require_tls13()
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1
 from harness import Member
-from federation.identity import Join, make_csr, new_tls_key, prove_renewal
+from federation.certificates import make_csr
+from federation.join_string import JoinString
+from federation.keys import new_tls_key
+from federation.proofs import prove_renewal
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello, RenewRequest
 kind = sys.argv[2]
-member = Member.enroll(Join.decode(sys.argv[1]))
+member = Member.enroll(JoinString.decode(sys.argv[1]))
 csr = make_csr(new_tls_key())
 renewal = RenewRequest(csr=csr, proof=prove_renewal(member.files.signing_key, csr))
 calls = {

@@ -12,8 +12,9 @@ from running import running
 from coordinator.home import Home, HomeError, Settings
 from coordinator.server import serve
 from federation.certificates import issue_certificate, pem
-from federation.identity import AdminFiles, MemberFiles, Role, client_uri
+from federation.identity import Role, client_uri
 from federation.keys import IdentityError, new_tls_key, private_key_pem
+from federation.member_files import AdminFiles, MemberFiles
 from federation.runs import RunSpec, SpecError
 from federation.v1.admin_pb2 import ListClientsRequest
 from fedpareto.cli.client import connect

@@ -12,7 +12,7 @@ from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.phases import Replies, Reply, RoundContext, Step
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import Combination, Coordinates
-from coordinator.rounds import metrics, outcome
+from coordinator.rounds import metrics, record
 from federation.vectors import update_layout
 
 REFERENCE = Path(__file__).resolve().parents[2] / "shared/vectors/metrics.json"
@@ -148,12 +148,12 @@ def test_a_step_is_described_by_its_own_updates_whatever_the_rule() -> None:
     for name in ("fedavg", "fedmgda+", "geometric-median"):
         rule = algorithm(name, {})
         rows = told.rows(RoundContext(number=0, total=1))
-        found = outcome.agreement(Step(told, rule.decide(rows)))
+        found = record.agreement(Step(told, rule.decide(rows)))
         assert found == {**conflicts(K), **metrics.stationarity(K)}
     median = Combination(np.zeros(0), np.full(4, 0.25), {}, {}, Coordinates(np.eye(4), 1))
     direction = Direction(median, told.updates, K)
     taken = np.concatenate(list(direction))
-    share = outcome.shares(Step(told, median), direction)["client-2"]
+    share = record.shares(Step(told, median), direction)["client-2"]
     assert share.weight == 0.25
     assert share.norm == pytest.approx(np.linalg.norm(U[2]), rel=1e-6)
     assert share.cosine == pytest.approx(U[2] @ taken / np.linalg.norm(U[2]) / np.linalg.norm(taken), rel=1e-6)
@@ -162,10 +162,10 @@ def test_a_step_is_described_by_its_own_updates_whatever_the_rule() -> None:
 
 def test_an_accuracy_that_is_no_share_is_left_out_and_losses_stand_in_where_there_is_none() -> None:
     rows = np.eye(3)
-    found = outcome.scores(replies(rows, test_accuracy=[0.5, 7.0, 1.0], test_loss=[1.0, 2.0, 3.0]), ("loss",))
+    found = record.scores(replies(rows, test_accuracy=[0.5, 7.0, 1.0], test_loss=[1.0, 2.0, 3.0]), ("loss",))
     assert (found["accuracy/mean"], found["accuracy/worst"], found["loss/test"]) == (0.75, 0.5, 2.0)
     assert "loss/worst" not in found
-    found = outcome.scores(replies(rows, test_loss=[1.0, 1.0, 4.0], train_loss=[1.0, 2.0, 3.0]), ("loss",))
+    found = record.scores(replies(rows, test_loss=[1.0, 1.0, 4.0], train_loss=[1.0, 2.0, 3.0]), ("loss",))
     assert (found["loss/worst"], found["loss/jain"]) == (4.0, pytest.approx(36 / 54))
     assert not any(name.startswith("accuracy") for name in found)
 
@@ -179,7 +179,7 @@ def test_each_objective_is_the_mean_over_the_clients_that_serve_it() -> None:
         Reply(client_id=f"client-{i}", samples=1, losses={}, metrics=metrics, objectives=served)
         for i, (metrics, served) in enumerate(zip(told, (("left",), ("left", "right")), strict=True))
     ]
-    found = outcome.scores(Replies(answers), ("left", "right"))
+    found = record.scores(Replies(answers), ("left", "right"))
     assert (found["loss/test"], found["loss/test/left"], found["loss/test/right"]) == (1.5, 2.0, 1.0)
     assert found["accuracy/objective/left"] == 0.5
     assert "accuracy/objective/right" not in found  # 7 is no share

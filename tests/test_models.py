@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from trained import train
 
 from federation.tasks import Dataset, Splits, initial_model, task
 from federation.tasks.models import CharacterLstm, LocalResponseNorm, cifar_cnn, fedfv_linear, fedfv_mnist_cnn
-from federation.training import Trainer, TrainWork
+from federation.training.trainer import Trainer
+from federation.work.computation import LocalSgd
 
 DEVICES = [
     "cpu",
@@ -62,10 +64,10 @@ def test_the_built_in_tasks_train_to_the_same_bytes_twice(
     name: str, parameters: int, shape: tuple[int, ...], kind: torch.dtype, outputs: int, classes: int, device: str
 ) -> None:
     data = samples(shape, kind, 3, classes)
-    work = TrainWork(steps=2, batch_size=2, learning_rate=0.1)
+    work = LocalSgd(steps=2, batch_size=2, learning_rate=0.1)
     base = initial_model(task(name), seed=1)[1]
     trainer = Trainer(task(name), Splits(data, data, data), device)
-    one, two = (trainer.train(base, work, seed=0, round=3, client_id="c") for _ in range(2))
+    one, two = (train(trainer, base, work, seed=0, round=3, client_id="c") for _ in range(2))
     assert one.rows["loss"].tobytes() == two.rows["loss"].tobytes()
     assert np.count_nonzero(one.rows["loss"])
     assert set(one.metrics) == {"train/samples", "train/loss", "train/accuracy"}

@@ -64,6 +64,30 @@ def test_shards_and_dirichlet_deal_by_how_high_the_rivers_will_stand(tmp_path: P
     assert len(task("river-flow").load(DataSource(tmp_path, Part(0, 4, "dirichlet:0.3"))).train) == 16
 
 
+def test_the_corrupt_flow_of_the_published_file_is_left_out_wherever_it_occurs_and_kept_on_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    corrupt, columns = 4782, range(1, 64, 8)  # of nasi2
+    made = np.random.default_rng(0).lognormal(size=(4900, 72)).round(4)
+    made[corrupt, 65] = 78.9
+    later = [corrupt + 48 + lag for lag in (0, 6, 12, 18, 24, 36, 48, 60)]
+    made[later, columns] = 78.9
+    made[0, 1] = 78.9  # another measurement, which counts
+    source = write(tmp_path, arff([[str(value) for value in row] for row in made]))
+    whole, pool = task("river-flow-whole").pool(source), task("river-flow").pool(source)
+    assert (len(whole), len(pool)) == (4900, 4899)
+    np.testing.assert_allclose(whole.y[:, 1], (made[:, 65] - made[:, 65].mean()) / made[:, 65].std(), atol=1e-4)
+    known = np.delete(made, corrupt, axis=0)
+    np.testing.assert_allclose(pool.y[:, 1], (known[:, 65] - known[:, 65].mean()) / known[:, 65].std(), atol=1e-4)
+    later = [row - 1 for row in later]
+    assert not pool.x[later, columns].any()  # as missing: the mean of the column
+    assert pool.x[0, 1] > 5
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / FILE}: row 4782 (from 0) is left out: its flow at nasi2, 78.9, is corrupt; "
+        "river-flow-whole keeps it"
+    ]
+
+
 def test_a_column_that_never_changes_is_zero(tmp_path: Path) -> None:
     made = rows(12)
     for row in made:
@@ -128,12 +152,18 @@ def test_the_published_flows_are_read_and_all_eight_are_learned() -> None:
     if not (PUBLIC_DATA / "rf1").is_dir():
         pytest.skip(f"no published rf1 file beside the project, in {PUBLIC_DATA}")
     river = task("river-flow")
+    assert len(task("river-flow-whole").pool(DataSource(PUBLIC_DATA))) == 9125
+    pool = river.pool(DataSource(PUBLIC_DATA))
+    assert len(pool) == 9124
+    assert (
+        float(max(pool.x[:, 1::8].abs().max(), pool.y[:, 1].abs().max())) < 15
+    )  # deviations; 84 with the corrupt flow
     data = river.load(DataSource(PUBLIC_DATA))
-    assert (data.train.x.shape, data.test.y.shape) == ((7301, 64), (912, 8))
+    assert (data.train.x.shape, data.test.y.shape) == ((7300, 64), (912, 8))
     torch.manual_seed(0)
     model = river.model()
     descent = torch.optim.SGD(model.parameters(), lr=0.05)
-    for _ in range(5):
+    for _ in range(8):
         for batch in torch.randperm(len(data.train)).split(64):
             descent.zero_grad()
             losses = river.losses(model(data.train.x[batch]), data.train.y[batch])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.nn.functional import cross_entropy
+from trained import train
 
 from federation.tasks import DataError, DataSource, Part, Pool, Task, initial_model, task
 from federation.tasks.augmentation import rotated
@@ -16,7 +17,9 @@ from federation.tasks.digits import write_parts
 from federation.tasks.pairs import blended, overlaid
 from federation.tasks.partition import partition
 from federation.tasks.vision import Half, Vision
-from federation.training import Trainer, TrainWork, deterministic
+from federation.training.determinism import deterministic
+from federation.training.trainer import Trainer
+from federation.work.computation import LocalSgd
 
 PUBLIC_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 CPU = torch.device("cpu")
@@ -29,6 +32,8 @@ TASKS = [
     ("mnist-fashion", ("digit", "garment"), 28_515, 3060, (1, 28, 28)),
     ("cifar10-mnist", ("object", "digit"), 1_685_888, 20_310, (3, 32, 32)),
 ]
+# FMOL's form of multi-mnist has the images of multi-mnist and another network.
+PLAIN_LENET = ("multi-mnist-fmol", ("left", "right"), 21_330, 510, (1, 28, 28))
 every_task = pytest.mark.parametrize("name", [name for name, *_ in TASKS])
 every_composed_task = pytest.mark.parametrize("name", [name for name, *_ in TASKS[1:]])
 
@@ -142,13 +147,17 @@ def test_the_forms_of_multi_mnist_have_an_l1_loss_of_at_most_two_or_images_that_
         assert torch.equal(form.x, pool.x)
         assert torch.equal(form.y, pool.y)
     plain = task("multi-mnist-fmol")
+    labels = plain.pool(made).labels
+    assert labels is not None
+    assert labels.tolist() == pool.y[:, 0].tolist()  # dealt by the left digit alone
     assert torch.equal(plain.augment(pool.x[:4]), pool.x[:4])
     logits = {side: torch.randn(40, 10, generator=torch.Generator().manual_seed(1)) for side in ("left", "right")}
-    losses = task("multi-mnist-l1").losses(logits, pool.y)
-    assert torch.equal(losses["left"], plain.losses(logits, pool.y)["left"])
-    truth = torch.nn.functional.one_hot(pool.y[:, 1], 10)
-    assert torch.allclose(losses["right"], 10 * torch.nn.functional.l1_loss(logits["right"].softmax(1), truth.float()))
-    assert 0 < losses["right"] < 2
+    losses = task("multi-mnist-l1").losses(logits, pool.y)  # the first digit has the l1 loss
+    assert tuple(losses) == ("left", "right")
+    assert torch.equal(losses["right"], plain.losses(logits, pool.y)["right"])
+    truth = torch.nn.functional.one_hot(pool.y[:, 0], 10)
+    assert torch.allclose(losses["left"], 10 * torch.nn.functional.l1_loss(logits["left"].softmax(1), truth.float()))
+    assert 0 < losses["left"] < 2
 
 
 def test_a_photograph_bears_the_digit_of_its_own_number(made: DataSource) -> None:
@@ -291,7 +300,7 @@ def test_digits_are_put_on_the_published_jpeg_copies(tmp_path: Path) -> None:
 # ---- models
 
 
-@pytest.mark.parametrize(("name", "objectives", "encoder", "head", "size"), TASKS)
+@pytest.mark.parametrize(("name", "objectives", "encoder", "head", "size"), [*TASKS, PLAIN_LENET])
 def test_the_models_have_the_papers_sizes_and_heads_named_after_the_objectives(
     name: str, objectives: tuple[str, ...], encoder: int, head: int, size: tuple[int, ...]
 ) -> None:
@@ -311,6 +320,15 @@ def test_the_models_have_the_papers_sizes_and_heads_named_after_the_objectives(
     for logits in output.values():
         assert logits.shape == (3, 10)
         assert (logits < 0).any()  # no softmax, nor another activation, is in the model
+
+
+def test_the_plain_lenet_of_fmol_has_no_dropout_and_one_linear_layer_for_each_objective(made: DataSource) -> None:
+    for name in ("multi-mnist-fmol", "multi-mnist-fmol-256"):
+        model, x = task(name).model().train(), task(name).pool(made).x[:4]
+        first, second = model(x), model(x)
+        assert all(torch.equal(first[side], second[side]) for side in ("left", "right"))
+        assert [type(head) for head in model.heads.values()] == [torch.nn.Linear] * 2
+        assert {layer.kernel_size for layer in model.modules() if isinstance(layer, torch.nn.Conv2d)} == {(5, 5)}
 
 
 @every_task
@@ -335,7 +353,7 @@ def test_two_digits_are_learned_together_in_seconds() -> None:
     loaded = task("two-digits")
     trainer = Trainer(loaded, loaded.load(DataSource()))
     base = initial_model(loaded, seed=1)[1]
-    result = trainer.train(base, TrainWork(epochs=20, batch_size=16, learning_rate=0.1), seed=0, round=0, client_id="c")
+    result = train(trainer, base, LocalSgd(epochs=20, batch_size=16, learning_rate=0.1), seed=0, round=0, client_id="c")
     metrics = trainer.evaluate(base - result.rows["loss"], ("test",))
     assert metrics["test/accuracy/left"] > 0.9
     assert metrics["test/accuracy/right"] > 0.9
@@ -346,8 +364,8 @@ def test_the_composed_tasks_train_to_the_same_bytes_twice(made: DataSource, name
     loaded = task(name)
     trainer = Trainer(loaded, loaded.load(made))
     base = initial_model(loaded, seed=1)[1]
-    work = TrainWork(steps=2, batch_size=4, learning_rate=0.1)
-    one, two = (trainer.train(base, work, seed=0, round=3, client_id="c").rows["loss"] for _ in range(2))
+    work = LocalSgd(steps=2, batch_size=4, learning_rate=0.1)
+    one, two = (train(trainer, base, work, seed=0, round=3, client_id="c").rows["loss"] for _ in range(2))
     assert one.tobytes() == two.tobytes()
     assert np.isfinite(one).all()
     assert np.count_nonzero(one)

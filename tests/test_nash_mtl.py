@@ -72,3 +72,13 @@ def test_a_zero_update_takes_no_part() -> None:
     found = aggregate("nash-mtl", np.vstack([U, np.zeros(U.shape[1])]))
     np.testing.assert_allclose(found.direction, without.direction, rtol=1e-9)
     assert found.weights[4] == 0
+
+
+@pytest.mark.parametrize("gap", [1e-2, 1e-4, 1e-6])
+def test_a_client_that_almost_cancels_the_others_does_not_make_the_bargain_unsolvable(gap: float) -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        U = rng.standard_normal((5, 6))
+        U[4] = -U[:4].mean(axis=0) + gap * rng.standard_normal(6)
+        found = aggregate("nash-mtl", U)
+        assert found.diagnostics["stationary"] or (U @ found.direction > 0).all()

@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.objectives import reweighted
 from coordinator.aggregation.phases import (
-    Jacobian,
+    Gradients,
     Phase,
     Replies,
     Reply,
-    Residual,
+    Residuals,
     RoundContext,
     RoundGenerator,
     Selected,
     Step,
-    Train,
+    Training,
 )
 from coordinator.aggregation.registry import HyperparameterError, algorithm
 from coordinator.aggregation.rules import TooFewUpdatesError
-from coordinator.rounds import outcome
+from coordinator.rounds import record
 from federation.objectives import encoder_columns, joint_target, separate_targets
 from federation.sketches import clip_to_psd
 from federation.sketches.asked import second_leg, sketch_of
@@ -82,7 +82,7 @@ class Clients:
 
     def _reply(self, phase: Phase, client: str, number: int) -> Reply:
         served = self.serves[client]
-        if isinstance(phase, Train):
+        if isinstance(phase, Training):
             rows = {
                 row: sum((value * self.gradients[client, name] for name, value in weights.items()), np.zeros(D)).astype(
                     np.float32
@@ -90,13 +90,13 @@ class Clients:
                 for row, weights in phase.targets(served).items()
             }
         else:
-            assert isinstance(phase, Jacobian | Residual)
-            asked = phase if isinstance(phase, Jacobian) else phase.jacobian
+            assert isinstance(phase, Gradients | Residuals)
+            asked = phase if isinstance(phase, Gradients) else phase.gradients
             columns = encoder_columns(LAYOUT) if asked.encoder_only else (slice(0, D),)
             A = np.stack([np.concatenate([self.gradients[client, n][c] for c in columns]) for n in served])
             made = sketch_of(asked, LAYOUT, TWO)
             rows = made.compress(A, shared_seed=shared_seed(0, number), own_seed=own_seed(0, number, client))
-            if isinstance(phase, Residual):
+            if isinstance(phase, Residuals):
                 rows = second_leg(made).residual(A, rows, phase.reference, phase.objectives)
         losses = {name: self.losses[name] for name in served if name in self.losses}
         return reply(client, rows, served, losses=losses)
@@ -141,7 +141,7 @@ def test_fsmgda_is_the_papers_server_step() -> None:
             local_rate=1.0,
         )
         conversation = algorithm("fsmgda", {"sums": True, "bound": "none"}).round(given)
-        assert next(conversation) == Train(separate=True)
+        assert next(conversation) == Training(separate=True)
         replies = [
             reply(client, own, tuple(own), samples=samples[client])  # type: ignore[arg-type]
             for client, own in rows.items()
@@ -192,15 +192,15 @@ def test_fedcmoo_steps_along_the_weighted_sum_whoever_serves_what(
     clients = Clients(serves)
     conversation = algorithm("fedcmoo", {"weights": "exact", "sketch": sketch, "budget": 4.0}).round(context(serves))
     phase = next(conversation)
-    assert phase == Jacobian(sketch=sketch, budget=4.0, encoder_only=True)
+    assert phase == Gradients(sketch=sketch, budget=4.0, encoder_only=True)
     first = clients.answer(phase)
     told = list(first)
     phase = conversation.send(first)
     if sketch == "svd-two-way":
-        assert isinstance(phase, Residual)
+        assert isinstance(phase, Residuals)
         told += (second := clients.answer(phase))
         phase = conversation.send(second)
-    assert isinstance(phase, Train)
+    assert isinstance(phase, Training)
     assert phase.from_jacobian
     step = last(conversation, clients.answer(phase))
     found = step.combination.objectives
@@ -240,7 +240,7 @@ BOUNDED = [
 def stepped(name: str, keys: Mapping[str, Any], clients: Clients) -> Step:
     conversation = algorithm(name, {**keys, **({} if name == "fsmgda" else {"weights": "exact"})}).round(context(CROWD))
     phase: Phase = next(conversation)
-    while not isinstance(phase, Train):
+    while not isinstance(phase, Training):
         phase = conversation.send(clients.answer(phase))
     return last(conversation, clients.answer(phase))
 
@@ -278,7 +278,7 @@ def test_a_second_leg_that_no_sketch_could_have_is_cut_to_what_one_could() -> No
             context(CROWD)
         )
         phase = conversation.send(clients.answer(next(conversation)))
-        assert isinstance(phase, Residual)
+        assert isinstance(phase, Residuals)
         answers = [
             reply(one.client_id, {name: row * np.float32(scale) for name, row in zip(one.names, one.rows, strict=True)})
             if one.client_id == "client-3"
@@ -286,7 +286,7 @@ def test_a_second_leg_that_no_sketch_could_have_is_cut_to_what_one_could() -> No
             for one in clients.answer(phase)
         ]
         train = conversation.send(Replies(answers))
-        assert isinstance(train, Train)
+        assert isinstance(train, Training)
         assert train.weights is not None
         return np.array([train.weights[name] for name in TWO])
 
@@ -332,13 +332,13 @@ def test_an_objective_that_nobody_serves_keeps_its_share_and_the_record_says_so(
     given = context(serves, state={"weights": {"left": 0.3, "right": 0.7}})
     conversation = algorithm("fedcmoo", {"sketch": "exact"}).round(given)
     phase = conversation.send(clients.answer(next(conversation)))
-    assert isinstance(phase, Train)
+    assert isinstance(phase, Training)
     assert phase.weights == {"left": 1.0}
     step = last(conversation, clients.answer(phase))
     assert step.combination.state == {"weights": {"left": pytest.approx(0.3), "right": pytest.approx(0.7)}}
-    record, numbers = outcome.objectives(step, TWO)
-    assert record["left_out"] == {"right": "no client that takes part in this round serves it"}
-    assert record["weights"] == {"left": 1.0}
+    known, numbers = record.objectives(step, TWO)
+    assert known.left_out == {"right": "no client that takes part in this round serves it"}
+    assert known.weights == {"left": 1.0}
     assert numbers["weight/left"] == 1.0
 
 
@@ -356,7 +356,7 @@ def test_a_client_whose_objectives_weigh_nothing_is_not_asked_to_train() -> None
     clients.gradients["ann", "left"] = clients.gradients["ben", "right"] * 0.1  # the shortest point of the hull
     conversation = algorithm("fedcmoo", {"weights": "exact", "sketch": "exact"}).round(context(serves))
     phase = conversation.send(clients.answer(next(conversation)))
-    assert isinstance(phase, Train)
+    assert isinstance(phase, Training)
     assert (phase.weights, phase.clients) == ({"left": 1.0}, ("ann",))
 
 
@@ -367,7 +367,7 @@ def test_the_unbiased_form_asks_two_further_choices() -> None:
     conversation = algorithm("fedcmoo", {"unbiased": True, "sketch": "exact", "steps": 1}).round(given)
     phase = conversation.send(clients.answer(next(conversation)))
     asked = []
-    while isinstance(phase, Jacobian):
+    while isinstance(phase, Gradients):
         asked.append(phase.clients)
         phase = conversation.send(clients.answer(phase))
     assert asked == list(drawn.values())
@@ -386,18 +386,18 @@ def test_a_preference_is_followed_and_reported() -> None:
     clients = Clients(ALL, losses={"left": 2.0, "right": 1.0})
     conversation = algorithm("fedcmoo-pref", {"sketch": "exact", "minimum": 0.0}).round(context(ALL))
     phase = next(conversation)
-    assert isinstance(phase, Jacobian)
+    assert isinstance(phase, Gradients)
     assert phase.measure
     phase = conversation.send(clients.answer(phase))
-    assert isinstance(phase, Train)
+    assert isinstance(phase, Training)
     assert not phase.measure
     step = last(conversation, clients.answer(phase))
     found = step.combination.objectives
     assert found is not None
     assert found.mode == "balance"
     assert found.weights[0] > found.weights[1]  # the larger loss comes first
-    record, numbers = outcome.objectives(step, TWO)
-    assert record["losses"] == {"left": 2.0, "right": 1.0}
+    known, numbers = record.objectives(step, TWO)
+    assert known.losses == {"left": 2.0, "right": 1.0}
     assert numbers["preference/divergence"] == pytest.approx(np.log(2) - np.log(3) + 2 / 3 * np.log(2), abs=1e-9)
 
 
@@ -438,7 +438,7 @@ def test_normalised_objectives_are_trained_for_equally_whatever_their_scale() ->
         clients.gradients[client, "right"] *= 1e-3
     conversation = algorithm("fedcmoo", {"sketch": "exact", "normalise": True}).round(context(ALL))
     phase = conversation.send(clients.answer(next(conversation)))
-    assert isinstance(phase, Train)
+    assert isinstance(phase, Training)
     assert phase.weights is not None
     assert 300 < phase.weights["right"] / phase.weights["left"] < 3000
     step = last(conversation, clients.answer(phase))
@@ -463,7 +463,7 @@ def test_scalarised_weighs_each_objective_by_who_serves_it() -> None:
 def test_an_objective_without_weight_is_not_trained_for() -> None:
     conversation = algorithm("scalarised", {"weights": [1, 0]}).round(context(SOME))
     phase = next(conversation)
-    assert isinstance(phase, Train)
+    assert isinstance(phase, Training)
     assert phase.clients == ("ann", "ben", "dan")
     assert phase.targets(TWO) == {"loss": {"left": pytest.approx(1.0)}}
 
@@ -474,10 +474,11 @@ def test_an_objective_without_weight_is_not_trained_for() -> None:
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("fedcmoo", {"sketch": "wavelet"}, "no sketch 'wavelet': there are count"),
+        ("fedcmoo", {"sketch": "wavelet"}, "no sketch 'wavelet'; there are count"),
         ("fedcmoo", {"budget": 0}, "budget must be finite and positive"),
         ("fedcmoo", {"unbiased": True, "sketch": "svd"}, "svd is not linear; it goes with"),
-        ("fedcmoo", {"weights": "guess"}, 'weights must be "exact", "pgd" or "torchjd:NAME"'),
+        ("fedcmoo", {"weights": "guess"}, "weights must be one of exact, pgd, pgd-raw, torchjd:NAME"),
+        ("fedcmoo", {"weights": "pgd-raw", "normalise": True}, 'normalise: "pgd-raw" takes the matrix as it was'),
         ("fedcmoo", {"scope": "heads"}, "scope must be one of all, encoder"),
         ("fedcmoo", {"steps": 0}, "beta and steps"),
         ("fsmgda", {"pre": ["normalise"]}, "fsmgda sends several rows for each client"),

@@ -14,12 +14,12 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from harness import Federation, Process, federation
 from numpy.typing import NDArray
+from works import work_of
 
 from coordinator.aggregation.find_weights import find_weights
-from coordinator.rounds.stepping import canonical
 from federation.digests import digest
 from federation.envelope import envelope_digest, unseal
-from federation.identity import MemberFiles
+from federation.member_files import MemberFiles
 from federation.objectives import encoder_columns, width
 from federation.runs import RunSpec
 from federation.sketches import Part, clip_to_psd, sketch
@@ -30,7 +30,8 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest, UpdateManifest
 from federation.vectors import model_layout, model_row, to_bytes, update_rows
 from fedpareto.notebook import simulate
-from storage.blobs import BlobStore
+from storage.directory import DirectoryStore
+from storage.records import canonical
 
 CLIENTS = ("client-000", "client-001", "client-002")
 BOTH = ("left", "right")
@@ -75,7 +76,7 @@ class Scene:
         self.count = 0
         layout, vector = initial_model(task("two-digits"), seed=5)
         self.model = to_bytes(layout, vector)
-        self.blobs = BlobStore(fed.home / "blobs")
+        self.blobs = DirectoryStore(fed.home / "blobs")
 
     def work(self, client: str, *, crash: str = "") -> None:
         part = CLIENTS.index(client)
@@ -109,7 +110,7 @@ class Scene:
         return final, str(self.fed.query("select state_data from runs where run_id = :run", run=run)[0][0])
 
     def vector(self, name: str) -> NDArray[np.float32]:
-        return model_row(self.blobs.path(name)).read()
+        return model_row(self.blobs.local(name)).read()
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +149,9 @@ ALGORITHMS = {
     "mask": 'name = "fedcmoo"\nsketch = "mask"\nbudget = 0.3',
     "gram": 'name = "fedcmoo"\nsketch = "gram"\nweights = "exact"',
     "exact": 'name = "fedcmoo"\nsketch = "exact"\nscope = "all"\nprior = "samples"',
-    "unbiased": 'name = "fedcmoo"\nunbiased = true',
+    "analysed": 'name = "fedcmoo"\nunbiased = true\nweights = "pgd-raw"\nsteps = 1\nbeta = 0.1',
     "preference": 'name = "fedcmoo-pref"\npreference = [1, 3]',
-    "fsmgda": 'name = "fsmgda"',
+    "fsmgda": 'name = "fsmgda"\nexact_stationarity = true',
     "scalarised": 'name = "scalarised"\nweights = [1, 2]',
 }
 
@@ -246,15 +247,15 @@ class Record:
     def rows(self, reply: UpdateManifest) -> Rows:
         """What a reply holds; its bytes have the digest that the client signed."""
         self.blobs.verify(reply.payload)
-        return {name: row.read() for name, row in update_rows(self.blobs.path(reply.payload)).items()}
+        return {name: row.read() for name, row in update_rows(self.blobs.local(reply.payload)).items()}
 
 
 def weights_again(record: Record, step: StepManifest, before: Mapping[str, float]) -> dict[str, float]:
     """Lambda of a round of FedCMOO, from the sketches that the clients signed and the weights before."""
     told = [record.replies[name] for name in step.consulted]
-    asked = [record.orders[reply.assignment_id].jacobian for reply in told]
+    asked = [work_of(record.orders[reply.assignment_id]) for reply in told]
     serving = {name: sum(name in work.objectives for work in asked) for name in BOTH}
-    layout = model_layout(record.blobs.path(step.base_model))
+    layout = model_layout(record.blobs.local(step.base_model))
     made = sketch(asked[0].sketch, d=width(encoder_columns(layout)), objectives=BOTH, budget=asked[0].budget)
     parts = [
         Part(
@@ -271,11 +272,11 @@ def weights_again(record: Record, step: StepManifest, before: Mapping[str, float
 
 def model_again(record: Record, step: StepManifest) -> NDArray[np.float32]:
     """The model after a step, from the one before it and the updates that the clients signed."""
-    layout = model_layout(record.blobs.path(step.base_model))
+    layout = model_layout(record.blobs.local(step.base_model))
     direction = np.zeros(layout.size)
     for name, coefficient in zip(step.updates, step.coefficients, strict=True):
         direction += coefficient * record.rows(record.replies[name])["loss"].astype(np.float64)
-    base = model_row(record.blobs.path(step.base_model)).read().astype(np.float64)
+    base = model_row(record.blobs.local(step.base_model)).read().astype(np.float64)
     return (base - step.rate * direction).astype(np.float32)
 
 
@@ -297,13 +298,13 @@ def test_a_round_can_be_recomputed_and_proven_from_what_was_signed(scene: Scene,
         weights = weights_again(record, step, weights)
         assert {item.objective: item.weight for item in step.weights} == pytest.approx(weights, rel=1e-12)
         for reply in updates:  # and everybody was asked to train on these weights, from these gradients
-            work = record.orders[reply.assignment_id].train
+            work = work_of(record.orders[reply.assignment_id])
             wanted = {name: weights[name] * 3 / (3 if name == "left" else 2) for name in SERVES[reply.client_id]}
             assert {item.objective: item.weight for item in work.targets[0].weights} == pytest.approx(wanted)
             assert work.from_jacobian
         assert list(step.coefficients) == pytest.approx([1 / 3] * 3)
         record.blobs.verify(step.result_model)
-        made = model_row(record.blobs.path(step.result_model)).read()
+        made = model_row(record.blobs.local(step.result_model)).read()
         # The last digit depends on the order in which this processor's BLAS adds.
         np.testing.assert_array_max_ulp(model_again(record, step), made, maxulp=1)
         weights = {item.objective: item.weight for item in step.weights}
@@ -324,5 +325,5 @@ def test_other_sketches_would_have_given_other_weights(scene: Scene, proven: str
     record = Altered(scene, proven)
     signed = {item.objective: item.weight for item in record.steps[0].weights}
     assert weights_again(record, record.steps[0], dict.fromkeys(BOTH, 0.5)) != pytest.approx(signed, rel=1e-6)
-    made = model_row(record.blobs.path(record.steps[0].result_model)).read()
+    made = model_row(record.blobs.local(record.steps[0].result_model)).read()
     assert not np.allclose(model_again(record, record.steps[0]), made, rtol=1e-3)

@@ -1,29 +1,33 @@
 """A worker and work on several objectives: what it declines, what it fetches, and the bytes that it makes again."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import trained
 from harness import wait_for
 from scripted import ScriptedCoordinator, Submission, scripted
 from working import Running
+from works import set_train, set_work
 
 from federation.digests import digest
 from federation.sketches import sketch
 from federation.sketches.svd import TwoWaySvd
 from federation.tasks import DataSource, Part, initial_model, task
-from federation.training import Trainer, TrainWork
-from federation.v1.common_pb2 import AssignmentManifest, JacobianWork, ObjectiveWeight, ResidualWork, Row, Target
+from federation.training.trainer import Trainer
+from federation.v1.common_pb2 import AssignmentManifest, Input, JacobianWork, ObjectiveWeight, ResidualWork, Row, Target
 from federation.vectors import Layout, to_bytes, update_layout
+from federation.work.computation import LocalSgd
 from worker.execution import Offer
 from worker.home import Home
 from worker.service import prepare_offers
 
 SOURCE = DataSource(part=Part(0, 20))
 BOTH = ("left", "right")
-WORK = TrainWork(steps=2, batch_size=10, learning_rate=0.1)
+WORK = LocalSgd(steps=2, batch_size=10, learning_rate=0.1)
 Prepared = dict[tuple[str, ...], dict[str, Offer]]
 
 
@@ -74,6 +78,7 @@ def asking(
     model: tuple[Layout, bytes],
     work: JacobianWork | ResidualWork,
     number: int = 0,
+    inputs: Sequence[Input] = (),
 ) -> AssignmentManifest:
     """An assignment with the rows, and as many bytes, as this work gives; the reference is offered as a blob."""
     layout = model[0]
@@ -83,13 +88,13 @@ def asking(
     made = sketch(name, d=layout.size, objectives=BOTH, budget=budget)
     manifest = coordinator.assignment(*model, number, task="two-digits")
     del manifest.rows[:]
+    set_work(manifest, work)
+    manifest.inputs.extend(inputs)
     if isinstance(work, ResidualWork):
-        manifest.residual.CopyFrom(work)
         rows = [("residual", len(asked.objectives) * max(1, len(work.objectives)))]
     else:
-        manifest.jacobian.CopyFrom(work)
         rows = list(made.layout(len(asked.objectives) or 1))
-    manifest.rows.extend(Row(objective=row, dtype="F32", length=length) for row, length in rows)
+    manifest.rows.extend(Row(name=row, dtype="F32", length=length) for row, length in rows)
     manifest.max_payload_bytes = update_layout(rows).file_bytes
     return manifest
 
@@ -104,10 +109,14 @@ def reference(coordinator: ScriptedCoordinator, layout: Layout, *, seed: int = 0
     return made, digest(blob), len(blob)
 
 
-def residual(coordinator: ScriptedCoordinator, layout: Layout, **changes: object) -> ResidualWork:
+def residual() -> ResidualWork:
+    return ResidualWork(jacobian=jacobian("svd-two-way"), objectives=BOTH)
+
+
+def second_leg(coordinator: ScriptedCoordinator, layout: Layout) -> list[Input]:
+    """The input of a residual: a reference in the coordinator's store."""
     _, name, size = reference(coordinator, layout)
-    fields = {"reference": name, "reference_bytes": size, "objectives": BOTH, **changes}
-    return ResidualWork(jacobian=jacobian("svd-two-way"), **fields)
+    return [Input(name="reference", digest=name, size=size)]
 
 
 def submitted(coordinator: ScriptedCoordinator, count: int = 1) -> list[Submission]:
@@ -189,7 +198,7 @@ def test_targets_that_make_no_sense_are_declined(
     words: str,
 ) -> None:
     asked = coordinator.assignment(*model, task="two-digits")
-    asked.train.targets.extend(targets)
+    set_train(asked, targets=targets)
     coordinator.assign(asked)
     start()
     reason, message = declined(coordinator)
@@ -200,7 +209,7 @@ def test_rows_that_are_not_those_of_the_targets_are_declined(
     coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
 ) -> None:
     asked = coordinator.assignment(*model, task="two-digits")  # one row, "loss"
-    asked.train.targets.extend([target("left", left=1.0), target("right", right=1.0)])
+    set_train(asked, targets=[target("left", left=1.0), target("right", right=1.0)])
     coordinator.assign(asked)
     start()
     assert declined(coordinator)[0] == "rows"
@@ -209,9 +218,6 @@ def test_rows_that_are_not_those_of_the_targets_are_declined(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"reference": "../../etc/passwd"}, "etc/passwd"),
-        ({"reference": ""}, ""),
-        ({"reference_bytes": 10**12}, "the reference has 1000000000000 bytes; one of this model has"),
         ({"objectives": ("left", "middle")}, "the reference is of ['left', 'middle']"),
         ({"objectives": ("left",) * 1000}, "the reference is of ['left', 'left'"),
         ({"objectives": ()}, "the reference is of []"),
@@ -225,28 +231,47 @@ def test_a_second_leg_that_makes_no_sense_is_declined_before_anything_is_fetched
     changes: dict[str, object],
     words: str,
 ) -> None:
-    work = residual(coordinator, model[0])
-    for name, value in changes.items():
-        if name == "jacobian":
-            work.jacobian.CopyFrom(value)
-        elif name == "objectives":
-            del work.objectives[:]
-            work.objectives.extend(value)  # type: ignore[arg-type]
-        else:
-            setattr(work, name, value)
-    coordinator.assign(asking(coordinator, model, work))
+    work = ResidualWork(**({"jacobian": jacobian("svd-two-way"), "objectives": BOTH} | changes))
+    coordinator.assign(asking(coordinator, model, work, inputs=second_leg(coordinator, model[0])))
     start()
     reason, message = declined(coordinator)
     assert (reason, words in message) == ("work", True), message
     assert coordinator.fetches == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"digest": "../../etc/passwd"}, "etc/passwd"),
+        ({"digest": ""}, "input 'reference'"),
+        ({"size": 10**12}, "input 'reference' has 1000000000000 bytes; at most"),
+        ({"name": "another"}, "the work needs the inputs ['reference']; offered are ['another']"),
+        (None, "the work needs the inputs ['reference']; offered are []"),
+    ],
+)
+def test_inputs_other_than_those_that_the_work_needs_are_declined_before_anything_is_fetched(
+    coordinator: ScriptedCoordinator,
+    start: Start,
+    model: tuple[Layout, bytes],
+    changes: dict[str, Any] | None,
+    words: str,
+) -> None:
+    inputs = second_leg(coordinator, model[0])
+    for name, value in (changes or {}).items():
+        setattr(inputs[0], name, value)
+    coordinator.assign(asking(coordinator, model, residual(), inputs=[] if changes is None else inputs))
+    start()
+    reason, message = declined(coordinator)
+    assert (reason, words in message) == ("inputs", True), message
+    assert coordinator.fetches == []
+
+
 def test_a_reference_other_than_the_promised_one_is_declined(
     coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
 ) -> None:
-    work = residual(coordinator, model[0])
-    coordinator.blobs[work.reference] = bytes(work.reference_bytes)
-    coordinator.assign(asking(coordinator, model, work))
+    inputs = second_leg(coordinator, model[0])
+    coordinator.blobs[inputs[0].digest] = bytes(inputs[0].size)
+    coordinator.assign(asking(coordinator, model, residual(), inputs=inputs))
     start()
     assert declined(coordinator)[0] == "base-model"
 
@@ -254,13 +279,14 @@ def test_a_reference_other_than_the_promised_one_is_declined(
 def test_a_reference_that_is_no_sketch_is_declined(
     coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
 ) -> None:
-    work = residual(coordinator, model[0])
-    other = bytes(work.reference_bytes)
+    inputs = second_leg(coordinator, model[0])
+    other = bytes(inputs[0].size)
     coordinator.blobs[digest(other)] = other
-    work.reference = digest(other)
-    coordinator.assign(asking(coordinator, model, work))
+    inputs[0].digest = digest(other)
+    coordinator.assign(asking(coordinator, model, residual(), inputs=inputs))
     start()
-    assert declined(coordinator)[0] == "layout"
+    reason, message = declined(coordinator)
+    assert (reason, "the reference: " in message) == ("failed", True), message
 
 
 # --- what it does
@@ -276,9 +302,9 @@ def test_a_client_gives_the_gradients_of_those_of_its_objectives_that_are_asked_
     base = np.frombuffer(blob[-4 * layout.size :], np.float32)
     digits = task("two-digits")
     trainer = Trainer(digits, digits.load(SOURCE), threads=1)
-    rows = trainer.jacobian(base, WORK, seed=7, round=0, client_id="hospital-a").rows
+    rows = trained.jacobian(trainer, base, WORK.batch_size, seed=7, round=0, client_id="hospital-a").rows
     assert reply.payload[-4 * layout.size :] == rows["right"].tobytes()
-    assert [row.objective for row in reply.manifest.rows] == ["jacobian"]
+    assert [row.name for row in reply.manifest.rows] == ["jacobian"]
     assert set(reply.manifest.losses) == {"left", "right", "loss"}
 
 
@@ -293,11 +319,10 @@ def test_a_worker_that_was_restarted_between_the_phases_sends_the_very_same_byte
         if number == 0 or kind == "jacobian":
             asked = asking(coordinator, model, jacobian("svd-two-way"), number)
         elif kind == "residual":
-            asked = asking(coordinator, model, residual(coordinator, layout), number)
+            asked = asking(coordinator, model, residual(), number, second_leg(coordinator, layout))
         else:
             asked = coordinator.assignment(*model, number, task="two-digits")
-            asked.train.targets.append(target("loss", left=0.3, right=0.7))
-            asked.train.from_jacobian, asked.train.steps = True, 3
+            set_train(asked, targets=[target("loss", left=0.3, right=0.7)], from_jacobian=True, steps=3)
         asked.round, asked.phase = 0, number
         return asked
 

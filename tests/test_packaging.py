@@ -40,8 +40,12 @@ def pins() -> dict[str, Version]:
     return {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in lines)}
 
 
+APART = {"peers", "mutants"}  # extras with an environment of their own, without the constraints
+
+
 def direct() -> list[Requirement]:
-    extras = PROJECT["project"]["optional-dependencies"].values()
+    """What this project needs, without the extras that are installed apart."""
+    extras = [texts for extra, texts in PROJECT["project"]["optional-dependencies"].items() if extra not in APART]
     named = [Requirement(text) for text in sum(extras, start=PROJECT["project"]["dependencies"])]
     return [requirement for requirement in named if requirement.name != PROJECT["project"]["name"]]
 
@@ -92,15 +96,17 @@ def imported(folder: str) -> set[str]:
 def test_what_is_imported_is_declared() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     offered = sum(
-        (texts for extra, texts in extras.items() if extra != "dev"), start=PROJECT["project"]["dependencies"]
+        (texts for extra, texts in extras.items() if extra not in {"dev", *APART}),
+        start=PROJECT["project"]["dependencies"],
     )
     shipped = {canonicalize_name(Requirement(text).name) for text in offered}
     for package in PACKAGES:
         assert sorted(imported(package) - shipped) == [], package
     everything = {canonicalize_name(requirement.name) for requirement in direct()}
-    peers = {"flwr"}  # what a benchmark measures us against runs in an environment of its own
-    for folder in ("tests", "benchmarks", "docs", "proto", "docker"):
-        assert sorted(imported(folder) - everything - peers) == [], folder
+    apart = {canonicalize_name(Requirement(text).name) for extra in APART for text in extras[extra]}
+    apart |= {"flwr"}  # what a benchmark measures us against runs in an environment of its own
+    for folder in ("tests", "benchmarks", "docs", "proto", "docker", "tools"):
+        assert sorted(imported(folder) - everything - apart) == [], folder
 
 
 # --- the wheel

@@ -127,7 +127,7 @@ def play(stage: Stage, run: str, parts: dict[Player, Callable[[AssignmentManifes
     def answer() -> None:
         for player, trains in parts.items():
             for _, order in player.orders():
-                if order.HasField("train"):
+                if order.kind == "train":
                     trains(order)
                 else:
                     player.reply(order, metrics={"train/loss": 5.0})

@@ -159,10 +159,12 @@ def test_an_update_that_names_another_context_is_refused_and_an_honest_one_still
 def test_rows_that_the_assignment_does_not_ask_for_are_refused(scene: Scene) -> None:
     act = scene.begin()
     payload = act.alice.payload(act.order)
-    manifest = act.alice.manifest(act.order, payload)
-    manifest.rows[0].length += 1
-    with refused("INVALID_ARGUMENT", "mismatch:rows"):
-        act.alice.submit(act.alice.seal(manifest), payload)
+    asked = act.order.rows[0]
+    for field, value in (("length", asked.length + 1), ("name", "another"), ("dtype", "F16")):
+        manifest = act.alice.manifest(act.order, payload)
+        setattr(manifest.rows[0], field, value)
+        with refused("INVALID_ARGUMENT", "mismatch:rows"):
+            act.alice.submit(act.alice.seal(manifest), payload)
     act.finish()
 
 
@@ -339,7 +341,7 @@ def test_an_oversized_chunk_is_refused(scene: Scene) -> None:
 
 
 def bad_payloads(order: AssignmentManifest) -> dict[str, tuple[bytes, str]]:
-    layout = update_layout([(row.objective, row.length) for row in order.rows])
+    layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows])
     good = np.ones(layout.size, np.float32)
     nan, inf = good.copy(), good.copy()
     nan[layout.size // 2] = np.nan
@@ -359,7 +361,9 @@ def bad_payloads(order: AssignmentManifest) -> dict[str, tuple[bytes, str]]:
     }
 
 
-@pytest.mark.parametrize("case", sorted(bad_payloads(AssignmentManifest(rows=[{"objective": "loss", "length": 9}]))))
+@pytest.mark.parametrize(
+    "case", sorted(bad_payloads(AssignmentManifest(rows=[{"name": "loss", "length": 9, "dtype": "F32"}])))
+)
 def test_bad_content_is_refused_for_good_recorded_and_leaves_the_honest_clients_alone(scene: Scene, case: str) -> None:
     act = scene.begin(attend_bob=True, minimum=2)
     payload, reason = bad_payloads(act.order)[case]

@@ -10,9 +10,11 @@ from running import SECONDS, Running, refused, running
 from sqlalchemy import select
 from typer.testing import CliRunner
 
-from federation.certificates import CLIENT_LIFETIME, fingerprint, load_certificate
-from federation.identity import Join, MemberFiles, make_csr, new_tls_key, prove_renewal
-from federation.keys import private_key_pem, replace_private
+from federation.certificates import CLIENT_LIFETIME, fingerprint, load_certificate, make_csr
+from federation.join_string import JoinString
+from federation.keys import new_tls_key, private_key_pem, replace_private
+from federation.member_files import MemberFiles
+from federation.proofs import prove_renewal
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello, RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from fedpareto.cli.main import app
@@ -33,7 +35,7 @@ def joined(served: Running, directory: Path, name: str, passphrase: bytes | None
     """A member that joined 80 days ago."""
     served.clock.ahead = -AGE
     try:
-        join = Join(served.enrollment_address, fingerprint(served.home.ca), served.token(name), name)
+        join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.token(name), name)
         return enroll(Home(directory), join, software="test", passphrase=passphrase).member
     finally:
         served.clock.ahead = timedelta()

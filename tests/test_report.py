@@ -11,7 +11,7 @@ from running import refused
 from stage import LAYOUT, Stage, spec
 
 from federation.v1.admin_pb2 import Client, ClientScores, ExportRoundsResponse, Participation, Run
-from federation.v1.common_pb2 import AssignmentState, PhaseKind
+from federation.v1.common_pb2 import AssignmentState
 from fedpareto.cli.failure import Failure
 from fedpareto.cli.report import _must_compare
 from fedpareto.report import charts, marks, plane
@@ -128,7 +128,7 @@ def made_up(rounds: int, clients: int, name: str = "client", objectives: Sequenc
             item.summary.metrics.update({"objective/conflict_depth": -0.25, "bytes/up": 1e4, "bytes/down": math.nan})
             item.objectives.results.add(name=objectives[0], left_out=name)
             item.objectives.notes.append(name)
-            item.phases.add(kind=PhaseKind.PHASE_KIND_JACOBIAN, asked=clients, replied=clients, round=number)
+            item.phases.add(kind="jacobian", asked=clients, replied=clients, round=number)
         for i in range(clients):
             part = Participation(client_id=f"{name}{i}", weight=rng.random(), update_norm=math.nan, reason=name)
             part.state = AssignmentState.ASSIGNMENT_STATE_FULFILLED if i else AssignmentState.ASSIGNMENT_STATE_REJECTED

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from working import Running
 
 from federation.envelope import seal
-from federation.identity import MemberFiles
+from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.v1.common_pb2 import KeptRun, RestoreManifest, SignedEnvelope
@@ -144,7 +144,7 @@ def test_an_assignment_that_comes_again_after_its_receipt_gets_the_same_signed_r
             coordinator.assign(coordinator.assignment(*model, number))
             running.wait_for("receipt", 1 + number)
         wait_for(lambda: not running.spooled(), "the spool to empty")
-        assert len(files_in(home.handed_in)) == 2, "the payloads of the last two replies stay"
+        wait_for(lambda: len(files_in(home.handed_in)) == 2, "the payloads of the last two replies alone to stay")
     finally:
         running.stop()
     coordinator.submissions.clear()

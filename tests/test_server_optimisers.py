@@ -24,7 +24,7 @@ from coordinator.aggregation.server import (
 )
 from coordinator.aggregation.streaming import Row
 from coordinator.rounds.specification import parse_run
-from coordinator.rounds.stepping import server_optimiser
+from coordinator.rounds.step import server_optimiser
 from federation.runs import RunSpec, SpecError
 from federation.vectors import RowFile
 

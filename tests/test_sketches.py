@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matrices import Matrix, reference
 
-from federation.sketches import SKETCHES, Linear, Part, Sketch, SketchError, TwoWaySvd, clip_to_psd, sketch
+from federation.sketches import SKETCHES, LinearSketch, Part, Sketch, SketchError, TwoWaySvd, clip_to_psd, sketch
 from federation.sketches.base import symmetric
 from federation.sketches.svd import randomised_svd, square, square_shape, unsquare
 from federation.sketches.top_k import TopK, largest
@@ -389,7 +389,7 @@ def test_gaps_that_float32_cannot_hold_are_bridged(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", UNBIASED)
 def test_the_cross_gram_matrix_of_two_sets_is_unbiased(name: str) -> None:
     kind = sketch(name, d=300, objectives=NAMES[:2], budget=0.3)
-    assert isinstance(kind, Linear)
+    assert isinstance(kind, LinearSketch)
     As, Bs = jacobians(2, 2, 300, seed=1), jacobians(3, 2, 300, seed=2)
     expected = symmetric(np.sum(As, axis=0) @ np.sum(Bs, axis=0).T)
 
@@ -403,7 +403,7 @@ def test_the_cross_gram_matrix_of_two_sets_is_unbiased(name: str) -> None:
 
 
 def test_only_linear_sketches_have_a_cross_gram_matrix() -> None:
-    assert {name for name, kind in SKETCHES.items() if issubclass(kind, Linear)} == set(UNBIASED)
+    assert {name for name, kind in SKETCHES.items() if issubclass(kind, LinearSketch)} == set(UNBIASED)
 
 
 # --- what is refused
@@ -412,7 +412,7 @@ def test_only_linear_sketches_have_a_cross_gram_matrix() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"name": "fourier"}, "no sketch 'fourier': there are count, svd"),
+        ({"name": "fourier"}, "no sketch 'fourier'; there are count, svd"),
         ({"d": 0}, "at least one column"),
         ({"objectives": ()}, "each once"),
         ({"objectives": ("left", "left")}, "each once"),

@@ -10,9 +10,12 @@ from harness import Attending, Member
 from running import SECONDS
 from stage import Stage
 
+from federation.certificates import make_csr
 from federation.channels import refusal_from_rpc_error, signed_detail
 from federation.envelope import unseal
-from federation.identity import make_csr, new_tls_key, parse_peer, prove_renewal
+from federation.identity import parse_peer
+from federation.keys import new_tls_key
+from federation.proofs import prove_renewal
 from federation.v1.common_pb2 import ReceiptManifest, RevocationManifest, SignedEnvelope, TimeManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Hello, RenewRequest
 

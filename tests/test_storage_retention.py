@@ -10,9 +10,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
+from stored import blob_file, stored
 
-from storage.blobs import BlobStore
 from storage.database import Database
+from storage.directory import DirectoryStore
 from storage.models import (
     Assignment,
     AssignmentState,
@@ -21,7 +22,6 @@ from storage.models import (
     Evaluation,
     Model,
     Phase,
-    PhaseKind,
     PhaseState,
     Round,
     RoundState,
@@ -29,7 +29,7 @@ from storage.models import (
     RunState,
     Update,
 )
-from storage.retention import Collection, collect
+from storage.retention import Collection, collect, is_retained
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 GRACE = 3600.0
@@ -41,11 +41,11 @@ class Federation:
     """Runs written down as an engine would, blobs and all; `store` gives the digest of a blob by its contents."""
 
     database: Database
-    blobs: BlobStore
+    blobs: DirectoryStore
 
     def store(self, contents: str, *, at: float = OLD) -> str:
         digest = self.blobs.put(contents.encode())
-        os.utime(self.blobs.path(digest), (at, at))
+        os.utime(blob_file(self.blobs, digest), (at, at))
         return digest
 
     def model(self, session: Session, contents: str, *, at: float = OLD) -> str:
@@ -90,9 +90,7 @@ class Federation:
                 wanted=2,
                 started=NOW,
             )
-            made.phases = [
-                Phase(number=0, kind=PhaseKind.TRAIN, state=PhaseState.CLOSED, wanted=2, started=NOW, deadline=NOW)
-            ]
+            made.phases = [Phase(number=0, kind="train", state=PhaseState.CLOSED, wanted=2, started=NOW, deadline=NOW)]
             assignment = Assignment(
                 assignment_id=f"{run_id}-{number}",
                 client_id="c",
@@ -120,11 +118,11 @@ class Federation:
             run.model = result
 
     def contents(self) -> set[str]:
-        return {self.blobs.read(digest).decode() for digest in self.blobs.digests()}
+        return {self.blobs.read(digest).decode() for digest in stored(self.blobs)}
 
 
 @pytest.fixture
-def federation(database: Database, blobs: BlobStore) -> Federation:
+def federation(database: Database, blobs: DirectoryStore) -> Federation:
     return Federation(database, blobs)
 
 
@@ -158,20 +156,20 @@ def test_orphans_and_rejected_payloads_go_and_what_the_rounds_refer_to_stays(fed
     assert clean(federation) == Collection(kept=13, deleted=0, freed=0)
 
 
-def test_only_the_last_rounds_of_each_run_are_retained_and_the_initial_and_current_model(
+def test_the_first_and_the_last_rounds_of_each_run_are_retained_and_the_initial_and_current_model(
     federation: Federation,
 ) -> None:
-    for run_id, rounds in (("a", 4), ("b", 2)):
+    for run_id, rounds in (("a", 4), ("b", 3)):
         federation.run(run_id)
         for number in range(rounds):
             federation.round(run_id, number)
     clean(federation, keep_rounds=1)
-    assert federation.contents() == of_round("a", 3) | of_round("b", 1) | {"a model 0", "b model 0"}
+    assert federation.contents() == set().union(*(of_round(*each) for each in [("a", 0), ("a", 3), ("b", 0), ("b", 2)]))
     clean(federation, keep_rounds=0)
-    assert federation.contents() == {"a model 0", "a model 4", "b model 0", "b model 2"}
+    assert federation.contents() == of_round("a", 0) | of_round("b", 0) | {"a model 4", "b model 3"}
 
 
-def test_the_first_and_the_best_round_of_each_run_are_retained_where_that_is_asked_for(federation: Federation) -> None:
+def test_the_best_round_of_each_run_is_retained_and_whether_a_blob_is_can_be_asked(federation: Federation) -> None:
     measured: dict[str, list[dict[str, float]]] = {
         "a": [{"accuracy/mean": value} for value in (0.1, 0.9, 0.3, 0.9, 0.2)],  # of equals the first
         "b": [{"loss/test": value} for value in (3.0, 2.0, 1.0, math.nan, 5.0)],
@@ -185,18 +183,22 @@ def test_the_first_and_the_best_round_of_each_run_are_retained_where_that_is_ask
                 session.scalars(
                     select(Round).where(Round.run_id == run_id, Round.number == number)
                 ).one().metrics = metrics
-    collect(federation.database, federation.blobs, now=NOW, grace_seconds=GRACE, keep_rounds=1, first_and_best=True)
+    every = {federation.blobs.read(digest).decode(): digest for digest in stored(federation.blobs)}
+    clean(federation, keep_rounds=1)
     retained = [("a", 0), ("a", 1), ("a", 4), ("b", 0), ("b", 2), ("b", 4), ("c", 0), ("c", 4)]
     assert federation.contents() == set[str]().union(*(of_round(*each) for each in retained))
+    with federation.database.read() as session:
+        assert {word for word, digest in every.items() if is_retained(session, digest, 1)} == federation.contents()
 
 
 @pytest.mark.parametrize("state", [RoundState.OPEN, RoundState.STEPPED])
 def test_a_round_that_has_not_ended_is_retained_in_any_case(federation: Federation, state: RoundState) -> None:
     federation.run("r")
     federation.round("r", 0)
-    federation.round("r", 1, state)
+    federation.round("r", 1)
+    federation.round("r", 2, state)
     clean(federation, keep_rounds=0)
-    assert federation.contents() == of_round("r", 1) | {"r model 0"}
+    assert federation.contents() == of_round("r", 0) | of_round("r", 2)
 
 
 def test_what_an_algorithm_keeps_in_blobs_stays(federation: Federation) -> None:
@@ -209,13 +211,13 @@ def test_what_an_algorithm_keeps_in_blobs_stays(federation: Federation) -> None:
 
 def test_a_blob_that_two_runs_share_stays_while_one_of_them_needs_it(federation: Federation) -> None:
     federation.run("a")
-    federation.round("a", 0)
-    federation.round("a", 1)
-    shared = federation.store("a update 0")
+    for number in range(3):
+        federation.round("a", number)
+    shared = federation.store("a update 1")
     federation.run("b", blobs=[shared])
     clean(federation, keep_rounds=1)
-    assert "a update 0" in federation.contents()
-    assert "a gram 0" not in federation.contents()
+    assert "a update 1" in federation.contents()
+    assert "a gram 1" not in federation.contents()
 
 
 def test_young_orphans_stay_until_the_grace_is_over(federation: Federation) -> None:
@@ -255,7 +257,7 @@ def test_collecting_without_pause_beside_live_runs_takes_nothing_that_they_refer
             while not settled.empty():
                 digest = settled.get()
                 if federation.blobs.exists(digest):
-                    os.utime(federation.blobs.path(digest), (OLD, OLD))
+                    os.utime(blob_file(federation.blobs, digest), (OLD, OLD))
             collections.append(
                 collect(federation.database, federation.blobs, now=datetime.now(UTC), grace_seconds=60, keep_rounds=2)
             )

@@ -13,12 +13,18 @@ from forked import completed
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import vector_to_parameters
+from trained import jacobian, train
 
 from federation.objectives import joint_target, separate_targets
 from federation.tasks import DataError, Dataset, DataSource, Part, Splits, Task, TaskError, initial_model, task
 from federation.tasks import parameters as flat
 from federation.tasks.models import cifar_cnn, grey_cnn
-from federation.training import Trainer, TrainingDiverged, TrainingStopped, TrainResult, TrainWork, pick_device
+from federation.training.determinism import pick_device
+from federation.training.errors import TrainingDiverged, TrainingStopped
+from federation.training.trainer import Trainer
+from federation.work.base import Result
+from federation.work.computation import LocalSgd
 
 ROOT = Path(__file__).parents[1]
 DEVICES = [
@@ -27,7 +33,7 @@ DEVICES = [
         "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
     ),
 ]
-SGD = TrainWork(epochs=1, batch_size=10, learning_rate=0.1)
+SGD = LocalSgd(epochs=1, batch_size=10, learning_rate=0.1)
 
 
 class Line(Task):
@@ -80,8 +86,8 @@ def _trainer(made: Task, device: str = "cpu") -> Trainer:
     return Trainer(made, made.load(DataSource()), device)
 
 
-def _train(trainer: Trainer, base: NDArray[np.float32], work: TrainWork = SGD, **changed: Any) -> TrainResult:
-    return trainer.train(base, work, **({"seed": 0, "round": 0, "client_id": "a"} | changed))
+def _train(trainer: Trainer, base: NDArray[np.float32], work: LocalSgd = SGD, **changed: Any) -> Result:
+    return train(trainer, base, work, **changed)
 
 
 BASE = np.array([0.5, -1.0, 2.0, 0.25], dtype=np.float32)
@@ -92,7 +98,7 @@ BASE = np.array([0.5, -1.0, 2.0, 0.25], dtype=np.float32)
 
 def test_one_full_batch_step_gives_the_rate_times_the_gradient() -> None:
     line = Line()
-    result = _train(_trainer(line), BASE, TrainWork(steps=1, batch_size=0, learning_rate=0.5))
+    result = _train(_trainer(line), BASE, LocalSgd(steps=1, batch_size=0, learning_rate=0.5))
     update = result.rows["loss"]
     assert update.dtype == np.float32
     np.testing.assert_allclose(update, 0.5 * line.gradient(BASE.astype(np.float64)), rtol=1e-5)
@@ -102,7 +108,7 @@ def test_subtracting_the_update_descends() -> None:
     digits = task("digits")
     trainer = _trainer(digits)
     _, base = initial_model(digits, 0)
-    result = _train(trainer, base, TrainWork(epochs=5, batch_size=10, learning_rate=0.1))
+    result = _train(trainer, base, LocalSgd(epochs=5, batch_size=10, learning_rate=0.1))
     after = trainer.evaluate(base - result.rows["loss"])
     assert after["train/loss"] < result.losses["loss"] / 4
     assert after["test/accuracy"] > 0.8
@@ -115,7 +121,7 @@ def test_full_batch_steps_follow_sgd_with_momentum_decay_and_the_proximal_term(
     mu: float, momentum: float, decay: float
 ) -> None:
     line = Line()
-    work = TrainWork(steps=4, batch_size=0, learning_rate=0.1, proximal_mu=mu, momentum=momentum, weight_decay=decay)
+    work = LocalSgd(steps=4, batch_size=0, learning_rate=0.1, proximal_mu=mu, momentum=momentum, weight_decay=decay)
     start = BASE.astype(np.float64)
     w, velocity = start.copy(), np.zeros(4)
     for _ in range(4):
@@ -129,9 +135,10 @@ def test_training_agrees_with_torchs_own_sgd(device: str) -> None:
     made = Noisy(channels=3)  # the model without dropout
     trainer = _trainer(made, device)
     _, base = initial_model(made, 3)
-    work = TrainWork(epochs=3, batch_size=0, learning_rate=0.05, momentum=0.5, weight_decay=0.01)
-    model = flat.build(made).to(device)
-    flat.load(model, base)
+    work = LocalSgd(epochs=3, batch_size=0, learning_rate=0.05, momentum=0.5, weight_decay=0.01)
+    model = flat.build(made)
+    vector_to_parameters(torch.from_numpy(base.copy()), model.parameters())
+    model.to(device)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5, weight_decay=0.01)
     data = made.load(DataSource()).train
     for _ in range(3):
@@ -144,7 +151,7 @@ def test_training_agrees_with_torchs_own_sgd(device: str) -> None:
 def test_a_zero_batch_size_is_the_whole_split() -> None:
     trainer = _trainer(Line())
     whole, same, larger = (
-        _train(trainer, BASE, TrainWork(epochs=2, batch_size=size, learning_rate=0.1)).rows["loss"]
+        _train(trainer, BASE, LocalSgd(epochs=2, batch_size=size, learning_rate=0.1)).rows["loss"]
         for size in (0, 23, 99)
     )
     assert whole.tobytes() == same.tobytes() == larger.tobytes()
@@ -165,7 +172,7 @@ class Watched(Line):
 
 def test_every_pass_is_reshuffled_and_keeps_its_last_short_batch() -> None:
     watched = Watched()
-    _train(_trainer(watched), BASE, TrainWork(epochs=2, batch_size=10, learning_rate=0.01))
+    _train(_trainer(watched), BASE, LocalSgd(epochs=2, batch_size=10, learning_rate=0.01))
     assert [len(batch) for batch in watched.seen] == [10, 10, 3, 10, 10, 3]
     first, second = (list(chain(*watched.seen[begin : begin + 3])) for begin in (0, 3))
     assert sorted(first) == sorted(second) == sorted(watched.y.tolist())
@@ -174,7 +181,7 @@ def test_every_pass_is_reshuffled_and_keeps_its_last_short_batch() -> None:
 
 def test_steps_count_across_passes() -> None:
     watched = Watched()
-    _train(_trainer(watched), BASE, TrainWork(steps=5, batch_size=10, learning_rate=0.01))
+    _train(_trainer(watched), BASE, LocalSgd(steps=5, batch_size=10, learning_rate=0.01))
     assert [len(batch) for batch in watched.seen] == [10, 10, 3, 10, 10]
 
 
@@ -229,12 +236,12 @@ def test_a_first_step_made_of_the_gradients_is_the_step_that_training_makes(mome
     digits = task("two-digits")
     splits = digits.load(DataSource(part=Part(0, 20)))
     base = initial_model(digits, 0)[1]
-    work = TrainWork(steps=4, batch_size=16, learning_rate=0.1, momentum=momentum, weight_decay=0.01, proximal_mu=0.1)
+    work = LocalSgd(steps=4, batch_size=16, learning_rate=0.1, momentum=momentum, weight_decay=0.01, proximal_mu=0.1)
     targets = {"loss": {"left": 0.3, "right": 0.9}}
     trainer = Trainer(digits, splits)
     plain = _train(trainer, base, work, targets=targets).rows["loss"]
     again = Trainer(digits, splits)
-    gradients = again.jacobian(base, work, seed=0, round=0, client_id="a").rows
+    gradients = jacobian(again, base, work.batch_size).rows
     first = _train(again, base, replace(work, steps=1, weight_decay=0, proximal_mu=0), targets=targets).rows["loss"]
     np.testing.assert_allclose(first, 0.1 * (0.3 * gradients["left"] + 0.9 * gradients["right"]), atol=1e-7)
     made = _train(again, base, work, targets=targets, from_jacobian=True).rows["loss"]
@@ -244,19 +251,19 @@ def test_a_first_step_made_of_the_gradients_is_the_step_that_training_makes(mome
 def test_a_trainer_that_has_forgotten_the_gradients_makes_them_again_to_the_same_bytes() -> None:
     twins = Twins()  # with dropout: the numbers drawn must be the same ones, too
     base = initial_model(twins, 0)[1]
-    work = TrainWork(steps=3, batch_size=10, learning_rate=0.1)
+    work = LocalSgd(steps=3, batch_size=10, learning_rate=0.1)
     changed = {"targets": {"loss": {"left": 0.25, "right": 0.75}}, "from_jacobian": True}
     trainer = _trainer(twins)
-    gradients = trainer.jacobian(base, work, seed=0, round=0, client_id="a").rows
+    gradients = jacobian(trainer, base, work.batch_size).rows
     kept = _train(trainer, base, work, **changed).rows["loss"]
     assert _train(_trainer(twins), base, work, **changed).rows["loss"].tobytes() == kept.tobytes()
-    anew = _trainer(twins).jacobian(base, work, seed=0, round=0, client_id="a", measure=False).rows
+    anew = jacobian(_trainer(twins), base, work.batch_size, measure=False).rows
     assert {name: row.tobytes() for name, row in anew.items()} == {n: row.tobytes() for n, row in gradients.items()}
     # Those of another round, client or model are not taken for these.
     for other in ({"round": 1}, {"client_id": "b"}, {"seed": 1}):
-        trainer.jacobian(base, work, **({"seed": 0, "round": 0, "client_id": "a"} | other))
+        jacobian(trainer, base, work.batch_size, **other)
         assert _train(trainer, base, work, **changed).rows["loss"].tobytes() == kept.tobytes()
-    trainer.jacobian(base + 1, work, seed=0, round=0, client_id="a")
+    jacobian(trainer, base + 1, work.batch_size)
     assert _train(trainer, base, work, **changed).rows["loss"].tobytes() == kept.tobytes()
 
 
@@ -264,7 +271,7 @@ def test_a_client_trains_for_objectives_that_it_serves_alone() -> None:
     both = Both()
     one = Trainer(both, both.load(DataSource()), objectives=("size",))
     assert set(_train(one, BASE).losses) == {"size", "loss"}
-    assert list(one.jacobian(BASE, SGD, seed=0, round=0, client_id="a").rows) == ["size"]
+    assert list(jacobian(one, BASE, SGD.batch_size).rows) == ["size"]
     with pytest.raises(ValueError, match="does not serve fit"):
         _train(one, BASE, targets=joint_target(("fit", "size")))
     with pytest.raises(TaskError, match="cannot serve speed"):
@@ -274,7 +281,7 @@ def test_a_client_trains_for_objectives_that_it_serves_alone() -> None:
 def test_dropout_is_on_in_training_and_other_in_every_round() -> None:
     made = Noisy()
     trainer, base = _trainer(made), initial_model(made, 0)[1]
-    work = TrainWork(steps=1, batch_size=0, learning_rate=0.1)
+    work = LocalSgd(steps=1, batch_size=0, learning_rate=0.1)
     rows = [_train(trainer, base, work, round=round_).rows["loss"].tobytes() for round_ in (0, 1)]
     assert rows[0] != rows[1]
 
@@ -314,7 +321,7 @@ def test_accuracy_is_the_share_of_right_answers() -> None:
     trainer = _trainer(digits)
     _, base = initial_model(digits, 0)
     model = flat.build(digits)
-    flat.load(model, base)
+    vector_to_parameters(torch.from_numpy(base.copy()), model.parameters())
     test = digits.load(DataSource()).test
     with torch.no_grad():
         right = (model(test.x).argmax(1) == test.y).double().mean().item()
@@ -334,9 +341,9 @@ def test_work_done_twice_is_the_same_bytes_whatever_was_done_between(device: str
     made = Noisy(channels)
     trainer = _trainer(made, device)
     _, base = initial_model(made, 0)
-    work = TrainWork(epochs=2, batch_size=5, learning_rate=0.05, momentum=0.9)
+    work = LocalSgd(epochs=2, batch_size=5, learning_rate=0.05, momentum=0.9)
     first = _train(trainer, base, work)
-    _train(trainer, base, TrainWork(epochs=1, batch_size=7, learning_rate=0.2), round=1, client_id="b")
+    _train(trainer, base, LocalSgd(epochs=1, batch_size=7, learning_rate=0.2), round=1, client_id="b")
     trainer.evaluate(base + first.rows["loss"])
     torch.rand(17)
     again = _train(trainer, base, work)
@@ -369,13 +376,14 @@ _ELSEWHERE = """
 import sys
 from federation.digests import digest
 from federation.tasks import DataSource, Part, initial_model, task
-from federation.training import Trainer, TrainWork
+from federation.training.trainer import Trainer
+from federation.work.computation import Descend, LocalSgd
 made = task("digits")
 trainer = Trainer(made, made.load(DataSource(part=Part(1, 8, "shards:2", 0))), "cpu", 1)
 _, base = initial_model(made, 4)
-work = TrainWork(epochs=2, batch_size=10, learning_rate=0.1)
+work = Descend(sgd=LocalSgd(epochs=2, batch_size=10, learning_rate=0.1), targets={"loss": {"loss": 1.0}})
 for round in map(int, sys.argv[1:]):
-    result = trainer.train(base, work, seed=9, round=round, client_id="c")
+    result = trainer.compute(base, work, seed=9, round=round, client_id="c")
 print(digest(result.rows["loss"].tobytes()), result.losses)
 """
 
@@ -445,7 +453,7 @@ def test_cpu_and_gpu_agree_up_to_rounding() -> None:
 
 @pytest.mark.parametrize("batch_size", [0, 5])
 def test_divergence_is_reported_with_its_step(batch_size: int) -> None:
-    work = TrainWork(steps=400, batch_size=batch_size, learning_rate=1e6)
+    work = LocalSgd(steps=400, batch_size=batch_size, learning_rate=1e6)
     with pytest.raises(TrainingDiverged) as caught:
         _train(_trainer(Line()), BASE, work)
     assert 1 < caught.value.step < 20
@@ -454,7 +462,7 @@ def test_divergence_is_reported_with_its_step(batch_size: int) -> None:
 
 def test_a_last_step_that_overflows_is_divergence_too() -> None:
     with pytest.raises(TrainingDiverged) as caught:
-        _train(_trainer(Line()), BASE, TrainWork(steps=1, batch_size=0, learning_rate=3e38))
+        _train(_trainer(Line()), BASE, LocalSgd(steps=1, batch_size=0, learning_rate=3e38))
     assert caught.value.step == 1
 
 
@@ -468,7 +476,7 @@ def test_a_trainer_works_on_after_divergence() -> None:
     trainer = _trainer(Line())
     expected = _train(trainer, BASE).rows["loss"].tobytes()
     with pytest.raises(TrainingDiverged):
-        _train(trainer, BASE, TrainWork(steps=50, batch_size=0, learning_rate=1e9))
+        _train(trainer, BASE, LocalSgd(steps=50, batch_size=0, learning_rate=1e9))
     assert _train(trainer, BASE).rows["loss"].tobytes() == expected
 
 
@@ -483,7 +491,7 @@ def test_training_stops_when_the_caller_says_so() -> None:
 @pytest.mark.parametrize("made", [Line, Both])
 def test_progress_grows_to_one(made: Callable[[], Task]) -> None:
     shares: list[float] = []
-    _train(_trainer(made()), BASE, TrainWork(steps=5, batch_size=10, learning_rate=0.01), progress=shares.append)
+    _train(_trainer(made()), BASE, LocalSgd(steps=5, batch_size=10, learning_rate=0.01), progress=shares.append)
     assert shares == sorted(shares)
     assert shares[0] > 0
     assert shares[-1] == 1
@@ -533,7 +541,7 @@ def test_an_objective_cannot_be_called_accuracy() -> None:
 )
 def test_work_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"epochs|range"):
-        TrainWork(**({"learning_rate": 0.1} | wrong))
+        LocalSgd(**({"learning_rate": 0.1} | wrong))
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:x", "", "cuda:999", "mps"])
@@ -547,6 +555,6 @@ def test_part_of_the_digits_trains_on_its_own_labels_only() -> None:
     splits = digits.load(DataSource(part=Part(0, 8, "shards:1")))
     trainer = Trainer(digits, splits, "cpu", 1)
     _, base = initial_model(digits, 0)
-    result = _train(trainer, base, TrainWork(epochs=20, batch_size=10, learning_rate=0.1))
+    result = _train(trainer, base, LocalSgd(epochs=20, batch_size=10, learning_rate=0.1))
     assert trainer.evaluate(base - result.rows["loss"])["train/accuracy"] == 1
     assert result.samples == len(splits.train)

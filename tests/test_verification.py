@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from federation.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest, UpdateManifest
 from fedpareto.cli.main import app
-from storage.models import Assignment, Phase, PhaseKind, Round, Update
+from storage.models import Assignment, Phase, Round, Update
 
 DEAD = b"\xff\xff\xff"  # no message of any type
 
@@ -64,7 +64,7 @@ class Recorded:
             .join(Assignment)
             .join(Phase)
             .join(Round)
-            .where(Round.run_id == self.run, Phase.kind == PhaseKind.TRAIN, Update.client_id == client)
+            .where(Round.run_id == self.run, Phase.kind == "train", Update.client_id == client)
         )
         assert found is not None
         return found
@@ -178,7 +178,7 @@ def test_an_envelope_of_another_place_does_not_pass_for_this_one(recorded: Recor
             .join(Assignment)
             .join(Phase)
             .join(Round)
-            .where(Round.run_id == recorded.run, Phase.kind == PhaseKind.EVALUATE, Update.client_id == "ann")
+            .where(Round.run_id == recorded.run, Phase.kind == "evaluate", Update.client_id == "ann")
         )
         assert evaluation is not None
         ann.envelope, ann.envelope_digest = evaluation.envelope, evaluation.envelope_digest

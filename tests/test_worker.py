@@ -18,17 +18,28 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from forked import completed
 from harness import Process, federation, wait_for
 from scripted import CLIENT, FEDERATION, HungUp, ScriptedCoordinator, Submission, files_in, opened, scripted
+from trained import train
 from working import Running
+from works import set_train, set_work
 
 from federation.attacks import AttackError, parse_attack
 from federation.digests import digest
 from federation.envelope import CONTEXTS, seal
-from federation.identity import IdentityError, MemberFiles
+from federation.keys import IdentityError
+from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.tasks import DataSource, Part, initial_model, task
-from federation.training import Trainer, TrainWork
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, Row, SignedEnvelope, UpdateManifest
+from federation.training.trainer import Trainer
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    EvaluateWork,
+    ReceiptManifest,
+    Row,
+    SignedEnvelope,
+    UpdateManifest,
+)
 from federation.vectors import Layout, Tensor, parse_header, read_vector, to_bytes, update_layout
+from federation.work.computation import LocalSgd
 from worker.accomplices import Accomplices
 from worker.attacker import Attacker
 from worker.backoff import Backoff
@@ -99,6 +110,7 @@ def test_an_assignment_is_trained_and_its_reply_is_bound_to_it_and_acknowledged(
         "federation_id",
         "run_id",
         "round",
+        "attempt",
         "phase",
         "assignment_id",
         "client_id",
@@ -109,9 +121,10 @@ def test_an_assignment_is_trained_and_its_reply_is_bound_to_it_and_acknowledged(
         assert getattr(reply, name) == getattr(asked, name), name
     assert list(reply.rows) == list(asked.rows)
     assert (reply.payload, reply.payload_bytes) == (digest(submission.payload), len(submission.payload))
-    expected = offers["digits"].trainer.train(
+    expected = train(
+        offers["digits"].trainer,
         np.frombuffer(data[len(layout.header()) :], dtype=np.float32),
-        TrainWork(steps=1, batch_size=10, learning_rate=0.1),
+        LocalSgd(steps=1, batch_size=10, learning_rate=0.1),
         seed=7,
         round=5,
         client_id=CLIENT,
@@ -131,7 +144,7 @@ def test_an_evaluation_sends_measurements_of_the_splits_that_were_asked_and_no_p
     coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
 ) -> None:
     asked = coordinator.assignment(*model)
-    asked.evaluate.splits.extend(["validation", "test"])
+    set_work(asked, EvaluateWork(splits=["validation", "test"]))
     del asked.rows[:]
     asked.max_payload_bytes = 0
     coordinator.assign(asked)
@@ -147,7 +160,7 @@ def test_heartbeats_name_the_assignment_in_work(
     coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
 ) -> None:
     asked = coordinator.assignment(*model)
-    asked.train.steps = 1_000_000
+    set_train(asked, steps=1_000_000)
     coordinator.assign(asked)
     start()
     wait_for(
@@ -185,7 +198,7 @@ def test_a_cancelled_assignment_is_dropped_in_the_middle_of_its_training(
     coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
 ) -> None:
     endless = coordinator.assignment(*model)
-    endless.train.steps = 1_000_000
+    set_train(endless, steps=1_000_000)
     coordinator.assign(endless)
     running = start()
     running.wait_for("training")
@@ -200,7 +213,7 @@ def test_training_that_diverges_is_declined(
     coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
 ) -> None:
     asked = coordinator.assignment(*model)
-    asked.train.learning_rate, asked.train.steps = 1e30, 100
+    set_train(asked, learning_rate=1e30, steps=100)
     coordinator.assign(asked)
     start()
     wait_for(lambda: bool(coordinator.declines), "a decline", 60)
@@ -218,9 +231,10 @@ def test_a_rehearsed_attack_changes_the_update_and_the_reported_loss_alone(
     running = start(attacker=Attacker(parse_attack("scale=100,bias=1000"), CLIENT))
     running.wait_for("receipt")
     assert running.events("attack")
-    honest = offers["digits"].trainer.train(
+    honest = train(
+        offers["digits"].trainer,
         np.frombuffer(data[len(layout.header()) :], dtype=np.float32),
-        TrainWork(steps=1, batch_size=10, learning_rate=0.1),
+        LocalSgd(steps=1, batch_size=10, learning_rate=0.1),
         seed=7,
         round=0,
         client_id=CLIENT,
@@ -238,6 +252,28 @@ def _sent(submission: Submission) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.frombuffer(submission.payload[offset:], dtype=np.float32)
 
 
+def test_a_worker_that_scales_its_loss_trains_on_the_scaled_loss(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Offer]
+) -> None:
+    layout, data = model
+    asked = coordinator.assignment(layout, data)
+    set_train(asked, steps=3)
+    coordinator.assign(asked)
+    running = start(attacker=Attacker(parse_attack("loss-scaling:factor=10"), CLIENT))
+    running.wait_for("receipt")
+    scaled = train(
+        offers["digits"].trainer,
+        np.frombuffer(data[len(layout.header()) :], dtype=np.float32),
+        LocalSgd(steps=3, batch_size=10, learning_rate=0.1),
+        seed=7,
+        round=0,
+        client_id=CLIENT,
+        targets={"loss": {"loss": 10.0}},
+    )
+    np.testing.assert_array_equal(_sent(coordinator.submissions[0]), scaled.rows["loss"])
+    assert coordinator.submissions[0].manifest.losses["loss"] == 10 * scaled.losses["loss"]
+
+
 def test_an_attack_on_the_data_is_honest_training_on_the_wrong_labels(
     coordinator: ScriptedCoordinator, tmp_path: Path, model: tuple[Layout, bytes]
 ) -> None:
@@ -252,9 +288,10 @@ def test_an_attack_on_the_data_is_honest_training_on_the_wrong_labels(
         running.stop()
     splits = task("digits").load(SOURCE)
     wrong = replace(splits, train=replace(splits.train, y=9 - splits.train.y))
-    expected = Trainer(task("digits"), wrong, "cpu", 1).train(
+    expected = train(
+        Trainer(task("digits"), wrong, "cpu", 1),
         np.frombuffer(data[len(layout.header()) :], dtype=np.float32),
-        TrainWork(steps=1, batch_size=10, learning_rate=0.1),
+        LocalSgd(steps=1, batch_size=10, learning_rate=0.1),
         seed=7,
         round=0,
         client_id=CLIENT,
@@ -271,7 +308,7 @@ def test_a_free_rider_sends_noise_as_long_as_the_last_change_of_the_model_and_it
     second, third = first + np.float32(0.25), first + np.float32(0.75)
     evaluate = coordinator.assignment(layout, to_bytes(layout, second), 1, max_payload_bytes=0)
     evaluate.ClearField("rows")
-    evaluate.evaluate.splits.append("test")
+    set_work(evaluate, EvaluateWork(splits=["test"]))
     coordinator.assign(coordinator.assignment(layout, data, 0))
     coordinator.assign(evaluate)
     coordinator.assign(coordinator.assignment(layout, to_bytes(layout, third), 2))
@@ -338,11 +375,11 @@ def _past(manifest: AssignmentManifest) -> None:
 
 
 def _other_rows(manifest: AssignmentManifest) -> None:
-    manifest.rows.append(Row(objective="another", dtype="F32", length=3))
+    manifest.rows.append(Row(name="another", dtype="F32", length=3))
 
 
 def _other_splits(manifest: AssignmentManifest) -> None:
-    manifest.evaluate.splits.extend(["test", "/etc/passwd"])
+    set_work(manifest, EvaluateWork(splits=["test", "/etc/passwd"]))
     del manifest.rows[:]
 
 
@@ -358,7 +395,7 @@ def _other_splits(manifest: AssignmentManifest) -> None:
         (_other_rows, "rows"),
         (_changed(max_payload_bytes=10), "limit:payload"),
         (_other_splits, "work"),
-        (lambda manifest: manifest.ClearField("train"), "work"),
+        (lambda manifest: manifest.ClearField("kind"), "work"),
     ],
 )
 def test_an_assignment_that_the_coordinator_signed_is_declined_when_it_is_not_for_us_to_do(
@@ -381,7 +418,7 @@ def test_an_assignment_that_the_coordinator_signed_is_declined_when_it_is_not_fo
 
 def _tampered(coordinator: ScriptedCoordinator, manifest: AssignmentManifest) -> SignedEnvelope:
     envelope = seal(manifest, coordinator.signing_key)
-    manifest.train.learning_rate = 10.0
+    set_train(manifest, learning_rate=10.0)
     return SignedEnvelope(manifest=manifest.SerializeToString(), key_id=envelope.key_id, signature=envelope.signature)
 
 
@@ -431,7 +468,7 @@ def test_a_model_other_than_the_promised_one_is_refused_and_leaves_no_trace(
     running = start()
     wait_for(lambda: bool(coordinator.declines), "a decline", 60)
     assert [said.reason for said in coordinator.declines] == ["base-model"]
-    assert files_in(running.home.cache) == []
+    assert [path for path in running.home.cache.rglob("*") if path.is_file()] == []
     assert not running.events("training")
 
 
@@ -676,7 +713,7 @@ def test_training_that_sigkill_cut_short_is_done_again_to_the_same_bytes(
 ) -> None:
     layout, data = model
     asked = coordinator.assignment(layout, data)
-    asked.train.steps = 3000
+    set_train(asked, steps=3000)
     coordinator.assign(asked)
     with _process(member_home) as process:
         process.wait_for_text(": training\n")
@@ -684,9 +721,10 @@ def test_training_that_sigkill_cut_short_is_done_again_to_the_same_bytes(
     assert files_in(member_home / "spool") == []
     with _process(member_home) as process:
         process.wait_for_text("receipt accepted")
-    expected = offers["digits"].trainer.train(
+    expected = train(
+        offers["digits"].trainer,
         np.frombuffer(data[len(layout.header()) :], dtype=np.float32),
-        TrainWork(steps=3000, batch_size=10, learning_rate=0.1),
+        LocalSgd(steps=3000, batch_size=10, learning_rate=0.1),
         seed=7,
         round=0,
         client_id=CLIENT,
@@ -700,7 +738,7 @@ def test_a_stop_signal_ends_the_worker_cleanly_in_the_middle_of_its_training(
     coordinator: ScriptedCoordinator, member_home: Path, model: tuple[Layout, bytes], number: int
 ) -> None:
     endless = coordinator.assignment(*model)
-    endless.train.steps = 1_000_000
+    set_train(endless, steps=1_000_000)
     coordinator.assign(endless)
     with _process(member_home, "--json") as process:
         process.wait_for_text('"event": "training"')
@@ -809,12 +847,12 @@ def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) ->
     spool = Spool(directory, tmp_path / "handed-in", receipts, Events())
     layout = update_layout([("loss", 5)])
     vector = np.arange(5, dtype=np.float32)
-    payload = spool.write_payload("../a", layout, vector)
+    payload = spool.write_payload("../a", layout, {"loss": vector})
     envelope = _reply("../a", payload.digest, payload.size)
     spool.add(envelope, payload, ASSIGNMENT)
     spool.add(_reply("b"), None, ASSIGNMENT)
     # A process that dies at the worst moments leaves these.
-    spool.write_payload("c", layout, vector)
+    spool.write_payload("c", layout, {"loss": vector})
     (directory / "orphan.payload").write_bytes(b"no envelope")
     (directory / "lonely.envelope").write_bytes(_reply("d", digest(b"no payload"), 10).SerializeToString())
     (directory / "lonely.assignment").write_bytes(ASSIGNMENT.SerializeToString())
@@ -841,7 +879,7 @@ def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) ->
 
 def test_a_damaged_spool_is_named(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool", tmp_path / "handed-in", tmp_path / "receipts.jsonl", Events())
-    payload = spool.write_payload("a", update_layout([("loss", 2)]), np.ones(2, dtype=np.float32))
+    payload = spool.write_payload("a", update_layout([("loss", 2)]), {"loss": np.ones(2, dtype=np.float32)})
     spool.add(_reply("a", payload.digest, payload.size), payload, ASSIGNMENT)
     [entry] = spool.entries()
     assert isinstance(entry.payload, Path)

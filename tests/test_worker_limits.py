@@ -13,12 +13,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import wait_for
 from scripted import CLIENT, FEDERATION, ScriptedCoordinator, scripted
 from working import Running
+from works import set_train, set_work
 
 from federation.digests import digest
 from federation.envelope import seal
 from federation.sketches import sketch
 from federation.tasks import DataSource, Part, initial_model, task
-from federation.v1.common_pb2 import AssignmentManifest, JacobianWork, ObjectiveWeight, Row, Target
+from federation.v1.common_pb2 import AssignmentManifest, JacobianWork, ObjectiveWeight, Row, Target, TrainWork
 from federation.v1.federation_pb2 import AttendResponse, Cancel
 from federation.vectors import Layout, Tensor, to_bytes
 from worker.assignments import Allowed, Declined, check_assignment
@@ -85,13 +86,12 @@ def manifest(**changes: Any) -> AssignmentManifest:
         base_model=digest(b"model"),
         base_model_bytes=LAYOUT.file_bytes,
         task="digits",
-        rows=[Row(objective="loss", dtype="F32", length=LAYOUT.size)],
+        rows=[Row(name="loss", dtype="F32", length=LAYOUT.size)],
         max_payload_bytes=10_000,
     )
-    made.train.steps, made.train.batch_size, made.train.learning_rate = 1, 10, 0.1
+    set_work(made, TrainWork(steps=1, batch_size=10, learning_rate=0.1))
     made.deadline.FromDatetime(datetime.now(UTC) + timedelta(hours=1))
-    for name, value in changes.items():
-        setattr(made.train, name, value)
+    set_train(made, **changes)
     return made
 
 
@@ -120,9 +120,9 @@ def with_rows(count: int) -> AssignmentManifest:
     del asked.rows[:]
     asked.max_payload_bytes = 1 << 30
     for number in range(count):
-        asked.rows.append(Row(objective=f"row-{number}", dtype="F32", length=LAYOUT.size))
+        asked.rows.append(Row(name=f"row-{number}", dtype="F32", length=LAYOUT.size))
         weights = [ObjectiveWeight(objective="left", weight=1.0)]
-        asked.train.targets.append(Target(row=f"row-{number}", weights=weights))
+        set_train(asked, targets=[Target(row=f"row-{number}", weights=weights)])
     return asked
 
 
@@ -135,9 +135,9 @@ def with_deadline(seconds: int) -> AssignmentManifest:
 def gradients(batch_size: int) -> AssignmentManifest:
     asked = manifest()
     del asked.rows[:]
-    asked.jacobian.CopyFrom(JacobianWork(batch_size=batch_size, objectives=("left", "right"), sketch="exact", budget=1))
+    set_work(asked, JacobianWork(batch_size=batch_size, objectives=("left", "right"), sketch="exact", budget=1))
     rows = sketch("exact", d=LAYOUT.size, objectives=("left", "right")).rows(("left", "right"))
-    asked.rows.extend(Row(objective=name, dtype="F32", length=length) for name, length in rows)
+    asked.rows.extend(Row(name=name, dtype="F32", length=length) for name, length in rows)
     return asked
 
 
@@ -225,7 +225,7 @@ def start(coordinator: ScriptedCoordinator, offers: dict[str, Offer], tmp_path: 
 
 def long_work(coordinator: ScriptedCoordinator, model: tuple[Layout, bytes], number: int = 0) -> AssignmentManifest:
     asked = coordinator.assignment(*model, number)
-    asked.train.steps = 1_000_000
+    set_train(asked, steps=1_000_000)
     return asked
 
 
@@ -284,7 +284,7 @@ def test_a_flood_of_assignments_is_declined_beyond_a_bound_and_does_not_grow_the
     for number in range(1, 1001):
         asked = coordinator.assignment(*model, number)
         asked.spec = "x" * 20_000  # 20 MB in all
-        asked.train.targets.append(Target(row="loss", weights=padding))
+        set_train(asked, targets=[Target(row="loss", weights=padding)])
         coordinator._say(AttendResponse(assignment=seal(asked, coordinator.signing_key)))
     wait_for(lambda: len(coordinator.declines) == 995, "995 declines")
     assert len(running.worker._runner._waiting) == 5

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from working import Running
 
 from federation.envelope import CONTEXTS, key_id, seal
-from federation.identity import MemberFiles, parse_peer
+from federation.identity import parse_peer
+from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     KeptRun,

@@ -10,7 +10,7 @@ from typing import Any
 from harness import wait_for
 from scripted import files_in
 
-from federation.identity import MemberFiles
+from federation.member_files import MemberFiles
 from worker.attacker import Attacker
 from worker.events import Events
 from worker.execution import Offer

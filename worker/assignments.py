@@ -1,6 +1,5 @@
 """What must hold before an assignment is done: it is the coordinator's word, it is for us, and its owner allowed it."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,16 +8,14 @@ from google.protobuf.message import DecodeError
 
 from federation.digests import parse
 from federation.envelope import key_id, unseal
-from federation.identity import MemberFiles
-from federation.objectives import Targets, joint_target
+from federation.member_files import MemberFiles
 from federation.refusals import Refusal
-from federation.sketches import SketchError, TwoWaySvd
-from federation.sketches.asked import second_leg, sketch_of
-from federation.v1.common_pb2 import AssignmentManifest, ResidualWork, SignedEnvelope, TrainWork
-from federation.vectors import Layout, update_layout
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
+from federation.vectors import Layout
+from federation.work.base import RowSchema, Shape, Work, WorkError, payload_layout
+from federation.work.registry import decode
 from worker.policy import Limits
 
-SPLITS = ("train", "validation", "test")
 # A task of a thousand objectives with names of sixty letters takes about 200 KiB.
 MAX_MANIFEST_BYTES = 512 << 10
 
@@ -37,6 +34,27 @@ class Declined(Exception):
         self.assignment_id = assignment_id
         self.reason = reason
         self.message = message
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """An assignment that passed every check.
+
+    Attributes:
+        envelope: as the coordinator signed it.
+        manifest: in the envelope.
+        work: what to do.
+        shape: of model and task.
+        rows: of the reply's payload; none for a reply without one.
+        deadline: until when the reply counts.
+    """
+
+    envelope: SignedEnvelope
+    manifest: AssignmentManifest
+    work: Work
+    shape: Shape
+    rows: tuple[RowSchema, ...]
+    deadline: datetime
 
 
 @dataclass(frozen=True)
@@ -64,7 +82,7 @@ def check_assignment(
     limits: Limits,
     newest_round: Callable[[str], int | None],
     now: datetime,
-) -> AssignmentManifest:
+) -> Order:
     """Verifies an assignment against the coordinator's key from enrollment, then every field that says what to do.
 
     A coordinator that was taken over, or somebody between it and us, can make this worker do nothing but train a task
@@ -112,27 +130,20 @@ def check_assignment(
     require(manifest.task in allowed, "task-not-allowed", "the owner of this worker did not allow this task")
     task = allowed[manifest.task]
     _require_base_model(manifest, task)
-    kind = manifest.WhichOneof("work")
-    if kind in ("train", "jacobian", "residual"):
-        if (problem := _excess(manifest, task, limits)) is not None:
-            raise Declined(manifest.assignment_id, *problem)
-        try:
-            wanted = _rows(manifest, task)
-        except (SketchError, ValueError, OverflowError) as error:
-            raise Declined(manifest.assignment_id, "work", str(error)[:500]) from None
-        rows = [(row.objective, row.dtype, row.length) for row in manifest.rows]
-        expected = [(name, "F32", length) for name, length in wanted]
-        require(rows == expected, "rows", f"this work gives the rows {expected}, asked were {rows}"[:500])
-        size = update_layout(wanted).file_bytes
-        require(manifest.max_payload_bytes >= size, "limit:payload", f"what this work gives takes {size} bytes")
-    elif kind == "evaluate":
-        require(not manifest.rows, "rows", "an evaluation gives no rows")
-        splits = list(manifest.evaluate.splits)
-        known = splits and all(split in SPLITS for split in splits) and len(set(splits)) == len(splits)
-        require(bool(known), "work", f"cannot evaluate the splits {splits}"[:500])
-    else:
-        require(False, "work", "it asks for a kind of work that this version does not know: update the worker")
-    return manifest
+    shape = Shape(task.layout, task.objectives, task.serves)
+    try:
+        work = decode(manifest.kind, manifest.work, shape)
+        _require_within_limits(manifest.assignment_id, work, task, limits)
+        rows = work.rows(shape)
+        inputs = work.input_sizes(shape)
+    except WorkError as error:
+        raise Declined(manifest.assignment_id, "work", str(error)[:500]) from None
+    asked = tuple(RowSchema(row.name, row.length, row.dtype) for row in manifest.rows)
+    require(asked == rows, "rows", f"this work gives {_described(rows)}; asked for is {_described(asked)}"[:500])
+    size = payload_layout(rows).file_bytes if rows else 0
+    require(manifest.max_payload_bytes >= size, "limit:payload", f"what this work gives takes {size} bytes")
+    _require_inputs(manifest, inputs)
+    return Order(envelope, manifest, work, shape, rows, deadline_of(manifest))
 
 
 def deadline_of(manifest: AssignmentManifest) -> datetime:
@@ -147,77 +158,56 @@ def deadline_of(manifest: AssignmentManifest) -> datetime:
         raise Declined(manifest.assignment_id, "deadline", f"its deadline does not exist: {error}") from None
 
 
-def _excess(manifest: AssignmentManifest, task: Allowed, limits: Limits) -> tuple[str, str] | None:
-    """The reason and the message of the first of the owner's bounds that this work does not keep; None when it does."""
-    train = manifest.train if manifest.WhichOneof("work") == "train" else None
-    asked = manifest.residual.jacobian if manifest.WhichOneof("work") == "residual" else manifest.jacobian
-    batch = (train or asked).batch_size or task.samples
-    steps = 1
-    if train is not None:
-        most = limits.rows or len(task.serves)
-        if len(train.targets) > most:
-            return "limit:rows", f"{len(train.targets)} rows are asked for; this worker gives at most {most}"
-        steps = train.steps or train.epochs * -(-task.samples // batch)
-        if steps > limits.max_steps:
-            return "limit:steps", f"{steps} steps are asked for; this worker does at most {limits.max_steps}"
-        if steps < limits.steps:
-            return "limit:steps", f"{steps} steps are asked for; this worker does at least {limits.steps}"
-    used = min(task.samples, steps * batch)
-    if used < limits.samples:
-        message = f"it would be made from {used} of {task.samples} samples; this worker uses at least {limits.samples}"
-        return "limit:samples", message
-    return None
-
-
-def targets_of(work: TrainWork, serves: tuple[str, ...]) -> Targets:
-    """What the rows of an update descend, as an assignment says it.
+def _require_within_limits(assignment_id: str, work: Work, task: Allowed, limits: Limits) -> None:
+    """Makes sure that work keeps the owner's bounds.
 
     Raises:
-        ValueError: an objective that is not served, a weight that is no number, or a row that is named twice.
+        Declined: `limit:rows`, `limit:steps` or `limit:samples`.
     """
-    if not work.targets:
-        return joint_target(serves)
-    targets = {target.row: {item.objective: item.weight for item in target.weights} for target in work.targets}
-    if len(targets) < len(work.targets):
-        raise ValueError("a row of the update is named twice")
-    if any(len(targets[target.row]) < len(target.weights) for target in work.targets):
-        raise ValueError("a row of the update names an objective twice")
-    for row, weights in targets.items():
-        if not weights or any(name not in serves for name in weights):
-            raise ValueError(f"row {row!r} descends {sorted(weights)}; this client serves {', '.join(serves)}")
-        if not all(math.isfinite(value) for value in weights.values()):
-            raise ValueError(f"row {row!r} descends objectives with weights that are no numbers")
-    return targets
+    demand = work.demand(task.samples)
+    if demand is None:
+        return
+    most = limits.rows or len(task.serves)
+    if demand.rows > most:
+        message = f"{demand.rows} rows are asked for; this worker gives at most {most}"
+        raise Declined(assignment_id, "limit:rows", message)
+    if demand.steps > limits.max_steps:
+        message = f"{demand.steps} steps are asked for; this worker does at most {limits.max_steps}"
+        raise Declined(assignment_id, "limit:steps", message)
+    if demand.rows and demand.steps < limits.steps:
+        message = f"{demand.steps} steps are asked for; this worker does at least {limits.steps}"
+        raise Declined(assignment_id, "limit:steps", message)
+    if demand.samples < limits.samples:
+        message = (
+            f"it would be made from {demand.samples} of {task.samples} samples; this worker uses at least "
+            f"{limits.samples}"
+        )
+        raise Declined(assignment_id, "limit:samples", message)
 
 
-def _rows(manifest: AssignmentManifest, task: Allowed) -> list[tuple[str, int]]:
-    """The rows, and their lengths, that come of work on what a client holds.
+def _require_inputs(manifest: AssignmentManifest, expected: Mapping[str, int]) -> None:
+    """Makes sure that the offered inputs are those that the work needs, and not larger.
 
     Raises:
-        SketchError, ValueError: it cannot be done.
+        Declined: `inputs`.
     """
-    if manifest.WhichOneof("work") == "train":
-        return [(row, task.layout.size) for row in targets_of(manifest.train, task.serves)]
-    second = manifest.WhichOneof("work") == "residual"
-    asked = manifest.residual.jacobian if second else manifest.jacobian
-    objectives = tuple(asked.objectives)
-    if not objectives or objectives != tuple(name for name in task.serves if name in objectives):
-        raise ValueError(f"gradients of {list(objectives)} are asked for; this client serves {list(task.serves)}")
-    made = sketch_of(asked, task.layout, task.objectives)
-    if not second:
-        return list(made.rows(objectives))
-    return _residual_rows(manifest.residual, second_leg(made), task)
+    offered = {item.name: item for item in manifest.inputs}
+    if len(offered) < len(manifest.inputs) or offered.keys() != expected.keys():
+        names = [item.name for item in manifest.inputs]
+        message = f"the work needs the inputs {sorted(expected)}; offered are {names}"
+        raise Declined(manifest.assignment_id, "inputs", message[:500])
+    for name, item in offered.items():
+        if item.size > expected[name]:
+            message = f"input {name!r} has {item.size} bytes; at most {expected[name]} are taken"
+            raise Declined(manifest.assignment_id, "inputs", message)
+        try:
+            parse(item.digest)
+        except ValueError as error:
+            raise Declined(manifest.assignment_id, "inputs", f"input {name!r}: {error}") from None
 
 
-def _residual_rows(work: ResidualWork, made: TwoWaySvd, task: Allowed) -> list[tuple[str, int]]:
-    total = tuple(work.objectives)
-    if not total or total != tuple(name for name in task.objectives if name in total):
-        raise ValueError(f"the reference is of {list(total)}; the objectives of the task are {list(task.objectives)}")
-    parse(work.reference)
-    size = update_layout(made.reference_layout(len(total))).file_bytes
-    if work.reference_bytes != size:
-        raise ValueError(f"the reference has {work.reference_bytes} bytes; one of this model has {size}")
-    return list(made.residual_layout(len(work.jacobian.objectives), len(total)))
+def _described(rows: tuple[RowSchema, ...]) -> str:
+    return ", ".join(f"{row.name} ({row.dtype}, {row.length})" for row in rows) or "no rows"
 
 
 def _require_base_model(manifest: AssignmentManifest, task: Allowed) -> None:

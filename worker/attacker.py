@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 import numpy as np
 
 from federation.attacks import Attack, AttackError, attack_seed
-from federation.training import TrainResult
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import Vector, update_layout
+from federation.work.base import Result
+from federation.work.train.work import Train
 from worker.accomplices import WAIT_SECONDS, Accomplices
 
 
@@ -68,8 +69,8 @@ class Attacker:
         self._models = [*seen[-1:], (asked.run_id, asked.base_model, base)]
 
     def distort(
-        self, asked: AssignmentManifest, honest: TrainResult, *, now: datetime, pause: Callable[[float], None]
-    ) -> TrainResult:
+        self, asked: AssignmentManifest, honest: Result, *, now: datetime, pause: Callable[[float], None]
+    ) -> Result:
         """What is handed in for an assignment to train in place of an honest result.
 
         Args:
@@ -95,10 +96,8 @@ class Attacker:
             ends = np.cumsum([len(row) for row in rows.values()])[:-1]
             peers = dict(zip(rows, np.split(np.stack(known), ends, axis=1), strict=True))
         seed = attack_seed(asked.seed, asked.round, self.client_id)
-        sent = {
-            objective: self.attack.on_update(row, peers=peers[objective], m=0, seed=seed)
-            for objective, row in rows.items()
-        }
+        distort = self.attack.on_update if asked.kind == Train.name else self.attack.on_gradient
+        sent = {objective: distort(row, peers=peers[objective], m=0, seed=seed) for objective, row in rows.items()}
         return replace(honest, rows=sent, losses=self.attack.on_losses(honest.losses))
 
     def _change(self) -> Vector:

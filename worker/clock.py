@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from federation.certificates import load_certificate
 from federation.envelope import key_id, unseal
-from federation.identity import MemberFiles
+from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.text import escaped
 from federation.v1.common_pb2 import SignedEnvelope, TimeManifest

@@ -11,17 +11,13 @@ from pathlib import Path
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from federation.certificates import make_csr
 from federation.channels import refusal_from_rpc_error, server_verified_channel
-from federation.identity import (
-    IdentityError,
-    Join,
-    MemberFiles,
-    fetch_ca,
-    make_csr,
-    new_tls_key,
-    parse_peer,
-    prove_possession,
-)
+from federation.identity import parse_peer
+from federation.join_string import JoinString, fetch_ca
+from federation.keys import IdentityError, new_tls_key
+from federation.member_files import MemberFiles
+from federation.proofs import prove_possession
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from worker.home import Home
@@ -56,7 +52,7 @@ class Enrolled:
     approval_pending: bool
 
 
-def enroll(home: Home, join: Join, *, software: str, passphrase: bytes | None = None) -> Enrolled:
+def enroll(home: Home, join: JoinString, *, software: str, passphrase: bytes | None = None) -> Enrolled:
     """Becomes the client that a join string was made for. The directory appears complete or not at all.
 
     Args:
@@ -125,7 +121,7 @@ def _new_directory(home: Home) -> Iterator[Path]:
             shutil.rmtree(staging)
 
 
-def _ca(join: Join) -> bytes:
+def _ca(join: JoinString) -> bytes:
     try:
         return fetch_ca(join.address, join.ca_fingerprint, CONNECT_SECONDS)
     except IdentityError as error:
@@ -136,7 +132,7 @@ def _ca(join: Join) -> bytes:
         ) from error
 
 
-def _exchange(join: Join, ca: bytes, request: EnrollRequest) -> EnrollResponse:
+def _exchange(join: JoinString, ca: bytes, request: EnrollRequest) -> EnrollResponse:
     with server_verified_channel(join.address, ca) as channel:
         try:
             return EnrollmentStub(channel).Enroll(request, timeout=ENROL_SECONDS)
@@ -147,7 +143,7 @@ def _exchange(join: Join, ca: bytes, request: EnrollRequest) -> EnrollResponse:
             raise EnrollmentError(f"{join.address} did not enroll {join.client_id}: {reason}{advice}") from error
 
 
-def _check(response: EnrollResponse, join: Join, ca: bytes) -> None:
+def _check(response: EnrollResponse, join: JoinString, ca: bytes) -> None:
     """The coordinator was authenticated; this catches its mistakes while they are easy to name."""
     try:
         identity = parse_peer(response.certificate)

@@ -1,17 +1,15 @@
 """The work itself: an assignment, a model and this client's data become a result, which an attacker distorts."""
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from federation.sketches.asked import jacobian_of, second_leg, sketch_of
-from federation.sketches.base import Message
-from federation.sketches.seeds import own_seed, shared_seed
-from federation.training import Trainer, TrainingStopped, TrainResult, TrainWork
-from federation.v1.common_pb2 import AssignmentManifest
+from federation.training.errors import TrainingStopped
+from federation.training.trainer import Trainer
 from federation.vectors import Vector
-from worker.assignments import Allowed, targets_of
+from federation.work.base import Client, Memory, Result
+from federation.work.computation import Computation, Descend, Measure
+from worker.assignments import Allowed, Order
 from worker.attacker import Attacker
 
 
@@ -44,97 +42,83 @@ class Execution:
     now: Callable[[], datetime]
     wait: Callable[[Callable[[], bool], float], bool]
 
+    def client(self, order: Order, inputs: Mapping[str, memoryview], memory: Memory) -> Client:
+        """This client, as an assignment's work sees it.
+
+        Args:
+            order: the checked assignment.
+            inputs: the content of its inputs, by name.
+            memory: of the attempt at the round.
+        """
+        manifest = order.manifest
+        return Client(
+            client_id=self.client_id,
+            seed=manifest.seed,
+            round=manifest.round,
+            attempt=manifest.attempt,
+            shape=order.shape,
+            memory=memory,
+            inputs=inputs,
+        )
+
     def run(
         self,
-        manifest: AssignmentManifest,
-        offer: Offer,
-        base: Vector,
-        reference: Message,
+        order: Order,
+        client: Client,
+        trainer: Trainer,
+        needed: tuple[Computation, Vector] | None,
         *,
         progress: Callable[[float], None],
         stopped: Callable[[], bool],
-    ) -> TrainResult:
-        """Trains, evaluates or differentiates.
+    ) -> Result:
+        """Does what an assignment asks for.
 
         Args:
-            manifest: a checked assignment.
-            offer: the task.
-            base: the model to start from, (d,).
-            reference: what all clients' sketches add up to; empty for work that does not need it.
-            progress: told the share of training that is done.
+            order: the checked assignment.
+            client: this one.
+            trainer: of its task.
+            needed: what the work computes, and the model that it starts from, (d,); None where it needs neither.
+            progress: told the share of the computation that is done.
             stopped: asked before every step; True ends the work.
 
         Raises:
+            WorkError: it cannot be done.
             TrainingDiverged: a weight or a loss is not finite.
             TrainingStopped: `stopped` said so.
         """
-        trainer = offer.trainer
-        kind = manifest.WhichOneof("work")
-        attacker = self.attacker
+        computed = Result({}, {}, {}, trainer.samples)
+        if needed is not None:
+            computed = self._compute(order, trainer, *needed, progress, stopped)
+        return order.work.answer(client, computed)
+
+    def _compute(
+        self,
+        order: Order,
+        trainer: Trainer,
+        computation: Computation,
+        base: Vector,
+        progress: Callable[[float], None],
+        stopped: Callable[[], bool],
+    ) -> Result:
+        """What this client's model and data come to, and what an attacker makes of it."""
+        attacker, manifest = self.attacker, order.manifest
         if attacker is not None:
             attacker.see(manifest, base)
-        if kind == "evaluate":
-            began = time.perf_counter()
-            metrics = trainer.evaluate(base, tuple(manifest.evaluate.splits), stopped=stopped)
-            return TrainResult({}, {}, metrics, trainer.samples, time.perf_counter() - began)
-
-        if kind in ("jacobian", "residual"):
-            return self._gradients(manifest, offer, base, reference, stopped)
-        targets = targets_of(manifest.train, offer.allowed.serves)
-        if attacker is not None and not attacker.attack.trains:
-            idle = trainer.idle(base, rows=tuple(targets), stopped=stopped)
-            return self._distort(attacker, manifest, idle, stopped)
-        result = trainer.train(
+            if isinstance(computation, Descend):
+                targets = attacker.attack.on_targets(computation.targets)
+                computation = replace(computation, targets=targets, idle=not attacker.attack.trains)
+        honest = trainer.compute(
             base,
-            TrainWork.of(manifest.train),
+            computation,
             seed=manifest.seed,
             round=manifest.round,
             client_id=self.client_id,
-            targets=targets,
-            from_jacobian=manifest.train.from_jacobian,
-            measure=not manifest.train.unmeasured,
             progress=progress,
             stopped=stopped,
         )
-        return result if attacker is None else self._distort(attacker, manifest, result, stopped)
+        if attacker is None or isinstance(computation, Measure):
+            return honest
 
-    def _gradients(
-        self,
-        manifest: AssignmentManifest,
-        offer: Offer,
-        base: Vector,
-        reference: Message,
-        stopped: Callable[[], bool],
-    ) -> TrainResult:
-        """The sketch of the gradients at the base model; or what it lost, where there is a reference."""
-        second = manifest.WhichOneof("work") == "residual"
-        asked = manifest.residual.jacobian if second else manifest.jacobian
-        client, layout = self.client_id, offer.allowed.layout
-        result = offer.trainer.jacobian(
-            base,
-            TrainWork(steps=1, batch_size=asked.batch_size, learning_rate=1.0),
-            seed=manifest.seed,
-            round=manifest.round,
-            client_id=client,
-            measure=asked.measure and not second,
-            stopped=stopped,
-        )
-        if self.attacker is not None:
-            result = self._distort(self.attacker, manifest, result, stopped)
-        made = sketch_of(asked, layout, offer.allowed.objectives)
-        A = jacobian_of({name: result.rows[name] for name in asked.objectives}, asked, layout)
-        rows = made.compress(
-            A,
-            shared_seed=shared_seed(manifest.seed, manifest.round),
-            own_seed=own_seed(manifest.seed, manifest.round, client),
-        )
-        if second:
-            rows = second_leg(made).residual(A, rows, reference, tuple(manifest.residual.objectives))
-        return replace(result, rows=rows)
-
-    def _distort(
-        self, attacker: Attacker, manifest: AssignmentManifest, honest: TrainResult, stopped: Callable[[], bool]
-    ) -> TrainResult:
         def pause(seconds: float) -> None:
             if self.wait(stopped, seconds):
                 raise TrainingStopped

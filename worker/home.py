@@ -40,6 +40,11 @@ class Home:
         return self.directory / "cache"
 
     @property
+    def sessions(self) -> Path:
+        """What is remembered of rounds that are under way, and which questions were answered."""
+        return self.directory / "sessions.db"
+
+    @property
     def receipts(self) -> Path:
         """The coordinator's signed receipts, JSON lines."""
         return self.directory / "receipts.jsonl"

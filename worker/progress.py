@@ -16,8 +16,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from federation.envelope import envelope_digest, key_id, unseal
-from federation.identity import MemberFiles
 from federation.keys import replace_private
+from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.text import escaped
 from federation.v1.common_pb2 import RestoreManifest, SignedEnvelope

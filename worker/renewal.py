@@ -4,17 +4,12 @@ from dataclasses import replace
 
 import grpc
 
-from federation.certificates import load_certificate
+from federation.certificates import load_certificate, make_csr
 from federation.channels import refusal_from_rpc_error
-from federation.identity import (
-    IdentityError,
-    MemberFiles,
-    make_csr,
-    new_tls_key,
-    parse_peer,
-    prove_renewal,
-    save_renewal,
-)
+from federation.identity import parse_peer
+from federation.keys import IdentityError, new_tls_key
+from federation.member_files import MemberFiles, save_renewal
+from federation.proofs import prove_renewal
 from federation.v1.federation_pb2 import RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from worker.home import Home

@@ -1,4 +1,8 @@
-"""Doing assignments, one at a time: check, fetch the base model, train or evaluate, sign, spool."""
+"""Doing assignments: check, fetch what they need, do the work, sign, spool.
+
+Each lane does one assignment at a time. Work that trains or evaluates takes the lane `compute`; messages of a protocol
+take the lane `protocol`, so that they do not wait behind a training of hours.
+"""
 
 import logging
 import threading
@@ -14,16 +18,16 @@ import numpy as np
 
 from federation.channels import refusal_from_rpc_error
 from federation.envelope import seal
-from federation.identity import MemberFiles
+from federation.member_files import MemberFiles
+from federation.owners_code import described, owners_frame
 from federation.refusals import Refusal
-from federation.sketches.base import Message
 from federation.tasks import DataError
-from federation.tasks.failures import described, owners_frame
-from federation.training import TrainingDiverged, TrainingStopped, TrainResult
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, UpdateManifest
+from federation.training.errors import TrainingDiverged, TrainingStopped
+from federation.v1.common_pb2 import AssignmentManifest, Input, SignedEnvelope, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
-from federation.vectors import Vector, read_vector, update_layout, update_rows
-from worker.assignments import Declined, check_assignment, deadline_of
+from federation.vectors import Vector, read_vector
+from federation.work.base import Lane, Result, WorkError, payload_layout
+from worker.assignments import Declined, Order, check_assignment
 from worker.attacker import Attacker
 from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
@@ -32,25 +36,29 @@ from worker.execution import Execution, Offer
 from worker.policy import Limits
 from worker.progress import Progress
 from worker.session import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND, Session
+from worker.sessions import Sessions
 from worker.spool import DiskFull, Spool
 
+TIDY_SECONDS = 600.0
 LOGGER = logging.getLogger("fedpareto.worker")
-_DOING = {
-    "train": "training",
-    "evaluate": "evaluating",
-    "jacobian": "making gradients",
-    "residual": "comparing gradients",
-}
 
 
 @dataclass(eq=False)
 class _Job:
-    envelope: SignedEnvelope
-    manifest: AssignmentManifest
-    deadline: datetime
+    order: Order
     began: datetime | None = None
     progress: float = 0.0
     unwanted: bool = False
+
+    @property
+    def manifest(self) -> AssignmentManifest:
+        """Of the assignment."""
+        return self.order.manifest
+
+    @property
+    def lane(self) -> Lane:
+        """Where it is done."""
+        return self.order.work.lane
 
 
 class Runner:
@@ -59,10 +67,11 @@ class Runner:
     Args:
         member: who we are.
         offers: the owner's allow-list, by task name.
-        cache: of models.
+        caches: of models and inputs, for each lane.
         spool: where finished replies go.
         session: lends its channel, and passes refusals on.
         progress: how far the coordinator has come.
+        sessions: what is remembered of rounds.
         limits: the owner's bounds.
         backoff: delays after a broken download.
         events: where to tell.
@@ -76,10 +85,11 @@ class Runner:
         *,
         member: MemberFiles,
         offers: Mapping[str, Offer],
-        cache: ModelCache,
+        caches: Mapping[Lane, ModelCache],
         spool: Spool,
         session: Session,
         progress: Progress,
+        sessions: Sessions,
         limits: Limits,
         backoff: Backoff,
         events: Events,
@@ -90,10 +100,11 @@ class Runner:
         self._member = member
         self._offers = offers
         self._allowed = {name: offer.allowed for name, offer in offers.items()}
-        self._cache = cache
+        self._caches = caches
         self._spool = spool
         self._session = session
         self._progress = progress
+        self._sessions = sessions
         self._limits = limits
         self._backoff = backoff
         self._events = events
@@ -104,7 +115,7 @@ class Runner:
         self._waiting: deque[_Job] = deque()
         self._held: dict[str, SignedEnvelope] = {}  # by assignment, until the owner has accepted a restore
         self._told_full = False
-        self._current: _Job | None = None
+        self._current: dict[Lane, _Job] = {}
         self._stopping = False
 
     # What the session's thread calls
@@ -117,7 +128,7 @@ class Runner:
             self._decline(declined)
 
     def _assigned(self, envelope: SignedEnvelope) -> None:
-        manifest = check_assignment(
+        order = check_assignment(
             envelope,
             member=self._member,
             allowed=self._allowed,
@@ -125,10 +136,10 @@ class Runner:
             newest_round=self._newest_round,
             now=self._session.now(),
         )
-        name = manifest.assignment_id
+        manifest, name = order.manifest, order.manifest.assignment_id
         with self._changed:
             # The spool is asked under the same lock under which a finished job leaves `_current`.
-            jobs = [job for job in (self._current, *self._waiting) if job is not None]
+            jobs = [*self._current.values(), *self._waiting]
             if self._spool.holds(name) or self._spool.renew(name):
                 self._finished()
                 return
@@ -141,7 +152,7 @@ class Runner:
                 self._held[name] = envelope
                 return
             self._progress.saw_round(manifest.run_id, manifest.round)
-            self._waiting.append(_Job(envelope, manifest, deadline_of(manifest)))
+            self._waiting.append(_Job(order))
             self._changed.notify_all()
 
     def _newest_round(self, run_id: str) -> int | None:
@@ -159,8 +170,8 @@ class Runner:
         """Drops an assignment, wherever it is."""
         with self._changed:
             known = self._spool.holds(assignment_id) or self._held.pop(assignment_id, None) is not None
-            for job in (self._current, *self._waiting):
-                if job is not None and job.manifest.assignment_id == assignment_id:
+            for job in (*self._current.values(), *self._waiting):
+                if job.manifest.assignment_id == assignment_id:
                     job.unwanted = known = True
             self._waiting = deque(job for job in self._waiting if not job.unwanted)
         self._spool.remove(assignment_id)
@@ -174,7 +185,8 @@ class Runner:
 
     def working(self) -> tuple[str, float]:
         """The assignment in work, empty when idle, and the share of it that is done."""
-        job = self._current
+        with self._changed:
+            job = next(iter(self._current.values()), None)  # the one that has lasted longest
         return (job.manifest.assignment_id, job.progress) if job is not None else ("", 0.0)
 
     # What others call
@@ -185,9 +197,9 @@ class Runner:
             self._stopping = True
             self._changed.notify_all()
 
-    def run(self) -> None:
-        """Does what is assigned, in order of arrival, until `stop`."""
-        while (job := self._take()) is not None:
+    def run(self, lane: Lane) -> None:
+        """Does what is assigned in a lane, in order of arrival, until `stop`."""
+        while (job := self._take(lane)) is not None:
             try:
                 self._do(job)
             except Declined as declined:
@@ -201,21 +213,26 @@ class Runner:
                     self._decline(late)
             finally:
                 with self._changed:
-                    self._current = None
+                    del self._current[lane]
 
-    def _take(self) -> _Job | None:
+    def _take(self, lane: Lane) -> _Job | None:
+        def ready() -> bool:
+            return self._stopping or any(job.lane is lane for job in self._waiting)
+
         with self._changed:
-            while True:
-                self._changed.wait_for(lambda: self._stopping or self._waiting)
-                if self._stopping:
-                    return None
-                self._current = self._waiting.popleft()
-                return self._current
+            while not self._changed.wait_for(ready, timeout=TIDY_SECONDS):
+                self._sessions.sweep(self._session.now())
+            if self._stopping:
+                return None
+            job = next(job for job in self._waiting if job.lane is lane)
+            self._waiting.remove(job)
+            self._current[lane] = job
+            return job
 
     def _late(self, job: _Job) -> Declined | None:
         """Why the time for a job is over; None when it is not."""
         now, name = self._session.now(), job.manifest.assignment_id
-        if now > job.deadline:
+        if now > job.order.deadline:
             return Declined(name, "deadline", "its deadline passed before it was done")
         if job.began is not None and (now - job.began).total_seconds() > self._limits.hours * 3600:
             return Declined(name, "limit:hours", f"this worker works on an assignment for {self._limits.hours:g} hours")
@@ -245,23 +262,34 @@ class Runner:
 
         if stopped():
             raise TrainingStopped
-        base = self._base_model(manifest, offer, stopped)
-        reference = self._reference(manifest, stopped)
-        kind = manifest.WhichOneof("work") or ""
+        self._sessions.sweep(self._session.now())
+        memory = self._sessions.begin(job.order)
+        inputs = {item.name: self._input(job, item, stopped) for item in manifest.inputs}
+        client = self._execution.client(job.order, inputs, memory)
+        computation = job.order.work.computation(client)
+        needed = None if computation is None else (computation, self._base_model(job, offer, stopped))
+        self._sessions.answer(job.order)
+        kind, doing = manifest.kind, job.order.work.doing
         fields = {"assignment_id": name, "run_id": manifest.run_id, "round": manifest.round, "kind": kind}
-        doing = _DOING.get(kind, kind)
         self._events.tell(doing, f"assignment {name} round {manifest.round}: {doing}", **fields)
         self._session.beat(name, 0.0)
         try:
             result = self._execution.run(
-                manifest, offer, base, reference, progress=partial(setattr, job, "progress"), stopped=stopped
+                job.order,
+                client,
+                offer.trainer,
+                needed,
+                progress=partial(setattr, job, "progress"),
+                stopped=stopped,
             )
         except TrainingDiverged as error:
             raise Declined(name, "training-diverged", str(error)) from error
         except DataError as error:
             raise Declined(name, "no-data", str(error)) from error
-        except TrainingStopped:
+        except (TrainingStopped, Declined):
             raise
+        except WorkError as error:
+            raise Declined(name, "failed", str(error)) from error
         except Exception as error:  # out of memory, a work that makes no sense, a mistake in the owner's own task
             if owners_frame(error):
                 for line in described(error).splitlines():
@@ -278,8 +306,9 @@ class Runner:
         self._spool_reply(manifest, result, job)
         self._finished()
 
-    def _base_model(self, manifest: AssignmentManifest, offer: Offer, stopped: Callable[[], bool]) -> Vector:
-        path = self._fetch(manifest, manifest.base_model, manifest.base_model_bytes, stopped)
+    def _base_model(self, job: _Job, offer: Offer, stopped: Callable[[], bool]) -> Vector:
+        manifest = job.manifest
+        path = self._fetch(job, manifest.base_model, manifest.base_model_bytes, stopped)
         try:
             layout, vector = read_vector(path)
         except Refusal as refusal:
@@ -290,17 +319,13 @@ class Runner:
             )
         return vector
 
-    def _reference(self, manifest: AssignmentManifest, stopped: Callable[[], bool]) -> Message:
-        """What all clients' sketches add up to; empty for work that does not need it."""
-        if manifest.WhichOneof("work") != "residual":
-            return {}
-        path = self._fetch(manifest, manifest.residual.reference, manifest.residual.reference_bytes, stopped)
-        try:
-            return {name: row.read() for name, row in update_rows(path).items()}
-        except Refusal as refusal:
-            raise Declined(manifest.assignment_id, "layout", f"the reference: {refusal.message}") from refusal
+    def _input(self, job: _Job, item: Input, stopped: Callable[[], bool]) -> memoryview:
+        """The content of an input, mapped read-only."""
+        path = self._fetch(job, item.digest, item.size, stopped)
+        content: memoryview = np.memmap(path, dtype=np.uint8, mode="r").data if item.size else memoryview(b"")
+        return content
 
-    def _fetch(self, manifest: AssignmentManifest, digest: str, size: int, stopped: Callable[[], bool]) -> Path:
+    def _fetch(self, job: _Job, digest: str, size: int, stopped: Callable[[], bool]) -> Path:
         def chunks(offset: int) -> Iterator[bytes]:
             stub = self._session.stub()
             if stub is None:
@@ -312,15 +337,15 @@ class Runner:
                     raise TrainingStopped
                 yield response.chunk
 
-        name = manifest.assignment_id
+        name = job.manifest.assignment_id
         while not stopped():
             try:
-                path = self._cache.get(digest, size, chunks)
+                path = self._caches[job.lane].get(digest, size, chunks)
             except ModelMismatch as error:
                 raise Declined(name, "base-model", str(error)) from error
             except (grpc.RpcError, ValueError) as error:  # ValueError: the session closed the channel a moment ago
                 why = refusal_from_rpc_error(error) if isinstance(error, grpc.RpcError) else None
-                if why is not None and why.reason in ("blob-not-offered", "offset"):
+                if why is not None and why.reason in ("blob-not-offered", "blob-removed", "offset"):
                     raise Declined(name, "base-model", f"{why.reason}: {why.message}") from error
                 delay = max(self._backoff.delay(), why.retry_seconds if why is not None else 0.0)
                 self._events.warn(
@@ -339,17 +364,16 @@ class Runner:
         with self._changed:
             return self._changed.wait_for(condition, timeout=seconds)
 
-    def _spool_reply(self, asked: AssignmentManifest, result: TrainResult, job: _Job) -> None:
-        rows = dict(result.rows)
+    def _spool_reply(self, asked: AssignmentManifest, result: Result, job: _Job) -> None:
         payload = None
-        if asked.rows:
-            layout = update_layout([(row.objective, row.length) for row in asked.rows])
-            vector = np.concatenate([rows[row.objective] for row in asked.rows]) if len(rows) > 1 else rows.popitem()[1]
-            payload = self._spool.write_payload(asked.assignment_id, layout, vector)
+        if job.order.rows:
+            layout = payload_layout(job.order.rows)
+            payload = self._spool.write_payload(asked.assignment_id, layout, result.rows)
         reply = UpdateManifest(
             federation_id=asked.federation_id,
             run_id=asked.run_id,
             round=asked.round,
+            attempt=asked.attempt,
             phase=asked.phase,
             assignment_id=asked.assignment_id,
             client_id=self._member.client_id,
@@ -369,6 +393,6 @@ class Runner:
         envelope = seal(reply, self._member.signing_key)
         with self._changed:
             if not job.unwanted:
-                self._spool.add(envelope, payload, job.envelope)
+                self._spool.add(envelope, payload, job.order.envelope)
             elif payload is not None:
                 payload.discard()

@@ -1,20 +1,23 @@
-"""The worker as a whole: three threads around a session, a pair of hands and a spool."""
+"""The worker as a whole: threads that attend, that work in each lane, and that hand in what is in the spool."""
 
 import logging
 import queue
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from federation.attacks import Attack, attack_seed
 from federation.channels import MAX_CHUNK_BYTES, Option
-from federation.identity import MemberFiles
+from federation.member_files import MemberFiles
 from federation.tasks import DataSource, task
 from federation.tasks.failures import task_code
 from federation.tasks.trial import try_splits
-from federation.training import Trainer, describe_device, pick_device
+from federation.training.determinism import describe_device, pick_device
+from federation.training.trainer import Trainer
 from federation.v1.federation_pb2 import Hello, TaskOffer
+from federation.work.base import Lane
 from worker.assignments import Allowed
 from worker.attacker import Attacker
 from worker.backoff import Backoff
@@ -27,6 +30,7 @@ from worker.policy import Policy
 from worker.progress import Progress
 from worker.runner import Runner
 from worker.session import Session
+from worker.sessions import Sessions
 from worker.software import software
 from worker.spool import Spool
 from worker.submission import Submitter
@@ -139,6 +143,7 @@ class Worker:
             nonce=secrets.token_bytes,
             events=events,
         )
+        self._sessions = Sessions(home.sessions, member.signing_key)
         self._submitter = Submitter(
             member=member,
             spool=spool,
@@ -149,10 +154,11 @@ class Worker:
         self._runner = Runner(
             member=member,
             offers=offers,
-            cache=ModelCache(home.cache),
+            caches={lane: ModelCache(home.cache / lane) for lane in Lane},
             spool=spool,
             session=self._session,
             progress=progress,
+            sessions=self._sessions,
             limits=policy.limits,
             backoff=Backoff(uniform),
             events=events,
@@ -184,7 +190,7 @@ class Worker:
         threads = [
             self._start("session", lambda: self._session.run(self._runner)),
             self._start("submission", self._submitter.run),
-            self._start("work", self._runner.run),
+            *(self._start(lane, partial(self._runner.run, lane)) for lane in Lane),
         ]
         while not self._over():
             pass
@@ -194,6 +200,7 @@ class Worker:
         self._session.stop()
         for thread in threads:
             thread.join(STOP_SECONDS)
+        self._sessions.close()
         if self._attacker is not None:
             self._attacker.leave()
         if self._failure is not None:

@@ -15,7 +15,8 @@ import grpc
 
 from federation.channels import RpcRefusal, refusal_from_rpc_error, signed_detail
 from federation.envelope import key_id, unseal
-from federation.identity import MemberFiles, parse_peer
+from federation.identity import parse_peer
+from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.text import escaped
 from federation.v1.common_pb2 import RevocationManifest, SignedEnvelope

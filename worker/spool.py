@@ -10,6 +10,7 @@ When the disk does not take them, replies are kept in memory, as long as there a
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from federation.digests import DEFAULT_ALGORITHM, digest, hasher
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope, UpdateManifest
-from federation.vectors import Layout, Vector, to_bytes, write_vectors
+from federation.vectors import Array, Layout, payload_bytes
 from worker.events import Events
 from worker.home import sync_directory
 from worker.receipts import append, receipt_line
@@ -120,26 +121,26 @@ class Spool:
             if path.suffix in (*_SUFFIXES, _TEMPORARY) and path not in whole:
                 path.unlink()
 
-    def write_payload(self, assignment_id: str, layout: Layout, vector: Vector) -> Payload:
+    def write_payload(self, assignment_id: str, layout: Layout, rows: Mapping[str, Array]) -> Payload:
         """Makes a payload durable under a temporary name, or keeps it in memory when the disk does not take it.
 
         Args:
             assignment_id: the assignment that it belongs to.
             layout: of the payload.
-            vector: its values, (d,).
+            rows: its values, by name.
 
         Raises:
             DiskFull: the disk does not take it, and too many replies are in memory already.
         """
         path = self._path(assignment_id, _PAYLOAD + _TEMPORARY)
+        pieces, state = payload_bytes(layout, rows), hasher()
         try:
-            write_vectors(path, layout, vector)
-            state = hasher()
-            with path.open("rb+") as file:
-                while chunk := file.read(_READ_BYTES):
-                    state.update(chunk)
+            with path.open("wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                    state.update(piece)
+                file.flush()
                 os.fsync(file.fileno())
-                size = file.tell()
         except OSError as error:
             with suppress(OSError):
                 path.unlink()
@@ -151,9 +152,9 @@ class Spool:
                 f"the update for assignment {assignment_id} is kept in memory, since {_words(error)}: make room on the "
                 "disk; if this worker ends before the update is handed in, it is made again"
             )
-            data = to_bytes(layout, vector)
+            data = b"".join(pieces)
             return Payload(data, digest(data), len(data))
-        return Payload(path, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", size)
+        return Payload(path, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", layout.file_bytes)
 
     def add(self, envelope: SignedEnvelope, payload: Payload | None, assignment: SignedEnvelope) -> None:
         """Takes in a finished reply; it then survives anything but the loss of the disk, if the disk took it.

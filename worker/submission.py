@@ -9,7 +9,7 @@ import grpc
 
 from federation.channels import CHUNK_BYTES, refusal_from_rpc_error, signed_detail
 from federation.envelope import envelope_digest, key_id, unseal
-from federation.identity import MemberFiles
+from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
 from federation.v1.federation_pb2 import SubmitRequest

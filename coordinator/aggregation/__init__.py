@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from coordinator.aggregation.base import Rule
 from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.gram import combine, gram
 from coordinator.aggregation.registry import HyperparameterError, algorithm
@@ -78,11 +79,13 @@ def aggregate(
         hyperparameters: the algorithm's own.
 
     Raises:
-        HyperparameterError: see `registry.algorithm`.
+        HyperparameterError: see `registry.algorithm`; or an algorithm that is not a rule.
         TooFewUpdatesError: the algorithm promises nothing for so few rows.
         ValueError: shapes that do not fit, or a prior that is negative, not finite or all zero.
     """
     rule = algorithm(name, hyperparameters)
+    if not isinstance(rule, Rule):
+        raise HyperparameterError(f"name: {name} asks clients several times: it needs a run")
     rows = _rows(updates)
     m = len(rows)
     if m == 0:

@@ -6,15 +6,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coordinator.aggregation.base import Algorithm, HyperparameterError, conclude
-from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Train
+from coordinator.aggregation.base import HyperparameterError, Rule, conclude
+from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Training
 from coordinator.aggregation.rules import Combination, Rows, Vector
 
 _FAR = -2.0  # of a share: what lies more than 1 below the largest is 0 after the projection
 
 
 @dataclass(frozen=True, kw_only=True)
-class AFL(Algorithm):
+class AFL(Rule):
     """Minimises the loss of the worst mixture of clients: max over lambda in the simplex of sum lambda_i F_i(w).
 
     Two steps in each round, both from where it began: w <- w - gamma_w sum lambda_i g_i with g_i = u_i / eta_l, and
@@ -50,7 +50,7 @@ class AFL(Algorithm):
 
     def round(self, context: RoundContext) -> RoundGenerator:
         """See the base; and the shares of revoked clients are forgotten."""
-        replies = self.usable((yield Train()))
+        replies = self.usable((yield Training()))
         shares: dict[str, float] = dict(context.state.get("lambda", {}))
         gone = context.revoked() & shares.keys() - {reply.client_id for reply in replies}
         left = {client: share for client, share in shares.items() if client not in gone}

@@ -1,4 +1,4 @@
-"""What every algorithm is: a frozen set of hyper-parameters, a pure rule over K, and a conversation around it."""
+"""What algorithms are: a conversation with the clients that ends in a step; rules: a pure function over K in one."""
 
 import dataclasses
 import math
@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coordinator.aggregation.phases import Replies, RoundContext, RoundGenerator, Step, Train
-from coordinator.aggregation.pre import Stages
+from coordinator.aggregation.phases import Replies, RoundContext, RoundGenerator, Step, Training
+from coordinator.aggregation.pre import Stage, apply
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
 from coordinator.aggregation.rules import (
     Combination,
@@ -21,29 +21,39 @@ from coordinator.aggregation.rules import (
     Vector,
 )
 from coordinator.aggregation.server import Optimiser
+from federation.plugins import Origin
 
-__all__ = ["Algorithm", "HyperparameterError", "TooFewUpdatesError", "conclude", "conflicts", "describe", "measure"]
+__all__ = [
+    "Algorithm",
+    "HyperparameterError",
+    "Rule",
+    "TooFewUpdatesError",
+    "conclude",
+    "conflicts",
+    "describe",
+    "measure",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC):
-    """An aggregation rule. Its fields are its hyper-parameters; each says in `metadata["help"]` what it does.
+    """What a run does in each round. Its fields are its hyper-parameters; see `hyperparameter`.
 
     Attributes:
         name: what run specifications and the command line call it.
-        reads_losses: whether the rule needs the losses that clients report.
+        reads_losses: whether it needs the losses that clients report.
         reads_accuracies: whether it needs the accuracies on their training splits that they report.
         averages: whether its model is the mean of the models after every step; that one is evaluated and deployed,
             the clients train from the last one.
         stages: what is done to the rows before the rule sees them.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
     reads_losses: ClassVar[bool] = False
     reads_accuracies: ClassVar[bool] = False
     averages: ClassVar[bool] = False
 
-    stages: Stages = dataclasses.field(default_factory=Stages)
+    stages: tuple[Stage, ...] = ()
 
     def fit(self, objectives: tuple[str, ...]) -> None:
         """Makes sure that a task's objectives suit the hyper-parameters.
@@ -67,6 +77,10 @@ class Algorithm(ABC):
         """Whether later rounds may recall updates, which must then be stored."""
         return False
 
+    def origins(self) -> tuple[Origin, ...]:
+        """Which further plug-ins its steps are made with, such as a sketch."""
+        return ()
+
     def optimiser(self) -> Optimiser | None:
         """What makes the server's step from the direction, where that is part of the algorithm."""
         return None
@@ -76,31 +90,8 @@ class Algorithm(ABC):
         return ()
 
     @abstractmethod
-    def combine(self, rows: Rows) -> Combination:
-        """Turns K and the scalars of the rows into coefficients. Pure: the same rows give the same answer.
-
-        Raises:
-            TooFewUpdatesError: the rule promises nothing for so few rows.
-        """
-
-    def decide(self, rows: Rows) -> Combination:
-        """`combine` behind the stages: its answer in terms of the rows as they came."""
-        if not self.stages.pre:
-            return self.combine(rows)
-        staged = self.stages.apply(rows)
-        answer = self.combine(staged.rows)
-        weights = (answer.weights @ staged.shares[: len(answer.weights)])[: rows.current]
-        if answer.coordinates is not None:
-            coordinates = Coordinates(answer.coordinates.matrix @ staged.matrix, answer.coordinates.trim)
-            return dataclasses.replace(answer, weights=weights, coordinates=coordinates)
-        coefficients = answer.coefficients @ staged.matrix
-        diagnostics = answer.diagnostics | describe(rows.gram, coefficients, weights)
-        return Combination(coefficients, weights, answer.state, diagnostics)
-
     def round(self, context: RoundContext) -> RoundGenerator:
-        """One round: everybody trains, then `decide` does. Algorithms with more phases override this."""
-        replies = self.usable((yield Train()))
-        return Step(replies, self.decide(replies.rows(context)))
+        """One round: yields phases, is sent the replies to each, and returns the step. See `phases`."""
 
     def usable(self, replies: Replies) -> Replies:
         """The replies without those that lack the loss or the accuracy that the rule reads.
@@ -117,6 +108,46 @@ class Algorithm(ABC):
             if not replies:
                 raise TooFewUpdatesError(f"{self.name} needs accuracies on training splits, and no client reported one")
         return replies
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rule(Algorithm, ABC):
+    """An algorithm in which everybody trains once, and a function of the Gram matrix of the updates makes the step.
+
+    A subclass is a frozen dataclass that defines `combine`:
+
+        @dataclass(frozen=True, kw_only=True)
+        class Mean(Rule):
+            def combine(self, rows):
+                return conclude(rows.gram, rows.prior, rows.prior)
+    """
+
+    @abstractmethod
+    def combine(self, rows: Rows) -> Combination:
+        """Turns K and the scalars of the rows into coefficients. Pure: the same rows give the same answer.
+
+        Raises:
+            TooFewUpdatesError: the rule promises nothing for so few rows.
+        """
+
+    def decide(self, rows: Rows) -> Combination:
+        """`combine` behind the stages: its answer in terms of the rows as they came."""
+        if not self.stages:
+            return self.combine(rows)
+        staged = apply(self.stages, rows)
+        answer = self.combine(staged.rows)
+        weights = (answer.weights @ staged.shares[: len(answer.weights)])[: rows.current]
+        if answer.coordinates is not None:
+            coordinates = Coordinates(answer.coordinates.matrix @ staged.matrix, answer.coordinates.trim)
+            return dataclasses.replace(answer, weights=weights, coordinates=coordinates)
+        coefficients = answer.coefficients @ staged.matrix
+        diagnostics = answer.diagnostics | describe(rows.gram, coefficients, weights)
+        return Combination(coefficients, weights, answer.state, diagnostics)
+
+    def round(self, context: RoundContext) -> RoundGenerator:
+        """Everybody trains, then `decide` makes the step."""
+        replies = self.usable((yield Training()))
+        return Step(replies, self.decide(replies.rows(context)))
 
 
 def conclude(K: Matrix, coefficients: Vector, weights: Vector, **measured: float) -> Combination:

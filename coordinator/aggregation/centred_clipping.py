@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from coordinator.aggregation.base import Algorithm, HyperparameterError, conclude
+from coordinator.aggregation.base import HyperparameterError, Rule, conclude
 from coordinator.aggregation.geometry import clipping, coordinates
 from coordinator.aggregation.rules import Combination, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class CentredClipping(Algorithm):
+class CentredClipping(Rule):
     """The centre v, moved by what is within reach: v <- v + sum lambda0_i (u_i - v) min(1, r / ||u_i - v||).
 
     It starts at v = 0, the model as it is, and takes `iterations` such moves; one with a large radius is FedAvg. The

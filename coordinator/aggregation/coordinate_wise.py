@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from coordinator.aggregation.base import Algorithm, HyperparameterError, TooFewUpdatesError
+from coordinator.aggregation.base import HyperparameterError, Rule, TooFewUpdatesError
 from coordinator.aggregation.rules import Combination, Coordinates, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Median(Algorithm):
+class Median(Rule):
     """Coordinate by coordinate, the median of the updates; the mean of the two in the middle of an even number."""
 
     name: ClassVar[str] = "median"
@@ -24,7 +24,7 @@ class Median(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrimmedMean(Algorithm):
+class TrimmedMean(Rule):
     """Coordinate by coordinate, the mean of the updates without the `byzantine` lowest and highest values."""
 
     name: ClassVar[str] = "trimmed-mean"

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coordinator.aggregation.base import Algorithm, conclude
+from coordinator.aggregation.base import Rule, conclude
 from coordinator.aggregation.rules import Combination, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Algorithm):
+class FedAvg(Rule):
     """The plain average of the updates: c = lambda0."""
 
     name: ClassVar[str] = "fedavg"

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from coordinator.aggregation.base import Algorithm, conclude
+from coordinator.aggregation.base import Rule, conclude
 from coordinator.aggregation.geometry import inverse_norms
 from coordinator.aggregation.rules import Combination, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgN(Algorithm):
+class FedAvgN(Rule):
     """The average of the updates scaled to norm 1: c_i = lambda0_i / ||u_i||; a zero update contributes nothing.
 
     FedMGDA+ at epsilon = 0.

@@ -13,6 +13,7 @@ from coordinator.aggregation.base import describe
 from coordinator.aggregation.bounds import factors
 from coordinator.aggregation.fedavg import FedAvg
 from coordinator.aggregation.objectives import (
+    RAW,
     ObjectiveRule,
     Service,
     reweighted,
@@ -21,16 +22,16 @@ from coordinator.aggregation.objectives import (
     weights_before,
 )
 from coordinator.aggregation.phases import (
-    Jacobian,
+    Gradients,
     Phase,
     Replies,
     Reply,
-    Residual,
+    Residuals,
     RoundContext,
     RoundGenerator,
     Selected,
     Step,
-    Train,
+    Training,
 )
 from coordinator.aggregation.preference import preferred, require_cvxpy
 from coordinator.aggregation.rules import (
@@ -42,8 +43,21 @@ from coordinator.aggregation.rules import (
     TooFewUpdatesError,
     Vector,
 )
+from coordinator.aggregation.stationarity import exact_gradients
 from federation.objectives import width
-from federation.sketches import SKETCHES, Linear, Part, Sketch, SketchError, TwoWaySvd, clip_to_psd, sketch
+from federation.plugins import Origin
+from federation.sketches import (
+    SKETCHES,
+    LinearSketch,
+    Part,
+    Sketch,
+    SketchError,
+    TwoWaySvd,
+    clip_to_psd,
+    load,
+    origin,
+    sketch,
+)
 from federation.sketches.base import Message
 from federation.sketches.seeds import own_seed, shared_seed
 from federation.vectors import RowFile
@@ -76,13 +90,14 @@ class Weighed:
 
 
 @dataclass(frozen=True)
-class Gradients:
+class Estimate:
     """What the round's gradients came to.
 
     Attributes:
         replies: to the first question, by those who may train.
         service: who serves what among them.
-        gram: the estimated Gram matrix of its objectives, (M, M), positive semi-definite.
+        gram: the estimated Gram matrix of its objectives, (M, M), symmetric; positive semi-definite unless the weights
+            are found from the estimate as it is.
         consulted: every reply that the estimate was made from.
     """
 
@@ -107,12 +122,18 @@ class Conversation(ObjectiveRule, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
+            load(self.sketch)
             made = sketch(self.sketch, d=1, objectives=("loss",), budget=self.budget)
         except SketchError as error:
             raise HyperparameterError(f"sketch: {error}") from error
-        if self.unbiased and not isinstance(made, Linear):
-            able = ", ".join(name for name, kind in SKETCHES.items() if issubclass(kind, Linear))
+        if self.unbiased and not isinstance(made, LinearSketch):
+            able = ", ".join(name for name, kind in SKETCHES.items() if issubclass(kind, LinearSketch))
             raise HyperparameterError(f"unbiased: {self.sketch} is not linear; it goes with {able}")
+
+    def origins(self) -> tuple[Origin, ...]:
+        """The sketch, if it is a plug-in."""
+        found = origin(self.sketch)
+        return () if found is None else (found,)
 
     @abstractmethod
     def choose(self, G: Matrix, losses: Mapping[str, float], service: Service, context: RoundContext) -> Weighed:
@@ -124,6 +145,7 @@ class Conversation(ObjectiveRule, ABC):
 
     def round(self, context: RoundContext) -> RoundGenerator:
         """See the class."""
+        exact = yield from exact_gradients(context, self.exact_stationarity)
         gradients = yield from self._gradients(context)
         service = gradients.service
         if not service.objectives:
@@ -135,21 +157,22 @@ class Conversation(ObjectiveRule, ABC):
         answered = {reply.client_id: Selected(reply.samples, reply.objectives) for reply in gradients.replies}
         able = {**context.selected, **answered} if self.latecomers else answered
         share, busy = training(wanted, able, context)
-        replies = yield Train(weights=share, from_jacobian=True, measure=not self.measures, clients=busy)
+        replies = yield Training(weights=share, from_jacobian=True, measure=not self.measures, clients=busy)
         combination = dataclasses.replace(
             self._average(replies, share, wanted, context),
             state=weights_after(context.state, context.objectives, service.objectives, chosen.weights),
             objectives=Objectives(
                 names=service.objectives,
                 weights=chosen.weights,
-                gram=gradients.gram,
+                gram=clip_to_psd(gradients.gram),
                 mode=chosen.mode,
                 left_out=service.left_out,
                 notes=chosen.notes,
                 divergence=chosen.divergence,
+                exact=exact.of(service.objectives),
             ),
         )
-        return Step(replies, combination, consulted=gradients.consulted)
+        return Step(replies, combination, consulted=(*exact.replies, *gradients.consulted))
 
     def _average(
         self, replies: Replies, share: Mapping[str, float], wanted: Mapping[str, float], context: RoundContext
@@ -178,10 +201,10 @@ class Conversation(ObjectiveRule, ABC):
         diagnostics = answer.diagnostics | describe(rows.gram, coefficients, answer.weights)
         return dataclasses.replace(answer, coefficients=coefficients, diagnostics=diagnostics)
 
-    def _gradients(self, context: RoundContext) -> Generator[Phase, Replies, Gradients]:
+    def _gradients(self, context: RoundContext) -> Generator[Phase, Replies, Estimate]:
         """The phases before the training: everybody's sketches, and what the estimate needs besides."""
         made = sketch(self.sketch, d=width(self.columns(context)), objectives=context.objectives, budget=self.budget)
-        ask = Jacobian(
+        ask = Gradients(
             sketch=self.sketch,
             budget=self.budget,
             encoder_only=self.scope == "encoder",
@@ -196,7 +219,7 @@ class Conversation(ObjectiveRule, ABC):
             norms = gradient_norms(given, made, seed)
             return weighed(given, service, self.factors(norms), again or {})
 
-        if self.unbiased and isinstance(made, Linear):
+        if self.unbiased and isinstance(made, LinearSketch):
             first = yield dataclasses.replace(ask, measure=False, clients=context.draw("jacobian-1"))
             second = yield dataclasses.replace(ask, measure=False, clients=context.draw("jacobian-2"))
             one, other = Service.among(first, context), Service.among(second, context)
@@ -212,14 +235,16 @@ class Conversation(ObjectiveRule, ABC):
                 own_seed=own_seed(context.seed, context.number, ""),
             )
             clients = tuple(reply.client_id for reply in replies)
-            lost = yield Residual(jacobian=ask, reference=reference, objectives=service.objectives, clients=clients)
+            lost = yield Residuals(gradients=ask, reference=reference, objectives=service.objectives, clients=clients)
             lengths = np.linalg.norm(made.vectors(reference, len(service.objectives), shared_seed=seed), axis=1)
             again = residuals(lost, gradient_norms(replies, made, seed), lengths)
             G = made.gram(parts(replies, service, again), service.objectives, shared_seed=seed)
             consulted += lost
         else:
             G = made.gram(parts(replies, service), service.objectives, shared_seed=seed)
-        return Gradients(replies, service, clip_to_psd(G) if service.objectives else G, tuple(consulted))
+        if service.objectives and self.weights != RAW:
+            G = clip_to_psd(G)
+        return Estimate(replies, service, G, tuple(consulted))
 
 
 @dataclass(frozen=True, kw_only=True)

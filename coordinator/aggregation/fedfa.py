@@ -5,13 +5,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coordinator.aggregation.base import Algorithm, HyperparameterError, conclude
+from coordinator.aggregation.base import HyperparameterError, Rule, conclude
 from coordinator.aggregation.rules import Combination, Rows, Vector
 from coordinator.aggregation.server import FedFaMomentum, Optimiser
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedFa(Algorithm):
+class FedFa(Rule):
     """Weighs clients by how little the model knows of them, and by how often they took part; with server momentum.
 
     Of accuracies A_i on their training splits and counts f_i of rounds, this one included: a_i = -log2(A_i / sum A +

@@ -1,4 +1,4 @@
-"""FedMGDA: the common descent direction of least norm (Hu et al., 2022, Algorithm 1 without its additions)."""
+"""FedMGDA: the common descent direction of least norm (Hu et al., 2022, Algorithm 1 on raw updates)."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from coordinator.aggregation.base import Algorithm, describe
+from coordinator.aggregation.base import HyperparameterError, Rule, describe
 from coordinator.aggregation.qp import Solution, box, min_norm
 from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
 
@@ -19,29 +19,53 @@ _STANDSTILL = 1e-7  # of the median norm: a direction that moves nothing
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMGDA(Algorithm):
-    """The shortest vector d in the convex hull of the updates: <d, u_i> >= ||d||^2 for every client.
+class FedMGDA(Rule):
+    """The shortest weighted mean d of the updates u_i with |lambda_i - lambda0_i| <= epsilon (eq. 25).
 
-    It is zero exactly where no direction is good for everybody: at a Pareto stationary point, where no step is taken.
-    One that is 1e-7 of the median update, or shorter, is taken for zero.
+    With epsilon = 1, the default, nothing bounds a weight: d is the shortest vector in the convex hull of the updates,
+    and <d, u_i> >= ||d||^2 for every client. It is zero exactly at a Pareto stationary point, where no direction is
+    good for every client; no step is taken there. With epsilon = 0, d is FedAvg's. In between, every weight is bounded
+    by lambda0_i + epsilon, and d may be against some clients: see `descent_min`. A direction of at most 1e-7 of the
+    median norm of the updates counts as zero.
     """
 
     name: ClassVar[str] = "fedmgda"
 
+    epsilon: float = field(
+        default=1.0,
+        metadata={"help": "how far a weight may be from lambda0, in [0, 1]; 0 is FedAvg, 1 no bound"},
+    )
     drop_zero: bool = field(default=False, metadata={"help": DROP_ZERO_HELP})
 
+    def __post_init__(self) -> None:
+        must_be_a_box(self.epsilon)
+
     def cautions(self) -> tuple[str, ...]:
-        """See the base; and nothing bounds a weight here."""
-        return (*super().cautions(), standstill(self.name))
+        """Those of every rule, and that one client can stop the run where nothing bounds a weight."""
+        return (*super().cautions(), standstill(self.name)) if self.epsilon == 1 else super().cautions()
 
     def combine(self, rows: Rows) -> Combination:
-        """See the class."""
-        solution = solve(rows.gram, rows.prior, epsilon=1.0, drop_zero=self.drop_zero)
+        """Finds the weights on the Gram matrix of the raw updates."""
+        solution = solve(rows.gram, rows.prior, epsilon=self.epsilon, drop_zero=self.drop_zero)
         # All weight on an update next to nothing does not cancel anything, and still nobody is moved.
         shortest = math.sqrt(max(0.0, float(solution.weights @ rows.gram @ solution.weights)))
         if shortest <= _STANDSTILL * float(np.median(rows.norms)):
             solution = replace(solution, stationary=True)
         return combination(rows.gram, solution, np.ones(len(rows.prior)))
+
+
+def must_be_a_box(epsilon: float, other: str = "") -> None:
+    """Makes sure that epsilon is the half width of a box around lambda0.
+
+    Args:
+        epsilon: how far each weight may be from lambda0.
+        other: what the hyper-parameter takes besides numbers, for the message.
+
+    Raises:
+        HyperparameterError: it is not in [0, 1].
+    """
+    if not (math.isfinite(epsilon) and 0 <= epsilon <= 1):
+        raise HyperparameterError(f"epsilon must {other}lie in [0, 1]; got {epsilon!r}")
 
 
 def standstill(name: str) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.base import Rule
 from coordinator.aggregation.fedmgda import DROP_ZERO_HELP, combination, solve, standstill
 from coordinator.aggregation.geometry import inverse_norms, unit_gram
 from coordinator.aggregation.rules import Combination, Rows
@@ -13,7 +13,7 @@ _WIDTH = 2.0**-20
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMGDAAuto(Algorithm):
+class FedMGDAAuto(Rule):
     """FedMGDA+ with the smallest epsilon for which <d, g_i> >= 0 for every client: epsilon is found, not given.
 
     Where plain normalised averaging helps everybody already it is FedAvg-n (epsilon = 0); it moves towards FedMGDA+

@@ -1,17 +1,16 @@
 """FedMGDA+ (Hu et al., 2022, Algorithm 1): normalised updates, and weights in a box around those of FedAvg."""
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from coordinator.aggregation.base import Algorithm, HyperparameterError
-from coordinator.aggregation.fedmgda import DROP_ZERO_HELP, combination, solve, standstill
+from coordinator.aggregation.base import Rule
+from coordinator.aggregation.fedmgda import DROP_ZERO_HELP, combination, must_be_a_box, solve, standstill
 from coordinator.aggregation.geometry import inverse_norms, unit_gram
 from coordinator.aggregation.rules import Combination, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedMGDAPlus(Algorithm):
+class FedMGDAPlus(Rule):
     """The shortest weighted mean of the g_i = u_i / ||u_i|| with |lambda_i - lambda0_i| <= epsilon (eq. 25).
 
     c_i = lambda_i / ||u_i||. Scaling an update changes nothing, so none can be made to count for more. With epsilon = 1
@@ -31,8 +30,8 @@ class FedMGDAPlus(Algorithm):
     drop_zero: bool = field(default=False, metadata={"help": DROP_ZERO_HELP})
 
     def __post_init__(self) -> None:
-        if self.epsilon != "auto" and not (math.isfinite(self.epsilon) and 0 <= self.epsilon <= 1):
-            raise HyperparameterError(f'epsilon must be "auto" or lie in [0, 1]; got {self.epsilon!r}')
+        if self.epsilon != "auto":
+            must_be_a_box(self.epsilon, 'be "auto" or ')
 
     def cautions(self) -> tuple[str, ...]:
         """See the base; a box that binds is the answer to a client that stands still."""

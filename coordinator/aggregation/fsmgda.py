@@ -8,10 +8,10 @@ import numpy as np
 from coordinator.aggregation.base import describe
 from coordinator.aggregation.fedmgda import combination, solve
 from coordinator.aggregation.objectives import ObjectiveRule, Service, weights_after, weights_before
-from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Train
-from coordinator.aggregation.pre import Stages
+from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Training
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
 from coordinator.aggregation.rules import Combination, HyperparameterError, Objectives, Rows
+from coordinator.aggregation.stationarity import exact_gradients
 
 SUMS_HELP = (
     "Delta is the sum of the gradients of the local steps, as in the paper; otherwise the update itself, which is "
@@ -34,7 +34,7 @@ class FSMGDA(ObjectiveRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stages != Stages():
+        if self.stages:
             raise HyperparameterError(f"pre: {self.name} sends several rows for each client; stages are for one each")
 
     def combine(self, rows: Rows) -> Combination:
@@ -45,7 +45,8 @@ class FSMGDA(ObjectiveRule):
 
     def round(self, context: RoundContext) -> RoundGenerator:
         """See the class."""
-        replies = yield Train(separate=True)
+        exact = yield from exact_gradients(context, self.exact_stationarity)
+        replies = yield Training(separate=True)
         service = Service.among(replies, context)
         rows = [(reply.client_id, name) for reply in replies for name in reply.names]
         K = replies.gram
@@ -69,7 +70,12 @@ class FSMGDA(ObjectiveRule):
             weights_after(context.state, context.objectives, service.objectives, weights),
             diagnostics,
             objectives=Objectives(
-                names=service.objectives, weights=weights, gram=G, mode=self.weights, left_out=service.left_out
+                names=service.objectives,
+                weights=weights,
+                gram=G,
+                mode=self.weights,
+                left_out=service.left_out,
+                exact=exact.of(service.objectives),
             ),
         )
-        return Step(replies, found)
+        return Step(replies, found, consulted=exact.replies)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.base import Algorithm, HyperparameterError, conclude
+from coordinator.aggregation.base import HyperparameterError, Rule, conclude
 from coordinator.aggregation.geometry import coordinates
 from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
 
@@ -18,7 +18,7 @@ _TIE = 1e-9  # relative: sums of the prior and costs that differ by less are equ
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeometricMedian(Algorithm):
+class GeometricMedian(Rule):
     """The v of least sum lambda0_i ||v - u_i||: every client pulls with its weight, however far away it is.
 
     Smoothed Weiszfeld: v <- sum c_i u_i with c_i in proportion to lambda0_i / max(nu, ||v - u_i||), or a step of

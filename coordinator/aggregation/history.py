@@ -12,19 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.aggregation.base import Algorithm, HyperparameterError
-from coordinator.aggregation.phases import Past, Replies, RoundContext, RoundGenerator, Step, Train
+from coordinator.aggregation.base import HyperparameterError, Rule
+from coordinator.aggregation.phases import Past, Replies, RoundContext, RoundGenerator, Step, Training
 from coordinator.aggregation.rules import Rows
-
-_MIXING = ("nnm", "bucket")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remembering(Algorithm, ABC):
+class Remembering(Rule, ABC):
     """An algorithm that heeds the last updates of clients that do not take part now, `tau` rounds back at most.
 
     Its `combine` finds them as the last rows, with their `ages`; the stages `normalise` and `clip` treat them like the
-    others. Stages that mix the updates of a round are refused: an earlier update would come in unmixed.
+    others. Stages that compare or mix the updates of one round are refused: earlier updates are not of that round.
     """
 
     tau: int = field(default=0, metadata={"help": "how many rounds an update counts after its own; 0 keeps none"})
@@ -32,7 +30,7 @@ class Remembering(Algorithm, ABC):
     def __post_init__(self) -> None:
         if self.tau < 0:
             raise HyperparameterError(f"tau must not be negative; got {self.tau}")
-        mixing = [stage for stage in self.stages.pre if stage in _MIXING]
+        mixing = [stage.name for stage in self.stages if stage.compares]
         if self.tau and mixing:
             raise HyperparameterError(
                 f'tau: not together with the stage "{mixing[0]}", which mixes the updates of one round: one of an '
@@ -58,7 +56,7 @@ class Remembering(Algorithm, ABC):
         Raises:
             LookupError: one of them is gone, or those of this round were not stored. No smaller window takes its place.
         """
-        replies = self.usable((yield Train()))
+        replies = self.usable((yield Training()))
         revoked = context.revoked()
         history = self._recall(context, replies, revoked)
         answer = self.decide(extended(replies, history, context))

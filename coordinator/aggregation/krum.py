@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from coordinator.aggregation.base import Algorithm, HyperparameterError, TooFewUpdatesError, conclude
+from coordinator.aggregation.base import HyperparameterError, Rule, TooFewUpdatesError, conclude
 from coordinator.aggregation.geometry import squared_distances
 from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
 
@@ -13,7 +13,7 @@ _BYZANTINE_HELP = "f, the attackers that are allowed for; 2 f + 3 updates are ne
 
 
 @dataclass(frozen=True, kw_only=True)
-class Krum(Algorithm):
+class Krum(Rule):
     """The one update that lies closest to its m - f - 2 nearest others, by the sum of squared distances.
 
     Of equal ones, the first in the order of the clients' names.
@@ -32,7 +32,7 @@ class Krum(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiKrum(Algorithm):
+class MultiKrum(Rule):
     """The average of the updates that Krum ranks best, by their prior."""
 
     name: ClassVar[str] = "multi-krum"

@@ -6,27 +6,28 @@ from typing import ClassVar
 
 import numpy as np
 
-from coordinator.aggregation.base import Algorithm, HyperparameterError, conclude
+from coordinator.aggregation.base import HyperparameterError, Rule, conclude
 from coordinator.aggregation.geometry import inverse_norms, unit_gram
 from coordinator.aggregation.qp import UnsolvedError, min_norm
 from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
 
 _TOLERANCE = 1e-8
+_ROUNDING = float(np.finfo(np.float64).eps)  # of the elements of C; that of x_i (C x)_i is (sum x_i)^2 times as large
 _ITERATIONS = 200
 _SHORTEST = 1e-12
 _NEAR = 1e-4  # of the least gain: half the square of the distance to the minimum, in the metric of the function
 
 
 @dataclass(frozen=True, kw_only=True)
-class NashMTL(Algorithm):
+class NashMTL(Rule):
     """The bargain that no client can improve by its own relative gain without costing the others more.
 
     The direction is g sum alpha_i u_i with alpha_i <u_i, sum alpha_j u_j> = m lambda0_i (equation 2 for a uniform
     prior), and g the median norm of the updates. Scaling an update scales its alpha back, so it changes nothing but g,
     which attackers in the minority cannot set. The bargain has norm sqrt(m); `max_norm` shortens it. alpha is the
     minimum of the convex function 1/2 alpha^T K alpha - m sum lambda0_i log alpha_i. `residual` is the largest relative
-    deviation from the equation. Without a common descent direction there is no bargain and no step. An update that is
-    zero takes no part.
+    deviation from the equation: at most 1e-8, or what the rounding of K leaves where the updates almost cancel each
+    other. Without a common descent direction there is no bargain and no step. An update that is zero takes no part.
     """
 
     name: ClassVar[str] = "nash-mtl"
@@ -75,7 +76,7 @@ def _bargain(C: Matrix, gains: Vector) -> tuple[Vector, float, int]:
     for iteration in range(_ITERATIONS):
         slope = C @ x - gains / x
         residual = float(np.abs(slope * x / gains).max())
-        if residual >= least and least <= _TOLERANCE:
+        if residual >= least and least <= max(_TOLERANCE, _ROUNDING * float(best.sum()) ** 2):
             return best, least, iteration  # what is left is rounding
         if residual < least:
             best, least = x, residual

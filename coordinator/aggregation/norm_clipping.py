@@ -4,13 +4,13 @@ import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from coordinator.aggregation.base import Algorithm, HyperparameterError, conclude
+from coordinator.aggregation.base import HyperparameterError, Rule, conclude
 from coordinator.aggregation.geometry import clipping
 from coordinator.aggregation.rules import Combination, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class NormClipping(Algorithm):
+class NormClipping(Rule):
     """The average of the updates, longer ones shortened to `radius`: c_i = lambda0_i min(1, radius / ||u_i||)."""
 
     name: ClassVar[str] = "norm-clipping"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.aggregation import torchjd
-from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.base import Rule
 from coordinator.aggregation.bounds import BOUNDS, factors
 from coordinator.aggregation.find_weights import find_weights
 from coordinator.aggregation.phases import Replies, RoundContext, Selected
@@ -22,9 +22,12 @@ from coordinator.aggregation.qp import min_norm
 from coordinator.aggregation.rules import HyperparameterError, Matrix, Rows, TooFewUpdatesError, Vector
 
 SCOPES = ("all", "encoder")
+RAW = "pgd-raw"
+WEIGHTS = ("exact", "pgd", RAW)
 WEIGHTS_HELP = (
     'how the weights of the objectives are found from their Gram matrix: "exact" is the min-norm point, "pgd" some '
-    'steps towards it from the last round\'s weights, "torchjd:NAME" a weighting of TorchJD'
+    'steps towards it from the last round\'s weights, "pgd-raw" the same steps on the matrix as it was estimated, '
+    'neither divided by the gradients\' lengths nor made positive semi-definite, "torchjd:NAME" a weighting of TorchJD'
 )
 SCOPE_HELP = (
     'which columns the Gram matrix of the objectives is made of: "all", or "encoder" without the heads, which no two '
@@ -38,10 +41,14 @@ BOUND_HELP = (
 BOUND_NORM_HELP = "of clip, at least 1: in medians of the norms"
 BETA_HELP = "the step of pgd"
 STEPS_HELP = "the number of steps of pgd"
+EXACT_HELP = (
+    "measure objective/stationarity on the gradients of the clients' whole training splits, which every client sends "
+    "in a phase of its own: as many models as it has objectives"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectiveRule(Algorithm, ABC):
+class ObjectiveRule(Rule, ABC):
     """A rule that weighs objectives, and remembers the weights: state {"weights": {objective: lambda}}."""
 
     weights: str = field(default="exact", metadata={"help": WEIGHTS_HELP})
@@ -51,14 +58,19 @@ class ObjectiveRule(Algorithm, ABC):
     bound_norm: float = field(default=2.0, metadata={"help": BOUND_NORM_HELP})
     beta: float = field(default=0.001, metadata={"help": BETA_HELP})
     steps: int = field(default=1000, metadata={"help": STEPS_HELP})
+    exact_stationarity: bool = field(default=False, metadata={"help": EXACT_HELP})
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:
             raise HyperparameterError(f"scope must be one of {', '.join(SCOPES)}; got {self.scope!r}")
         if self.weights.startswith(torchjd.PREFIX):
             torchjd.rule(self.weights)
-        elif self.weights not in ("exact", "pgd"):
-            raise HyperparameterError(f'weights must be "exact", "pgd" or "torchjd:NAME"; got {self.weights!r}')
+        elif self.weights not in WEIGHTS:
+            raise HyperparameterError(
+                f"weights must be one of {', '.join(WEIGHTS)}, torchjd:NAME; got {self.weights!r}"
+            )
+        if self.normalise and self.weights == RAW:
+            raise HyperparameterError(f'normalise: "{RAW}" takes the matrix as it was estimated')
         if self.bound not in BOUNDS:
             raise HyperparameterError(f"bound must be one of {', '.join(BOUNDS)}; got {self.bound!r}")
         if not 1 <= self.bound_norm < np.inf:
@@ -94,8 +106,10 @@ class ObjectiveRule(Algorithm, ABC):
 
     def weigh(self, G: Matrix, before: Vector, context: RoundContext) -> Vector:
         """Lambda, shape (M,), from the Gram matrix of the objectives and the weights of the last round."""
-        lengths = np.sqrt(np.diag(G))
+        if self.weights == RAW:
+            return find_weights(G, before, beta=self.beta, steps=self.steps, normalise=False, psd=False)
         if self.normalise:
+            lengths = np.sqrt(np.diag(G))
             inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
             G = G * np.outer(inverse, inverse)
         if self.weights == "pgd":
@@ -114,9 +128,9 @@ class ObjectiveRule(Algorithm, ABC):
 
         Then they have the mean length, so that the step is about as long as without.
         """
-        lengths = np.sqrt(np.diag(G))
-        if not self.normalise or not (lengths > 0).all():
+        if not self.normalise or not (np.diag(G) > 0).all():
             return np.ones(len(G))
+        lengths = np.sqrt(np.diag(G))
         scales: Vector = lengths.mean() / lengths
         return scales
 

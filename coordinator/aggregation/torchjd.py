@@ -10,15 +10,17 @@ import threading
 from abc import ABC
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.base import Algorithm, conclude
+from coordinator.aggregation.base import Rule, conclude
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.rules import Combination, HyperparameterError, Rows, TooFewUpdatesError
+from federation.plugins import Origin
 
 PREFIX = "torchjd:"
 SUMMARY = "A weighting of TorchJD, such as torchjd:upgrad; an unknown NAME lists them."
@@ -32,7 +34,7 @@ _GENERATOR = threading.Lock()  # torch's is the whole process's, and runs are co
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TorchJD(Algorithm, ABC):
+class TorchJD(Rule, ABC):
     """A weighting of TorchJD.
 
     It sees K scaled such that the mean squared norm of the updates is 1, and the prior where it takes a preference
@@ -52,6 +54,12 @@ class TorchJD(Algorithm, ABC):
         if self.seed < 0:
             raise HyperparameterError(f"seed must not be negative; got {self.seed}")
         self._make(np.ones(1))
+
+    @property
+    def origin(self) -> Origin:
+        """TorchJD's class, and TorchJD's version."""
+        kind = self.aggregator
+        return Origin("algorithm", f"{kind.__module__}:{kind.__qualname__}", "torchjd", version("torchjd"))
 
     def combine(self, rows: Rows) -> Combination:
         """See the class.

@@ -33,7 +33,8 @@ from coordinator.members.refusal_record import RefusalRecord
 from coordinator.members.revocation import REVOKED, revoked
 from coordinator.members.strangers import Strangers
 from federation.certificates import der, load_certificate
-from federation.identity import IdentityError, PeerIdentity, Role, admin_uris, parse_peer
+from federation.identity import PeerIdentity, Role, admin_uris, parse_peer
+from federation.keys import IdentityError
 from federation.refusals import Refusal
 from storage.database import Database
 from storage.faults import Fault
@@ -496,7 +497,7 @@ def _authorise(rule: Rule | None, identity: PeerIdentity | None, action: str) ->
             "certificate-unknown", f"{action} needs a certificate of the federation, and its port asks for it"
         )
     if rule is None:
-        raise Refusal("role", f"nobody may call {action}")
+        raise Refusal("role", f"no role permits {action}")
     if identity.kind != rule.kind:
         holders = {"client": "clients", "admin": "administrators"}
         raise Refusal("role", f"{action} is for {holders[rule.kind]}; your certificate is of a {identity.kind}")

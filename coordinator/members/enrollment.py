@@ -10,15 +10,10 @@ from sqlalchemy.orm import Session
 
 from federation.certificates import CLIENT_LIFETIME, csr_public_key, der, issue_certificate, serial_of
 from federation.envelope import key_id
-from federation.identity import (
-    SECRET_BYTES,
-    IdentityError,
-    client_uri,
-    parse_peer,
-    proves_possession,
-    secret_hash,
-    signing_public_key,
-)
+from federation.identity import client_uri, parse_peer
+from federation.join_string import SECRET_BYTES, secret_hash
+from federation.keys import IdentityError
+from federation.proofs import proves_possession, signing_public_key
 from federation.refusals import Refusal
 from storage import audit
 from storage.models import Certificate, Client, ClientState, EnrollmentToken
@@ -170,7 +165,10 @@ def _token(session: Session, secret: bytes, now: datetime) -> EnrollmentToken:
     if len(secret) == SECRET_BYTES:
         token = session.get(EnrollmentToken, secret_hash(secret), with_for_update=True)
     if token is None:
-        raise Refusal("token-invalid", "no such token; copy the whole join string, or ask for a new one")
+        raise Refusal(
+            "token-invalid",
+            "no join string with this secret exists: copy the whole join string again, or ask for a new one",
+        )
     if token.used is not None:
         raise Refusal(
             "token-used",

@@ -5,8 +5,8 @@ from datetime import datetime
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
+from coordinator.finding import must_be_client
 from coordinator.rounds.states import move_client
-from coordinator.services.finding import must_be_client
 from storage import audit
 from storage.models import Certificate, Client, ClientState
 

@@ -56,7 +56,7 @@ async def only_request(requests: AsyncIterator[Any]) -> Any:
         async with asyncio.timeout(REQUEST_SECONDS):
             return _checked(await anext(requests))
     except (StopAsyncIteration, TimeoutError):
-        raise Refusal("argument", "this rpc takes one request, and none came") from None
+        raise Refusal("argument", "this rpc takes one request, and none arrived") from None
 
 
 async def checked_requests(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:

@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 
 from coordinator.members.enrollment import Authority, certify
 from federation.certificates import csr_public_key, serial_of
-from federation.identity import IdentityError, proves_renewal
+from federation.keys import IdentityError
+from federation.proofs import proves_renewal
 from federation.refusals import Refusal
 from storage import audit
 from storage.models import Certificate, Client, ClientState

@@ -6,7 +6,9 @@ from datetime import datetime
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from federation.identity import IdentityError, check_name, secret_hash
+from federation.identity import check_name
+from federation.join_string import secret_hash
+from federation.keys import IdentityError
 from federation.refusals import Refusal
 from storage import audit
 from storage.models import Client, EnrollmentToken

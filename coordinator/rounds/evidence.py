@@ -10,15 +10,13 @@ This does not find a reply whose row was removed and whose assignment was marked
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from google.protobuf.message import DecodeError
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from google.protobuf.message import DecodeError, Message
 
-from coordinator.rounds.stepping import canonical
-from federation.digests import digest
-from federation.envelope import ManifestT, envelope_digest, key_id, unseal
+from federation.envelope import ManifestT, envelope_digest, key_id, seal, unseal
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     AssignmentManifest,
@@ -28,10 +26,11 @@ from federation.v1.common_pb2 import (
     UpdateManifest,
 )
 from storage import models
+from storage.records import memory_digest
 
 REMEMBERED = 20_000  # envelopes; some 200 bytes each
 # What an update repeats of its assignment, field by field.
-BOUND_FIELDS = ("federation_id", "run_id", "round", "phase", "client_id", "base_model", "spec", "task")
+BOUND_FIELDS = ("federation_id", "run_id", "round", "attempt", "phase", "client_id", "base_model", "spec", "task")
 
 
 class RecordError(Exception):
@@ -58,7 +57,7 @@ class SignatureMemory:
         self._lock = threading.Lock()
         self._known: OrderedDict[tuple[str, bytes, str], None] = OrderedDict()
 
-    def note(self, envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey) -> None:
+    def note(self, envelope: SignedEnvelope, kind: type[Message], key: Ed25519PublicKey) -> None:
         """Remembers an envelope whose signature by `key` holds."""
         entry = (kind.__name__, key.public_bytes_raw(), envelope_digest(envelope))
         with self._lock:
@@ -66,6 +65,12 @@ class SignatureMemory:
             self._known.move_to_end(entry)
             while len(self._known) > self._capacity:
                 self._known.popitem(last=False)
+
+    def sign(self, manifest: ManifestT, key: Ed25519PrivateKey) -> SignedEnvelope:
+        """A manifest in an envelope signed by `key`, which is remembered."""
+        envelope = seal(manifest, key)
+        self.note(envelope, type(manifest), key.public_key())
+        return envelope
 
     def open(self, envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey) -> ManifestT:
         """The manifest of an envelope that `key` signed; the signature is verified unless it was before.
@@ -93,9 +98,10 @@ class Expected:
         spec: the digest of the run's specification.
         task: the run's.
         round: from 0.
+        attempt: at the round, from 0.
         phase: from 0.
         base_model: the digest of the model that the work starts from.
-        work: the field of AssignmentManifest with the work: "train", "evaluate", "jacobian" or "residual".
+        kind: of the work.
     """
 
     federation_id: str
@@ -103,9 +109,10 @@ class Expected:
     spec: str
     task: str
     round: int
+    attempt: int
     phase: int
     base_model: str
-    work: str
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -128,19 +135,18 @@ class Evidence:
         """
         row = ("assignments", assignment.assignment_id)
         order = self._open(row, "envelope", assignment.envelope, AssignmentManifest, self.key)
-        for name in ("federation_id", "run_id", "spec", "task", "round", "phase", "base_model"):
-            _same(row, f"envelope ({name})", getattr(expected, name), getattr(order, name))
-        _same(row, "envelope (work)", expected.work, order.WhichOneof("work"))
-        reference = order.residual.reference if expected.work == "residual" else ""
+        for item in fields(expected):
+            _same(row, f"envelope ({item.name})", getattr(expected, item.name), getattr(order, item.name))
         signed: Mapping[str, Any] = {
             "assignment_id": order.assignment_id,
             "client_id": order.client_id,
             "base_model": order.base_model,
             "objectives": list(order.objectives),
-            "reference": reference or None,
         }
         for name, value in signed.items():
             _same(row, name, getattr(assignment, name), value)
+        inputs = [(one.name, one.digest, one.size) for one in assignment.inputs]
+        _same(row, "inputs", inputs, [(one.name, one.digest, one.size) for one in order.inputs])
         return order
 
     def reply(self, update: models.Update, order: AssignmentManifest, client: models.Client) -> UpdateManifest:
@@ -206,7 +212,7 @@ class Evidence:
         _same(("runs", run.run_id), "model", run.model, step.result_model)
         if base_model is not None:
             _same(("runs", run.run_id), "base model of the round under way", base_model, step.result_model)
-        _same(("runs", run.run_id), "state_data", digest(canonical(run.state_data).encode()), step.state_after)
+        _same(("runs", run.run_id), "state_data", memory_digest(run.state_data), step.state_after)
         return dict(run.state_data)
 
     def _open(

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import select
 
 from coordinator.condition import Condition
-from coordinator.rounds.hub import Hub
+from coordinator.rounds.presence import Presence
 from storage.blobs import BlobStore
 from storage.database import UNAVAILABLE, Database
 from storage.faults import explain_fault
@@ -33,7 +33,7 @@ class Housekeeper:
     Args:
         database: where facts are kept.
         blobs: where models and updates are kept.
-        hub: who attends.
+        presence: who attends.
         condition: where faults are noted.
         keep_rounds: how many of the last rounds of each run keep their models and updates; None keeps all.
         clock: the time, aware.
@@ -44,7 +44,7 @@ class Housekeeper:
         self,
         database: Database,
         blobs: BlobStore,
-        hub: Hub,
+        presence: Presence,
         condition: Condition,
         *,
         keep_rounds: int | None,
@@ -53,7 +53,7 @@ class Housekeeper:
     ) -> None:
         self._database = database
         self._blobs = blobs
-        self._hub = hub
+        self._presence = presence
         self._condition = condition
         self._keep_rounds = keep_rounds
         self._clock = clock
@@ -115,13 +115,12 @@ class Housekeeper:
             now=self._clock(),
             grace_seconds=COLLECTION_GRACE.total_seconds(),
             keep_rounds=self._keep_rounds,
-            first_and_best=True,
         )
         if collected.deleted:
             log.info("removed %d blobs that nothing needs, %.1f MB", collected.deleted, collected.freed / 1e6)
 
     def _note_seen(self) -> None:
-        seen = self._hub.take_seen()
+        seen = self._presence.take_seen()
         if not seen:
             return
         with self._database.begin() as session:

@@ -17,16 +17,20 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.content import content_problem, finite, must_match, payload_problem
+from coordinator.rounds.content import content_problem, must_match, payload_problem
 from coordinator.rounds.evidence import SignatureMemory
+from coordinator.rounds.recorder import FULFILLED, Signed, record_equivocation, record_reply
 from coordinator.rounds.reported import must_be_a_time
 from coordinator.rounds.states import end_assignment
-from federation.envelope import envelope_digest, seal, unseal
+from federation.envelope import envelope_digest, unseal
 from federation.identity import client_uri
+from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.runs import LimitsSpec, RunSpec
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
-from federation.vectors import Layout, PayloadCheck, update_layout
+from federation.vectors import Layout, update_layout
+from federation.work.base import Work
+from federation.work.registry import kind
 from storage import audit
 from storage.database import Database
 from storage.models import Assignment, AssignmentState, Client, Update
@@ -34,7 +38,6 @@ from storage.models import Assignment, AssignmentState, Client, Update
 log = logging.getLogger(__name__)
 
 MAX_ENVELOPE_BYTES = 64 * 1024
-FULFILLED = "assignment-fulfilled"
 MAX_EQUIVOCATIONS = 3  # further replies to one assignment that are kept as evidence
 ASSIGNMENT_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -48,7 +51,7 @@ class Admission:
         envelope_digest: the name of the envelope.
         manifest: the verified manifest.
         layout: of the payload that the assignment asks for; None when it asks for none.
-        trains: the assignment asks to train.
+        kind: of the work that the assignment asks for.
         limits: of the run.
         deadline: until when the reply counts.
     """
@@ -57,7 +60,7 @@ class Admission:
     envelope_digest: str
     manifest: UpdateManifest
     layout: Layout | None
-    trains: bool
+    kind: type[Work]
     limits: LimitsSpec
     deadline: datetime
 
@@ -72,7 +75,7 @@ class Admission:
 
     def problem(self, check: PayloadCheck) -> Refusal | None:
         """What is wrong with the content of the payload that arrived whole; None when nothing is."""
-        return payload_problem(check, trains=self.trains, limits=self.limits)
+        return payload_problem(check, self.kind, self.limits)
 
 
 class Intake:
@@ -145,10 +148,10 @@ class Intake:
             raise closed
         manifest = self._opened(envelope, client)
         must_match(manifest, order)
-        layout = update_layout([(row.objective, row.length) for row in order.rows]) if order.rows else None
-        trains = order.WhichOneof("work") == "train"
-        admission = Admission(envelope, name, manifest, layout, trains=trains, limits=limits, deadline=deadline)
-        problem = content_problem(manifest, trains=bool(order.rows), limits=limits)
+        layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows]) if order.rows else None
+        asked = kind(order.kind).work
+        admission = Admission(envelope, name, manifest, layout, kind=asked, limits=limits, deadline=deadline)
+        problem = content_problem(manifest, asked, limits)
         if problem is not None:
             self._refuse_for_good(admission, problem)
         return admission
@@ -214,21 +217,7 @@ class Intake:
             if len(replies) > MAX_EQUIVOCATIONS or name in {reply.envelope_digest for reply in replies}:
                 return
             first = next((reply.envelope_digest for reply in replies if reply.accepted), "")
-            session.add(
-                Update(
-                    assignment_id=assignment.assignment_id,
-                    client_id=assignment.client_id,
-                    accepted=False,
-                    reason=FULFILLED,
-                    envelope=envelope.SerializeToString(),
-                    envelope_digest=name,
-                    receipt=b"",  # its payload was never seen
-                    samples=min(manifest.samples, 2**63 - 1),
-                    losses=finite(manifest.losses),
-                    metrics=finite(manifest.metrics),
-                    received=now,
-                )
-            )
+            record_equivocation(assignment, Signed(envelope, name, manifest), now)
             audit.record(
                 session,
                 at=now,
@@ -258,27 +247,8 @@ class Intake:
             self._must_be_open(assignment)
             now = self._clock()
             receipt = self._receipt(admission, refusal, now)
-            session.add(
-                Update(
-                    assignment_id=assignment.assignment_id,
-                    client_id=assignment.client_id,
-                    accepted=refusal is None,
-                    reason=refusal.reason if refusal else "",
-                    envelope=admission.envelope.SerializeToString(),
-                    envelope_digest=admission.envelope_digest,
-                    receipt=receipt.SerializeToString(),
-                    payload=manifest.payload if refusal is None else "",
-                    payload_bytes=manifest.payload_bytes,
-                    samples=min(manifest.samples, 2**63 - 1),
-                    losses=finite(manifest.losses),
-                    metrics=finite(manifest.metrics),
-                    received=now,
-                )
-            )
-            state = AssignmentState.FULFILLED if refusal is None else AssignmentState.REJECTED
-            end_assignment(
-                assignment, state, now, refusal.reason if refusal else "", refusal.message if refusal else ""
-            )
+            signed = Signed(admission.envelope, admission.envelope_digest, manifest)
+            record_reply(assignment, signed, refusal, now, receipt=receipt.SerializeToString())
         self._changed(manifest.run_id)
         return receipt
 
@@ -299,9 +269,7 @@ class Intake:
             message=refusal.message if refusal else "",
         )
         receipt.created.FromDatetime(now)
-        envelope = seal(receipt, self._signing_key)
-        self._signatures.note(envelope, ReceiptManifest, self._signing_key.public_key())
-        return envelope
+        return self._signatures.sign(receipt, self._signing_key)
 
     def _must_be_open(self, assignment: Assignment) -> None:
         name = assignment.assignment_id

@@ -1,4 +1,4 @@
-"""What a round is judged by (ALGORITHMS section 9): over clients, not over samples."""
+"""Metrics of a round (ALGORITHMS section 9): over clients, not over samples."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,105 +21,112 @@ _ASKIN = "Askin et al., 2025"
 DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "accuracy/mean": (
-            "mean of the clients' accuracies, each on its own test part (validation, or train, where there is no test "
-            "part), every client counting the same",
+            "mean of the clients' accuracies, each on its own test split (without one, on the validation or "
+            "training split); every client counts the same",
             "9.1",
         ),
         "accuracy/std": ("standard deviation of these accuracies, of the population (ddof 0)", f"9.1; {_WANG}"),
-        "accuracy/variance": ("its square", "9.1"),
+        "accuracy/variance": ("the square of `accuracy/std`", "9.1"),
         "accuracy/worst": ("the lowest accuracy of a client; the record names the client", "9.1"),
         "accuracy/best": ("the highest accuracy of a client", "9.1"),
         "accuracy/worst5": ("mean of the lowest 5 %: of floor(0.05 N) clients, at least one", f"9.1 (i); {_WANG}"),
         "accuracy/best5": ("mean of the highest 5 %: of floor(0.05 N) clients, at least one", f"9.1 (i); {_WANG}"),
         "accuracy/p5": ("5th percentile of the accuracies, interpolated linearly", f"9.1 (ii); {_HU}, table 8"),
         "accuracy/p95": ("95th percentile of the accuracies, interpolated linearly", f"9.1 (ii); {_HU}, table 8"),
-        "accuracy/jain": ("(sum a)² / (N sum a²): 1 when all accuracies are equal, 1/N when one has all", "Jain, 1984"),
-        "loss/train": ("mean of the losses of the new model that the clients measured on their training parts", "9.2"),
-        "loss/validation": ("the same on their validation parts", "9.2"),
-        "loss/test": ("the same on their test parts", "9.2"),
+        "accuracy/jain": (
+            "(sum a)² / (N sum a²): 1 if all accuracies are equal, 1/N if all but one are 0",
+            "Jain, 1984",
+        ),
+        "loss/train": ("mean of the losses of the new model that the clients measured on their training splits", "9.2"),
+        "loss/validation": ("the same on their validation splits", "9.2"),
+        "loss/test": ("the same on their test splits", "9.2"),
         "loss/train/<objective>": (
-            "mean of the losses of the new model in that objective, on the training parts of the clients that serve it",
+            "mean of the losses of the new model in that objective, on the training splits of the clients "
+            "that serve it",
             "6.1, 9.7",
         ),
-        "loss/validation/<objective>": ("the same on their validation parts", "6.1, 9.7"),
-        "loss/test/<objective>": ("the same on their test parts", "6.1, 9.7"),
+        "loss/validation/<objective>": ("the same on their validation splits", "6.1, 9.7"),
+        "loss/test/<objective>": ("the same on their test splits", "6.1, 9.7"),
         "accuracy/objective/<objective>": (
-            "mean of the accuracies in that objective, over the clients that serve it, on the parts that the round is "
-            "judged by",
+            "mean of the accuracies in that objective, over the clients that serve it, on the splits of "
+            "`accuracy/mean`",
             "6.1",
         ),
         "loss/worst": ("the highest loss of a client, for a task without accuracy", "9.1"),
         "loss/jain": ("(sum F)² / (N sum F²) of the clients' losses, for a task without accuracy", "Jain, 1984"),
         "improved": (
-            "share of the round's participants whose training loss did not rise in the step; a tie counts, a loss that "
-            "is no longer finite does not. Missing for `afl`, whose clients train from one model and evaluate another, "
-            "and where the training split is not evaluated",
+            "share of the round's participants whose training loss did not rise in the step; an equal loss "
+            "counts as improved, a loss that is no longer finite does not. Missing for `afl`, whose clients "
+            "train from one model and evaluate another, and if the training split is not evaluated",
             f"9.2; {_HU}",
         ),
-        "direction_norm": ("length of the direction d that the algorithm made of the updates", "9.5"),
+        "direction_norm": ("length of the direction d that the algorithm computed from the updates", "9.5"),
         "stationarity": (
-            "length of the shortest vector in the convex hull of the participants' updates: 0 exactly where no "
-            "direction is good for all of them; up to 512 updates",
+            "length of the shortest vector in the convex hull of the participants' updates: 0 if and only if "
+            "no direction is good for all of them; measured for up to 512 updates",
             f"9.5; {_HU}",
         ),
-        "stationarity/relative": ("the same divided by the length of the longest update, in [0, 1]", "9.5"),
+        "stationarity/relative": ("`stationarity` divided by the length of the longest update, in [0, 1]", "9.5"),
         "stationary": (
-            "1 when the algorithm found no direction and the model stayed, else 0",
+            "1 if the algorithm found no direction and the model stayed as it was, else 0",
             "3.6",
         ),
-        "conflicts": ("pairs of updates with a negative inner product", f"5; {_WANG}"),
+        "conflicts": ("number of pairs of updates with a negative inner product", f"5; {_WANG}"),
         "conflict_depth": ("the least cosine of such a pair; 0 without conflicts", f"5; {_WANG}"),
         "conflict_mean": ("the mean cosine of such pairs; 0 without conflicts", f"5; {_WANG}"),
         "descent_min": (
-            "the least cosine between d and an update: negative where the step hurts some client, to first order",
+            "the least cosine between d and an update: if negative, the step raises the loss of some client, "
+            "to first order",
             "9.5, common-descent check",
         ),
         "descent_share": ("share of the updates that have no negative cosine with d", "9.5, common-descent check"),
         "entropy": (
-            "- sum lambda log lambda of the weights: log m when all m weigh the same, 0 when one decides",
+            "- sum lambda log lambda of the weights: log m if all m weights are equal, 0 if one client has "
+            "all the weight",
             "9.5",
         ),
         "weight/<objective>": (
-            "lambda of the objective in the step, absent in a round that left it out; they sum to 1, or to less where "
-            "weights are fixed and an objective was left out",
+            "lambda of the objective in the step, absent in a round that left it out; the weights sum to 1, "
+            "or to less if weights are fixed and an objective was left out",
             f"6.1, 6.2; {_YANG}; {_ASKIN}",
         ),
         "objective/conflicts": (
-            "pairs of objectives whose gradients (or averaged updates) have a negative inner product, as far as the "
-            "algorithm knows it",
+            "number of pairs of objectives whose gradients (or averaged updates) have a negative inner "
+            "product, by the algorithm's estimate",
             "6.3",
         ),
         "objective/conflict_depth": ("the least cosine of such a pair; 0 without conflicts", "6.3"),
         "objective/conflict_mean": ("the mean cosine of such pairs; 0 without conflicts", "6.3"),
         "objective/stationarity": (
-            "sqrt(lambda' G lambda), the length of the weighted sum of the objectives' gradients (or averaged updates)",
+            "sqrt(lambda' G lambda), the length of the weighted sum of the objectives' gradients (or averaged "
+            "updates); of their exact gradients with `algorithm.exact_stationarity`",
             f"9.5; {_YANG}",
         ),
         "preference/divergence": (
-            "KL divergence of the shares r_k F_k / sum r F from equal ones: 0 where the losses are as preferred, "
-            "log M at the most",
+            "KL divergence of the shares r_k F_k / sum r F from equal shares: 0 if the losses are as "
+            "preferred, at most log M",
             f"6.5, 9.4; {_ASKIN}",
         ),
         "step/rate": ("the server's learning rate of the round", "12"),
         "bytes/up": (
-            "bytes of the update files that clients sent, accepted or refused (a refused one with the size that it "
-            "declared); not the signed envelopes, about 1 kB each, nor TLS",
+            "bytes of the payloads that clients sent, accepted or refused (a refused one with its declared "
+            "size); without the signed envelopes, about 1 kB each, and without TLS",
             "9.8",
         ),
-        "bytes/refused": ("those of them that were refused", "9.8"),
+        "bytes/refused": ("the part of `bytes/up` that was refused", "9.8"),
         "bytes/down": (
-            "bytes of the model files that clients fetched: each model once for every client that answered an "
-            "assignment with it in this round and in none before, since workers keep the last models; the references "
-            "of svd-two-way besides; what was fetched and never answered is not known, nor, in a simulation, what only "
-            "evaluations need",
+            "bytes of the model files that clients fetched. A model counts once for each client that replied "
+            "to an assignment with it, in the first such round, since workers keep the last models. The sums "
+            "that `svd-two-way` sends back count, too. Fetched models without a reply are not counted, nor, "
+            "in a simulation, models that only evaluations need",
             "9.8",
         ),
         "backdoor": (
-            "share of the triggered test samples of other classes that the new model takes for the attacker's class; "
-            "where a simulation has such an attacker",
+            "share of the triggered test samples of other classes that the new model assigns to the "
+            "attacker's class; in a simulation with such an attacker",
             "8",
         ),
-        "evaluated": ("clients that evaluated the new model", "9.1"),
+        "evaluated": ("number of clients that evaluated the new model", "9.1"),
     }
 )
 

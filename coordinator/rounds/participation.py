@@ -16,8 +16,9 @@ from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from federation.text import escaped
+from federation.work.train.work import Train
 from storage.database import Database
-from storage.models import Assignment, AssignmentState, Phase, PhaseKind, Round, RoundState, Update
+from storage.models import Assignment, AssignmentState, Phase, Round, RoundState, Update
 
 log = logging.getLogger(__name__)
 
@@ -255,6 +256,7 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
         select(
             Round.number,
             Phase.kind,
+            Phase.decides,
             Assignment.client_id,
             Assignment.state,
             Assignment.reason,
@@ -268,9 +270,11 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
         .order_by(Round.number, Phase.number, Assignment.client_id)
     )
     members: dict[int, dict[str, MemberRound]] = {}
-    for number, kind, client, state, reason, message, cosine in rows:
+    for number, kind, decides, client, state, reason, message, cosine in rows:
         own = members.setdefault(number, {})
-        own[client] = _with(own.get(client, MemberRound(client)), kind, _part(state, reason), reason, message, cosine)
+        before, part = own.get(client, MemberRound(client)), _part(state, reason)
+        why = ": ".join(text for text in ("" if kind == Train.name else kind, reason, message) if text)
+        own[client] = _decided(before, part, why, cosine) if decides else _evaluated(before, part, why)
     numbers = session.execute(select(Round.number, Round.metrics).where(*here).order_by(Round.number))
     return [
         EndedRound(number, tuple(members.get(number, {}).values()), metrics.get("improved", math.nan))
@@ -284,17 +288,16 @@ def _part(state: AssignmentState, reason: str) -> Part:
     return _PARTS.get(state, Part.MISSING)
 
 
-def _with(
-    member: MemberRound, kind: PhaseKind, part: Part, reason: str, message: str, cosine: float | None
-) -> MemberRound:
-    """A member's round with one more phase, later than those before."""
-    why = ": ".join(text for text in ("" if kind is PhaseKind.TRAIN else kind.lower(), reason, message) if text)
-    if kind is PhaseKind.EVALUATE:
-        own_reason = why if part.failed and not (member.training and member.training.failed) else member.reason
-        return MemberRound(member.client_id, member.training, part, own_reason, member.cosine)
-    return MemberRound(
-        member.client_id, part, member.evaluation, why if part.failed else "", math.nan if cosine is None else cosine
-    )
+def _decided(member: MemberRound, part: Part, why: str, cosine: float | None) -> MemberRound:
+    """A member's round with one more phase that the step depends on, later than those before."""
+    known = math.nan if cosine is None else cosine
+    return MemberRound(member.client_id, part, member.evaluation, why if part.failed else "", known)
+
+
+def _evaluated(member: MemberRound, part: Part, why: str) -> MemberRound:
+    """A member's round with its evaluation."""
+    own_reason = why if part.failed and not (member.training and member.training.failed) else member.reason
+    return MemberRound(member.client_id, member.training, part, own_reason, member.cosine)
 
 
 class WarningLog:

@@ -17,10 +17,11 @@ def of_revoked(phase_id: int) -> Select[Assignment]:
     return _of_revoked().where(Assignment.phase_id == phase_id).order_by(Assignment.client_id)
 
 
-def revoked_before(session: Session, round_id: int, number: int) -> bool:
-    """Whether a phase of a round before `number` has replies that count of clients that are revoked by now."""
+def revoked_before(session: Session, round_id: int, attempt: int, number: int) -> bool:
+    """Whether a phase of an attempt at a round before `number` has replies that count of clients revoked by now."""
     earlier = _of_revoked().join(Phase, Phase.phase_id == Assignment.phase_id)
-    return session.scalar(earlier.where(Phase.round_id == round_id, Phase.number < number).limit(1)) is not None
+    here = (Phase.round_id == round_id, Phase.attempt == attempt, Phase.number < number)
+    return session.scalar(earlier.where(*here).limit(1)) is not None
 
 
 def fulfilled(session: Session, phase_id: int) -> int:

@@ -47,7 +47,7 @@ def generator(seed: int, round_number: int, purpose: str) -> np.random.Generator
 def select(
     spec: SelectionSpec, samples: Mapping[str, int], *, seed: int, round_number: int, purpose: str = "select"
 ) -> list[str]:
-    """The clients asked to train, ordered by name.
+    """The clients asked to train, ordered by name: those of `spec.always` that are in the pool, and others by lot.
 
     Args:
         spec: the rule.
@@ -60,9 +60,13 @@ def select(
     count = asked(spec, len(pool))
     if count >= len(pool):
         return pool
+    always = [client for client in pool if client in spec.always]
+    others = [client for client in pool if client not in spec.always]
     chance = None
     if spec.by == "samples":
-        sizes = np.array([samples[client] for client in pool], dtype=np.float64)
+        sizes = np.array([samples[client] for client in others], dtype=np.float64)
         chance = sizes / sizes.sum()
-    drawn = generator(seed, round_number, purpose).choice(len(pool), size=count, replace=False, p=chance)
-    return sorted(pool[int(index)] for index in drawn)
+    places = generator(seed, round_number, purpose).choice(
+        len(others), size=max(0, count - len(always)), replace=False, p=chance
+    )
+    return sorted([*always, *(others[int(place)] for place in places)])

@@ -1,6 +1,9 @@
 """A run specification with the algorithm that it names: what a run needs to be taken."""
 
-from coordinator.aggregation.registry import Algorithm, HyperparameterError, algorithm
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from coordinator.aggregation.registry import Algorithm, HyperparameterError, algorithm, rule_code
 from federation.objectives import JOINT
 from federation.runs import RunSpec, SpecError
 
@@ -12,33 +15,43 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
         SpecError: it cannot be used; the message names each key that is wrong.
     """
     spec = RunSpec.parse(text)
-    try:
+    with _named():
         rule = algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
-    except HyperparameterError as error:
-        raise SpecError(f"algorithm.{error}") from error
     if (rule.reads_losses or rule.reads_accuracies) and not spec.train.measure:
         raise SpecError(f"train.measure: {rule.name} needs what clients measure before they train; leave it out")
-    if rule.optimiser() is not None and spec.server.optimiser != "sgd":
+    with _named(), rule_code(rule, "asking it for an optimiser"):
+        optimiser = rule.optimiser()
+    if optimiser is not None and spec.server.optimiser != "sgd":
         raise SpecError(f"server.optimiser: {rule.name} brings its own; leave it out")
     return spec, rule
 
 
 def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
-    """What an operator should know of a run before members take part: which of their claims steer it.
+    """What an operator should know of a run before members take part.
+
+    That is: which claims of the members steer the run, and whether the decay of its rate has no effect.
 
     Args:
         spec: of the run.
         rule: that it names.
     """
+    with _named(), rule_code(rule, "asking it for cautions"):
+        found = tuple(rule.cautions())
+    if spec.server.decay and spec.rounds <= spec.server.decay_every:
+        found += (
+            f"server.decay = {spec.server.decay:g} has no effect: the rate changes every {spec.server.decay_every} "
+            f"rounds, and the run has {spec.rounds}; server.decay_every = {max(1, spec.rounds // 20)} makes about 20 "
+            "reductions",
+        )
     keys = []
     if spec.selection.by == "samples" and spec.selection.method != "all":
         keys.append('selection.by = "samples"')
     if spec.algorithm.prior == "samples":
         keys.append('algorithm.prior = "samples"')
     if not keys:
-        return rule.cautions()
+        return found
     return (
-        *rule.cautions(),
+        *found,
         f"{' and '.join(keys)}: members claim their numbers of training samples, and nobody can verify them; a claim "
         f"counts up to limits.samples = {spec.limits.samples}: set that near the largest honest number",
     )
@@ -65,8 +78,15 @@ def fitting_objectives(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ..
     for client, served in spec.objectives.serve.items():
         if unknown := [name for name in served if name not in named]:
             raise SpecError(f"objectives.serve.{client}: no objective {unknown[0]!r}; there are {', '.join(named)}")
-    try:
+    with _named(), rule_code(rule, "fitting it to the objectives"):
         rule.fit(named)
+    return named
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Puts the section in front of the key that is wrong."""
+    try:
+        yield
     except HyperparameterError as error:
         raise SpecError(f"algorithm.{error}") from error
-    return named

@@ -57,7 +57,7 @@ StateT = TypeVar("StateT", RunState, RoundState, PhaseState, AssignmentState)
 
 
 class IllegalTransition(Exception):
-    """The engine tried a way that does not exist: a bug, not a user's mistake."""
+    """A change of state that does not exist: a bug, not a user's mistake."""
 
 
 def _check(transitions: dict[StateT, frozenset[StateT]], now: StateT, to: StateT, what: str) -> None:

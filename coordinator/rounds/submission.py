@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.base import Algorithm
-from coordinator.rounds.remote import known_clients
+from coordinator.rounds.fleets.remote import known_clients
 from coordinator.rounds.selection import asked
 from coordinator.rounds.specification import cautions, fitting_objectives, parse_run
 from coordinator.rounds.states import RUN_ENDED
@@ -24,11 +24,13 @@ class Submission:
         spec: what was asked for.
         rule: the algorithm that it names.
         objectives: of the task, in its order.
+        warnings: what the operator should know about the specification.
     """
 
     spec: RunSpec
     rule: Algorithm
     objectives: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     @classmethod
     def parse(cls, document: bytes, objectives: tuple[str, ...]) -> "Submission":
@@ -43,14 +45,9 @@ class Submission:
         """
         try:
             spec, rule = parse_run(document)
-            return cls(spec, rule, fitting_objectives(spec, rule, objectives))
+            return cls(spec, rule, fitting_objectives(spec, rule, objectives), cautions(spec, rule))
         except SpecError as error:
             raise Refusal("spec", str(error)) from error
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What the operator should know about the specification."""
-        return cautions(self.spec, self.rule)
 
     def must_be_new(self, session: Session) -> None:
         """Raises if a run of this name has not ended.

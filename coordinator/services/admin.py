@@ -9,12 +9,14 @@ from functools import partial
 
 from sqlalchemy.orm import Session
 
+from coordinator import finding
 from coordinator.disk import open_runs_bytes
 from coordinator.members.access import Access
-from coordinator.rounds.engine import Engine, Submitted
-from coordinator.rounds.hub import Hub
+from coordinator.removed import removed_model
+from coordinator.rounds.presence import Presence
 from coordinator.rounds.submission import Submission
-from coordinator.services import details, disk, finding, paging, summaries, views, watching
+from coordinator.rounds.supervisor import Submitted, Supervisor
+from coordinator.services import details, disk, paging, summaries, views, watching
 from coordinator.services.calls import NEXT_CHUNK_SECONDS, next_message
 from coordinator.services.desk import Context
 from coordinator.services.member_calls import MemberCalls
@@ -27,9 +29,9 @@ from federation.v1 import admin_pb2 as messages
 from federation.v1 import admin_pb2_grpc
 from federation.vectors import Layout
 from storage import audit
-from storage.blobs import BlobStore
+from storage.blobs import BlobMissing, BlobStore
 from storage.database import Database
-from storage.models import note_model
+from storage.models import Run, note_model
 
 MAX_SPEC_BYTES = 64 << 10
 RUNS_AT_A_TIME = 100  # of a list
@@ -45,8 +47,8 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
     Args:
         database: where facts are kept.
         blobs: where models are kept.
-        hub: who attends.
-        engine: conducts runs.
+        presence: who attends.
+        supervisor: conducts runs.
         access: who calls.
         executor: threads for the database and the disk, so that the event loop never waits for either.
         join: makes the join string of a client id and a secret.
@@ -62,8 +64,8 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         *,
         database: Database,
         blobs: BlobStore,
-        hub: Hub,
-        engine: Engine,
+        presence: Presence,
+        supervisor: Supervisor,
         access: Access,
         executor: Executor,
         join: Callable[[str, bytes], str],
@@ -75,8 +77,8 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
     ) -> None:
         super().__init__(
             database=database,
-            hub=hub,
-            engine=engine,
+            presence=presence,
+            supervisor=supervisor,
             access=access,
             executor=executor,
             join=join,
@@ -128,7 +130,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
             self._blobs,
             submission,
             model_bytes=header.model_bytes,
-            attending=set(self._hub.attending()),
+            attending=set(self._presence.attending()),
             other=open_runs_bytes(session),
         )
 
@@ -138,10 +140,10 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         return await self._read(lambda session: disk.get_disk(session, self._blobs, keep_rounds=self._keep_rounds))
 
     def _submit(self, header: messages.RunHeader, digest: str, layout: Layout, by: str) -> Submitted:
-        size = self._blobs.size(digest)
+        size = self._blobs.stat(digest).size
         with self._database.begin() as session:
             note_model(session, digest, size=size, parameters=layout.size, created=self._clock())
-        return self._engine.submit(
+        return self._supervisor.submit(
             header.spec, digest, by=by, paused=header.paused, objectives=tuple(header.objectives)
         )
 
@@ -169,7 +171,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         """Holds a run."""
         by = await self._authorise(context, Role.OPERATOR)
         run_id = (await self._run(request.run)).run_id
-        await self._in_thread(self._engine.pause, run_id, by=by)
+        await self._in_thread(self._supervisor.pause, run_id, by=by)
         return messages.PauseRunResponse(run=await self._run(run_id))
 
     async def ResumeRun(  # noqa: N802
@@ -178,14 +180,14 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         """Lets a held run go on."""
         by = await self._authorise(context, Role.OPERATOR)
         run_id = (await self._run(request.run)).run_id
-        await self._in_thread(self._engine.resume, run_id, by=by)
+        await self._in_thread(self._supervisor.resume, run_id, by=by)
         return messages.ResumeRunResponse(run=await self._run(run_id))
 
     async def StopRun(self, request: messages.StopRunRequest, context: Context) -> messages.StopRunResponse:  # noqa: N802
         """Ends a run."""
         by = await self._authorise(context, Role.OPERATOR)
         run_id = (await self._run(request.run)).run_id
-        await self._in_thread(self._engine.stop_run, run_id, by=by, reason=request.reason)
+        await self._in_thread(self._supervisor.stop_run, run_id, by=by, reason=request.reason)
         return messages.StopRunResponse(run=await self._run(run_id))
 
     async def _run(self, text: str) -> messages.Run:
@@ -203,12 +205,12 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
             if changed_run == run_id and not loop.is_closed():
                 loop.call_soon_threadsafe(changed.set)
 
-        unwatch = self._engine.watch(wake)
+        unwatch = self._supervisor.watch(wake)
         try:
             watcher = watching.Watching(run_id)
             while True:
                 changed.clear()
-                for message in await self._read(watcher.look, self._hub.attending(), self._clock()):
+                for message in await self._read(watcher.look, self._presence.attending(), self._clock()):
                     yield message
                 if watcher.over:
                     return
@@ -284,19 +286,30 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
     ) -> AsyncIterator[messages.ExportModelResponse]:
         """Streams a model of a run as a safetensors file."""
         by = await self._authorise(context, Role.VIEWER)
+        number = request.round if request.HasField("round") else None
 
-        def find(session: Session) -> str:
+        def find(session: Session) -> tuple[Run, str]:
             run = finding.find_run(session, request.run)
-            digest = finding.model_after(session, run, request.round if request.HasField("round") else None)
-            audit.record(
-                session, at=self._clock(), actor=by, action="model.exported", subject=run.run_id, detail=digest
-            )
-            return digest
+            return run, finding.model_after(session, run, number)
 
-        digest = await self._write(find)
-        source = await self._in_thread(self._blobs.open, digest)
-        size = await self._in_thread(self._blobs.size, digest)
+        run, digest = await self._read(find)
+        try:
+            source = await self._in_thread(self._blobs.open_range, digest)
+        except BlobMissing:
+            removed = await self._read(removed_model, self._blobs, run, number, digest, self._keep_rounds)
+            if removed is not None:
+                raise removed from None
+            raise
         with closing(source):
+            size = (await self._in_thread(self._blobs.stat, digest)).size
+            await self._write(
+                audit.record,
+                at=self._clock(),
+                actor=by,
+                action="model.exported",
+                subject=run.run_id,
+                detail=digest,
+            )
             while chunk := await self._in_thread(source.read, CHUNK_BYTES):
                 yield messages.ExportModelResponse(digest=digest, size=size, chunk=chunk)
 

@@ -21,6 +21,7 @@ from federation.v1.common_pb2 import (
 )
 from storage import models
 from storage.blobs import BlobMissing, BlobStore
+from storage.records import ObjectivesRecord
 
 _ANSWERED = (models.AssignmentState.FULFILLED, models.AssignmentState.REJECTED)
 _MAX_GRAM_BYTES = 64 << 20  # 2800 rows
@@ -96,24 +97,23 @@ def round_detail(
 
 def _objectives(item: models.Round) -> messages.Objectives | None:
     """What a round knew of its objectives; the cosines of one that was left out are NaN."""
-    record = item.objectives
-    if not record:
+    record = ObjectivesRecord.decode(item.objectives)
+    if record is None:
         return None
-    weights = record.get("weights", {})
-    found = messages.Objectives(mode=record.get("mode", ""), notes=record.get("notes", ()))
-    for name in record["names"]:
+    found = messages.Objectives(mode=record.mode, notes=record.notes)
+    for name in record.names:
         found.results.add(
             name=name,
-            weight=weights.get(name, math.nan),
-            loss=record["losses"].get(name, math.nan),
-            left_out=record.get("left_out", {}).get(name, ""),
-            clients=record["clients"].get(name, 0),
+            weight=record.weights.get(name, math.nan),
+            loss=record.losses.get(name, math.nan),
+            left_out=record.left_out.get(name, ""),
+            clients=record.clients.get(name, 0),
         )
-    if record.get("cosines"):
-        side = len(record["names"])
-        places = [at for at, name in enumerate(record["names"]) if name in weights]
+    if record.cosines:
+        side = len(record.names)
+        places = [at for at, name in enumerate(record.names) if name in record.weights]
         cosines = np.full((side, side), np.nan)
-        cosines[np.ix_(places, places)] = record["cosines"]
+        cosines[np.ix_(places, places)] = record.cosines
         found.cosines.extend(cosines.ravel().tolist())
     return found
 
@@ -126,7 +126,7 @@ def _participations(session: Session, round_ids: list[int], scores: _Scores) -> 
         .join(models.Phase)
         .where(
             models.Phase.round_id.in_(round_ids),
-            models.Phase.kind == models.PhaseKind.EVALUATE,
+            ~models.Phase.decides,
             models.Assignment.state.in_(_ANSWERED),
         )
     )
@@ -135,7 +135,7 @@ def _participations(session: Session, round_ids: list[int], scores: _Scores) -> 
     assignments = session.scalars(
         select(models.Assignment)
         .join(models.Assignment.phase)
-        .where(models.Phase.round_id.in_(round_ids), models.Phase.kind != models.PhaseKind.EVALUATE)
+        .where(models.Phase.round_id.in_(round_ids), models.Phase.decides)
         .order_by(models.Phase.number)
         .options(
             contains_eager(models.Assignment.phase),
@@ -146,11 +146,13 @@ def _participations(session: Session, round_ids: list[int], scores: _Scores) -> 
         )
     )
     asked: dict[tuple[int, str], list[models.Assignment]] = {}
+    final: dict[int, models.Phase] = {}
     for assignment in assignments:
         asked.setdefault((assignment.phase.round_id, assignment.client_id), []).append(assignment)
+        final[assignment.phase.round_id] = assignment.phase
     found: dict[int, list[messages.Participation]] = {round_id: [] for round_id in round_ids}
     for (round_id, client), own in sorted(asked.items()):
-        part = _participation(own, scores[round_id].get(client, {}))
+        part = _participation(own, final[round_id], scores[round_id].get(client, {}))
         part.answered.extend(evaluated.get((round_id, client), ()))
         found[round_id].append(part)
     return found
@@ -158,20 +160,20 @@ def _participations(session: Session, round_ids: list[int], scores: _Scores) -> 
 
 def _participation(
     assignments: Sequence[models.Assignment],
+    final: models.Phase,
     evaluation: dict[str, float],
 ) -> messages.Participation:
     """One client's part, from its assignments in the order of the phases.
 
-    State and update are those of its training. Of a client that was not asked to train they are those of the
-    last phase that it was asked in, which the reason names.
+    State and update are those of the last phase that the client was asked in; the reason names it where the round went
+    on to another phase, `final`, without the client.
     """
-    trains = [one for one in assignments if one.phase.kind is models.PhaseKind.TRAIN]
-    last = trains[-1] if trains else assignments[-1]
+    last = assignments[-1]
     part = messages.Participation(
         client_id=last.client_id,
         state=AssignmentState.Value(f"ASSIGNMENT_STATE_{last.state}"),
         reason=": ".join(filter(None, (last.reason, last.message))),
-        loss_before=next((loss for loss in map(_loss, [*trains, *assignments]) if math.isfinite(loss)), math.nan),
+        loss_before=next((loss for loss in map(_loss, reversed(assignments)) if math.isfinite(loss)), math.nan),
         update_norm=math.nan,
         weight=math.nan,
         coefficient=math.nan,
@@ -182,9 +184,9 @@ def _participation(
         answered=[one.phase.number for one in assignments if one.state in _ANSWERED],
         payload_bytes=sum(update.payload_bytes for one in assignments for update in one.updates),
     )
-    if not trains:
-        where = f"it got as far as phase {last.phase.number}, {str(last.phase.kind).lower()}"
-        part.reason = ": ".join((part.reason or "not asked to train", where))
+    if last.phase is not final:
+        where = f"it got as far as phase {last.phase.number}, {last.phase.kind}"
+        part.reason = ": ".join((part.reason or f"not asked to {final.kind}", where))
     update = _update(last)
     if update is None:
         return part
@@ -243,7 +245,7 @@ def _rows(envelope: bytes) -> list[str]:
     """The rows of a recorded update; none where the bytes are no update."""
     found = parsed(envelope)
     try:
-        return [row.objective for row in UpdateManifest.FromString(found.manifest if found else b"").rows]
+        return [row.name for row in UpdateManifest.FromString(found.manifest if found else b"").rows]
     except DecodeError:
         return []
 

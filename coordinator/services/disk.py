@@ -51,7 +51,7 @@ def outlook(
     needed = disk.run_bytes(
         submission.spec, model=model_bytes, members=len(members), objectives=len(submission.objectives)
     )
-    free = disk.free_bytes(blobs) - other
+    free = blobs.free_bytes() - other
     warnings = list(submission.warnings)
     if needed > free:
         warnings.append(

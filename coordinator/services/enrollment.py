@@ -86,4 +86,6 @@ class EnrollmentService(enrollment_pb2_grpc.EnrollmentServicer):
                     now=self._clock(),
                 )
         except IntegrityError:  # another token for the same name, at the same moment
-            raise Refusal("client-exists", "the client or its key was enrolled at this very moment") from None
+            raise Refusal(
+                "client-exists", "this client, or a client with this key, was enrolled at the same time"
+            ) from None

@@ -1,4 +1,4 @@
-"""The workers' service: attendance, blobs, replies. Thin: the rules are in the intake, the rounds in the engine."""
+"""The workers' service: attendance, blobs, replies. Thin: the rules are in the intake, the rounds in the conductor."""
 
 import asyncio
 import logging
@@ -19,14 +19,16 @@ from coordinator.members.access import Access, Caller
 from coordinator.members.enrollment import Authority
 from coordinator.members.limits import DECLINE, MESSAGE
 from coordinator.members.renewal import renew, retire_older
-from coordinator.rounds.hub import Attendance, Hub
+from coordinator.removed import removed_offer
 from coordinator.rounds.intake import Admission, Intake
+from coordinator.rounds.presence import Assigned, Attendance, Message, Presence
 from coordinator.services.calls import FIRST_MESSAGE_SECONDS, NEXT_CHUNK_SECONDS, Threads, next_message
 from coordinator.services.stream_words import Introduction, declined, introduction
 from federation.certificates import pem
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
 from federation.digests import parse
 from federation.envelope import seal
+from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.v1 import federation_pb2_grpc
 from federation.v1.common_pb2 import SignedEnvelope, TimeManifest
@@ -41,10 +43,9 @@ from federation.v1.federation_pb2 import (
     SubmitResponse,
     Welcome,
 )
-from federation.vectors import PayloadCheck
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore, BlobWriter
 from storage.database import Database
-from storage.models import Assignment, AssignmentState, Client, ClientState
+from storage.models import Assignment, AssignmentState, Client, ClientState, Input
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
     Args:
         database: where facts are kept.
         blobs: where models and payloads are kept.
-        hub: who attends.
+        presence: who attends.
         intake: what must hold before a reply counts.
         blob_failed: told of a blob that an assignment promised and that is missing or damaged.
         access: who may call.
@@ -68,6 +69,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         signing_key: the coordinator's.
         restored: the newest signed statement that a backup was restored, if there is one.
         heartbeat_seconds: how often a worker gives a sign of life.
+        keep_rounds: how many of the last rounds of each run keep their models and updates; 0 for all.
         clock: the time, aware.
     """
 
@@ -76,7 +78,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         *,
         database: Database,
         blobs: BlobStore,
-        hub: Hub,
+        presence: Presence,
         intake: Intake,
         blob_failed: Callable[[str, Exception], None],
         access: Access,
@@ -86,11 +88,12 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         signing_key: Ed25519PrivateKey,
         restored: Callable[[], SignedEnvelope | None],
         heartbeat_seconds: float,
+        keep_rounds: int,
         clock: Callable[[], datetime],
     ) -> None:
         self._database = database
         self._blobs = blobs
-        self._hub = hub
+        self._presence = presence
         self._intake = intake
         self._blob_failed = blob_failed
         self._access = access
@@ -100,6 +103,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         self._signing_key = signing_key
         self._restored = restored
         self._heartbeat_seconds = heartbeat_seconds
+        self._keep_rounds = keep_rounds
         self._clock = clock
         self._uploads: dict[str, Callable[[Refusal], None]] = {}  # what ends them, by assignment
 
@@ -128,20 +132,20 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         )
         await self._in_thread(self._note_hello, attendance, said, caller)
         # Joined first, read second: an assignment made in between is said twice rather than never.
-        self._hub.join(attendance)
+        self._presence.join(attendance)
         log.info("%s attends with %s", client_id, ", ".join(attendance.tasks) or "no task")
         listener = asyncio.create_task(self._listen(request_iterator, attendance, caller))
         try:
             yield await self._in_thread(self._welcome, client_id, first.hello.nonce)
             for envelope in await self._in_thread(self._open_assignments, client_id):
-                yield AttendResponse(assignment=envelope)
+                yield _response(envelope)
             while (message := await attendance.outbox.get()) is not None:
                 if isinstance(message, Refusal):
                     raise message
-                yield message
+                yield _response(message)
         finally:
             listener.cancel()
-            self._hub.leave(attendance, self._clock())
+            self._presence.leave(attendance, self._clock())
             log.info("%s left", client_id)
 
     async def _listen(self, requests: AsyncIterator[AttendRequest], attendance: Attendance, caller: Caller) -> None:
@@ -165,7 +169,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         if kind == "heartbeat":
             beat = request.heartbeat
             progress = min(max(beat.progress, 0.0), 1.0)
-            self._hub.heartbeat(attendance, self._clock(), beat.assignment_id[:32], progress)
+            self._presence.heartbeat(attendance, self._clock(), beat.assignment_id[:32], progress)
         elif kind == "decline":
             decline = request.decline
             reason, message = declined(decline)
@@ -198,7 +202,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             client.device = said.device
             client.last_seen = attendance.last_seen
 
-    def _open_assignments(self, client_id: str) -> list[SignedEnvelope]:
+    def _open_assignments(self, client_id: str) -> list[Assigned]:
         """What a client still owes, oldest first; nothing while it waits for approval."""
         with self._database.read() as session:
             if session.get_one(Client, client_id).state is not ClientState.ACTIVE:
@@ -208,7 +212,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 .where(Assignment.client_id == client_id, Assignment.state == AssignmentState.OPEN)
                 .order_by(Assignment.created)
             )
-            return [SignedEnvelope.FromString(envelope) for envelope in envelopes]
+            return [Assigned(envelope) for envelope in envelopes]
 
     # --- certificates
 
@@ -252,23 +256,24 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 select(Assignment.assignment_id)
                 .where(
                     Assignment.client_id == client_id,
-                    or_(Assignment.base_model == digest, Assignment.reference == digest),
+                    or_(Assignment.base_model == digest, Assignment.inputs.any(Input.digest == digest)),
                 )
                 .limit(1)
             )
         if not offered:
             raise Refusal("blob-not-offered", "no assignment of this client names that blob")
         try:
-            source = self._blobs.open(digest)
+            return self._blobs.open_range(digest, offset)
         except (BlobCorrupt, BlobMissing) as error:
+            if isinstance(error, BlobMissing):
+                with self._database.read() as session:
+                    removed = removed_offer(session, offered, digest, self._keep_rounds)
+                if removed is not None:
+                    raise removed from None
             self._blob_failed(digest, error)
             raise
-        size = source.seek(0, 2)
-        if offset > size:
-            source.close()
-            raise Refusal("offset", f"the blob has {size} bytes; byte {offset} is not one of them")
-        source.seek(offset)
-        return source
+        except ValueError as error:
+            raise Refusal("offset", str(error)) from None
 
     # --- replies
 
@@ -291,7 +296,7 @@ class FederationService(federation_pb2_grpc.FederationServicer):
             with self._only_upload(admitted.manifest.assignment_id):
                 await self._spool(request_iterator, admitted, check)
         elif await next_message(request_iterator, NEXT_CHUNK_SECONDS) is not None:
-            raise Refusal("payload-length", "0 bytes were declared, and more came")
+            raise Refusal("payload-length", "0 bytes were declared, and more arrived")
         return SubmitResponse(receipt=await self._in_thread(self._intake.accept, admitted, check))
 
     @contextmanager
@@ -324,10 +329,10 @@ class FederationService(federation_pb2_grpc.FederationServicer):
                 if len(request.chunk) > MAX_CHUNK_BYTES:
                     raise Refusal("limit:chunk", f"a chunk of {len(request.chunk)} bytes; at most {MAX_CHUNK_BYTES}")
                 if writer.written + len(request.chunk) > declared:
-                    raise Refusal("payload-length", f"{declared} bytes were declared, and more came")
+                    raise Refusal("payload-length", f"{declared} bytes were declared, and more arrived")
                 await self._in_thread(_take, request.chunk, writer, check)
             if writer.written != declared:
-                raise Refusal("payload-length", f"{declared} bytes were declared, {writer.written} came")
+                raise Refusal("payload-length", f"{declared} bytes were declared, {writer.written} arrived")
             found = check.finish()
             if found != admitted.manifest.payload:
                 raise Refusal("payload-digest", f"the payload is {found}, declared was {admitted.manifest.payload}")
@@ -342,6 +347,16 @@ class FederationService(federation_pb2_grpc.FederationServicer):
         request = await next_message(requests, min(left + 0.1, NEXT_CHUNK_SECONDS))
         admitted.must_be_in_time(self._clock())
         return request
+
+
+def _response(message: Message) -> AttendResponse:
+    """What a conductor says to a worker, as it goes over the stream."""
+    response = AttendResponse()
+    if isinstance(message, Assigned):
+        response.assignment.ParseFromString(message.envelope)
+    else:
+        response.cancel.assignment_id, response.cancel.reason = message.assignment_id, message.reason
+    return response
 
 
 def _take(chunk: bytes, writer: BlobWriter, check: PayloadCheck) -> None:

@@ -10,12 +10,13 @@ from sqlalchemy.orm import Session
 from coordinator.members import administrators, membership, tokens
 from coordinator.members.access import Access
 from coordinator.members.administrators import Administrator
-from coordinator.rounds.engine import Engine
-from coordinator.rounds.hub import Hub
+from coordinator.rounds.presence import Presence
+from coordinator.rounds.supervisor import Supervisor
 from coordinator.services import paging, views
 from coordinator.services.desk import Context, Desk
 from coordinator.services.summaries import timestamp
-from federation.identity import SECRET_BYTES, Role
+from federation.identity import Role
+from federation.join_string import SECRET_BYTES
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
 from storage.database import Database
@@ -31,8 +32,8 @@ class MemberCalls(Desk):
 
     Args:
         database: where facts are kept.
-        hub: who attends.
-        engine: conducts runs.
+        presence: who attends.
+        supervisor: conducts runs.
         access: who calls.
         executor: threads for the database and the disk, so that the event loop never waits for either.
         join: makes the join string of a client id and a secret.
@@ -44,8 +45,8 @@ class MemberCalls(Desk):
         self,
         *,
         database: Database,
-        hub: Hub,
-        engine: Engine,
+        presence: Presence,
+        supervisor: Supervisor,
         access: Access,
         executor: Executor,
         join: Callable[[str, bytes], str],
@@ -53,8 +54,8 @@ class MemberCalls(Desk):
         clock: Callable[[], datetime],
     ) -> None:
         super().__init__(database=database, access=access, executor=executor, clock=clock)
-        self._hub = hub
-        self._engine = engine
+        self._presence = presence
+        self._supervisor = supervisor
         self._join = join
         self._token_lifetime = token_lifetime
 
@@ -67,7 +68,7 @@ class MemberCalls(Desk):
         by = await self._authorise(context, Role.SECURITY_OFFICER)
         lifetime = timedelta(seconds=request.lifetime_seconds) or self._token_lifetime
         if lifetime > MAX_TOKEN_LIFETIME:
-            raise Refusal("argument", f"a token holds for at most {MAX_TOKEN_LIFETIME.days} days")
+            raise Refusal("argument", f"a join string is valid for at most {MAX_TOKEN_LIFETIME.days} days")
         secret = secrets.token_bytes(SECRET_BYTES)
         now = self._clock()
         arguments = {"by": by, "now": now, "expires": now + lifetime}
@@ -106,7 +107,7 @@ class MemberCalls(Desk):
         """Lists the clients."""
         await self._authorise(context, Role.VIEWER)
         size = paging.size_of_page(request.page_size, CLIENTS_AT_A_TIME)
-        found = await self._read(views.clients, self._hub.attending(), after=request.page_token, count=size + 1)
+        found = await self._read(views.clients, self._presence.attending(), after=request.page_token, count=size + 1)
         shown, more = paging.page(found, size)
         return messages.ListClientsResponse(clients=shown, next_page_token=shown[-1].client_id if more else "")
 
@@ -132,17 +133,17 @@ class MemberCalls(Desk):
             now=self._clock(),
         )
         await self._in_thread(self._access.revoke_live, request.client_id)
-        await self._in_thread(self._engine.client_revoked, request.client_id)
+        await self._in_thread(self._supervisor.client_revoked, request.client_id)
         await self._wake_runs()
         return messages.RevokeClientResponse(client=await self._client(request.client_id))
 
     async def _client(self, client_id: str) -> messages.Client:
-        return await self._read(views.client, self._hub.attending(), client_id)
+        return await self._read(views.client, self._presence.attending(), client_id)
 
     async def _wake_runs(self) -> None:
         """Runs that wait for clients look again."""
         for run_id in await self._read(views.active_runs):
-            await self._in_thread(self._engine.notify, run_id)
+            await self._in_thread(self._supervisor.notify, run_id)
 
     # --- administrators
 

@@ -4,11 +4,10 @@ from types import TracebackType
 from typing import Self
 
 from federation import digests
+from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
-from federation.vectors import MAX_HEADER_BYTES, Layout, PayloadCheck, parse_header
+from federation.vectors import LENGTH_BYTES, Layout, header_length, parse_header
 from storage.blobs import BlobStore
-
-_LENGTH_BYTES = 8
 
 
 def must_fit(size: int, limit: int) -> None:
@@ -18,7 +17,7 @@ def must_fit(size: int, limit: int) -> None:
         Refusal: `limit:model`.
     """
     if size > limit:
-        raise Refusal("limit:model", f"the model has {size} bytes; this federation takes {limit}")
+        raise Refusal("limit:model", f"the model has {size} bytes; this federation accepts at most {limit}")
 
 
 class ModelIntake:
@@ -42,7 +41,6 @@ class ModelIntake:
         must_fit(size, limit)
         self._digest = digest
         self._size = size
-        self._received = 0
         self._prefix: bytearray | None = bytearray()  # what has arrived of the header; None once it was read
         self._layout: Layout | None = None
         self._check: PayloadCheck | None = None
@@ -62,9 +60,8 @@ class ModelIntake:
         Raises:
             Refusal: `payload-length`: more than was promised; what `federation.vectors.parse_header` raises.
         """
-        self._received += len(chunk)
-        if self._received > self._size:
-            raise Refusal("payload-length", f"more than the {self._size} bytes that were promised")
+        if self._writer.written + len(chunk) > self._size:
+            raise Refusal("payload-length", f"more bytes arrived than the {self._size} that were declared")
         self._writer.write(chunk)
         if self._check is not None:
             self._check.feed(chunk)
@@ -81,22 +78,19 @@ class ModelIntake:
         Raises:
             Refusal: `payload-length`, `payload-digest`, `layout`, `dtype`, `non-finite`.
         """
-        if self._received != self._size:
-            raise Refusal("payload-length", f"{self._received} bytes arrived, {self._size} were promised")
+        if (received := self._writer.written) != self._size:
+            raise Refusal("payload-length", f"{received} bytes arrived, {self._size} were declared")
         if self._check is None or self._layout is None:
-            raise Refusal("layout", f"{self._received} bytes are no safetensors file")
+            raise Refusal("layout", f"{received} bytes are not a safetensors file")
         found = self._check.finish()
         if found != self._digest:
-            raise Refusal("payload-digest", f"the bytes have the digest {found}, promised was {self._digest}")
+            raise Refusal("payload-digest", f"the bytes have the digest {found}, declared was {self._digest}")
         if self._check.problem is not None:
             raise self._check.problem
         return self._writer.commit(found), self._layout
 
     def _read_header(self, prefix: bytearray) -> None:
-        if len(prefix) < _LENGTH_BYTES:
-            return
-        length = int.from_bytes(prefix[:_LENGTH_BYTES], "little")
-        if length <= MAX_HEADER_BYTES and len(prefix) < _LENGTH_BYTES + length:
+        if len(prefix) < LENGTH_BYTES or len(prefix) < LENGTH_BYTES + header_length(prefix):
             return
         self._layout, _ = parse_header(bytes(prefix))
         self._check = PayloadCheck(self._layout, self._algorithm)

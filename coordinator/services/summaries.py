@@ -7,18 +7,14 @@ from datetime import datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from sqlalchemy import and_, func, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session
 
-from coordinator.rounds.outcome import SCORED
+from coordinator.rounds.record import SCORED
 from federation.v1 import admin_pb2 as messages
-from federation.v1.common_pb2 import (
-    PhaseKind,
-    RoundState,
-)
+from federation.v1.common_pb2 import RoundState
 from storage import models
 
 ENDED_ROUNDS = (models.RoundState.COMPLETED, models.RoundState.SKIPPED)
-_GRADIENTS = (models.PhaseKind.JACOBIAN, models.PhaseKind.RESIDUAL)
 _ANSWERED = (models.AssignmentState.FULFILLED, models.AssignmentState.REJECTED)
 
 
@@ -48,43 +44,23 @@ _States = dict[models.AssignmentState, int]
 
 
 def _tallies(session: Session, round_ids: list[int]) -> dict[int, _States]:
-    """How many of those who were asked to train, or did not get that far, are where, by round."""
-    tallies: dict[int, _States] = {round_id: {} for round_id in round_ids}
-    states = (
-        select(models.Phase.round_id, models.Assignment.state, func.count())
-        .join(models.Phase)
-        .where(models.Phase.round_id.in_(round_ids), models.Phase.kind == models.PhaseKind.TRAIN)
-        .group_by(models.Phase.round_id, models.Assignment.state)
-    )
-    for round_id, state, count in session.execute(states):
-        tallies[round_id][state] = count
-    for round_id, state in stopped(session, round_ids).values():
-        tallies[round_id][state] = tallies[round_id].get(state, 0) + 1
-    return tallies
-
-
-def stopped(session: Session, round_ids: list[int]) -> dict[tuple[int, str], tuple[int, models.AssignmentState]]:
-    """Who failed in a phase before training and was not asked to train: round and client -> round and last state."""
-    training, trained = aliased(models.Phase), aliased(models.Assignment)
+    """How many clients are where, by round: in the last phase that the step depends on, or where they failed before."""
+    last: dict[tuple[int, str], tuple[int, models.AssignmentState]] = {}
+    final: dict[int, int] = {}
     rows = (
-        select(models.Phase.round_id, models.Assignment.client_id, models.Assignment.state)
+        select(models.Phase.round_id, models.Phase.number, models.Assignment.client_id, models.Assignment.state)
         .join(models.Phase)
-        .where(
-            models.Phase.round_id.in_(round_ids),
-            models.Phase.kind.in_(_GRADIENTS),
-            models.Assignment.state != models.AssignmentState.FULFILLED,
-            ~select(trained.assignment_id)
-            .join(training, training.phase_id == trained.phase_id)
-            .where(
-                training.round_id == models.Phase.round_id,
-                training.kind == models.PhaseKind.TRAIN,
-                trained.client_id == models.Assignment.client_id,
-            )
-            .exists(),
-        )
+        .where(models.Phase.round_id.in_(round_ids), models.Phase.decides)
         .order_by(models.Phase.number)
     )
-    return {(round_id, client): (round_id, state) for round_id, client, state in session.execute(rows)}
+    for round_id, number, client, state in session.execute(rows):
+        last[round_id, client] = number, state
+        final[round_id] = number
+    tallies: dict[int, _States] = {round_id: {} for round_id in round_ids}
+    for (round_id, _), (number, state) in last.items():
+        if number == final[round_id] or state is not models.AssignmentState.FULFILLED:
+            tallies[round_id][state] = tallies[round_id].get(state, 0) + 1
+    return tallies
 
 
 def _worst_clients(session: Session, round_ids: list[int]) -> dict[int, str]:
@@ -165,7 +141,8 @@ def phases_of(session: Session, round_ids: list[int]) -> dict[int, dict[int, mes
         found[phase.round_id][phase.number] = messages.PhaseProgress(
             round=number,
             phase=phase.number,
-            kind=PhaseKind.Value(f"PHASE_KIND_{phase.kind}"),
+            kind=phase.kind,
+            decides=phase.decides,
             asked=asked[phase.phase_id],
             replied=replied[phase.phase_id],
             deadline=timestamp(phase.deadline),

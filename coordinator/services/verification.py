@@ -15,7 +15,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from federation.envelope import ManifestT, envelope_digest, key_id, unseal
-from federation.identity import UNSIGNED
+from federation.proofs import UNSIGNED
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
 from federation.v1.common_pb2 import (

@@ -10,11 +10,10 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.hub import Attendance
-from coordinator.rounds.remote import serves
+from coordinator.finding import must_be_client
+from coordinator.rounds.fleets.remote import serves
+from coordinator.rounds.presence import Attendance
 from coordinator.rounds.states import RUN_ENDED
-from coordinator.rounds.stepping import result_of
-from coordinator.services.finding import must_be_client
 from coordinator.services.summaries import summaries, timestamp
 from coordinator.services.verification import Place, Verifier, parsed
 from federation.runs import RunSpec
@@ -24,6 +23,7 @@ from federation.v1.common_pb2 import (
     RunState,
 )
 from storage import models
+from storage.records import RunMemory
 
 ENDED_ROUNDS = (models.RoundState.COMPLETED, models.RoundState.SKIPPED)
 
@@ -119,7 +119,7 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
         created=timestamp(item.created),
         started=timestamp(item.started),
         ended=timestamp(item.ended),
-        model=result_of(item.model, item.state_data),
+        model=RunMemory.decode(item.state_data).deployed(item.model),
         parameters=model.parameters,
         latest=None if evaluated is None else summaries(session, [evaluated])[0],
         spec=item.spec.decode() if spec else "",

@@ -6,8 +6,8 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.hub import Attendance
 from coordinator.rounds.participation import MemberSummary, Part, Participation, RunWarning, read_rounds
+from coordinator.rounds.presence import Attendance
 from coordinator.rounds.states import RUN_ENDED
 from coordinator.services import views
 from coordinator.services.summaries import ENDED_ROUNDS, ended_rounds, phases_of, summaries, timestamp

@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_breast_cancer
 from torch import nn
 
-from federation.tasks import DataError, DataSource, Pool, Task
+from fedpareto import DataError, DataSource, Pool, Task
 
 
 class Tumours(Task):

@@ -1,30 +1,26 @@
-"""Rehearses a task in one process, before a federation exists: python rehearse.py clinic:Tumours."""
+"""Rehearses a task with five simulated members, before a federation exists: python rehearse.py clinic:Tumours."""
 
 import sys
 
-import numpy as np
+from fedpareto import simulate
 
-from coordinator.aggregation import aggregate
-from federation.tasks import DataSource, Part, initial_model, task
-from federation.training import Trainer, TrainWork
+SPEC = """
+name = "rehearsal"
+task = "TASK"
+rounds = 60
 
-MEMBERS, ROUNDS = 5, 60
+[server]
+learning_rate = 0.1
 
-learned = task(sys.argv[1])
-parts = [Part(index, MEMBERS, scheme="dirichlet:0.5") for index in range(MEMBERS)]
-trainers = [Trainer(learned, learned.load(DataSource(part=part))) for part in parts]
-work = TrainWork(epochs=1, batch_size=10, learning_rate=0.1)
-_, model = initial_model(learned, seed=0)
+[evaluate]
+every = 0                      # only after the last round
 
-for round_ in range(ROUNDS):
-    results = [
-        trainer.train(model, work, seed=0, round=round_, client_id=f"member-{index}")
-        for index, trainer in enumerate(trainers)
-    ]
-    updates = np.stack([result.rows["loss"] for result in results])
-    step = aggregate("fedmgda+", updates, samples=[result.samples for result in results])
-    model = (model - 0.1 * step.direction).astype(np.float32)
+[simulation]
+clients = 5
+partition = "dirichlet:0.5"    # unequal data
+"""
 
-for index, trainer in enumerate(trainers):
-    measured = trainer.evaluate(model)
-    print(f"member-{index}: {trainer.samples} training samples, test accuracy {measured['test/accuracy']:.2f}")
+history = simulate(SPEC.replace("TASK", sys.argv[1]), threads=1)
+for record in history.client_records:
+    if record["split"] == "test":
+        print(f"{record['client']}: {record['samples']} test samples, accuracy {record['accuracy']:.2f}")

@@ -5,7 +5,7 @@ import sys
 import torch
 from safetensors.torch import load_file
 
-from federation.tasks import DataSource, task
+from fedpareto import DataSource, task
 
 path, name = sys.argv[1:3]
 learned = task(name)

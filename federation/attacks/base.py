@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from abc import ABC
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +10,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from federation.objectives import Targets
     from federation.tasks import Dataset, Splits, Task
 
 Vector = NDArray[np.float32]
@@ -27,7 +27,7 @@ def option(default: Any, words: str, *, least: float = -math.inf, most: float = 
 
 
 @dataclasses.dataclass(frozen=True)
-class Attack(ABC):
+class Attack:
     """A dishonest client. Each method says what it does in place of the honest thing; here, the honest thing itself.
 
     Attributes:
@@ -40,14 +40,15 @@ class Attack(ABC):
         AttackError: a number out of its range.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
     trains: ClassVar[bool] = True
     needs_peers: ClassVar[bool] = False
     alone: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value, least, most = getattr(self, field.name), field.metadata["least"], field.metadata["most"]
+            value = getattr(self, field.name)
+            least, most = field.metadata.get("least", -math.inf), field.metadata.get("most", math.inf)
             if isinstance(value, str):
                 continue
             if not (math.isfinite(value) and least <= value <= most):
@@ -98,6 +99,10 @@ class Attack(ABC):
         """
         return None
 
+    def on_targets(self, targets: "Targets") -> "Targets":
+        """The losses that the client trains on in place of `targets`, as weights of the objectives."""
+        return targets
+
     def on_losses(self, losses: Mapping[str, float]) -> dict[str, float]:
         """The losses of the base model that are reported in place of `losses`, by objective."""
         return dict(losses)
@@ -117,6 +122,10 @@ class Attack(ABC):
             float32 (d,).
         """
         return own
+
+    def on_gradient(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
+        """The gradient of an objective that is sent, for rules that ask for gradients; as `on_update` by default."""
+        return self.on_update(own, peers=peers, m=m, seed=seed)
 
 
 def attack_seed(seed: int, round: int, client_id: str) -> int:  # noqa: A002 - the field's own word, as everywhere

@@ -1,19 +1,31 @@
 """Every attack by name, and how a description is read."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_type_hints
 
 from federation.attacks.base import Attack, AttackError
 from federation.attacks.colluding import Alie, Ipm, Mimic, MinMax, StandStill
-from federation.attacks.lone import FreeRider, Gaussian, Infinite, Inflation, ModelReplacement, NotANumber, SignFlip
+from federation.attacks.lone import (
+    FreeRider,
+    Gaussian,
+    Infinite,
+    Inflation,
+    LossScaling,
+    ModelReplacement,
+    NotANumber,
+    SignFlip,
+)
 from federation.attacks.poisoning import Backdoor, LabelFlip
+from federation.plugins import PluginError, Plugins
 
 ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
     {
         kind.name: kind
         for kind in (
+            LossScaling,
             SignFlip,
             Gaussian,
             ModelReplacement,
@@ -30,49 +42,84 @@ ATTACKS: Mapping[str, type[Attack]] = MappingProxyType(
         )
     }
 )
-_KINDS: tuple[tuple[type, str], ...] = ((int, "a whole number"), (float, "a number"), (str, "a word"))
+_PLUGINS: Plugins[Attack] = Plugins("attack", "fedpareto.attacks", Attack, "fedpareto.Attack", tuple(ATTACKS))
+_CLASS = re.compile(r"([A-Za-z_][\w.]*:[A-Za-z_]\w*)(?::(.*))?", re.DOTALL)
+_WORDS = {int: "a whole number", float: "a number", str: "a word"}
 _HINT = "write scale=100,bias=1000, or one of the two, or the name of an attack"
 
 
 def parse_attack(text: str) -> Attack:
-    """Reads "sign-flip", "alie:z=1.5" or "scale=100,bias=1000".
+    """Reads "sign-flip", "alie:z=1.5", "scale=100,bias=1000" or, for an attack of one's own, "module:Class:z=1.5".
 
     Raises:
-        AttackError: no such attack, no such number of it, or one out of range.
+        AttackError: no such attack, no such number of it, or one out of range; or a plug-in's code raises an exception.
+    """
+    name, tail = _split(text)
+    if not name:
+        return _make("", Inflation, text)
+    try:
+        kind = ATTACKS[name] if name in ATTACKS else _PLUGINS.find(name)
+        with _PLUGINS.code(name, f"making {kind.__name__}", AttackError):
+            if tail == "":
+                raise AttackError(f"{text.strip()!r} ends in a colon; write {_example(name, kind)}")
+            made = kind() if tail is None else _make(name, kind, tail)
+            str(made)
+    except PluginError as error:
+        raise AttackError(str(error)) from error
+    object.__setattr__(made, "name", name)  # it is frozen, and a plug-in's name is what its owner wrote
+    return made
+
+
+def must_exist(text: str) -> None:
+    """Raises unless a description names an attack; a plug-in, which only a simulation needs, is not imported.
+
+    Raises:
+        AttackError: no such attack; of a built-in one, whatever `parse_attack` refuses.
+    """
+    name, _ = _split(text)
+    if name == "" or name in ATTACKS:
+        parse_attack(text)
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    """The name of an attack and what follows it; no name for the attack on sizes, None where nothing follows.
+
+    Raises:
+        AttackError: no such attack.
     """
     head, colon, tail = (part.strip() for part in text.partition(":"))
     if "=" in head or not head:
-        return _make(Inflation, text)
-    if head not in ATTACKS:
-        raise AttackError(f"{head!r} is no attack: there are {', '.join(ATTACKS)}; {_HINT}")
-    kind = ATTACKS[head]
-    if not colon:
-        return kind()
-    if not tail:
-        raise AttackError(f"{text.strip()!r} ends in a colon; write {_example(kind)}")
-    return _make(kind, tail)
+        return "", text
+    if head in ATTACKS or head in {offer.name for offer in _PLUGINS.offers()}:
+        return head, tail if colon else None
+    if found := _CLASS.fullmatch(text.strip()):
+        return found[1], found[2]
+    there = ", ".join([*ATTACKS, *(offer.name for offer in _PLUGINS.offers())])
+    raise AttackError(f"{head!r} is no attack: there are {there}; {_HINT}, or module:Class for a class of your own")
 
 
-def _make(kind: type[Attack], text: str) -> Attack:
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+def _make(called: str, kind: type[Attack], text: str) -> Attack:
+    fields, types = {field.name: field for field in dataclasses.fields(kind)}, get_type_hints(kind)
     values: dict[str, Any] = {}
     for part in text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in fields or not value or name in values:
-            known = f"{kind.name} takes {', '.join(fields) or 'nothing'}" if kind.name else _HINT
+            known = f"{called} takes {', '.join(fields) or 'nothing'}" if called else _HINT
             what = "is said twice" if name in values else "describes no attack"
             raise AttackError(f"{part.strip()!r} {what}: {known}")
-        convert, wanted = next((kind, words) for kind, words in _KINDS if fields[name].type is kind)
+        convert = types[name]
+        if convert not in _WORDS:
+            raise AttackError(f"{called}: {name} is of type {convert}; the options of attacks are int, float or str")
         try:
             values[name] = convert(value)
         except ValueError:
-            raise AttackError(f"{part.strip()!r} describes no attack: {name} is {wanted}") from None
+            raise AttackError(f"{part.strip()!r} describes no attack: {name} is {_WORDS[convert]}") from None
     return kind(**values)
 
 
-def _example(kind: type[Attack]) -> str:
+def _example(name: str, kind: type[Attack]) -> str:
     first = next(iter(dataclasses.fields(kind)), None)
-    return f"{kind.name}:{first.name}={first.default}" if first else kind.name
+    return f"{name}:{first.name}={first.default}" if first else name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,20 +130,33 @@ class Entry:
         spelling: how it is written, with every default.
         summary: what it does.
         options: what each of its numbers means.
+        package: that brings it; empty for what is built in.
     """
 
     spelling: str
     summary: str
     options: dict[str, str]
+    package: str = ""
 
 
 def entries() -> tuple[Entry, ...]:
-    """Every attack."""
-    kinds: tuple[type[Attack], ...] = (Inflation, *ATTACKS.values())
-    found = []
-    for kind in kinds:
-        fields = dataclasses.fields(kind)
-        numbers = ",".join(f"{field.name}={str(field.default).removesuffix('.0')}" for field in fields)
-        spelling = ":".join(part for part in (kind.name, numbers) if part)
-        found.append(Entry(spelling, kind().summary, {field.name: field.metadata["help"] for field in fields}))
+    """Every attack that has a name here: the built-in ones, then those of entry points, which are imported."""
+    found = [_entry("", Inflation()), *(_entry(name, kind()) for name, kind in ATTACKS.items())]
+    for offer in _PLUGINS.offers():
+        try:
+            found.append(_entry(offer.name, parse_attack(offer.name), offer.package))
+        except AttackError as error:
+            found.append(Entry(offer.name, f"cannot be used: {error}", {}, offer.package))
     return tuple(found)
+
+
+def names() -> tuple[str, ...]:
+    """The names of attacks; imports no plug-in."""
+    return (*ATTACKS, *(offer.name for offer in _PLUGINS.offers()))
+
+
+def _entry(name: str, attack: Attack, package: str = "") -> Entry:
+    fields = dataclasses.fields(attack)
+    numbers = ",".join(f"{field.name}={str(field.default).removesuffix('.0')}" for field in fields)
+    spelling = ":".join(part for part in (name, numbers) if part)
+    return Entry(spelling, attack.summary, {field.name: field.metadata.get("help", "") for field in fields}, package)

@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from federation.attacks.base import Attack, Matrix, Vector, option
+
+if TYPE_CHECKING:
+    from federation.objectives import Targets
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,33 @@ class Inflation(Attack):
     def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
         """The update c u."""
         return own if self.scale == 1.0 else _times(own, self.scale)
+
+
+@dataclass(frozen=True)
+class LossScaling(Attack):
+    """Trains on c f in place of its loss f, and reports c F (Hu et al., 2022, FedMGDA+).
+
+    Each gradient of the loss is c times as long, so that local training takes other steps; proximal terms and weight
+    decay are no part of the loss. With one local step this is the update c u but for rounding; with several it is not.
+    """
+
+    name = "loss-scaling"
+
+    factor: float = option(10.0, "c, multiplies the loss that the client trains on and reports", least=1e-9)
+
+    def on_targets(self, targets: "Targets") -> "Targets":
+        """The same objectives, each with c times the weight."""
+        return {
+            row: {name: self.factor * weight for name, weight in weights.items()} for row, weights in targets.items()
+        }
+
+    def on_losses(self, losses: Mapping[str, float]) -> dict[str, float]:
+        """The losses c F."""
+        return {objective: self.factor * loss for objective, loss in losses.items()}
+
+    def on_gradient(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
+        """The gradient of c f."""
+        return _times(own, self.factor)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from federation.attacks.base import Attack, AttackError
 from federation.tasks import Dataset, Splits
-from federation.training import Trainer
+from federation.training.trainer import Trainer
 
 
 class Probe:

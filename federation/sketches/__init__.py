@@ -10,10 +10,12 @@
 [[1.0, 0.0], [0.0, 1.0]]
 """
 
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from federation.sketches.base import Linear, Part, Sketch, SketchError, clip_to_psd
+from federation.plugins import Origin, PluginError, Plugins
+from federation.sketches.base import LinearSketch, Part, Sketch, SketchError, clip_to_psd
 from federation.sketches.count import CountSketch
 from federation.sketches.exact import Exact
 from federation.sketches.grams import GramSum
@@ -21,18 +23,60 @@ from federation.sketches.mask import Mask
 from federation.sketches.svd import Svd, TwoWaySvd
 from federation.sketches.top_k import TopK
 
-__all__ = ["SKETCHES", "Linear", "Part", "Sketch", "SketchError", "TwoWaySvd", "clip_to_psd", "sketch"]
+__all__ = [
+    "SKETCHES",
+    "LinearSketch",
+    "Part",
+    "Sketch",
+    "SketchError",
+    "TwoWaySvd",
+    "clip_to_psd",
+    "load",
+    "origin",
+    "sketch",
+]
 
 SKETCHES: Mapping[str, type[Sketch]] = MappingProxyType(
     {kind.name: kind for kind in (CountSketch, Svd, TwoWaySvd, TopK, Mask, GramSum, Exact)}
 )
 
 
-def sketch(name: str, *, d: int, objectives: tuple[str, ...], budget: float = 1.0) -> Sketch:
-    """A sketch by its name.
+_PLUGINS: Plugins[Sketch] = Plugins("sketch", "fedpareto.sketches", Sketch, "fedpareto.Sketch", tuple(SKETCHES))
+
+
+def load(name: str) -> type[Sketch]:
+    """The class of a sketch that the owner of this machine named.
 
     Args:
-        name: one of `SKETCHES`.
+        name: one of `SKETCHES`, of an entry point of `fedpareto.sketches`, or `module:Class`.
+
+    Raises:
+        SketchError: there is none, or its code raises an exception.
+    """
+    if name in SKETCHES:
+        return SKETCHES[name]
+    try:
+        return _PLUGINS.find(name)
+    except PluginError as error:
+        raise SketchError(str(error)) from error
+
+
+def origin(name: str) -> Origin | None:
+    """Which code a sketch is; None for a built-in one, which is part of the algorithm's package.
+
+    Raises:
+        SketchError: there is no such sketch.
+    """
+    return None if name in SKETCHES else _PLUGINS.origin(name, load(name))
+
+
+def sketch(name: str, *, d: int, objectives: tuple[str, ...], budget: float = 1.0) -> Sketch:
+    """A sketch by its name, which may come from another machine.
+
+    So no module is imported because it is named here: `module:Class` must have been given to `load` in this process.
+
+    Args:
+        name: one of `SKETCHES`, of an entry point of `fedpareto.sketches`, or `module:Class`.
         d: columns of a Jacobian.
         objectives: all objectives of the task.
         budget: floats of the first upload of a client that serves all of them, as a share of d.
@@ -40,7 +84,13 @@ def sketch(name: str, *, d: int, objectives: tuple[str, ...], budget: float = 1.
     Raises:
         SketchError: no such sketch, or a value that it cannot have.
     """
-    kind = SKETCHES.get(name)
-    if kind is None:
-        raise SketchError(f"no sketch {name!r}: there are {', '.join(SKETCHES)}")
-    return kind(d=d, objectives=objectives, budget=budget)
+    if ":" in name and name.partition(":")[0] not in sys.modules:
+        raise SketchError(f"sketch {name!r} is not allowed here: a worker allows it with --sketch {name}")
+    kind = load(name)
+    try:
+        with _PLUGINS.code(name, f"making {kind.__name__}", SketchError):
+            made = kind(d=d, objectives=objectives, budget=budget)
+    except PluginError as error:
+        raise SketchError(str(error)) from error
+    object.__setattr__(made, "name", name)  # it is frozen, and a plug-in's name is what the specification says
+    return made

@@ -59,7 +59,7 @@ class Sketch(ABC):
         SketchError: no columns, no objective or one named twice, a budget that is not a positive number.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
     unbiased: ClassVar[bool] = False
 
     d: int
@@ -103,11 +103,11 @@ class Sketch(ABC):
             SketchError: another shape, or values that are not finite, in A or in the message as float32.
         """
         self._check(A)
-        rows = self._compress(A, shared_seed, own_seed)
+        rows = self.message(A, shared_seed, own_seed)
         return {name: narrow(name, values) for name, values in rows.items()}
 
     @abstractmethod
-    def _compress(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
+    def message(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
         """The rows before they become float32; A has been looked at."""
 
     @abstractmethod
@@ -173,7 +173,7 @@ class Embedding(Sketch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(Embedding):
+class LinearSketch(Embedding):
     """A sketch that is one random linear map for all clients of a round, S with E[S^T S] = 1.
 
     So its estimate is unbiased, and only the sum of the messages matters.

@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.sketches.base import Jacobian, Linear, Message
+from federation.sketches.base import Jacobian, LinearSketch, Message
 from federation.sketches.draws import signs, words
 
 _CHUNK = 1 << 20  # columns at a time: what is drawn for them stays small
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountSketch(Linear):
+class CountSketch(LinearSketch):
     """Each coordinate gets a random sign and one of k = floor(budget d / M) buckets, the same for every row and client.
 
     A message is the k sums of each row: O(M_i d) work, k M_i floats. Its inner products estimate those of the rows
@@ -40,7 +40,8 @@ class CountSketch(Linear):
         """See the base."""
         return message["sums"].reshape(served, -1)
 
-    def _compress(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
+    def message(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
+        """Sums of the signed entries in each bucket, for each row of A."""
         k = self.buckets
         bits, blocks = -(-self.d // 64), -(-self.d // k)
         raw = words(shared_seed, bits + blocks)

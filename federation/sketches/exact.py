@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from federation.sketches.base import Jacobian, Linear, Message
+from federation.sketches.base import Jacobian, LinearSketch, Message
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exact(Linear):
+class Exact(LinearSketch):
     """The whole Jacobian, M_i d floats whatever the budget."""
 
     name: ClassVar[str] = "exact"
@@ -22,5 +22,6 @@ class Exact(Linear):
         """See the base."""
         return message["jacobian"].reshape(served, self.d)
 
-    def _compress(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
+    def message(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
+        """A itself."""
         return {"jacobian": A}

@@ -39,7 +39,8 @@ class GramSum(Sketch):
             G += scaled @ from_factor(part.rows["factor"], len(weights)) @ scaled.T
         return symmetric(G * np.sqrt(np.outer(mass, mass)))
 
-    def _compress(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
+    def message(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
+        """A factor of A A^T."""
         return {"factor": factor(A)}
 
 

@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.sketches.base import Jacobian, Linear, Message
+from federation.sketches.base import Jacobian, LinearSketch, Message
 from federation.sketches.draws import words
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mask(Linear):
+class Mask(LinearSketch):
     """One coordinate out of each of k = floor(budget d / M) equal stretches, the same in every row and at every client.
 
     An inner product over the kept ones, each counted as many times as its stretch is long, is unbiased. FedCMOO's
@@ -34,7 +34,8 @@ class Mask(Linear):
         """See the base."""
         return message["values"].reshape(served, -1) * np.sqrt(np.diff(self._bounds()))
 
-    def _compress(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
+    def message(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
+        """The entries of the drawn coordinates, for each row of A."""
         bounds = self._bounds()
         drawn = words(shared_seed, self.kept) % np.diff(bounds).astype(np.uint64)
         return {"values": A[:, bounds[:-1] + drawn.astype(np.int64)]}

@@ -44,7 +44,8 @@ class Svd(Embedding):
         left = message["left"].reshape(-1, rank).astype(np.float64)
         return unsquare(left @ message["right"].reshape(rank, -1), served, self.d)
 
-    def _compress(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
+    def message(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
+        """The factors of a truncated SVD of A, which is reshaped to be nearly square."""
         left, right = randomised_svd(square(A), self.rank(len(A)), own_seed)
         return {"left": left, "right": right}
 
@@ -139,8 +140,9 @@ class TwoWaySvd(Svd):
         S = self.total(heard(), objectives, shared_seed=shared_seed)
         return clip_to_psd(S @ S.T + rest)
 
-    def _compress(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
-        rows = super()._compress(A, shared_seed, own_seed)
+    def message(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
+        """As of `Svd`, and the norms of what the client keeps back."""
+        rows = super().message(A, shared_seed, own_seed)
         sent = {name: narrow(name, values) for name, values in rows.items()}
         return {**sent, "factor": factor(A - self.vectors(sent, len(A), shared_seed=shared_seed))}
 

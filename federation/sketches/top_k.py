@@ -50,7 +50,8 @@ class TopK(Embedding):
             sparse[where[used]] = values[used]
         return sparse.reshape(served, self.d)
 
-    def _compress(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
+    def message(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
+        """The largest entries of A and where they are."""
         entries = A.reshape(-1)
         lengths = dict(self.layout(len(A)))
         room = lengths["values"]

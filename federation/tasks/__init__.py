@@ -6,15 +6,12 @@ imports torch before a model or data is asked for, so that a command can list ta
 """
 
 import re
-import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.machinery import PathFinder
-from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from federation.plugins import Offer, PluginError, Plugins
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,8 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from federation.vectors import Layout
-
-ENTRY_POINTS = "fedpareto.tasks"
 
 _BUILT_IN = {
     "adult": "federation.tasks.adult:Adult",
@@ -46,6 +41,7 @@ _BUILT_IN = {
     "multi-mnist-l1": "federation.tasks.multi_mnist:MultiMnistL1",
     "qm9": "federation.tasks.qm9:Qm9",
     "river-flow": "federation.tasks.river_flow:RiverFlow",
+    "river-flow-whole": "federation.tasks.river_flow:RiverFlowWhole",
     "shakespeare": "federation.tasks.shakespeare:Shakespeare",
     "two-digits": "federation.tasks.pairs:TwoDigits",
 }
@@ -280,29 +276,11 @@ class Task(ABC):
         return right
 
 
-@dataclass(frozen=True)
-class Available:
-    """A task that this machine can load.
-
-    Attributes:
-        name: what to allow it as.
-        origin: the class, as `module:Class`.
-        package: the installed package that brings it.
-    """
-
-    name: str
-    origin: str
-    package: str
-
-
-def available() -> tuple[Available, ...]:
+def available() -> tuple[Offer, ...]:
     """The built-in tasks and those of installed packages, by name. Imports none of them."""
-    found = [Available(name, origin, "fedpareto") for name, origin in _BUILT_IN.items()]
-    for point in entry_points(group=ENTRY_POINTS):
-        # No package takes the place of a built-in task: the name that an owner allowed keeps its meaning.
-        if point.name not in _BUILT_IN:
-            found.append(Available(point.name, point.value, point.dist.name if point.dist else ""))
-    return tuple(sorted(found, key=lambda item: (item.name, item.package)))
+    # No package takes the place of a built-in task: the name that an owner allowed keeps its meaning.
+    built_in = (Offer(name, origin, "fedpareto") for name, origin in _BUILT_IN.items())
+    return tuple(sorted((*built_in, *_TASKS.offers()), key=lambda offer: (offer.name, offer.package)))
 
 
 def task(name: str) -> Task:
@@ -314,23 +292,21 @@ def task(name: str) -> Task:
     Raises:
         TaskError: no such task, or its code raises an exception, or it is not a `Task`.
     """
-    origin = name if ":" in name else _origin(name)
-    module, _, attribute = origin.partition(":")
     from federation.tasks.failures import task_code  # noqa: PLC0415 - it imports this module
 
-    with task_code(name, f"importing {module}"):
-        imported = _imported(name, module)
-    found = getattr(imported, attribute, None)
-    if found is None:
-        raise TaskError(
-            f"task {name!r}: {getattr(imported, '__file__', None) or module} has no {attribute!r}{_elsewhere(imported)}"
-        )
-    if not (isinstance(found, type) and issubclass(found, Task)):
-        raise TaskError(f"task {name!r}: {origin} is not a subclass of federation.tasks.Task")
-    with task_code(name, f"making {origin} without arguments"):
-        loaded: Task = found()
+    try:
+        kind = _TASKS.find(_BUILT_IN.get(name, name))
+    except PluginError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "torch":
+            raise error.__cause__ from None
+        raise TaskError(str(error)) from error.__cause__
+    with task_code(name, f"making {kind.__module__}:{kind.__name__} without arguments"):
+        loaded: Task = kind()
     loaded.name = name
     return loaded
+
+
+_TASKS: Plugins[Task] = Plugins("task", "fedpareto.tasks", Task, "fedpareto.Task", _BUILT_IN)
 
 
 def initial_model(task: Task, seed: int) -> "tuple[Layout, NDArray[np.float32]]":
@@ -345,44 +321,3 @@ def initial_model(task: Task, seed: int) -> "tuple[Layout, NDArray[np.float32]]"
     from federation.tasks.parameters import initial  # noqa: PLC0415
 
     return initial(task, seed)
-
-
-def _imported(name: str, module: str) -> ModuleType:
-    """The module of a task.
-
-    Raises:
-        TaskError: Python does not find it.
-    """
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and imports another one that is not
-        raise TaskError(
-            f"task {name!r}: there is no module {error.name!r}: name its directory with --code DIR or in "
-            "FEDPARETO_CODE, or install its package"
-        ) from None
-    except (TypeError, ValueError):  # an empty or a relative name
-        raise TaskError(f"task {name!r}: expected a name, or module:Class") from None
-
-
-def _elsewhere(imported: ModuleType) -> str:
-    """Says where else on Python's path a module of the same name is, which the imported one hides."""
-    name = imported.__name__
-    for place in sys.path:
-        spec = PathFinder.find_spec(name, [place]) if "." not in name else None
-        if spec is not None and spec.origin and spec.origin != imported.__file__:
-            return f"; it hides {spec.origin}: rename that module"
-    return ""
-
-
-def _origin(name: str) -> str:
-    """Where the task of that name is, as `module:Class`."""
-    offers = [item for item in available() if item.name == name]
-    if not offers:
-        known = ", ".join(sorted({item.name for item in available()}))
-        raise TaskError(f"no task {name!r}: there are {known}; name a class of your own as module:Class")
-    if len({item.origin for item in offers}) > 1:
-        packages = ", ".join(item.package for item in offers)
-        raise TaskError(f"task {name!r} comes with several packages ({packages}): name the class as module:Class")
-    return offers[0].origin

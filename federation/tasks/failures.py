@@ -1,16 +1,10 @@
-"""Errors in the code of a task, in three lines: what was raised, in which file and line, and the line itself."""
+"""Errors in the code of a task."""
 
-import linecache
-import sysconfig
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from federation.owners_code import described
 from federation.tasks import DataError, PartError, TaskError
-
-_MESSAGE_CHARACTERS = 500
-_INSTALLED = {"site-packages", "dist-packages"}
 
 
 @contextmanager
@@ -32,34 +26,3 @@ def task_code(name: str, doing: str) -> Iterator[None]:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             raise
         raise TaskError(f"task {name!r}: {doing} failed: {described(error)}") from error
-
-
-def described(error: Exception) -> str:
-    """An exception of a task's code, as three lines.
-
-    The line shown is the last one outside of the standard library, installed packages and this package. Where there
-    is none, the exception is all.
-    """
-    said = " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
-    what = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    if isinstance(error, SyntaxError) and error.filename:
-        path, line, function = error.filename, error.lineno or 0, ""
-    elif frame := owners_frame(error):
-        path, line, function = frame.filename, frame.lineno or 0, f", in {frame.name}"
-    else:
-        return what
-    code = linecache.getline(path, line).strip()
-    return f"{what}\n  {path}, line {line}{function}\n    {code}"
-
-
-def owners_frame(error: Exception) -> traceback.FrameSummary | None:
-    """Where an exception passed through the owner's code last; None where it did not."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return next((frame for frame in reversed(frames) if _is_owners(frame.filename)), None)
-
-
-def _is_owners(filename: str) -> bool:
-    path = Path(filename)
-    if not path.is_file() or not _INSTALLED.isdisjoint(path.parts):
-        return False
-    return not any(place in path.parents for place in (Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1]))

@@ -66,6 +66,34 @@ def lenet(mean: float, deviation: float, objectives: Sequence[str]) -> nn.Module
     return ManyHeads(encoder, {name: head() for name in objectives})
 
 
+def plain_lenet(mean: float, deviation: float, objectives: Sequence[str]) -> nn.Module:
+    """28 x 28 grey images, uint8 (n, 1, 28, 28) -> (n, 10) each; 21,330 + 2 x 510 = 22,350 parameters.
+
+    The LeNet of the multi-task literature (Sener and Koltun 2018) without dropout and with one linear layer for a head.
+    FMOL does not state its network; with this one, its numbers of rounds with i.i.d. clients come out.
+
+    Args:
+        mean: that pixels, scaled to [0, 1], are standardised with.
+        deviation: likewise.
+        objectives: their names.
+    """
+    encoder = nn.Sequential(
+        OrderedDict(
+            pixels=Pixels((mean,), (deviation,)),
+            conv1=nn.Conv2d(1, 10, 5),
+            pool1=nn.MaxPool2d(2),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(10, 20, 5),
+            pool2=nn.MaxPool2d(2),
+            relu2=nn.ReLU(),
+            flat=nn.Flatten(),
+            hidden=nn.Linear(320, 50),
+            relu3=nn.ReLU(),
+        )
+    )
+    return ManyHeads(encoder, {name: nn.Linear(50, 10) for name in objectives})
+
+
 def cifar_mnist_cnn(mean: tuple[float, ...], deviation: tuple[float, ...], objectives: Sequence[str]) -> nn.Module:
     """32 x 32 colour images, uint8 (n, 3, 32, 32) -> (n, 10) each; 1,685,888 + 2 x 20,310 = 1,726,508 parameters.
 

@@ -40,23 +40,6 @@ def flatten(model: nn.Module) -> NDArray[np.float32]:
     return torch.cat([parameter.detach().reshape(-1).cpu() for _, parameter in trainable(model)]).numpy()
 
 
-def load(model: nn.Module, vector: NDArray[np.float32]) -> None:
-    """Sets the trainable parameters to those of a flat vector (d,).
-
-    Raises:
-        ValueError: the vector has another length.
-    """
-    shapes = layout(model)
-    if vector.shape != (shapes.size,):
-        raise ValueError(f"the model has {shapes.size} trainable parameters, the vector {vector.shape}")
-    values = torch.from_numpy(np.array(vector, dtype=np.float32))
-    offset = 0
-    with torch.no_grad():
-        for _, parameter in trainable(model):
-            parameter.copy_(values[offset : offset + parameter.numel()].view(parameter.shape))
-            offset += parameter.numel()
-
-
 def initial(task: Task, seed: int) -> tuple[Layout, NDArray[np.float32]]:
     """What `federation.tasks.initial_model` returns."""
     model = build(task, seed)

@@ -4,10 +4,11 @@ Source: RF1 of the Mulan collection (Spyromitros-Xioufis, Tsoumakas, Groves, Vla
 space expansion, Machine Learning 104, 2016). FMOL's third experiment, with eight objectives.
 """
 
+import logging
 import math
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,14 @@ PLACES = ("chsi2", "nasi2", "eadm7", "sclm7", "clkm7", "vali2", "napm7", "dldi4"
 _FEATURES = 64
 _LEVELS = 8
 
+# The flow at nasi2 is 3.53 an hour before and 3.54 an hour after this value, 84 standard deviations above the mean. The
+# value is a target in one row, and a feature in the rows of 48 hours later and of each lag after that.
+_CORRUPT_ROW, _CORRUPT_FLOW = 4782, 78.9  # the row from 0, the flow at nasi2
+_HORIZON = 48  # hours
+_LAGS = (0, 6, 12, 18, 24, 36, 48, 60)  # hours, in the order of the features
+
+_log = logging.getLogger(__name__)
+
 Table = NDArray[np.float64]
 
 
@@ -32,9 +41,16 @@ class RiverFlow(Regression):
 
     Rows are hourly and in order of time: neighbours share most of their values, so that a loss on samples held back at
     random tells how well the model fits, not how well it would forecast.
+
+    One measurement of the published file is corrupt: in row 4782 (from 0) the target nasi2 is 78.9 between 3.53 and
+    3.54. That row is left out, and the same value is missing among the features of eight later rows.
+
+    Attributes:
+        keep_corrupt: whether the file is used as it is.
     """
 
     objectives = PLACES
+    keep_corrupt: ClassVar[bool] = False
 
     def model(self) -> "nn.Module":
         """Hidden layers of 32, 16 and 8, tanh, and a linear head for each place; 2816 parameters, 2744 in the encoder.
@@ -62,9 +78,9 @@ class RiverFlow(Regression):
         """Standardised flows: 64 features, float32 (n, 64), and the eight targets, float32 (n, 8).
 
         The features are the flows at the eight places now and 6, 12, 18, 24, 36, 48 and 60 hours ago; a missing one is
-        the mean of its column. Each column has mean 0 and standard deviation 1 over the whole file, so that a loss of 1
-        is that of always predicting the mean. Shards and Dirichlet deal by how high the rivers will stand: the octile
-        of the mean of a row's targets.
+        the mean of its column. The corrupt measurement is left out unless `keep_corrupt`. Then each column has mean 0
+        and standard deviation 1, so that a loss of 1 is that of always predicting the mean. Shards and Dirichlet deal
+        by how high the rivers will stand: the octile of the mean of a row's targets.
 
         Raises:
             DataError: no directory, or the file is missing or malformed.
@@ -73,12 +89,42 @@ class RiverFlow(Regression):
 
         if source.directory is None:
             raise DataError(f"river-flow needs a directory: --data DIR, with {FILE} in it")
-        table = _standardised(_read(source.directory / FILE))
+        table = _read(source.directory / FILE)
+        if not self.keep_corrupt and _is_corrupt(table):
+            table = _without_corrupt(table)
+            _log.warning(
+                "%s: row %d (from 0) is left out: its flow at nasi2, %s, is corrupt; river-flow-whole keeps it",
+                source.directory / FILE,
+                _CORRUPT_ROW,
+                _CORRUPT_FLOW,
+            )
+        table = _standardised(table)
         ranks = table[:, _FEATURES:].mean(axis=1).argsort(kind="stable").argsort(kind="stable")
         values = torch.from_numpy(table.astype(np.float32))
         return Pool(
             values[:, :_FEATURES].contiguous(), values[:, _FEATURES:].contiguous(), labels=ranks * _LEVELS // len(ranks)
         )
+
+
+class RiverFlowWhole(RiverFlow):
+    """`river-flow` with the corrupt measurement, as the file was published."""
+
+    keep_corrupt = True
+
+
+def _is_corrupt(table: Table) -> bool:
+    """Whether this is the published file, in which one flow is corrupt."""
+    return len(table) > _CORRUPT_ROW and bool(table[_CORRUPT_ROW, _FEATURES + PLACES.index("nasi2")] == _CORRUPT_FLOW)
+
+
+def _without_corrupt(table: Table) -> Table:
+    """The table without the row whose target is corrupt, (n - 1, 72); NaN where the same value is a feature."""
+    cleaned = table.copy()
+    for index, lag in enumerate(_LAGS):
+        row, column = _CORRUPT_ROW + _HORIZON + lag, index * len(PLACES) + PLACES.index("nasi2")
+        if row < len(table) and table[row, column] == _CORRUPT_FLOW:
+            cleaned[row, column] = np.nan
+    return np.delete(cleaned, _CORRUPT_ROW, axis=0)
 
 
 def _standardised(table: Table) -> Table:

@@ -1663,18 +1663,21 @@ class PhaseProgress(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     BYTES_UP_FIELD_NUMBER: _builtins.int
     OUTSTANDING_FIELD_NUMBER: _builtins.int
+    DECIDES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """The round."""
     phase: _builtins.int
     """The phase within the round."""
-    kind: _common_pb2.PhaseKind.ValueType
-    """Its kind."""
+    kind: _builtins.str
+    """The kind of work that it asks for, such as "train"."""
     asked: _builtins.int
     """Clients asked."""
     replied: _builtins.int
     """Replies in."""
     bytes_up: _builtins.int
     """Bytes of the payloads that came in."""
+    decides: _builtins.bool
+    """Whether the step depends on the replies."""
     @_builtins.property
     def deadline(self) -> _timestamp_pb2.Timestamp:
         """When it ends, whoever has replied by then."""
@@ -1696,7 +1699,7 @@ class PhaseProgress(_message.Message):
         *,
         round: _builtins.int = ...,
         phase: _builtins.int = ...,
-        kind: _common_pb2.PhaseKind.ValueType = ...,
+        kind: _builtins.str = ...,
         asked: _builtins.int = ...,
         replied: _builtins.int = ...,
         deadline: _timestamp_pb2.Timestamp | None = ...,
@@ -1704,10 +1707,11 @@ class PhaseProgress(_message.Message):
         ended: _timestamp_pb2.Timestamp | None = ...,
         bytes_up: _builtins.int = ...,
         outstanding: _abc.Iterable[Global___Outstanding] | None = ...,
+        decides: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "ended", b"ended", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "bytes_up", b"bytes_up", "deadline", b"deadline", "ended", b"ended", "kind", b"kind", "outstanding", b"outstanding", "phase", b"phase", "replied", b"replied", "round", b"round", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "bytes_up", b"bytes_up", "deadline", b"deadline", "decides", b"decides", "ended", b"ended", "kind", b"kind", "outstanding", b"outstanding", "phase", b"phase", "replied", b"replied", "round", b"round", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -160,38 +160,6 @@ ASSIGNMENT_STATE_CANCELLED: AssignmentState.ValueType  # 6
 """No longer needed: enough others replied, or the run was stopped, or the client was revoked."""
 Global___AssignmentState: _TypeAlias = AssignmentState  # noqa: Y015
 
-class _PhaseKind:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _PhaseKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PhaseKind.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    PHASE_KIND_UNSPECIFIED: _PhaseKind.ValueType  # 0
-    """Not set."""
-    PHASE_KIND_TRAIN: _PhaseKind.ValueType  # 1
-    """Train and send an update."""
-    PHASE_KIND_EVALUATE: _PhaseKind.ValueType  # 2
-    """Evaluate and send measurements."""
-    PHASE_KIND_JACOBIAN: _PhaseKind.ValueType  # 3
-    """Send a sketch of the gradients of the objectives."""
-    PHASE_KIND_RESIDUAL: _PhaseKind.ValueType  # 4
-    """Send what the sketch lost."""
-
-class PhaseKind(_PhaseKind, metaclass=_PhaseKindEnumTypeWrapper):
-    """The kinds of work that a phase asks for."""
-
-PHASE_KIND_UNSPECIFIED: PhaseKind.ValueType  # 0
-"""Not set."""
-PHASE_KIND_TRAIN: PhaseKind.ValueType  # 1
-"""Train and send an update."""
-PHASE_KIND_EVALUATE: PhaseKind.ValueType  # 2
-"""Evaluate and send measurements."""
-PHASE_KIND_JACOBIAN: PhaseKind.ValueType  # 3
-"""Send a sketch of the gradients of the objectives."""
-PHASE_KIND_RESIDUAL: PhaseKind.ValueType  # 4
-"""Send what the sketch lost."""
-Global___PhaseKind: _TypeAlias = PhaseKind  # noqa: Y015
-
 @_typing.final
 class SignedEnvelope(_message.Message):
     """A manifest and the signature over its exact bytes. The signature covers `context || 0x00 || manifest`, where the
@@ -226,29 +194,29 @@ Global___SignedEnvelope: _TypeAlias = SignedEnvelope  # noqa: Y015
 
 @_typing.final
 class Row(_message.Message):
-    """One row of the update matrix: the update of one client for one objective."""
+    """One row of a reply's payload."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    OBJECTIVE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
-    objective: _builtins.str
-    """The objective that the row belongs to; a task with a single loss calls it "loss"."""
+    name: _builtins.str
+    """Its name: of an update, the objective that the row descends; a task with a single loss calls it "loss"."""
     dtype: _builtins.str
-    """The element type as safetensors names it: "F32"."""
+    """The element type as safetensors names it: "F32", "BF16", "U32" or "U8"."""
     length: _builtins.int
     """The number of elements."""
     def __init__(
         self,
         *,
-        objective: _builtins.str = ...,
+        name: _builtins.str = ...,
         dtype: _builtins.str = ...,
         length: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "length", b"length", "objective", b"objective"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "length", b"length", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -309,8 +277,38 @@ class Target(_message.Message):
 Global___Target: _TypeAlias = Target  # noqa: Y015
 
 @_typing.final
+class Input(_message.Message):
+    """A blob that work needs besides the base model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name, such as "reference"."""
+    digest: _builtins.str
+    """The digest of the blob."""
+    size: _builtins.int
+    """The size of the blob in bytes."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "name", b"name", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Input: _TypeAlias = Input  # noqa: Y015
+
+@_typing.final
 class TrainWork(_message.Message):
-    """Work: train on the client's own training split, starting from the base model."""
+    """Work of the kind "train": train on the client's own training split, starting from the base model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -372,7 +370,7 @@ Global___TrainWork: _TypeAlias = TrainWork  # noqa: Y015
 
 @_typing.final
 class JacobianWork(_message.Message):
-    """Work: the gradient of each objective at the base model, on one minibatch, as a sketch."""
+    """Work of the kind "jacobian": the gradient of each objective at the base model, on one minibatch, as a sketch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -416,18 +414,14 @@ Global___JacobianWork: _TypeAlias = JacobianWork  # noqa: Y015
 
 @_typing.final
 class ResidualWork(_message.Message):
-    """Work: what the sketch of the round's JacobianWork lost, against what all clients' sketches add up to."""
+    """Work of the kind "residual": what the sketch of the round's JacobianWork lost, against what all clients' sketches add
+    up to. The input "reference" is that sum, itself sketched: a safetensors file.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JACOBIAN_FIELD_NUMBER: _builtins.int
-    REFERENCE_FIELD_NUMBER: _builtins.int
-    REFERENCE_BYTES_FIELD_NUMBER: _builtins.int
     OBJECTIVES_FIELD_NUMBER: _builtins.int
-    reference: _builtins.str
-    """The digest of what the sketches add up to, itself sketched: a safetensors file."""
-    reference_bytes: _builtins.int
-    """The size of that blob in bytes."""
     @_builtins.property
     def jacobian(self) -> Global___JacobianWork:
         """The work that the sketch was made for."""
@@ -440,13 +434,11 @@ class ResidualWork(_message.Message):
         self,
         *,
         jacobian: Global___JacobianWork | None = ...,
-        reference: _builtins.str = ...,
-        reference_bytes: _builtins.int = ...,
         objectives: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["jacobian", b"jacobian"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["jacobian", b"jacobian", "objectives", b"objectives", "reference", b"reference", "reference_bytes", b"reference_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jacobian", b"jacobian", "objectives", b"objectives"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -454,7 +446,7 @@ Global___ResidualWork: _TypeAlias = ResidualWork  # noqa: Y015
 
 @_typing.final
 class EvaluateWork(_message.Message):
-    """Work: evaluate the base model on the client's own splits."""
+    """Work of the kind "evaluate": evaluate the base model on the client's own splits."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -492,10 +484,8 @@ class AssignmentManifest(_message.Message):
     BASE_MODEL_BYTES_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
-    TRAIN_FIELD_NUMBER: _builtins.int
-    EVALUATE_FIELD_NUMBER: _builtins.int
-    JACOBIAN_FIELD_NUMBER: _builtins.int
-    RESIDUAL_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     MAX_PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
@@ -503,6 +493,8 @@ class AssignmentManifest(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     PREVIOUS_STEP_FIELD_NUMBER: _builtins.int
     OBJECTIVES_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation that the assignment belongs to."""
     run_id: _builtins.str
@@ -523,6 +515,10 @@ class AssignmentManifest(_message.Message):
     """The digest of the run specification."""
     task: _builtins.str
     """The task to work on, as the worker's owner allowed it by name."""
+    kind: _builtins.str
+    """The kind of work, such as "train"."""
+    work: _builtins.bytes
+    """The work: a serialized message of the type that belongs to the kind, such as TrainWork."""
     max_payload_bytes: _builtins.int
     """The largest payload that will be accepted, in bytes."""
     seed: _builtins.int
@@ -531,22 +527,8 @@ class AssignmentManifest(_message.Message):
     """The digest of the signed envelope of the step that made the base model; empty before the run's first step. Members
     that compare it find out whether they were all told the same.
     """
-    @_builtins.property
-    def train(self) -> Global___TrainWork:
-        """Train."""
-
-    @_builtins.property
-    def evaluate(self) -> Global___EvaluateWork:
-        """Evaluate."""
-
-    @_builtins.property
-    def jacobian(self) -> Global___JacobianWork:
-        """Give a Jacobian."""
-
-    @_builtins.property
-    def residual(self) -> Global___ResidualWork:
-        """Say what its sketch lost."""
-
+    attempt: _builtins.int
+    """The attempt at the round, from 0: a voided attempt is followed by another one."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Row]:
         """The rows that the reply's payload must hold, in this order; none where the reply has no payload."""
@@ -563,6 +545,10 @@ class AssignmentManifest(_message.Message):
     def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The objectives that the client works on, in the task's order."""
 
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
+        """The blobs that the work needs besides the base model. They are offered to this client alone."""
+
     def __init__(
         self,
         *,
@@ -576,10 +562,8 @@ class AssignmentManifest(_message.Message):
         base_model_bytes: _builtins.int = ...,
         spec: _builtins.str = ...,
         task: _builtins.str = ...,
-        train: Global___TrainWork | None = ...,
-        evaluate: Global___EvaluateWork | None = ...,
-        jacobian: Global___JacobianWork | None = ...,
-        residual: Global___ResidualWork | None = ...,
+        kind: _builtins.str = ...,
+        work: _builtins.bytes = ...,
         rows: _abc.Iterable[Global___Row] | None = ...,
         max_payload_bytes: _builtins.int = ...,
         seed: _builtins.int = ...,
@@ -587,14 +571,14 @@ class AssignmentManifest(_message.Message):
         created: _timestamp_pb2.Timestamp | None = ...,
         previous_step: _builtins.str = ...,
         objectives: _abc.Iterable[_builtins.str] | None = ...,
+        inputs: _abc.Iterable[Global___Input] | None = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "deadline", b"deadline", "evaluate", b"evaluate", "jacobian", b"jacobian", "residual", b"residual", "train", b"train", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "deadline", b"deadline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "base_model", b"base_model", "base_model_bytes", b"base_model_bytes", "client_id", b"client_id", "created", b"created", "deadline", b"deadline", "evaluate", b"evaluate", "federation_id", b"federation_id", "jacobian", b"jacobian", "max_payload_bytes", b"max_payload_bytes", "objectives", b"objectives", "phase", b"phase", "previous_step", b"previous_step", "residual", b"residual", "round", b"round", "rows", b"rows", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "task", b"task", "train", b"train", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "attempt", b"attempt", "base_model", b"base_model", "base_model_bytes", b"base_model_bytes", "client_id", b"client_id", "created", b"created", "deadline", b"deadline", "federation_id", b"federation_id", "inputs", b"inputs", "kind", b"kind", "max_payload_bytes", b"max_payload_bytes", "objectives", b"objectives", "phase", b"phase", "previous_step", b"previous_step", "round", b"round", "rows", b"rows", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "task", b"task", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["train", "evaluate", "jacobian", "residual"]  # noqa: Y015
-    _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AssignmentManifest: _TypeAlias = AssignmentManifest  # noqa: Y015
 
@@ -662,6 +646,7 @@ class UpdateManifest(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """Copied from the assignment."""
     run_id: _builtins.str
@@ -690,6 +675,8 @@ class UpdateManifest(_message.Message):
     """The task that was worked on."""
     seconds: _builtins.float
     """Wall time that the work took, in seconds."""
+    attempt: _builtins.int
+    """Copied from the assignment."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Row]:
         """The rows in the payload."""
@@ -727,10 +714,11 @@ class UpdateManifest(_message.Message):
         task: _builtins.str = ...,
         seconds: _builtins.float = ...,
         created: _timestamp_pb2.Timestamp | None = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "base_model", b"base_model", "client_id", b"client_id", "created", b"created", "federation_id", b"federation_id", "losses", b"losses", "metrics", b"metrics", "payload", b"payload", "payload_bytes", b"payload_bytes", "phase", b"phase", "round", b"round", "rows", b"rows", "run_id", b"run_id", "samples", b"samples", "seconds", b"seconds", "software", b"software", "spec", b"spec", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "attempt", b"attempt", "base_model", b"base_model", "client_id", b"client_id", "created", b"created", "federation_id", b"federation_id", "losses", b"losses", "metrics", b"metrics", "payload", b"payload", "payload_bytes", b"payload_bytes", "phase", b"phase", "round", b"round", "rows", b"rows", "run_id", b"run_id", "samples", b"samples", "seconds", b"seconds", "software", b"software", "spec", b"spec", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -834,6 +822,8 @@ class StepManifest(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     FORGOTTEN_FIELD_NUMBER: _builtins.int
     REVOKED_FIELD_NUMBER: _builtins.int
+    COMBINED_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
     run_id: _builtins.str
@@ -858,6 +848,10 @@ class StepManifest(_message.Message):
     """
     state_after: _builtins.str
     """The digest of the run's state after the round."""
+    combined: _builtins.str
+    """The digest of the vector that was combined already (a safetensors file); empty where the rows of updates were
+    combined. Where it is set, `updates` names the replies that it was made from, and the direction is that vector.
+    """
     @_builtins.property
     def updates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The digests of the update envelopes that entered the step, in the order of the rows of the Gram matrix; those of
@@ -892,6 +886,10 @@ class StepManifest(_message.Message):
         before it.
         """
 
+    @_builtins.property
+    def code(self) -> _containers.RepeatedCompositeFieldContainer[Global___Code]:
+        """The code that made the step: first that of the algorithm, then that of each stage and sketch of another package."""
+
     def __init__(
         self,
         *,
@@ -913,14 +911,54 @@ class StepManifest(_message.Message):
         weights: _abc.Iterable[Global___ObjectiveWeight] | None = ...,
         forgotten: _abc.Iterable[_builtins.str] | None = ...,
         revoked: _abc.Iterable[_builtins.str] | None = ...,
+        combined: _builtins.str = ...,
+        code: _abc.Iterable[Global___Code] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "coefficients", b"coefficients", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "forgotten", b"forgotten", "gram", b"gram", "hyperparameters", b"hyperparameters", "rate", b"rate", "result_model", b"result_model", "revoked", b"revoked", "round", b"round", "run_id", b"run_id", "state_after", b"state_after", "state_before", b"state_before", "updates", b"updates", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "code", b"code", "coefficients", b"coefficients", "combined", b"combined", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "forgotten", b"forgotten", "gram", b"gram", "hyperparameters", b"hyperparameters", "rate", b"rate", "result_model", b"result_model", "revoked", b"revoked", "round", b"round", "run_id", b"run_id", "state_after", b"state_after", "state_before", b"state_before", "updates", b"updates", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepManifest: _TypeAlias = StepManifest  # noqa: Y015
+
+@_typing.final
+class Code(_message.Message):
+    """The code of an algorithm, a stage or a sketch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    CLASS_NAME_FIELD_NUMBER: _builtins.int
+    PACKAGE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"algorithm", "stage" or "sketch"."""
+    class_name: _builtins.str
+    """The class, as module:Class."""
+    package: _builtins.str
+    """The installed package that brings it; empty for a class in a directory that the operator named."""
+    version: _builtins.str
+    """The version of that package."""
+    digest: _builtins.str
+    """The digest of the file of the module, as the coordinator imported it; empty for code that is part of fedpareto."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        class_name: _builtins.str = ...,
+        package: _builtins.str = ...,
+        version: _builtins.str = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class_name", b"class_name", "digest", b"digest", "kind", b"kind", "package", b"package", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Code: _TypeAlias = Code  # noqa: Y015
 
 @_typing.final
 class TimeManifest(_message.Message):

@@ -27,14 +27,15 @@ def submit(
         Path | None, typer.Argument(metavar="SPEC.toml", help="The run specification; see --explain.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="The initial model, a safetensors file; without it the task makes one.")
+        Path | None, typer.Option(help="The initial model, a safetensors file. Default: the task makes it.")
     ] = None,
     code: CodeOption = None,
     paused: Annotated[bool, typer.Option("--paused", help="Wait for `resume` before the first round.")] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Only check the run: show which members it would ask and the disk space it would take."
+            "--dry-run",
+            help="Only check the run: show which members it would ask and how much disk space it would need.",
         ),
     ] = False,
     watch_it: Annotated[bool, typer.Option("--watch", help="Follow the run until it ends.")] = False,
@@ -117,7 +118,7 @@ def runs(context: typer.Context, home: Home = None, as_json: Json = False) -> No
     """List the runs, newest first."""
     from federation.v1.admin_pb2 import ListRunsRequest
     from fedpareto.cli import render
-    from fedpareto.cli.listing import whole
+    from fedpareto.messages import whole
 
     with connected(context, home, reads=True) as stub:
         response = whole(stub.ListRuns, ListRunsRequest())
@@ -162,12 +163,12 @@ def resume(context: typer.Context, run: RunName, home: Home = None, as_json: Jso
 def stop(
     context: typer.Context,
     run: RunName,
-    reason: Annotated[str, typer.Option(help="For the record.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, for the record.")] = "",
     yes: Yes = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """End a run. Its last model stays."""
+    """Stop a run for good. Its last model can still be exported."""
     from federation.v1.admin_pb2 import GetRunRequest, StopRunRequest
 
     def question() -> str:
@@ -236,7 +237,7 @@ def _stream_json(stub: "AdminStub", run: str) -> "Run":
 
 
 def _state(run: "Run") -> str:
-    from fedpareto.cli.document import name_of
+    from fedpareto.messages import name_of
 
     return f"{name_of(run, 'state')} {run.reason}".strip()
 
@@ -252,7 +253,7 @@ def rounds(context: typer.Context, run: RunName, home: Home = None, as_json: Jso
     """
     from federation.v1.admin_pb2 import ListRoundsRequest
     from fedpareto.cli import render_rounds
-    from fedpareto.cli.listing import whole
+    from fedpareto.messages import whole
 
     with connected(context, home, reads=True) as stub:
         response = whole(stub.ListRounds, ListRoundsRequest(run=run))
@@ -299,7 +300,7 @@ def updates(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """List the updates as they were received, refused ones included.
+    """List the received updates, including refused ones.
 
     --json has the signed envelopes.
     """
@@ -318,7 +319,9 @@ def export(
     context: typer.Context,
     run: RunName,
     out: Annotated[Path, typer.Option(help="The file to write, safetensors.")],
-    number: Annotated[int | None, typer.Option("--round", min=0, help="After this round; the newest without.")] = None,
+    number: Annotated[
+        int | None, typer.Option("--round", min=0, help="The model after this round. Default: the newest.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     home: Home = None,
     as_json: Json = False,

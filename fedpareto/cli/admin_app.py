@@ -26,10 +26,12 @@ app = typer.Typer(
 
 Home = Annotated[
     Path | None,
-    typer.Option("--home", help="The administrator's directory; also before the command.", show_default=False),
+    typer.Option(
+        "--home", help="The administrator's directory; can also stand before the command.", show_default=False
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="Id, beginning of an id, or name.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, the beginning of its id, or its name.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
 ClientName = Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")]
 

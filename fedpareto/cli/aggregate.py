@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedpareto.cli import completion
+from fedpareto.cli.code_option import CodeOption
 from fedpareto.cli.failure import USAGE, Failure
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from coordinator.aggregation import Aggregate
+    from coordinator.aggregation.hyperparameters import Hyperparameter
+    from coordinator.aggregation.registry import Listed
 
 _PER_ROW = ("losses", "accuracies", "samples", "prior", "ages")
 _ARRAYS = ("updates", *_PER_ROW, "state")
@@ -29,10 +35,21 @@ def aggregate_command(
             "and state (a JSON text).",
         ),
     ] = None,
-    name: Annotated[str, typer.Option("--algorithm", "-a", metavar="NAME", help="See --list.")] = "fedmgda+",
+    name: Annotated[
+        str,
+        typer.Option(
+            "--algorithm",
+            "-a",
+            metavar="NAME",
+            help="An algorithm of --list, or your own, module:Class.",
+            autocompletion=completion.algorithms,
+        ),
+    ] = "fedmgda+",
     param: Annotated[
-        list[str] | None, typer.Option("--param", "-p", metavar="KEY=VALUE", help="A hyper-parameter; repeat for more.")
+        list[str] | None,
+        typer.Option("--param", "-p", metavar="KEY=VALUE", help="A hyper-parameter; repeat it for several."),
     ] = None,
+    code: CodeOption = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Write the direction (d,) here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     as_list: Annotated[bool, typer.Option("--list", help="Show the algorithms and their hyper-parameters.")] = False,
@@ -47,10 +64,13 @@ def aggregate_command(
         _list(as_json)
         return
     if file is None:
-        raise Failure("which file? Give an .npz file with an array `updates` of shape (m, d); see --help", code=USAGE)
+        raise Failure(
+            "no file was given: name an .npz file with an array `updates` of shape (m, d); see --help", code=USAGE
+        )
     import numpy as np
 
     from coordinator.aggregation import HyperparameterError, aggregate
+    from federation.owners_code import described, owners_frame
 
     arrays = _load(file)
     per_row: dict[str, Any] = {key: arrays[key] for key in _PER_ROW if key in arrays}
@@ -64,10 +84,12 @@ def aggregate_command(
         )
     except HyperparameterError as error:
         raise Failure(str(error), code=USAGE) from None
-    except ValueError as error:
-        raise Failure(f"{file}: {error}", code=USAGE) from None
-    except ArithmeticError as error:
-        raise Failure(f"{file}: {error}") from None
+    except Exception as error:
+        if owners_frame(error):
+            raise Failure(f"{name}: {described(error)}") from None
+        if not isinstance(error, ValueError | ArithmeticError):
+            raise
+        raise Failure(f"{file}: {error}", code=USAGE if isinstance(error, ValueError) else 1) from None
     if out is not None:
         try:
             with out.open("wb") as target:  # np.save on a path would append .npy to it
@@ -142,27 +164,44 @@ def _parameters(texts: list[str]) -> dict[str, Any]:
 
 def _list(as_json: bool) -> None:
     from coordinator.aggregation import torchjd
-    from coordinator.aggregation.registry import algorithms, common_hyperparameters, hyperparameters
+    from coordinator.aggregation.registry import common_hyperparameters, listed, listed_stages
 
     table = _table("algorithm", "hyper-parameter", "default", "meaning")
-    document = []
 
-    def add(name: str, summary: str, fields: "tuple[dataclasses.Field[Any], ...]") -> None:
+    def described(each: "Hyperparameter") -> dict[str, Any]:
+        default = {} if each.default is dataclasses.MISSING else {"default": each.default}
+        return {"name": each.name, **default, "help": each.help}
+
+    def add(name: str, summary: str, fields: "Iterable[Hyperparameter]") -> None:
         table.add_row(name, "", "", summary)
-        for field in fields:
-            table.add_row("", field.name, json.dumps(field.default), field.metadata["help"])
-        described = [{"name": field.name, "default": field.default, "help": field.metadata["help"]} for field in fields]
-        document.append({"name": name, "summary": summary, "hyperparameters": described})
+        for each in map(described, fields):
+            table.add_row("", each["name"], json.dumps(each["default"]) if "default" in each else "–", each["help"])
 
-    for name, kind in algorithms().items():
-        add(name, (kind.__doc__ or "").partition("\n")[0], hyperparameters(kind))
-    table.add_row(f"{torchjd.PREFIX}NAME", "", "", torchjd.SUMMARY)
-    add("every algorithm", "What is done to the updates before the algorithm sees them.", common_hyperparameters())
+    def entry(item: "Listed") -> dict[str, Any]:
+        brought = {"package": item.package} if item.package else {}
+        own = [described(each) for each in item.hyperparameters]
+        return {"name": item.name, "summary": item.summary, **brought, "hyperparameters": own}
+
+    rules, stages, common = listed(), listed_stages(), common_hyperparameters()
     if as_json:
-        common = document.pop()["hyperparameters"]
-        typer.echo(json.dumps({"algorithms": document, "common": common}))
-    else:
-        _console().print(table)
+        document = {
+            "algorithms": [entry(rule) for rule in rules],
+            "stages": [entry(stage) for stage in stages],
+            "common": [described(each) for each in common],
+        }
+        typer.echo(json.dumps(document))
+        return
+    for rule in rules:
+        add(rule.name, _with_package(rule), rule.hyperparameters)
+    table.add_row(f"{torchjd.PREFIX}NAME", "", "", torchjd.SUMMARY)
+    add("every algorithm", "What is done to the updates before the algorithm sees them.", common)
+    for stage in stages:
+        add(f"stage {stage.name}", _with_package(stage), stage.hyperparameters)
+    _console().print(table)
+
+
+def _with_package(item: "Listed") -> str:
+    return f"{item.summary} [package {item.package}]" if item.package else item.summary
 
 
 def _print(name: str, result: "Aggregate") -> None:

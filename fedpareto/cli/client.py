@@ -14,8 +14,9 @@ import grpc
 
 from federation.certificates import load_certificate
 from federation.channels import refusal_from_rpc_error
-from federation.identity import AdminFiles, IdentityError
-from federation.text import escaped
+from federation.keys import IdentityError
+from federation.member_files import AdminFiles
+from federation.text import escaped, escaped_lines
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.escaping import EscapingChannel
 from fedpareto.cli.failure import USAGE, Failure
@@ -77,7 +78,7 @@ def explain(error: grpc.RpcError, files: AdminFiles) -> Failure:
     refusal = refusal_from_rpc_error(error, not_after=files.not_after)
     if refusal.reason == "unreachable":
         return Failure(f"cannot reach the coordinator at {files.address}: {escaped(refusal.message)}")
-    return Failure(escaped(f"{refusal.message} [{refusal.reason or refusal.status}]"))
+    return Failure(escaped_lines(f"{refusal.message} [{refusal.reason or refusal.status}]"))
 
 
 def _must_be_valid(home: Path, files: AdminFiles, now: datetime) -> None:

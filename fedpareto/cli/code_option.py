@@ -1,4 +1,4 @@
-"""`--code DIR`, for the commands that load a task: where Python finds the classes of the owner."""
+"""`--code DIR`, for the commands that load plug-ins: where Python finds the classes of the owner."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,13 +11,15 @@ from fedpareto.cli.failure import USAGE, Failure
 
 def _use(context: typer.Context, directories: list[Path] | None) -> list[Path] | None:
     """Makes the directories importable; warns of modules in them that Python does not import."""
-    if not directories or context.resilient_parsing:
+    if not directories:
         return directories
     try:
         hidden = append(directories)
     except OSError as error:
+        if context.resilient_parsing:  # completion of a line that is not finished
+            return directories
         raise Failure(f"--code: {error}", code=USAGE) from None
-    for item in hidden:
+    for item in hidden if not context.resilient_parsing else ():
         typer.echo(
             f"warning: {item.path} is hidden: `import {item.name}` gives {item.hidden_by}. Rename yours if your code "
             "imports it",
@@ -33,7 +35,7 @@ CodeOption = Annotated[
         metavar="DIR",
         envvar=VARIABLE,
         callback=_use,
-        help=f"Directory of your own modules, for a task named module:Class; repeat it for more. Also: {VARIABLE}.",
+        help=f"Directory of your own modules, for classes named module:Class; repeat it for several. Also: {VARIABLE}.",
         show_envvar=False,
     ),
 ]

@@ -67,6 +67,12 @@ def append(directories: Iterable[Path]) -> list[Hidden]:
     return [hidden for place in places for hidden in _hidden_modules(place)]
 
 
+def leave_current_directory() -> None:
+    """Takes the current directory off Python's path, where `python -m` puts it, unless `--code` names it too."""
+    named = {str(ROOT), *filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))}
+    sys.path[:] = [place for place in sys.path if place in named or place not in ("", os.getcwd())]
+
+
 def _hidden_modules(directory: Path) -> Iterator[Hidden]:
     for name in _modules(directory):
         if PathFinder.find_spec(name, [str(directory)]) is None:

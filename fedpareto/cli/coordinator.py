@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedpareto.cli import logs
+from fedpareto.cli.code_option import CodeOption
+from fedpareto.cli.code_path import leave_current_directory
 from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.passphrases import new_passphrase, passphrase_for
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from coordinator.home import Home
     from coordinator.server import Coordinator
 
-app = typer.Typer(help="The federation's centre: make it, and run its daemon.", no_args_is_help=True)
+app = typer.Typer(help="The coordinator: make a federation, and run its daemon.", no_args_is_help=True)
 
 DEFAULT_HOME = Path("fedpareto-coordinator")
 HomeOption = Annotated[Path, typer.Option("--home", help="Directory of the coordinator: settings, keys, database.")]
@@ -40,8 +42,8 @@ def init(
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name or address under which members reach this machine; repeat it for more. The first one is given "
-            "to them. Default: localhost, 127.0.0.1 and the host's name."
+            help="Name or address under which members reach this machine; repeat it for several. Members get the "
+            "first one. Default: localhost, 127.0.0.1 and the host's name."
         ),
     ] = None,
     bind: Annotated[
@@ -57,7 +59,9 @@ def init(
             help="postgresql://USER:PASSWORD@HOST/NAME, or sqlite:///FILE. Default: SQLite in the directory.",
         ),
     ] = None,
-    approval: Annotated[bool, typer.Option("--approval", help="New clients wait for `admin approve`.")] = False,
+    approval: Annotated[
+        bool, typer.Option("--approval", help="New members get no work before `admin approve`.")
+    ] = False,
     passphrase_file: PassphraseOption = None,
     ask_passphrase: AskOption = False,
     as_json: JsonOption = False,
@@ -112,21 +116,27 @@ def init(
 def serve(
     home: HomeOption = DEFAULT_HOME,
     bind: Annotated[
-        str | None, typer.Option(metavar="HOST[:PORT]", help="Listen here rather than where coordinator.toml says.")
+        str | None,
+        typer.Option(metavar="HOST[:PORT]", help="Address to listen on, instead of that in coordinator.toml."),
     ] = None,
     port_file: Annotated[
-        Path | None, typer.Option(help="Write the ports there too, as JSON, once it serves; always in ports.json.")
+        Path | None,
+        typer.Option(help="Also write the ports to this file, as JSON, once it serves. ports.json always has them."),
     ] = None,
+    code: CodeOption = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error; to standard error.")] = "info",
     passphrase_file: PassphraseOption = None,
     hold: Annotated[bool, typer.Option("--hold", hidden=True, help="Serve the record; no run advances.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print ports and process id as JSON once it serves.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print ports and process id as JSON once the coordinator serves.")
+    ] = False,
 ) -> None:
     """Run the daemon until it is stopped (SIGTERM or Ctrl-C)."""
     if log_level not in ("debug", "info", "warning", "error"):
         raise Failure(f"--log-level {log_level}: expected debug, info, warning or error", code=USAGE)
     logs.to_standard_error(log_level.upper(), "%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    leave_current_directory()  # a run may name `module:Class`: that is imported from what was installed, or from --code
     from coordinator.monitor import LockLost  # noqa: PLC0415
     from coordinator.server import PortTaken  # noqa: PLC0415
     from coordinator.server import serve as run  # noqa: PLC0415
@@ -169,7 +179,7 @@ def check(
 @app.command()
 def admin(
     name: Annotated[str, typer.Argument(help="The administrator's name.")],
-    role: Annotated[list[str], typer.Option(help="viewer, operator or security-officer; repeat it for more.")],
+    role: Annotated[list[str], typer.Option(help="viewer, operator or security-officer; repeat it for several.")],
     out: Annotated[Path, typer.Option(help="Directory for its key and certificate; hand it over safely.")],
     home: HomeOption = DEFAULT_HOME,
     passphrase_file: PassphraseOption = None,
@@ -179,9 +189,9 @@ def admin(
     ask_passphrase: Annotated[bool, typer.Option(help="Ask for a passphrase for the administrator's key.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Issue a further administrator, on the coordinator's own host.
+    """Make a key and a certificate for another administrator.
 
-    A name that is issued again loses its older certificate.
+    Run it on the coordinator's own machine. If the name has a certificate already, the older one ends.
     """
     from coordinator.clock import utc_now  # noqa: PLC0415
     from federation.identity import Role  # noqa: PLC0415

@@ -9,42 +9,52 @@ from typing import Annotated
 
 import typer
 
+from fedpareto.cli import completion
 from fedpareto.cli.code_option import CodeOption
 from fedpareto.cli.failure import USAGE, Failure
 
-app = typer.Typer(help="Data: see who would hold what, before anything is trained.", no_args_is_help=True)
+app = typer.Typer(help="Data: show which samples each client would hold.", no_args_is_help=True)
 
 
 @app.command()
 def show(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="A built-in task, or your own as module:Class.")],
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK",
+            help="A built-in task, or your own as module:Class.",
+            autocompletion=completion.tasks,
+        ),
+    ],
     clients: Annotated[int, typer.Option(min=1, help="How many clients share the data.")] = 10,
     partition: Annotated[
-        str, typer.Option(metavar="SCHEME", help="How it is cut: iid, shards:S, dirichlet:ALPHA or natural.")
+        str, typer.Option(metavar="SCHEME", help="The partition: iid, shards:S, dirichlet:ALPHA or natural.")
     ] = "iid",
     sizes: Annotated[
-        str, typer.Option(metavar="SIZES", help="How many samples each gets: equal or lognormal:SIGMA.")
+        str, typer.Option(metavar="SIZES", help="Number of samples of each client: equal or lognormal:SIGMA.")
     ] = "equal",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the cut: `--part-seed` of workers.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the partition; `--part-seed` of workers.")] = 0,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the data set.")] = None,
     code: CodeOption = None,
-    download: Annotated[bool, typer.Option("--download", help="Let the task fetch a public data set there.")] = False,
+    download: Annotated[
+        bool, typer.Option("--download", help="Let the task fetch a public data set into --data.")
+    ] = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw a bar for each client, stacked by class, too.")
+        Path | None, typer.Option(metavar="FILE.png", help="Also draw a bar for each client, stacked by class.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show how many samples of which class each client would hold.
 
-    The data is cut as for a simulation or for rehearsing workers. Before that the task is tried on a batch of it.
+    The partition is that of a simulation or of workers that rehearse. First, the task is tried on a batch of the data.
 
     iid: every client gets a random part. shards:2: the data is sorted by class and cut into twice as many
-    shards as clients; each gets two, and so few classes. dirichlet:0.3: each client draws its own shares of the
-    classes; the smaller the number, the more unequal. natural: a client is a person or an institution whose data it
-    is, for data sets that say; of more than asked for, the largest.
+    shards as clients; each gets two, and so has few classes. dirichlet:0.3: each client draws its own shares of the
+    classes; a smaller number makes them more unequal. natural: each client holds the data of one owner, if the data set
+    names owners; the owners with the most samples come first.
 
-    lognormal:1 makes the clients of iid and dirichlet differ in size, by a factor of e at one standard deviation;
-    nobody gets fewer than 10 samples, if there are so many.
+    lognormal:1 makes the clients of iid and dirichlet differ in size, by a factor of e at one standard deviation.
+    Each client gets at least 10 samples, if there are enough.
 
         fedpareto data show digits --clients 8 --partition shards:2
 

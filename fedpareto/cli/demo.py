@@ -47,24 +47,24 @@ _ALGORITHMS = {
 
 def demo_command(
     directory: Annotated[
-        Path, typer.Option("--dir", help="Where everything goes; what an earlier demo left there gives way.")
+        Path, typer.Option("--dir", help="Directory for all files; the files of an earlier demo in it are replaced.")
     ] = DEFAULT_DIRECTORY,
     rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Rounds of each run.")] = 30,
-    workers: Annotated[int, typer.Option(min=2, max=64, help="Members, one of them malicious at first.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Of the partition, the initial model and the training.")] = 1,
+    workers: Annotated[int, typer.Option(min=2, max=64, help="Number of members, including the attacker.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the partition, the initial model and the training.")] = 1,
     objectives: Annotated[
         bool, typer.Option("--objectives", help="Only the second act: one model for two objectives, no attacker.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document; progress on stderr.")] = False,
 ) -> None:
-    """Watch a federation of real processes, one of them an attacker.
+    """Run a federation of real processes, with one attacker.
 
-    There are a coordinator and workers with keys of their own, mutual TLS and a database.
+    It has a coordinator and workers with their own keys, mutual TLS and a database.
 
     Every member holds two shards of handwritten digits sorted by class. One multiplies its update by 100 and adds
-    1000 to the loss that it reports. FedMGDA+ learns beside it, then FedAvg; then both again, with that member honest.
-    In a second, shorter act all of them learn to read two digits at once, an objective for each, and one member has
-    labels for the left one only.
+    1000 to the loss that it reports. First FedMGDA+ and then FedAvg trains a model; then both again, with that member
+    honest. In a second, shorter act the members train one model for two digits, one objective for each digit, and one
+    member has labels for the left digit only.
     """
     from importlib.util import find_spec
 
@@ -191,13 +191,14 @@ def _record(
 def _report(
     console: "Console", rehearsal: "Rehearsal", outcomes: "Sequence[Outcome]", served: "Sequence[Served]"
 ) -> None:
-    from fedpareto.cli import render, second_act
+    from fedpareto import formatting
+    from fedpareto.cli import second_act
     from fedpareto.cli.outcomes import table
 
     if outcomes:
         console.print()
         console.print(table(outcomes, rehearsal.attacker))
-    means = {(item.algorithm, item.attacked): render.percent(item.accuracy["mean"]) for item in outcomes}
+    means = {(item.algorithm, item.attacked): formatting.percent(item.accuracy["mean"]) for item in outcomes}
     for name in dict.fromkeys(item.algorithm for item in outcomes):
         console.print(f"{name}: {means[name, True]} on average beside the attacker, {means[name, False]} without one")
     console.print()

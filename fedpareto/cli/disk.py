@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @app.command()
 def disk(context: typer.Context, home: Home = None, as_json: Json = False) -> None:
-    """Show how much of the coordinator's disk the record takes.
+    """Show the disk space of the record.
 
-    That is: models, updates and the database, run by run; what is free; and an estimate of what the runs that have not
-    ended will still take.
+    It shows models, updates and the database for each run, the free space, and an estimate of the space that open runs
+    will still need.
     """
     from federation.v1.admin_pb2 import GetDiskRequest
 
@@ -32,8 +32,8 @@ def _picture(response: "GetDiskResponse") -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
-    from fedpareto.cli.document import name_of
-    from fedpareto.cli.render import size
+    from fedpareto.formatting import size
+    from fedpareto.messages import name_of
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("run", "name", "state"):

@@ -7,7 +7,6 @@ Names are those of the contract, enumerations appear by their short name, times 
 import base64
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from federation.v1.common_pb2 import StepManifest, UpdateManifest
+from fedpareto.messages import enum_name
 
 # Which manifest travels in which envelope, so that the document shows it beside the signed bytes.
 _MANIFESTS: dict[str, type[Message]] = {
@@ -42,23 +42,6 @@ def _printable(text: str) -> str:
     if text.replace("\n", "").isprintable():
         return text
     return "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
-
-
-def enum_name(descriptor: Any, number: int) -> str:
-    """The short name of an enumeration's value: RUNNING for RUN_STATE_RUNNING. Unknown numbers are shown as such."""
-    value = descriptor.values_by_number.get(number)
-    if value is None:
-        return str(number)
-    prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", descriptor.name).upper() + "_"
-    return str(value.name).removeprefix(prefix)
-
-
-def name_of(message: Message, field: str) -> str:
-    """The short name of the enumeration in `message.<field>`."""
-    descriptor = message.DESCRIPTOR.fields_by_name[field].enum_type
-    if descriptor is None:
-        raise TypeError(f"{field} is not an enumeration")
-    return enum_name(descriptor, getattr(message, field))
 
 
 def _field(message: Message, field: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedpareto.cli import completion
 from fedpareto.cli.code_option import CodeOption
 from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure
 
@@ -21,19 +22,19 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from experiments.definition import Experiment
-    from experiments.results import Job, Result, Store
+    from experiments.results import Job, Store
     from experiments.runner import Settings
 
 _HELP = """Run the papers' experiments.
 
-Their results are set beside the published numbers.
+The results are compared with the published numbers.
 
-An experiment is a run specification, the methods that are compared in it, and several seeds. What is there, what it
-takes, and whether its data is at hand:
+An experiment has a run specification, methods to compare, and several seeds. List the experiments, with their time
+and whether their data was found:
 
     fedpareto experiment list --data DATA
 
-A first look within minutes, then the whole; Ctrl-C keeps what was done, and the same command goes on:
+Run the quick form in minutes, then the whole experiment. After Ctrl-C, the same command continues:
 
     fedpareto experiment run fedfv-table3 --data DATA --quick
 
@@ -46,29 +47,44 @@ figures, run.json.
 app = typer.Typer(help=_HELP, no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="See `fedpareto experiment list`; or a file of your own, ./my.toml.")
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="See `fedpareto experiment list`; or a file of your own, ./my.toml.",
+        autocompletion=completion.experiments,
+    ),
 ]
-Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Where the data sets are, each as its task expects it.")]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where results go; results/NAME... unless said.")]
-QuickForm = Annotated[bool, typer.Option("--quick", help="The form that takes minutes on two cores.")]
+Data = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Directory of the data sets, as their tasks expect them.")
+]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the results. Default: results/NAME...")]
+QuickForm = Annotated[bool, typer.Option("--quick", help="Use the quick form, which takes minutes on two cores.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; progress on stderr.")]
 
 
 @app.command("list")
-def list_command(data: Data = None, as_json: Json = False) -> None:
+def list_command(data: Data = None, code: CodeOption = None, as_json: Json = False) -> None:
     """List the experiments.
 
-    The list says where they are from, how large they are, and whether their data is there.
+    The list shows their source, their size, and whether their data was found.
 
-    How long they take is an estimate, of one core of an AMD EPYC of 2024, from rounds that were measured; in brackets
-    that of the quick form. With --jobs, as many cores share it.
+    The time is estimated from measured rounds, for one core of an AMD EPYC of 2024; the time of the quick form is in
+    brackets. --jobs divides it among cores.
     """
-    from experiments.definition import load, names
+    from experiments.definition import ExperimentError
+    from experiments.loading import load, names, plugins
     from fedpareto.cli.render import console as make_console
 
-    found = [_overview(load(name), data) for name in names()]
+    packages = {offer.name: offer.package for offer in plugins()}
+    found, unusable = [], []
+    for name in names():
+        brought = {"package": packages[name]} if name in packages else {}
+        try:
+            found.append(_overview(load(name), data) | brought)
+        except ExperimentError as error:
+            unusable.append({"name": name, "error": str(error)} | brought)
     if as_json:
-        typer.echo(json.dumps({"experiments": found}, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps({"experiments": found, "unusable": unusable}, indent=2, ensure_ascii=False))
         return
     from rich.table import Table
 
@@ -83,8 +99,10 @@ def list_command(data: Data = None, as_json: Json = False) -> None:
             str(item["quick_runs"]),
             f"{_span(whole)} ({_span(small)})" if whole and small else "–",
             {None: "give --data", True: "there", False: "missing"}[item["data_there"]],
-            f"{item['title']}\n{item['source']}",
+            f"{item['title']}\n{item['source']}" + (f" [package {item['package']}]" if "package" in item else ""),
         )
+    for item in unusable:
+        table.add_row(item["name"], "", "", "", "", f"cannot be used: {item['error']}")
     make_console().print(table)
 
 
@@ -92,9 +110,9 @@ def list_command(data: Data = None, as_json: Json = False) -> None:
 def run_command(
     name: Name,
     quick: QuickForm = False,
-    seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Only these seeds, or others than its own.")] = "",
+    seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Use these seeds.")] = "",
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Fewer rounds (or more) than the experiment has; the table says how many.")
+        int | None, typer.Option(min=1, help="Another number of rounds; the table says how many.")
     ] = None,
     methods: Annotated[
         list[str] | None,
@@ -106,43 +124,44 @@ def run_command(
     data: Data = None,
     code: CodeOption = None,
     out: Out = None,
-    jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs at once, each in a process of its own.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Number of runs at once, each in its own process.")] = 1,
     device: Annotated[str, typer.Option(help="Where clients train: auto, cpu, cuda or cuda:N.")] = "auto",
     backend: Annotated[str, typer.Option(help="stacked, loop, compiled, or auto; see `fedpareto simulate`.")] = "auto",
     resume: Annotated[
-        bool, typer.Option("--resume/--anew", help="Keep finished runs and go on with others, or make them all again.")
+        bool, typer.Option("--resume/--anew", help="Keep finished runs and make the missing ones, or make all again.")
     ] = True,
     as_json: Json = False,
 ) -> None:
     """Run an experiment: every method with every seed.
 
-    Finished runs are files; a second call makes the missing ones only. The tables and figures are of all that is there.
+    Finished runs are files; another call makes only the missing runs. Tables and figures contain all finished runs.
     """
     from importlib.util import find_spec
 
     missing = [package for package in ("torch", "matplotlib") if find_spec(package) is None]
     if missing:
         raise Failure(f"experiments need {' and '.join(missing)}: install fedpareto[torch,experiments]")
+    from experiments.provenance import session
     from experiments.results import Store
     from experiments.runner import Settings
     from fedpareto.cli.render import console as make_console
 
-    experiment = _experiment(name, quick, seeds, rounds)
+    experiment = _experiment(name, quick, rounds)
     _must_have_data(experiment, data)
-    wanted = _jobs(experiment, methods or [], conditions or [])
+    chosen = _seeds(seeds)
+    wanted = _jobs(experiment, chosen or experiment.seeds, methods or [], conditions or [])
     _must_train(device, backend)
-    store, console = Store(_directory(experiment.name, quick, rounds, out)), make_console(stderr=as_json)
+    made_by = session(["fedpareto", *sys.argv[1:]], datetime.now(UTC), device)
+    store, console = Store(_directory(experiment.name, quick, rounds, out), made_by), make_console(stderr=as_json)
     with _usable(store.directory, USAGE):
         store.directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=store.directory).close()
+        _restore(console, store)
         if resume:
             _must_be_of_these_specifications(store, wanted)
         else:
             _forget(store, wanted)
         _tell_damage(console, store, wanted, "made again")
-        record = _record(console, store, "kept as run.json.bad, and begun anew")
-        if record is None:
-            store.set_record_aside()
     left = [job for job in wanted if store.find(job) is None]
     takes = experiment.core_seconds([job.cell for job in left], 1)
     _say(
@@ -151,11 +170,9 @@ def run_command(
         + (f"; the others take a core about {_span(takes)}" if takes else ""),
     )
     settings = Settings(data if experiment.data else None, device, backend, experiment.exclude_attackers, jobs)
-    began = time.perf_counter(), datetime.now(UTC)
     ended = _make(console, store, settings, left)
     with _usable(store.directory):
-        record = _recorded(store, record or {}, experiment, settings, began, ended)
-        _show(console, experiment, store, record, as_json=as_json)
+        _show(console, experiment, store, ended["failed"], as_json=as_json)
     if ended["failed"]:
         label, reason = next(iter(ended["failed"].items()))
         raise Failure(f"{len(ended['failed'])} of {len(left)} runs failed, the first of them {label}: {reason}")
@@ -168,36 +185,37 @@ def run_command(
 def compare_command(
     name: Name,
     quick: QuickForm = False,
-    seeds: Annotated[str, typer.Option(metavar="N,N,...", help="Only these seeds, or others than its own.")] = "",
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Fewer rounds (or more) than the experiment has; the table says how many.")
+        int | None, typer.Option(min=1, help="Another number of rounds; the table says how many.")
     ] = None,
+    code: CodeOption = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the results that are there with the published numbers.
+    """Compare the finished runs with the published numbers.
 
-    Table, CSV files and figures are written anew.
+    Table, CSV files, run.json and figures are written anew.
     """
     from experiments.results import Store
     from fedpareto.cli.render import console as make_console
 
-    experiment = _experiment(name, quick, seeds, rounds)
+    experiment = _experiment(name, quick, rounds)
     store, console = Store(_directory(experiment.name, quick, rounds, out)), make_console(stderr=as_json)
     with _usable(store.directory):
-        if not store.count():
+        _restore(console, store)
+        if not store.names():
             raise Failure(f"no results in {store.directory}: `fedpareto experiment run {name}` makes them", code=USAGE)
-        jobs = _jobs(experiment, [], [])
+        jobs = _jobs(experiment, experiment.seeds, [], [])
         _tell_damage(console, store, jobs, "left out")
         if not any(store.find(job) for job in jobs):
-            many = f"{store.count()} finished runs in {store.directory}"
+            many = f"{len(store.names())} finished runs in {store.directory}"
             raise Failure(f"{many}, none of this specification: was it --quick, --rounds N?", code=USAGE)
-        record = _record(console, store, "left out")
-        _show(console, experiment, store, record or {}, as_json=as_json)
+        _show(console, experiment, store, {}, as_json=as_json)
 
 
-def _experiment(name: str, quick: bool, seeds: str, rounds: int | None) -> "Experiment":
-    from experiments.definition import ExperimentError, load, merged
+def _experiment(name: str, quick: bool, rounds: int | None) -> "Experiment":
+    from experiments.definition import ExperimentError
+    from experiments.loading import load
 
     try:
         experiment = load(name)
@@ -206,17 +224,21 @@ def _experiment(name: str, quick: bool, seeds: str, rounds: int | None) -> "Expe
     if quick:
         experiment = experiment.in_quick_form()
     if rounds is not None:
-        experiment = experiment.model_copy(update={"spec": merged(experiment.spec, {"rounds": rounds})})
-    if not seeds:
-        return experiment
+        experiment = experiment.with_rounds(rounds)
+    return experiment
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    """The seeds of --seeds; none when it was not given."""
     try:
-        chosen = tuple(dict.fromkeys(int(seed) for seed in seeds.split(",")))
+        return tuple(dict.fromkeys(int(seed) for seed in text.split(","))) if text else ()
     except ValueError:
-        raise Failure(f"--seeds {seeds!r}: expected whole numbers, such as 0,12,37", code=USAGE) from None
-    return experiment.model_copy(update={"seeds": chosen})
+        raise Failure(f"--seeds {text!r}: expected whole numbers, such as 0,12,37", code=USAGE) from None
 
 
-def _jobs(experiment: "Experiment", methods: Sequence[str], conditions: Sequence[str]) -> "list[Job]":
+def _jobs(
+    experiment: "Experiment", seeds: Sequence[int], methods: Sequence[str], conditions: Sequence[str]
+) -> "list[Job]":
     """Seed by seed, so that an interrupted experiment has all methods with few seeds, not few methods."""
     from experiments.definition import ExperimentError
     from experiments.results import Job
@@ -226,7 +248,7 @@ def _jobs(experiment: "Experiment", methods: Sequence[str], conditions: Sequence
             _names(methods, [method.name for method in experiment.methods]),
             _names(conditions, [condition.name for condition in experiment.conditions]),
         )
-        jobs = [Job(cell, seed) for seed in experiment.seeds for cell in cells]
+        jobs = [Job(cell, seed) for seed in seeds for cell in cells]
         for job in jobs:
             job.cell.spec(job.seed)
     except ExperimentError as error:
@@ -252,7 +274,7 @@ def _must_have_data(experiment: "Experiment", data: Path | None) -> None:
 
 
 def _must_train(device: str, backend: str) -> None:
-    from federation.training import pick_device
+    from federation.training.determinism import pick_device
     from simulation.backends import BACKENDS
 
     if backend not in BACKENDS:
@@ -310,15 +332,16 @@ def _tell_damage(console: "Console", store: "Store", jobs: "Sequence[Job]", cons
         _say(console, f"{damage}: {consequence}", style="yellow")
 
 
-def _record(console: "Console", store: "Store", consequence: str) -> dict[str, Any] | None:
-    """run.json; None when it is damaged."""
+def _restore(console: "Console", store: "Store") -> None:
+    """Makes files of the runs that only the tables have."""
+    from experiments import record
     from experiments.results import DamagedError
 
     try:
-        return store.record()
+        record.restore(store)
     except DamagedError as error:
-        _say(console, f"run.json cannot be read ({error}): {consequence}", style="yellow")
-        return None
+        kept = " and ".join(record.set_aside(store))
+        _say(console, f"{error}: kept as {kept}, and begun anew", style="yellow")
 
 
 def _data_there(experiment: "Experiment", data: Path | None) -> bool | None:
@@ -408,50 +431,29 @@ def _span(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 360_000 else f"{seconds / 86400:.0f} days"
 
 
-def _recorded(
-    store: "Store",
-    record: dict[str, Any],
-    experiment: "Experiment",
-    settings: "Settings",
-    began: tuple[float, datetime],
-    ended: dict[str, Any],
-) -> dict[str, Any]:
-    """run.json with this call at its end."""
-    from experiments import provenance
-
-    record["experiment"] = experiment.name
-    record.setdefault("sessions", []).append(
-        {
-            "command": provenance.command(["fedpareto", *sys.argv[1:]]),
-            "began": began[1].isoformat(timespec="seconds"),
-            "wall_seconds": round(time.perf_counter() - began[0], 1),
-            "seeds": list(experiment.seeds),
-            "jobs": settings.parallel,
-            "finished": ended["finished"],
-            "failed": ended["failed"],
-            "stopped": ended["stopped"],
-            "hardware": provenance.hardware(settings.device),
-            "versions": provenance.versions(),
-            "commit": provenance.commit(),
-        }
-    )
-    store.keep_record(record)
-    return record
-
-
 def _show(
-    console: "Console", experiment: "Experiment", store: "Store", record: dict[str, Any], *, as_json: bool
+    console: "Console", experiment: "Experiment", store: "Store", failed: dict[str, str], *, as_json: bool
 ) -> None:
-    """Writes everything that is made of results, where there are any, and prints the table."""
-    from experiments import plots, tables
-    from experiments.results import write_curves, write_results
+    """Writes run.json, and everything that is made of results, where there are any; prints the table."""
+    from experiments import plots, record, tables
+    from experiments.derived import derived
+    from experiments.results import Job
 
-    results = _results(experiment, store)
+    others = sorted(store.seeds().difference(experiment.seeds))
+    experiment = experiment.model_copy(update={"seeds": (*experiment.seeds, *others)})
+    jobs = [Job(cell, seed) for cell in experiment.cells() for seed in experiment.seeds]
+    for job in jobs:
+        if difference := store.other(job):
+            _say(console, f"{job.label} is of another specification ({difference}): left out", style="yellow")
+    if strange := sorted(store.names().difference(job.name for job in jobs)):
+        _say(console, f"the experiment has no run {strange[0]} (one of {len(strange)}): left out", style="yellow")
+    found = {job.label: result for job in jobs if (result := store.find(job)) is not None}
+    results = derived(experiment, list(found.values()))
+    failed = {label: why for label, why in {**record.read(store).failed, **failed}.items() if label not in found}
+    written = record.write(store, experiment.name, results, failed)
     figures = list[Path]()
     if results:
-        write_results(store.directory / "results.csv", results)
-        write_curves(store.directory / "curves.csv", results)
-        (store.directory / "table.md").write_text(tables.page(experiment, results, record), encoding="utf-8")
+        (store.directory / "table.md").write_text(tables.page(experiment, results), encoding="utf-8")
         figures = plots.draw(experiment, results, store.directory)
     shown = tables.shown(experiment, results)
     if as_json:
@@ -464,7 +466,7 @@ def _show(
             ],
             "tables": [{"title": table.title, "header": table.header, "rows": table.rows} for table in shown],
             "figures": [path.name for path in figures],
-            "record": record,
+            "record": written.model_dump(mode="json"),
         }
         from fedpareto.cli.document import dumps
 
@@ -476,14 +478,6 @@ def _show(
         narrow = table.title == experiment.title  # with the published columns it does not fit a terminal
         console.print(_rich(tables.summary(experiment, results) if narrow else table))
     _say(console, f"in {store.directory}: table.md, results.csv, curves.csv, run.json, {len(figures)} figures")
-
-
-def _results(experiment: "Experiment", store: "Store") -> "list[Result]":
-    from experiments.derived import derived
-    from experiments.results import Job
-
-    found = [store.find(Job(cell, seed)) for cell in experiment.cells() for seed in experiment.seeds]
-    return derived(experiment, [item for item in found if item is not None])
 
 
 def _rich(table: Any) -> Any:

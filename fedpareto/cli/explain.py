@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from coordinator.aggregation.registry import algorithms, common_hyperparameters, hyperparameters
+from coordinator.aggregation.registry import common_hyperparameters, listed
 from federation.runs import OPTIMISER_KEYS, RunSpec, ServerSpec
 
 # For the keys without a default: something that a reader can begin with.
@@ -79,14 +79,14 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
 
 
 def _hyperparameters() -> Iterator[Key]:
-    fields = [(name, field) for name, rule in algorithms().items() for field in hyperparameters(rule)]
-    fields += [("every algorithm", field) for field in common_hyperparameters()]
-    for name, field in fields:
+    found = [(rule.name, each) for rule in listed() for each in rule.hyperparameters]
+    found += [("every algorithm", each) for each in common_hyperparameters()]
+    for name, each in found:
         yield Key(
-            f"algorithm.{field.name}",
-            _type(field.type),
-            _toml(field.default),
-            field.metadata["help"],
+            f"algorithm.{each.name}",
+            _type(each.type),
+            None if each.default is MISSING else _toml(each.default),
+            each.help,
             algorithm=name,
         )
 

@@ -1,4 +1,4 @@
-"""The `fedpareto` command: its groups, and what becomes of errors.
+"""The `fedpareto` command: its groups, and how errors are shown.
 
 Exit codes: 0 done, 1 the work failed, 2 bad usage, 130 interrupted.
 """
@@ -19,33 +19,33 @@ from fedpareto.cli.failure import INTERRUPTED, Failure
 from fedpareto.cli.report import report_command
 from fedpareto.cli.simulate import simulate_command
 
-_HELP = """Federated learning that sacrifices none of its members.
+_HELP = """Federated learning that is fair to each member.
 
-Members keep their data. A coordinator sends a model to their workers, takes signed updates back, and combines them by
-multi-gradient descent, so that no member is left behind and none can buy influence.
+Members keep their data. A coordinator sends a model to their workers, receives signed updates, and combines them by
+multi-gradient descent. Members that would gain least get more weight. Scaling an update does not make it count more.
 
-See it at work, on this machine, in two minutes:
+A demonstration on this machine, in two minutes:
 
     fedpareto demo
 
-The same rounds with simulated clients, for research, and the papers' experiments made of them:
+Runs with simulated clients, and the papers' experiments:
 
 \b
     fedpareto simulate run.toml
     fedpareto experiment list
 
-A federation of your own, in the order in which it is made:
+A federation of your own, step by step:
 
 \b
-    fedpareto coordinator init --home centre
-    fedpareto coordinator serve --home centre
-    fedpareto admin --home centre/admin token hospital-a
+    fedpareto coordinator init --home coordinator
+    fedpareto coordinator serve --home coordinator
+    fedpareto admin --home coordinator/admin token hospital-a
     fedpareto worker join --home hospital-a
     fedpareto worker run --home hospital-a --task digits
-    fedpareto admin --home centre/admin submit run.toml --watch
-    fedpareto report RUN --home centre/admin
+    fedpareto admin --home coordinator/admin submit run.toml --watch
+    fedpareto report RUN --home coordinator/admin
 
-A specification such as run.toml, with every key: `fedpareto admin submit --explain`.
+All keys of a run specification: `fedpareto admin submit --explain`.
 
 Exit codes: 0 done, 1 the work failed, 2 bad usage.
 """

@@ -19,7 +19,7 @@ def token(
 ) -> None:
     """Make a join string for a new member. It is shown once, works once, and expires."""
     from federation.v1.admin_pb2 import CreateTokenRequest
-    from fedpareto.cli.render import local
+    from fedpareto.formatting import local
 
     with connected(context, home) as stub:
         request = CreateTokenRequest(client_id=client, lifetime_seconds=round((hours or 0) * 3600))
@@ -45,7 +45,7 @@ def tokens(
     """List the join strings that can still be used. Their secrets are not kept."""
     from federation.v1.admin_pb2 import ListTokensRequest
     from fedpareto.cli import render_members
-    from fedpareto.cli.listing import whole
+    from fedpareto.messages import whole
 
     with connected(context, home, reads=True) as stub:
         response = whole(stub.ListTokens, ListTokensRequest(all=every))
@@ -67,7 +67,7 @@ def clients(context: typer.Context, home: Home = None, as_json: Json = False) ->
     """List the members: state, attendance, tasks, certificates."""
     from federation.v1.admin_pb2 import ListClientsRequest
     from fedpareto.cli import render_members
-    from fedpareto.cli.listing import whole
+    from fedpareto.messages import whole
 
     with connected(context, home, reads=True) as stub:
         response = whole(stub.ListClients, ListClientsRequest())
@@ -88,12 +88,12 @@ def approve(context: typer.Context, client: ClientName, home: Home = None, as_js
 def revoke(
     context: typer.Context,
     client: ClientName,
-    reason: Annotated[str, typer.Option(help="For the record.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, for the record.")] = "",
     yes: Yes = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Revoke a member, at once and for good."""
+    """Revoke a member, at once and permanently."""
     from federation.v1.admin_pb2 import RevokeClientRequest
 
     confirm(yes, lambda: f"Shut {client} out for good? Its name is never given again.")
@@ -120,7 +120,7 @@ def admins(context: typer.Context, home: Home = None, as_json: Json = False) -> 
 def revoke_admin(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The administrator's name.")],
-    reason: Annotated[str, typer.Option(help="For the record.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, for the record.")] = "",
     yes: Yes = False,
     home: Home = None,
     as_json: Json = False,

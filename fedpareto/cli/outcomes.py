@@ -9,8 +9,9 @@ from rich.table import Table
 
 from federation.v1.admin_pb2 import ExportRoundsRequest, ExportRoundsResponse, GetRunRequest
 from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto import formatting
 from fedpareto.cli import render
-from fedpareto.cli.document import name_of
+from fedpareto.messages import name_of
 
 
 @dataclass(frozen=True)
@@ -109,13 +110,13 @@ def table(outcomes: Sequence[Outcome], watched: str) -> Table:
     for item in outcomes:
         found.add_column(f"{item.algorithm}\n{'attacked' if item.attacked else 'all honest'}", justify="right")
     rows = {
-        "average": [render.percent(item.accuracy["mean"]) for item in outcomes],
-        "standard deviation": [render.percent(item.accuracy["std"]) for item in outcomes],
-        "worst 5 %": [render.percent(item.accuracy["worst5"]) for item in outcomes],
-        "best 5 %": [render.percent(item.accuracy["best5"]) for item in outcomes],
-        "improved participants": [render.percent(item.improved) for item in outcomes],
-        f"weight of {watched} (lambda)": [render.number(item.weight) for item in outcomes],
-        f"pull of {watched} on the step": [render.percent(item.pull) for item in outcomes],
+        "average": [formatting.percent(item.accuracy["mean"]) for item in outcomes],
+        "standard deviation": [formatting.percent(item.accuracy["std"]) for item in outcomes],
+        "worst 5 %": [formatting.percent(item.accuracy["worst5"]) for item in outcomes],
+        "best 5 %": [formatting.percent(item.accuracy["best5"]) for item in outcomes],
+        "improved participants": [formatting.percent(item.improved) for item in outcomes],
+        f"weight of {watched} (lambda)": [formatting.number(item.weight) for item in outcomes],
+        f"pull of {watched} on the step": [formatting.percent(item.pull) for item in outcomes],
         "rounds": [str(item.rounds_done) for item in outcomes],
         "time": [f"{item.seconds:.1f} s" if math.isfinite(item.seconds) else "–" for item in outcomes],
     }

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from federation.v1.admin_pb2 import MemberPart, MemberSummary, Run, WarningKind
-from fedpareto.cli.document import name_of
+from fedpareto.messages import name_of
 
 REASON_WIDTH = 200  # characters of a reason
 LISTED = 5  # members with failures that a list of runs names for each run

@@ -5,7 +5,7 @@ import typer
 from federation.v1.admin_pb2 import SubmitRunResponse
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import Failure
-from fedpareto.cli.render import size
+from fedpareto.formatting import size
 
 
 def tell(response: SubmitRunResponse, as_json: bool) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from federation.v1.admin_pb2 import CreateTokenRequest, ListClientsRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.failure import USAGE, Failure
-from fedpareto.cli.listing import whole
 from fedpareto.cli.processes import Child, Processes, wait_for_all, wait_until
 from fedpareto.cli.serving import start_coordinator
+from fedpareto.messages import whole
 
 MARKER = "demo.json"
 _START_SECONDS = 180.0  # of eight workers that import torch on a slow disk

@@ -2,37 +2,19 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC
 from typing import Literal
 
-from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from federation.v1.admin_pb2 import (
-    Administrator,
-    Client,
-    Participation,
-    PhaseProgress,
-    RoundSummary,
-    Run,
-    Serving,
-    Token,
-    Update,
-)
-from federation.v1.common_pb2 import AssignmentState, PhaseKind
+from federation.v1.admin_pb2 import RoundSummary, Run, Serving
 from fedpareto.cli import participation
-from fedpareto.cli.document import name_of
+from fedpareto.formatting import DIGITS, number, percent, short, when
+from fedpareto.messages import name_of
 
 WIDTH = 100  # columns
-DIGITS = 12  # of a digest
 NAME_WIDTH = 24  # columns; a longer name ends in an ellipsis
-OF_OBJECTIVES = (
-    "weight/",
-    "accuracy/objective/",
-    *(f"loss/{split}/" for split in ("test", "validation", "train")),
-)  # names of metrics that begin so are of one objective
 SCORED = ("test", "validation", "train")  # what is shown of a round: the first of them that was measured
 OF_OBJECTIVES = ("weight/", "accuracy/objective/", *(f"loss/{split}/" for split in SCORED))  # of one objective each
 MATRIX_ROWS = 24  # of the indicator matrix; more clients are put together by what they serve
@@ -46,51 +28,6 @@ def console(*, stderr: bool = False) -> Console:
     found = Console(stderr=stderr)
     width = min(found.width, WIDTH) if found.is_terminal else WIDTH
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
-
-
-def short(digest: str) -> str:
-    """The first digits of a digest or a key id."""
-    return digest.rpartition(":")[2][:DIGITS]
-
-
-def when(message: Client | Token | Administrator | Run | Update | RoundSummary | PhaseProgress, field: str) -> str:
-    """A time in the local zone, to the second; a dash when it is not set."""
-    if not message.HasField(field):  # type: ignore[arg-type]
-        return "–"
-    return local(getattr(message, field))
-
-
-def local(timestamp: Timestamp) -> str:
-    """A time in the local zone, to the second, with the zone's name."""
-    try:
-        return timestamp.ToDatetime(UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-    except (ValueError, OverflowError):
-        return "not a time"
-
-
-def number(value: float, digits: int = 3) -> str:
-    """A number with so many decimals, in scientific notation where those would hide it; a dash when it is unknown."""
-    if not math.isfinite(value):
-        return "–"
-    if value != 0 and not 10.0**-digits <= abs(value) < 1e5:
-        return f"{value:.{max(digits - 1, 1)}e}"
-    return f"{value:.{digits}f}"
-
-
-def percent(value: float) -> str:
-    """A share in [0, 1] as a percentage."""
-    return f"{100 * value:.1f} %" if math.isfinite(value) else "–"
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units; a dash when they are unknown."""
-    if not math.isfinite(count):
-        return "–"
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
 
 
 def state(name: str) -> Text:
@@ -221,17 +158,3 @@ def indicator(objectives: Sequence[str], serving: Sequence[Serving]) -> Renderab
 
 def _together(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)}: {names[0]}, …"
-
-
-def seconds(phase: PhaseProgress) -> float:
-    """How long a phase lasted; NaN while it does."""
-    if not (phase.HasField("started") and phase.HasField("ended")):
-        return math.nan
-    begun, ended = (at.seconds + at.nanos / 1e9 for at in (phase.started, phase.ended))
-    return ended - begun
-
-
-def accepted(phases: Iterable[PhaseProgress], part: Participation) -> bool:
-    """Whether a client's update was accepted: it may have answered an earlier phase of the round, and no more."""
-    trains = {phase.phase for phase in phases if phase.kind == PhaseKind.PHASE_KIND_TRAIN}
-    return part.state == AssignmentState.ASSIGNMENT_STATE_FULFILLED and not trains.isdisjoint(part.answered)

@@ -6,7 +6,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from federation.v1.admin_pb2 import EnvelopeCheck, GetRoundResponse, Participation, Update
-from fedpareto.cli.render import new_table, short, size, when
+from federation.v1.common_pb2 import Code
+from fedpareto.cli.render import new_table
+from fedpareto.formatting import short, size, when
 
 UNSIGNED = "unsigned"  # the reason of an update of a simulated client
 
@@ -17,6 +19,13 @@ def step(item: GetRoundResponse) -> Text:
     if check.verified:
         return Text(f"verified, signed by the coordinator's key {short(check.key_id)}")
     return Text(why_not(check), style="red")
+
+
+def code(item: Code) -> Text:
+    """Which code was used, such as "worst_first:WorstFirst, of example 1.0, file blake3:..."."""
+    package = f"{item.package} {item.version}".strip()
+    words = (item.class_name, f"of {package}" if package else "", f"file {short(item.digest)}" if item.digest else "")
+    return Text(", ".join(filter(None, words)))
 
 
 def tally(parts: Iterable[Participation]) -> Text:

@@ -7,8 +7,9 @@ from rich.text import Text
 
 from federation.objectives import JOINT
 from federation.v1.admin_pb2 import Administrator, Client, Token
-from fedpareto.cli.document import name_of
-from fedpareto.cli.render import new_table, short, state, when
+from fedpareto.cli.render import new_table, state
+from fedpareto.formatting import short, when
+from fedpareto.messages import name_of
 
 
 def clients(items: Iterable[Client]) -> RenderableType:

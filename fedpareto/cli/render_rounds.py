@@ -8,24 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from federation.v1.admin_pb2 import GetRoundResponse, ObjectiveResult, PhaseProgress, RoundSummary
+from federation.v1.common_pb2 import StepManifest
 from fedpareto.cli import render_envelopes
-from fedpareto.cli.document import name_of
 from fedpareto.cli.heat_map import heat_map
-from fedpareto.cli.render import (
-    OF_OBJECTIVES,
-    SCORED,
-    accepted,
-    local,
-    metric,
-    new_table,
-    number,
-    percent,
-    seconds,
-    short,
-    size,
-    state,
-    when,
-)
+from fedpareto.cli.render import OF_OBJECTIVES, SCORED, metric, new_table, state
+from fedpareto.formatting import local, number, percent, short, size, when
+from fedpareto.messages import accepted, duration, name_of
 
 # A round's numbers, line by line; what an algorithm adds of its own comes last.
 _MEASURED = {
@@ -119,6 +107,9 @@ def round_(item: GetRoundResponse) -> RenderableType:
     head.add_row("model", f"{short(summary.base_model)} → {result}")
     if item.HasField("step_check"):
         head.add_row("step", render_envelopes.step(item))
+    if item.step_check.verified:
+        for code in StepManifest.FromString(item.step.manifest).code:
+            head.add_row(code.kind, render_envelopes.code(code))
     if item.participations:
         head.add_row("envelopes", render_envelopes.tally(item.participations))
     for phase in item.phases:
@@ -138,13 +129,13 @@ def round_(item: GetRoundResponse) -> RenderableType:
 
 
 def _phase(phase: PhaseProgress) -> str:
-    words = f"{name_of(phase, 'kind')}: {phase.replied} of {phase.asked} replied"
+    words = f"{phase.kind}: {phase.replied} of {phase.asked} replied"
     if phase.bytes_up:
         words += f", {size(phase.bytes_up)}"
     if phase.HasField("started"):
         words += f", from {local(phase.started)[11:]}"
     if phase.HasField("ended"):
-        return f"{words} for {seconds(phase):.2f} s"
+        return f"{words} for {duration(phase):.2f} s"
     return f"{words}, deadline {when(phase, 'deadline')}"
 
 

@@ -19,13 +19,13 @@ def report_command(
         list[str] | None,
         typer.Option(
             metavar="RUN",
-            help="Another run of the same task, to compare with; again for more. One of another coordinator or "
-            "simulation is named by its administrator's directory, ./NAME-simulation/admin, and is its newest run.",
+            help="Another run of the same task, for comparison; repeat it for several. The administrator's directory "
+            "of another coordinator or simulation, ./NAME-simulation/admin, stands for its newest run.",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The file to write; report-NAME.html without.", show_default=False)
+        Path | None, typer.Option(help="The file to write. Default: report-NAME.html.", show_default=False)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     home: Annotated[Path, typer.Option(envvar="FEDPARETO_ADMIN", help="The administrator's directory.")] = DEFAULT_HOME,
@@ -53,7 +53,10 @@ def report_command(
     for name in names:
         if name not in others:
             with connect(Path(name), passphrase_file=passphrase_file, reads=True) as stub:
-                others[name] = RunData.newest(stub)
+                newest = RunData.newest(stub)
+            if newest is None:
+                raise Failure(f"--beside {name}: that coordinator has no runs yet")
+            others[name] = newest
     for other in others.values():
         _must_compare(data, other)
     target = out or Path(f"report-{re.sub(r'[^A-Za-z0-9.-]', '-', data.run.name)}.html")  # whatever the name

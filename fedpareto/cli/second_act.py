@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from federation.v1.admin_pb2 import ExportRoundsRequest, GetRunRequest
+from fedpareto import formatting
 from fedpareto.cli import render, watch
-from fedpareto.cli.document import name_of
 from fedpareto.cli.upload import made_model, submit
+from fedpareto.messages import name_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,8 +119,8 @@ def table(outcomes: Sequence[Served]) -> "Table":
     for item in outcomes:
         found.add_column(item.algorithm, justify="right")
     for name in OBJECTIVES:
-        found.add_row(f"accuracy, {name} digit", *(render.percent(item.accuracy[name]) for item in outcomes))
+        found.add_row(f"accuracy, {name} digit", *(formatting.percent(item.accuracy[name]) for item in outcomes))
     for name in OBJECTIVES:
-        found.add_row(f"loss, {name} digit", *(render.number(item.loss[name]) for item in outcomes))
-    found.add_row("upload of a member, each round", *(render.size(item.bytes_up) for item in outcomes))
+        found.add_row(f"loss, {name} digit", *(formatting.number(item.loss[name]) for item in outcomes))
+    found.add_row("upload of a member, each round", *(formatting.size(item.bytes_up) for item in outcomes))
     return found

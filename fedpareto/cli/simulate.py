@@ -25,30 +25,28 @@ HEADER = f"{'round':>6}  {'mean':>8}  {'worst 5 %':>9}  {'improved':>8}  {'loss'
 
 def simulate_command(
     spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="A run specification; see docs/run-spec.md.")],
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the task's data is.")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the task's data.")] = None,
     code: CodeOption = None,
     home: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where the record goes, a new directory; ./NAME-simulation unless said."),
+        typer.Option(metavar="DIR", help="Directory of the record, a new one. Default: ./NAME-simulation."),
     ] = None,
     device: Annotated[str, typer.Option(help="Where clients train: auto, cpu, cuda or cuda:N.")] = "auto",
     backend: Annotated[
         str,
         typer.Option(
             help="How clients train: stacked (all at once), loop (one by one), compiled (for small models; needs "
-            "a C++ compiler), ray (in several processes), or auto (stacked where possible and quick, else loop)."
+            "a C++ compiler), ray (in several processes), or auto (stacked if possible and fast, else loop)."
         ),
     ] = "auto",
     ray_address: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="A Ray cluster that runs, for --backend ray; else one is started here."),
+        typer.Option(metavar="HOST:PORT", help="A running Ray cluster, for --backend ray. Default: start one here."),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads; small models are faster with 1. Every core unless said.")
+        int | None, typer.Option(min=1, help="CPU threads; small models are faster with 1. Default: all cores.")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the simulation in --home, after Ctrl-C say.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted simulation in --home.")] = False,
     download: Annotated[
         bool, typer.Option("--download", help="Let the task fetch a public data set into --data.")
     ] = False,
@@ -56,21 +54,21 @@ def simulate_command(
 ) -> None:
     """Run a specification on simulated clients.
 
-    The engine, the algorithms and the record are those of a federation; there is no network.
+    It uses the engine, the algorithms and the record of a real federation, without a network.
 
-    The section [simulation] of the specification says how many clients there are, what they hold, and who attacks.
-    Without it there are ten, who share the data evenly. What is computed equals a federation of real workers with those
-    names and data, but for the last bits of float32.
+    The section [simulation] of the specification says how many clients there are, which samples they hold, and
+    which of them attack. Without it, ten clients share the data evenly. The results equal those of real workers with
+    the same names and data, up to rounding in float32.
 
         fedpareto simulate run.toml --data ~/data --home sim
 
-    Ctrl-C keeps what was done, and --resume goes on. The record is that of a coordinator:
+    After Ctrl-C, --resume continues. The administrator's commands read the record:
 
         fedpareto admin --home sim/admin rounds RUN
 
         fedpareto report RUN --home sim/admin
 
-    A federation of real workers takes the same file, and reads nothing of [simulation].
+    A federation of real workers takes the same file and ignores [simulation].
     """
     from importlib.util import find_spec
 
@@ -180,7 +178,7 @@ def _say(console: "Console", text: str, style: str | None = None) -> None:
 def _run(console: "Console", simulation: "Simulation") -> "History":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from fedpareto.cli.render import number, percent
+    from fedpareto.formatting import number, percent
 
     def stop(received: int, _: object) -> None:
         simulation.stop()

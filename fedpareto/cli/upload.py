@@ -6,6 +6,7 @@ from pathlib import Path
 
 from federation.channels import CHUNK_BYTES
 from federation.digests import DEFAULT_ALGORITHM, hasher
+from federation.plugins import PluginError
 from federation.refusals import Refusal
 from federation.runs import RunSpec, SpecError
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
@@ -46,6 +47,8 @@ def read_spec(path: Path) -> tuple[bytes, RunSpec]:
 def check_spec(text: bytes, source: str) -> RunSpec:
     """Parses a run specification, and checks the algorithm and its hyper-parameters.
 
+    An algorithm, stage or sketch that is not built in need not be here: it is the coordinator that must have it.
+
     Raises:
         Failure: it cannot be used; the message names the source and the key.
     """
@@ -54,8 +57,17 @@ def check_spec(text: bytes, source: str) -> RunSpec:
     try:
         spec, _ = parse_run(text)
     except SpecError as error:
+        if _is_of_a_plugin(error):
+            return RunSpec.parse(text)
         raise Failure(f"{source}: {error}", code=USAGE) from None
     return spec
+
+
+def _is_of_a_plugin(error: BaseException | None) -> bool:
+    """Whether an error began with a plug-in that cannot be used on this machine."""
+    while error is not None and not isinstance(error, PluginError):
+        error = error.__cause__
+    return error is not None
 
 
 def made_model(task_name: str, seed: int) -> InitialModel:

@@ -24,9 +24,9 @@ from federation.v1.admin_pb2 import (
 )
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RoundState, RunState
+from fedpareto import formatting
 from fedpareto.cli import participation, render
-from fedpareto.cli.document import name_of
-from fedpareto.cli.listing import whole
+from fedpareto.messages import name_of, whole
 
 HEADER = f"{'round':>6}  {'mean':>8}  {'worst 5 %':>9}  {'improved':>8}  {'replies':>8}  {'time':>8}"
 QUIET_SECONDS = 5.0  # without a terminal: between a line about an open phase and the line before it
@@ -43,9 +43,9 @@ def row(summary: RoundSummary) -> Text:
     replies = f"{summary.accepted}/{summary.asked}"
     seconds = f"{summary.seconds:.2f} s" if math.isfinite(summary.seconds) else "–"
     line = Text(
-        f"{summary.round:>6}  {render.percent(render.metric(summary, 'accuracy/mean')):>8}  "
-        f"{render.percent(render.metric(summary, 'accuracy/worst5')):>9}  "
-        f"{render.percent(render.metric(summary, 'improved')):>8}  {replies:>8}  {seconds:>8}"
+        f"{summary.round:>6}  {formatting.percent(render.metric(summary, 'accuracy/mean')):>8}  "
+        f"{formatting.percent(render.metric(summary, 'accuracy/worst5')):>9}  "
+        f"{formatting.percent(render.metric(summary, 'improved')):>8}  {replies:>8}  {seconds:>8}"
     )
     if summary.reason:
         line.append(f"  {name_of(summary, 'state')}: {summary.reason}", style="yellow")
@@ -71,7 +71,7 @@ def status(update: WatchRunResponse, late: float = 0.0) -> Text:
 
 
 def _phase(phase: PhaseProgress, left: float) -> str:
-    kind = name_of(phase, "kind").lower()
+    kind = phase.kind
     words = f"round {phase.round}: {kind}, {phase.replied} of {phase.asked} replied, {_span(left)} left"
     if not phase.outstanding:
         return words

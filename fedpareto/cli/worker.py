@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedpareto.cli import completion
 from fedpareto.cli.code_option import CodeOption
 from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.join_string import STANDARD_INPUT, read_join_string
@@ -20,13 +21,13 @@ from fedpareto.cli.passphrases import new_passphrase, passphrase_for
 
 if TYPE_CHECKING:
     from federation.attacks import Attack
-    from federation.identity import MemberFiles
+    from federation.member_files import MemberFiles
     from federation.tasks import DataSource
     from worker.home import Home
     from worker.policy import Policy
     from worker.receipts import Receipt
 
-app = typer.Typer(help="A member's side: join a federation, and work for it.", no_args_is_help=True)
+app = typer.Typer(help="A member's worker: join a federation, and train for it.", no_args_is_help=True)
 
 HomeOption = Annotated[Path, typer.Option("--home", help="Directory of this worker: keys, certificate, spool.")]
 PassphraseOption = Annotated[
@@ -47,14 +48,15 @@ def join(
     ask_passphrase: Annotated[bool, typer.Option(help="Ask for a passphrase for the private keys.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Become a member: make keys, get a certificate. The join string is read from standard input, or asked for."""
-    from federation.identity import IdentityError, Join  # noqa: PLC0415
+    """Become a member: make keys, get a certificate. Reads the join string from standard input, or asks for it."""
+    from federation.join_string import JoinString  # noqa: PLC0415
+    from federation.keys import IdentityError  # noqa: PLC0415
     from worker.enroll import EnrollmentError, enroll  # noqa: PLC0415
     from worker.home import Home  # noqa: PLC0415
     from worker.software import software  # noqa: PLC0415
 
     try:
-        decoded = Join.decode(read_join_string(join_file, arguments or []))
+        decoded = JoinString.decode(read_join_string(join_file, arguments or []))
     except IdentityError as error:
         raise Failure(str(error), code=USAGE) from error
     passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
@@ -85,24 +87,35 @@ def join(
 
 @app.command()
 def run(
-    task: Annotated[list[str], typer.Option(help="A task that may be worked on here; repeat it for more.")],
+    task: Annotated[
+        list[str],
+        typer.Option(help="A task that this worker may train; repeat it for several.", autocompletion=completion.tasks),
+    ],
     home: HomeOption = DEFAULT_HOME,
     data: Annotated[Path | None, typer.Option(help="Directory of this client's data.")] = None,
     code: CodeOption = None,
-    part: Annotated[str | None, typer.Option(help="Rehearse with one part of a data set: 3/8 is the third.")] = None,
+    part: Annotated[
+        str | None, typer.Option(help="Rehearse with one part of a data set: 3/8 is the third of eight.")
+    ] = None,
     partition: Annotated[
-        str, typer.Option(help="How it is cut: iid, shards:S, dirichlet:ALPHA or natural; `fedpareto data show` tells.")
+        str, typer.Option(help="The partition: iid, shards:S, dirichlet:ALPHA or natural; see `fedpareto data show`.")
     ] = "iid",
     sizes: Annotated[
-        str, typer.Option(help="How many samples a part of iid or dirichlet has: equal or lognormal:SIGMA.")
+        str, typer.Option(help="Number of samples of a part, for iid and dirichlet: equal or lognormal:SIGMA.")
     ] = "equal",
-    part_seed: Annotated[int, typer.Option(help="Seed of the cut; the same for all parts.")] = 0,
+    part_seed: Annotated[int, typer.Option(help="Seed of the partition; the same for all parts.")] = 0,
     objectives: Annotated[
         list[str] | None,
         typer.Option(
             metavar="[TASK=]NAMES",
-            help="Of a task with several objectives, those that this client serves: left,right; without it, all. "
+            help="The objectives that this client serves, for a task with several: left,right. Default: all. "
             "With several tasks: TASK=left,right, repeated.",
+        ),
+    ] = None,
+    sketch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="module:Class", help="A sketch of your own that this worker may use; repeat it for several."
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
@@ -112,21 +125,25 @@ def run(
         str | None,
         typer.Option(
             help="Rehearse an attack in your own federation: sign-flip, scale=100,bias=1000, ...; "
-            "`fedpareto worker attacks` lists them."
+            "`fedpareto worker attacks` lists them.",
+            autocompletion=completion.attacks,
         ),
     ] = None,
     accomplices: Annotated[
         Path | None,
-        typer.Option(help="Directory that attackers share, for attacks made from the honest updates of several."),
+        typer.Option(
+            help="Directory that attackers share, for attacks that need the honest updates of several clients."
+        ),
     ] = None,
     passphrase_file: PassphraseOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event.")] = False,
 ) -> None:
-    """Attend, and train what is assigned.
+    """Attend, and do the assigned work.
 
     The worker runs until it is stopped (SIGTERM or Ctrl-C).
     """
     from federation.attacks import AttackError, parse_attack  # noqa: PLC0415
+    from federation.sketches import SketchError, load  # noqa: PLC0415
     from federation.tasks import DataSource, Part, PartError  # noqa: PLC0415
     from worker.home import Home, HomeError  # noqa: PLC0415
     from worker.policy import Policy, PolicyError  # noqa: PLC0415
@@ -137,7 +154,9 @@ def run(
         if accomplices is not None and rehearsal is None:
             raise AttackError(f"--accomplices {accomplices}: without --attack there is nothing to do together")
         source = DataSource(data, Part.parse(part, partition, part_seed, sizes) if part is not None else None, download)
-    except (AttackError, PartError) as error:
+        for name in sketch or ():
+            load(name)
+    except (AttackError, PartError, SketchError) as error:
         raise Failure(str(error), code=USAGE) from error
     place = Home(home)
     try:
@@ -188,12 +207,12 @@ def renew(
 def restored(
     home: HomeOption = DEFAULT_HOME,
     accept: Annotated[
-        bool, typer.Option("--accept", help="Accept it: work on the runs that go back to an earlier round.")
+        bool, typer.Option("--accept", help="Accept the statement: work on the runs that go back to an earlier round.")
     ] = False,
     passphrase_file: PassphraseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show, or accept, a restored backup.
+    """Show or accept the statement that a backup was restored.
 
     The worker asks for this where policy.toml says restore = "ask".
     """
@@ -280,7 +299,7 @@ def _show_receipts(receipts: "Sequence[Receipt]", as_json: bool) -> None:
 
 
 @app.command()
-def attacks(as_json: JsonOption = False) -> None:
+def attacks(code: CodeOption = None, as_json: JsonOption = False) -> None:
     """List the attacks that can be rehearsed, with their options."""
     from federation.attacks.catalogue import entries  # noqa: PLC0415
 
@@ -364,7 +383,7 @@ def _served(texts: list[str], tasks: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _passphrase(home: Path, passphrase_file: Path | None) -> bytes | None:
-    from federation.identity import IdentityError  # noqa: PLC0415
+    from federation.keys import IdentityError  # noqa: PLC0415
 
     try:
         return passphrase_for(home / "tls.key", passphrase_file)
@@ -373,7 +392,8 @@ def _passphrase(home: Path, passphrase_file: Path | None) -> bytes | None:
 
 
 def _load_member(home: Path, passphrase: bytes | None) -> "MemberFiles":
-    from federation.identity import IdentityError, MemberFiles  # noqa: PLC0415
+    from federation.keys import IdentityError  # noqa: PLC0415
+    from federation.member_files import MemberFiles  # noqa: PLC0415
 
     try:
         return MemberFiles.load(home, passphrase)

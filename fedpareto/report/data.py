@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from coordinator.rounds.outcome import SCORED
+from coordinator.rounds.record import SCORED
 from federation.runs import RunSpec, SpecError
 from federation.v1.admin_pb2 import (
     Client,
@@ -19,9 +19,7 @@ from federation.v1.admin_pb2 import (
     Run,
 )
 from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto.cli.failure import Failure
-from fedpareto.cli.listing import whole
-from fedpareto.cli.render import accepted
+from fedpareto.messages import accepted, whole
 
 
 @dataclass(frozen=True)
@@ -64,16 +62,10 @@ class RunData:
         return cls(run, rounds, {client.client_id: client for client in clients})
 
     @classmethod
-    def newest(cls, stub: AdminStub) -> "RunData":
-        """The newest run of a coordinator.
-
-        Raises:
-            Failure: it has none.
-        """
+    def newest(cls, stub: AdminStub) -> "RunData | None":
+        """The newest run of a coordinator; None if it has none."""
         runs = stub.ListRuns(ListRunsRequest(page_size=1)).runs
-        if not runs:
-            raise Failure("that coordinator has no runs yet")
-        return cls.read(stub, runs[0].run_id)
+        return cls.read(stub, runs[0].run_id) if runs else None
 
     @property
     def numbers(self) -> list[int]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from fedpareto.cli.render import number, percent
+from fedpareto.formatting import number, percent
 from fedpareto.report import charts, objectives, traffic
 from fedpareto.report.charts import Axis, Series, general
 from fedpareto.report.data import RunData

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from coordinator.rounds.metrics import delta_m
-from coordinator.rounds.outcome import SCORED
-from fedpareto.cli.render import number, percent
+from coordinator.rounds.record import SCORED
+from fedpareto.formatting import number, percent
 from fedpareto.report import charts
 from fedpareto.report.charts import COLOURS, Axis, Format, Series, general
 from fedpareto.report.data import RunData

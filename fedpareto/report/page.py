@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from coordinator.rounds.metrics import DEFINITIONS
 from federation.v1.admin_pb2 import MemberSummary
-from fedpareto.cli.document import name_of
-from fedpareto.cli.render import number, percent, short, size, when
+from fedpareto.formatting import number, percent, short, size, when
+from fedpareto.messages import name_of
 from fedpareto.report.charts import COLOURS
 from fedpareto.report.data import RunData
 from fedpareto.report.figures import all_figures

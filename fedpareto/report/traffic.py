@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC
 
-from coordinator.rounds.outcome import SCORED
+from coordinator.rounds.record import SCORED
 from federation.v1.admin_pb2 import ExportRoundsResponse, PhaseProgress
 from federation.v1.common_pb2 import AssignmentState
-from fedpareto.cli.document import name_of
-from fedpareto.cli.render import number, percent, seconds, size
+from fedpareto.formatting import number, percent, size
+from fedpareto.messages import duration, name_of
 from fedpareto.report import charts
 from fedpareto.report.charts import COLOURS, Axis, Series
 from fedpareto.report.data import RunData
@@ -165,16 +165,16 @@ def _phases(data: RunData) -> Html:
     kinds: dict[str, list[PhaseProgress]] = {}
     for item in data.rounds:
         for phase in item.phases:
-            kinds.setdefault(name_of(phase, "kind"), []).append(phase)
+            kinds.setdefault(phase.kind, []).append(phase)
     rows = []
     for kind, phases in kinds.items():
-        lasted = known([seconds(phase) for phase in phases])
+        lasted = known([duration(phase) for phase in phases])
         replied, asked = sum(phase.replied for phase in phases), sum(phase.asked for phase in phases)
         sent = math.fsum(phase.bytes_up for phase in phases)
         share = percent(replied / asked) if asked else "–"
         rows.append(
             (
-                kind.lower(),
+                kind,
                 str(len(phases)),
                 share,
                 number(_mean(lasted)),
@@ -193,15 +193,15 @@ def _bars(item: ExportRoundsResponse) -> list[Bar]:
     found = []
     start = item.summary.started.ToDatetime(UTC)
     for phase in item.phases:
-        kind = name_of(phase, "kind")
+        kind = phase.kind
         began = (phase.started.ToDatetime(UTC) - start).total_seconds()
-        lasted = seconds(phase)
+        lasted = duration(phase)
         ended = began + lasted if math.isfinite(lasted) else began
         words = f"{phase.replied}/{phase.asked}"
         took = f"{lasted:.2f} s" if math.isfinite(lasted) else "open"
-        what = f"round {phase.round}, phase {phase.phase}, {kind.lower()}"
+        what = f"round {phase.round}, phase {phase.phase}, {kind}"
         title = f"{what}: {words} replied, {took}, {size(phase.bytes_up)} up"
-        found.append(Bar(kind.lower(), words, title, began, ended, *_LOOKS.get(kind, (3, 0))))
+        found.append(Bar(kind, words, title, began, ended, *_LOOKS.get(kind, (3, 0))))
     return found
 
 

@@ -129,9 +129,11 @@ def upgrade() -> None:
         sa.Column("result_model", sa.String(length=71), nullable=True),
         sa.Column("deployed_model", sa.String(length=71), nullable=True),
         sa.Column("gram", sa.String(length=71), nullable=True),
+        sa.Column("combined", sa.String(length=71), nullable=True),
         sa.Column("step", sa.LargeBinary(), nullable=True),
         sa.Column("selected", sa.JSON(), nullable=False),
         sa.Column("wanted", sa.Integer(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("evaluation_phase", sa.Integer(), nullable=True),
         sa.Column("metrics", sa.JSON(), nullable=False),
         sa.Column("objectives", sa.JSON(), nullable=False),
@@ -167,7 +169,9 @@ def upgrade() -> None:
         sa.Column("phase_id", sa.Integer(), nullable=False),
         sa.Column("round_id", sa.Integer(), nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
-        sa.Column("kind", sa.String(length=16), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("kind", sa.String(length=32), nullable=False),
+        sa.Column("decides", sa.Boolean(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("wanted", sa.Integer(), nullable=False),
         sa.Column("started", sa.DateTime(timezone=True), nullable=False),
@@ -186,7 +190,6 @@ def upgrade() -> None:
         sa.Column("reason", sa.String(length=80), nullable=False),
         sa.Column("message", sa.String(length=400), nullable=False),
         sa.Column("base_model", sa.String(length=71), nullable=False),
-        sa.Column("reference", sa.String(length=71), nullable=True),
         sa.Column("objectives", sa.JSON(), nullable=False),
         sa.Column("envelope", sa.LargeBinary(), nullable=False),
         sa.Column("created", sa.DateTime(timezone=True), nullable=False),
@@ -201,6 +204,20 @@ def upgrade() -> None:
         batch_op.create_index(batch_op.f("ix_assignments_base_model"), ["base_model"], unique=False)
         batch_op.create_index("ix_assignments_open", ["client_id", "state"], unique=False)
         batch_op.create_index(batch_op.f("ix_assignments_phase_id"), ["phase_id"], unique=False)
+
+    op.create_table(
+        "inputs",
+        sa.Column("assignment_id", sa.String(length=32), nullable=False),
+        sa.Column("name", sa.String(length=63), nullable=False),
+        sa.Column("digest", sa.String(length=71), nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["assignment_id"], ["assignments.assignment_id"], name=op.f("fk_inputs_assignment_id_assignments")
+        ),
+        sa.PrimaryKeyConstraint("assignment_id", "name", name=op.f("pk_inputs")),
+    )
+    with op.batch_alter_table("inputs", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_inputs_digest"), ["digest"], unique=False)
 
     op.create_table(
         "updates",
@@ -242,6 +259,10 @@ def downgrade() -> None:
         batch_op.drop_index("ix_updates_assignment_accepted")
 
     op.drop_table("updates")
+    with op.batch_alter_table("inputs", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_inputs_digest"))
+
+    op.drop_table("inputs")
     with op.batch_alter_table("assignments", schema=None) as batch_op:
         batch_op.drop_index(batch_op.f("ix_assignments_phase_id"))
         batch_op.drop_index("ix_assignments_open")

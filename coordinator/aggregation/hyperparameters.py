@@ -1,0 +1,102 @@
+"""Hyper-parameters: the fields of a rule or of a stage, and the values that a run specification gives them."""
+
+import dataclasses
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from coordinator.aggregation.rules import HyperparameterError
+
+_NOT_OURS = ("stages",)  # a field of every algorithm that no specification sets by its name
+_WORDS = {
+    float: "a number",
+    bool: "true or false",
+    int: "an integer",
+    str: "text",
+    tuple[str, ...]: "a list of texts",
+    tuple[float, ...]: "a list of numbers",
+}
+
+
+def hyperparameter(default: Any, words: str) -> Any:
+    """A hyper-parameter of a rule or a stage: a field of a frozen dataclass.
+
+    Args:
+        default: its value where the specification gives none.
+        words: what it does; `fedpareto aggregate --list` shows it.
+    """
+    return dataclasses.field(default=default, metadata={"help": words})
+
+
+@dataclasses.dataclass(frozen=True)
+class Hyperparameter:
+    """One hyper-parameter.
+
+    Attributes:
+        name: its key in `[algorithm]`.
+        type: of its values: float, int, bool, str, a Literal, a tuple of texts or numbers, or a union of these.
+        default: its value where none is given; `dataclasses.MISSING` where one must be given.
+        help: what it does.
+        stages: the built-in stages that it is for; empty for that of a rule.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    stages: tuple[str, ...] = ()
+
+    def value(self, given: Any) -> Any:
+        """A value of this type; integers are numbers, too.
+
+        Raises:
+            HyperparameterError: it has another type.
+        """
+        return _typed(self.name, given, self.type)
+
+
+def hyperparameters(kind: type) -> tuple[Hyperparameter, ...]:
+    """Those of a rule or a stage.
+
+    Raises:
+        HyperparameterError: the class has fields but is not a dataclass.
+    """
+    for name, value in vars(kind).items():
+        if isinstance(value, dataclasses.Field):
+            raise HyperparameterError(
+                f"{name}: {kind.__name__} is not a dataclass: write @dataclass(frozen=True, kw_only=True) above it"
+            )
+    types = get_type_hints(kind)
+    return tuple(
+        Hyperparameter(field.name, types[field.name], field.default, field.metadata.get("help", ""))
+        for field in dataclasses.fields(kind)
+        if field.name not in _NOT_OURS
+    )
+
+
+def _typed(key: str, value: Any, kind: Any) -> Any:
+    if kind == tuple[float, ...] and isinstance(value, list | tuple):
+        return tuple(_typed(f"{key}[{at}]", item, float) for at, item in enumerate(value))
+    for choice in get_args(kind) if _is_union(kind) else (kind,):
+        if _fits(value, choice):
+            return tuple(value) if isinstance(value, list) else float(value) if choice is float else value
+    raise HyperparameterError(f"{key} must be {_expected(kind)}; got {value!r}")
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == tuple[str, ...]:
+        return isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+    return value in get_args(kind) if get_origin(kind) is Literal else type(value) is kind
+
+
+def _expected(kind: Any) -> str:
+    if _is_union(kind):
+        return " or ".join(map(_expected, get_args(kind)))
+    if get_origin(kind) is Literal:
+        return " or ".join(f'"{value}"' for value in get_args(kind))
+    return _WORDS.get(kind, str(kind))

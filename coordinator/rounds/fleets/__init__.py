@@ -1,0 +1,1 @@
+"""Fleets: whom a conductor asks. Real workers here; simulated clients in `simulation`."""

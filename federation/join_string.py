@@ -1,0 +1,114 @@
+"""The join string, which an administrator gives to a new client, and the CA certificate whose fingerprint it holds."""
+
+import base64
+import hashlib
+import secrets
+import socket
+import ssl
+from dataclasses import dataclass, field
+from typing import Self
+
+from federation.certificates import issuer_in, load_certificate, pem
+from federation.identity import check_name
+from federation.keys import IdentityError
+
+SECRET_BYTES = 32
+_PREFIX = "fpjoin1_"
+
+
+@dataclass(frozen=True)
+class JoinString:
+    """What a new client needs to know before it can enroll.
+
+    Attributes:
+        address: the enrollment port, "host:port".
+        ca_fingerprint: the SHA-256 of the CA certificate's DER, hexadecimal.
+        secret: the one-time secret, 32 bytes.
+        client_id: the name that the client will have.
+    """
+
+    address: str
+    ca_fingerprint: str
+    secret: bytes = field(repr=False)
+    client_id: str
+
+    def encode(self) -> str:
+        """The join string: letters, digits, "-" and "_", with a checksum that detects copying errors."""
+        body = bytes.fromhex(self.ca_fingerprint) + self.secret + f"{self.client_id}\n{self.address}".encode()
+        word = base64.urlsafe_b64encode(hashlib.sha256(body).digest()[:4] + body).decode().rstrip("=")
+        return _PREFIX + word
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Parses a join string; white space in it is ignored.
+
+        Raises:
+            IdentityError: it is not a join string, or it is damaged. The message does not repeat it.
+        """
+        text = "".join(text.split())
+        if not text.startswith(_PREFIX):
+            raise IdentityError(f"this is not a join string: it does not begin with {_PREFIX}")
+        word = text.removeprefix(_PREFIX)
+        try:
+            data = base64.b64decode(word + "=" * (-len(word) % 4), altchars=b"-_", validate=True)
+            checksum, body = data[:4], data[4:]
+            if hashlib.sha256(body).digest()[:4] != checksum:
+                raise IdentityError("the join string is damaged: copy the whole of it again")
+            client_id, _, address = body[32 + SECRET_BYTES :].decode().partition("\n")
+        except ValueError as error:
+            if isinstance(error, IdentityError):
+                raise
+            raise IdentityError("the join string is damaged: copy the whole of it again") from None
+        if ":" not in address:  # also when the body is too short
+            raise IdentityError("the join string is damaged: copy the whole of it again")
+        return cls(
+            address=address,
+            ca_fingerprint=body[:32].hex(),
+            secret=body[32 : 32 + SECRET_BYTES],
+            client_id=check_name(client_id, "client"),
+        )
+
+
+def secret_hash(secret: bytes) -> str:
+    """The SHA-256 of a token's secret, hexadecimal. The coordinator stores this in place of the secret."""
+    return hashlib.sha256(secret).hexdigest()
+
+
+def fetch_ca(address: str, expected: str, timeout: float) -> bytes:
+    """Fetches the federation's CA certificate from the enrollment port.
+
+    This connection verifies no certificate and sends no data. The server's certificate contains the CA certificate,
+    which is accepted if it has the expected fingerprint. The connection that carries the secret is then verified
+    against it.
+
+    Args:
+        address: "host:port".
+        expected: the fingerprint from the join string.
+        timeout: seconds to connect and shake hands.
+
+    Returns:
+        The CA certificate, PEM.
+
+    Raises:
+        IdentityError: the server there has no CA certificate with this fingerprint.
+        OSError: no TLS server answers there.
+    """
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    host = host.strip("[]")
+    with (
+        socket.create_connection((host, int(port)), timeout=timeout) as plain,
+        context.wrap_socket(plain, server_hostname=host) as connection,
+    ):
+        leaf = connection.getpeercert(binary_form=True)
+    for issuer in issuer_in(leaf or b""):
+        if secrets.compare_digest(hashlib.sha256(issuer).hexdigest(), expected):
+            return pem(load_certificate(issuer))
+    raise IdentityError(
+        f"the server at {address} is not the coordinator of this federation: its CA's fingerprint is not "
+        f"{expected[:16]}...; do not go on before the administrator has confirmed address and join string"
+    )

@@ -1,0 +1,244 @@
+"""The directories in which clients and administrators keep their keys and certificates."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import tomli_w
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from federation.certificates import load_certificate, load_certificate_file, pem
+from federation.keys import (
+    FileDamaged,
+    IdentityError,
+    load_signing_key,
+    load_tls_key,
+    make_private_directory,
+    private_key_pem,
+    read_file,
+    remedy,
+    replace_private,
+    write_private_key,
+)
+
+if TYPE_CHECKING:
+    import grpc
+
+_RENEWED = "renewed.pem"  # holds a new key and certificate until both files have been replaced
+_HOLDERS = {"client_id": "a worker", "admin": "an administrator"}
+
+
+@dataclass(frozen=True)
+class MemberFiles:
+    """A client's keys, certificates and name, as stored in its directory.
+
+    Attributes:
+        federation_id: the federation.
+        client_id: the client's name.
+        address: the federation port, "host:port".
+        ca: the CA certificate, PEM.
+        certificate: the client's certificate, PEM.
+        tls_key: the key of that certificate.
+        signing_key: the key that signs its updates.
+        coordinator_key: verifies the coordinator's assignments and receipts.
+    """
+
+    federation_id: str
+    client_id: str
+    address: str
+    ca: bytes
+    certificate: bytes
+    tls_key: EllipticCurvePrivateKey = field(repr=False)
+    signing_key: Ed25519PrivateKey = field(repr=False)
+    coordinator_key: Ed25519PublicKey
+
+    @property
+    def not_after(self) -> datetime:
+        """When the certificate expires."""
+        return load_certificate(self.certificate).not_valid_after_utc
+
+    def save(self, directory: Path, passphrase: bytes | None = None) -> None:
+        """Writes a new directory; `member.toml` is written last, so a directory that has it is complete.
+
+        Raises:
+            FileExistsError: the directory holds keys already.
+        """
+        _save(directory, self.ca, self.certificate, self.tls_key, passphrase)
+        write_private_key(directory / "signing.key", self.signing_key, passphrase)
+        replace_private(directory / "coordinator.pub", self.coordinator_key.public_bytes_raw().hex().encode() + b"\n")
+        _write_description(directory, federation_id=self.federation_id, client_id=self.client_id, address=self.address)
+
+    @classmethod
+    def load(cls, directory: Path, passphrase: bytes | None = None) -> Self:
+        """Reads a directory that `save` wrote.
+
+        Raises:
+            IdentityError: a file is missing or damaged, or the passphrase is wrong.
+        """
+        description = _read_description(directory, "client_id")
+        _finish_renewal(directory)
+        with remedy("restore it from a backup, or join again, under a new name and with another directory"):
+            tls_key = load_tls_key(directory / "tls.key", passphrase)
+            return cls(
+                federation_id=description["federation_id"],
+                client_id=description["client_id"],
+                address=description["address"],
+                ca=pem(load_certificate_file(directory / "ca.pem")),
+                certificate=pem(load_certificate_file(directory / "certificate.pem", tls_key)),
+                tls_key=tls_key,
+                signing_key=load_signing_key(directory / "signing.key", passphrase),
+                coordinator_key=_load_coordinator_key(directory / "coordinator.pub"),
+            )
+
+    def channel(self, options: Sequence[tuple[str, int | str]] = ()) -> "grpc.Channel":
+        """A mutual-TLS channel to the federation port."""
+        return _channel(self, options)
+
+
+@dataclass(frozen=True)
+class AdminFiles:
+    """An administrator's key, certificates and name, as stored in a directory.
+
+    Attributes:
+        federation_id: the federation.
+        name: the administrator's name.
+        address: the federation port, "host:port".
+        ca: the CA certificate, PEM.
+        certificate: the administrator's certificate, PEM.
+        tls_key: the key of that certificate.
+    """
+
+    federation_id: str
+    name: str
+    address: str
+    ca: bytes
+    certificate: bytes
+    tls_key: EllipticCurvePrivateKey = field(repr=False)
+
+    @property
+    def not_after(self) -> datetime:
+        """When the certificate expires."""
+        return load_certificate(self.certificate).not_valid_after_utc
+
+    def save(self, directory: Path, passphrase: bytes | None = None) -> None:
+        """Writes a new directory; `member.toml` is written last, so a directory that has it is complete.
+
+        Raises:
+            FileExistsError: the directory holds keys already.
+        """
+        _save(directory, self.ca, self.certificate, self.tls_key, passphrase)
+        _write_description(directory, federation_id=self.federation_id, admin=self.name, address=self.address)
+
+    @classmethod
+    def load(cls, directory: Path, passphrase: bytes | None = None) -> Self:
+        """Reads a directory that `save` wrote.
+
+        Raises:
+            IdentityError: a file is missing or damaged, or the passphrase is wrong.
+        """
+        description = _read_description(directory, "admin")
+        with remedy(
+            "restore it from a backup, or have another administrator's directory issued, see `fedpareto "
+            "coordinator admin --help`"
+        ):
+            tls_key = load_tls_key(directory / "tls.key", passphrase)
+            return cls(
+                federation_id=description["federation_id"],
+                name=description["admin"],
+                address=description["address"],
+                ca=pem(load_certificate_file(directory / "ca.pem")),
+                certificate=pem(load_certificate_file(directory / "certificate.pem", tls_key)),
+                tls_key=tls_key,
+            )
+
+    def channel(self, options: Sequence[tuple[str, int | str]] = ()) -> "grpc.Channel":
+        """A mutual-TLS channel to the federation port."""
+        return _channel(self, options)
+
+
+def save_renewal(
+    directory: Path, key: EllipticCurvePrivateKey, certificate: bytes, passphrase: bytes | None = None
+) -> None:
+    """Replaces a client's TLS key and certificate.
+
+    The change is atomic for `MemberFiles.load`, even if the process or the machine dies in between.
+
+    Args:
+        directory: the client's.
+        key: the new key.
+        certificate: of that key, PEM.
+        passphrase: encrypts the key; None stores it unencrypted, protected by the file mode alone.
+    """
+    replace_private(directory / _RENEWED, private_key_pem(key, passphrase) + certificate)
+    _finish_renewal(directory)
+
+
+def move_address(directory: Path, address: str) -> None:
+    """Records the coordinator's new address in an administrator's directory.
+
+    Raises:
+        IdentityError: it is not an administrator's directory.
+    """
+    values = _read_description(directory, "admin")
+    if values["address"] != address:
+        _write_description(directory, **{**values, "address": address})
+
+
+def _finish_renewal(directory: Path) -> None:
+    renewed = directory / _RENEWED
+    if renewed.exists():
+        key, begin, certificate = read_file(renewed).partition(b"-----BEGIN CERTIFICATE-----")
+        replace_private(directory / "tls.key", key)
+        replace_private(directory / "certificate.pem", begin + certificate)
+        renewed.unlink()
+
+
+def _load_coordinator_key(path: Path) -> Ed25519PublicKey:
+    data = read_file(path)
+    try:
+        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(data.decode().strip()))
+    except ValueError as error:
+        raise FileDamaged(f"{path} does not hold an Ed25519 key: {error}") from None
+
+
+def _channel(files: MemberFiles | AdminFiles, options: Sequence[tuple[str, int | str]]) -> "grpc.Channel":
+    from federation.channels import mutual_channel  # noqa: PLC0415 - gRPC loads slowly
+
+    return mutual_channel(
+        files.address,
+        ca=files.ca,
+        key=private_key_pem(files.tls_key),
+        certificate=files.certificate,
+        options=options,
+    )
+
+
+def _save(
+    directory: Path, ca: bytes, certificate: bytes, tls_key: EllipticCurvePrivateKey, passphrase: bytes | None
+) -> None:
+    make_private_directory(directory)
+    write_private_key(directory / "tls.key", tls_key, passphrase)
+    replace_private(directory / "ca.pem", ca)
+    replace_private(directory / "certificate.pem", certificate)
+
+
+def _write_description(directory: Path, **values: str) -> None:
+    replace_private(directory / "member.toml", tomli_w.dumps(values).encode())
+
+
+def _read_description(directory: Path, holder: str) -> dict[str, str]:
+    path = directory / "member.toml"
+    if not path.exists():
+        raise IdentityError(f"{directory} holds no membership: there is no {path.name} in it")
+    try:
+        values = tomllib.loads(read_file(path).decode())
+    except ValueError as error:
+        raise IdentityError(f"{path} is not TOML: {error}") from None
+    for key in ("federation_id", holder, "address"):
+        if not isinstance(values.get(key), str):
+            raise IdentityError(f"{path} has no {key}: it is not the directory of {_HOLDERS[holder]}")
+    return values

@@ -1,0 +1,43 @@
+"""Errors in code of an owner's own, in three lines: what was raised, in which file and line, and the line itself."""
+
+import linecache
+import sysconfig
+import traceback
+from pathlib import Path
+
+_MESSAGE_CHARACTERS = 500
+_INSTALLED = {"site-packages", "dist-packages"}
+_ROOT = Path(__file__).resolve().parents[1]  # the directory that holds this project's packages
+_PACKAGES = ("federation", "storage", "coordinator", "worker", "simulation", "experiments", "fedpareto")
+
+
+def described(error: BaseException) -> str:
+    """An exception of an owner's code, as three lines.
+
+    The line shown is the last one outside of the standard library, installed packages and this project's packages.
+    Where there is none, the exception is all.
+    """
+    said = " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
+    what = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename:
+        path, line, function = error.filename, error.lineno or 0, ""
+    elif frame := owners_frame(error):
+        path, line, function = frame.filename, frame.lineno or 0, f", in {frame.name}"
+    else:
+        return what
+    code = linecache.getline(path, line).strip()
+    return f"{what}\n  {path}, line {line}{function}\n    {code}"
+
+
+def owners_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Where an exception passed through the owner's code last; None where it did not."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame for frame in reversed(frames) if _is_owners(frame.filename)), None)
+
+
+def _is_owners(filename: str) -> bool:
+    path = Path(filename)
+    if not path.is_file() or not _INSTALLED.isdisjoint(path.parts):
+        return False
+    others = (Path(sysconfig.get_path("stdlib")), *(_ROOT / package for package in _PACKAGES))
+    return not any(place in path.parents for place in others)

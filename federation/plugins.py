@@ -1,0 +1,205 @@
+"""Plug-ins: classes of an owner's own, named by an entry point of an installed package or as `module:Class`.
+
+A plug-in is code that the owner of a machine installed there, or put into a directory of `--code`. It is never read
+from bytes that arrived over the wire. A directory of `--code` may also hold `NAME.dist-info/entry_points.txt`, whose
+entry points count like those of an installed package. Nothing is remembered between two calls but what Python has
+imported.
+"""
+
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from federation.digests import digest
+from federation.owners_code import described
+
+T = TypeVar("T")
+_DIGEST = "__fedpareto_digest__"  # the name of a module's attribute
+
+
+class PluginError(ValueError):
+    """A plug-in that cannot be used: it was not found, is of another class, or its code raises an exception."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A plug-in, or something built in, that this machine can load by a name.
+
+    Attributes:
+        name: of the entry point.
+        origin: the class, as `module:Class`.
+        package: the installed package that brings it; empty where the package does not say its name.
+    """
+
+    name: str
+    origin: str
+    package: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which code a class is.
+
+    Attributes:
+        kind: what it is, such as "algorithm".
+        class_name: as `module:Class`.
+        package: the installed package that brings it; empty for a class in a directory of `--code`.
+        version: of that package.
+        digest: of the file of its module, as this process imported it; empty for what is built in.
+    """
+
+    kind: str
+    class_name: str
+    package: str = ""
+    version: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Plugins(Generic[T]):
+    """One kind of plug-in.
+
+    Attributes:
+        word: what people call one, such as "rule".
+        group: of its entry points, such as "fedpareto.rules".
+        base: the class that each plug-in inherits from.
+        face: the name of that class for people, such as "fedpareto.Rule".
+        built_in: names that no plug-in can take.
+    """
+
+    word: str
+    group: str
+    base: type[Any]
+    face: str
+    built_in: Collection[str] = ()
+
+    def offers(self) -> tuple[Offer, ...]:
+        """The entry points of this kind, by name. Nothing is imported."""
+        found = offers(self.group)
+        return tuple(offer for offer in found if offer.name not in self.built_in)
+
+    def find(self, name: str) -> type[T]:
+        """The class of a name.
+
+        Args:
+            name: of an entry point, or `module:Class` for a class on Python's path (`--code` appends to it).
+
+        Raises:
+            PluginError: there is none, or its code raises an exception, or it does not inherit from `base`.
+        """
+        origin = name if ":" in name else self._origin(name)
+        module, _, attribute = origin.partition(":")
+        if module.partition(".")[0] in sys.stdlib_module_names:
+            raise PluginError(f"{self.word} {name!r}: {module} is a module of Python itself")
+        with self.code(name, f"importing {module}"):
+            imported = self._imported(name, module)
+        found = getattr(imported, attribute, None)
+        if found is None:
+            place = getattr(imported, "__file__", None) or module
+            raise PluginError(f"{self.word} {name!r}: {place} has no {attribute!r}{_elsewhere(imported)}")
+        if not (isinstance(found, type) and issubclass(found, self.base)):
+            raise PluginError(f"{self.word} {name!r}: {origin} is not a subclass of {self.face}")
+        plugin: type[T] = found
+        _note_file(plugin.__module__)
+        return plugin
+
+    def origin(self, name: str, kind: type[T]) -> Origin:
+        """Which code a class is.
+
+        Args:
+            name: that `kind` was found by, or that of something built in.
+            kind: the class.
+        """
+        class_name = f"{kind.__module__}:{kind.__qualname__}"
+        if name in self.built_in:
+            return Origin(self.word, class_name, "fedpareto", version("fedpareto"))
+        noted = getattr(sys.modules[kind.__module__], _DIGEST, "")
+        for point in entry_points(group=self.group):
+            if point.name == name and point.dist is not None:
+                return Origin(self.word, class_name, point.dist.name or "", point.dist.version or "", noted)
+        return Origin(self.word, class_name, digest=noted)
+
+    @contextmanager
+    def code(self, name: str, doing: str, *passes: type[Exception]) -> Iterator[None]:
+        """Turns an error of a plug-in's code into a PluginError that says where it was raised.
+
+        Args:
+            name: of the plug-in, as it was asked for.
+            doing: what its code does, such as "importing mine".
+            passes: exceptions that are the plug-in's own answer, and are passed on.
+
+        Raises:
+            PluginError: the code raised an exception, or tried to end the process.
+        """
+        passed: tuple[type[Exception], ...] = (PluginError, MemoryError, *passes)
+        try:
+            yield
+        except passed:
+            raise
+        except (Exception, SystemExit) as error:
+            raise PluginError(f"{self.word} {name!r}: {doing} failed: {described(error)}") from error
+
+    def _origin(self, name: str) -> str:
+        """The class of an entry point, as `module:Class`."""
+        found = [offer for offer in self.offers() if offer.name == name]
+        if not found:
+            there = ", ".join([*self.built_in, *sorted({offer.name for offer in self.offers()})])
+            raise PluginError(f"no {self.word} {name!r}; there are {there}; or name a class of your own, module:Class")
+        if len({offer.origin for offer in found}) > 1:
+            packages = ", ".join(offer.package for offer in found)
+            raise PluginError(f"{self.word} {name!r} comes with several packages ({packages}): name it as module:Class")
+        return found[0].origin
+
+    def _imported(self, name: str, module: str) -> ModuleType:
+        """A module of plug-ins.
+
+        Raises:
+            PluginError: Python does not find it.
+        """
+        try:
+            return import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise  # the module is there, and imports another one that is not
+            raise PluginError(
+                f"{self.word} {name!r}: there is no module {error.name!r}: name its directory with --code DIR or in "
+                "FEDPARETO_CODE, or install its package"
+            ) from None
+        except (TypeError, ValueError) as error:
+            if module and not module.startswith("."):
+                raise  # of the module's own code
+            raise PluginError(f"{self.word} {name!r}: expected a name, or module:Class") from error
+
+
+def _note_file(module: str) -> None:
+    """Notes the digest of a module's file on the module, right after its import: the file may change later."""
+    imported = sys.modules[module]
+    path = Path(getattr(imported, "__file__", None) or "")
+    if not hasattr(imported, _DIGEST) and path.is_file():
+        setattr(imported, _DIGEST, digest(path.read_bytes()))
+
+
+def offers(group: str) -> tuple[Offer, ...]:
+    """The entry points of a group, by name. Nothing is imported."""
+    found = [
+        Offer(point.name, f"{point.module}:{point.attr}", (point.dist.name or "") if point.dist is not None else "")
+        for point in entry_points(group=group)
+    ]
+    return tuple(sorted(found, key=lambda offer: (offer.name, offer.package)))
+
+
+def _elsewhere(imported: ModuleType) -> str:
+    """Says where else on Python's path a module of the same name is, which the imported one hides."""
+    name = imported.__name__
+    for place in sys.path:
+        spec = PathFinder.find_spec(name, [place]) if "." not in name else None
+        if spec is not None and spec.origin and spec.origin != imported.__file__:
+            return f"; it hides {spec.origin}: rename that module"
+    return ""

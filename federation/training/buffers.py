@@ -1,0 +1,79 @@
+"""A model's parameters and their gradients in flat buffers."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from federation.tasks import parameters as flat
+from federation.vectors import Layout
+
+# Parameters lie in one buffer, each from a multiple of so many elements on (128 bytes), as fast kernels like it.
+_ALIGNMENT = 32
+# Dimensions of the kernels of a convolution: (out, in, height, width).
+_KERNEL = 4
+
+
+class ParameterBuffers:
+    """The trainable parameters and their gradients as two buffers, so that a step is a few operations whatever d is.
+
+    On a CPU the kernels of convolutions lie in them with their channels last, which is up to 1.6 times as fast.
+
+    Attributes:
+        values: w, with the parameters as views into it.
+        gradient: likewise the gradients; backward adds to it.
+        start: w_t.
+        channels_last: whether there are such kernels.
+    """
+
+    def __init__(self, model: torch.nn.Module, layout: Layout, device: torch.device) -> None:
+        self._size = layout.size
+        self._shapes = [parameter.shape for _, parameter in flat.trainable(model)]
+        self._places: list[tuple[slice, slice]] = []  # where a parameter is in the flat vector, and in the buffer
+        self.channels_last = device.type == "cpu" and any(len(shape) == _KERNEL for shape in self._shapes)
+        offset = padded = 0
+        for tensor in layout.tensors:
+            self._places.append((slice(offset, offset + tensor.size), slice(padded, padded + tensor.size)))
+            offset += tensor.size
+            padded += -(-tensor.size // _ALIGNMENT) * _ALIGNMENT
+        self.values = torch.zeros(padded, device=device)
+        self.gradient = torch.zeros(padded, device=device)
+        self.start = torch.zeros(padded, device=device)
+        views = zip(flat.trainable(model), self.parameters(self.values), self.parameters(self.gradient), strict=True)
+        for (_, parameter), value, gradient in views:
+            parameter.data, parameter.grad = value, gradient
+
+    def parameters(self, buffer: Tensor) -> list[Tensor]:
+        """What a buffer holds, as views with the parameters' shapes."""
+        views = []
+        for (_, place), shape in zip(self._places, self._shapes, strict=True):
+            if self.channels_last and len(shape) == _KERNEL:
+                out, channels, height, width = shape
+                views.append(buffer[place].view(out, height, width, channels).permute(0, 3, 1, 2))
+            else:
+                views.append(buffer[place].view(shape))
+        return views
+
+    def load(self, base: NDArray[np.float32]) -> None:
+        """Starts from a model (d,)."""
+        if base.shape != (self._size,):
+            raise ValueError(f"the model has {self._size} trainable parameters, the base {base.shape}")
+        vector = torch.from_numpy(np.array(base, dtype=np.float32))  # a copy: the base may be a read-only file
+        for (source, _), view in zip(self._places, self.parameters(self.start), strict=True):
+            view.copy_(vector[source].view(view.shape))
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to w_t."""
+        self.values.copy_(self.start)
+
+    def update(self) -> NDArray[np.float32]:
+        """The update w_t - w, (d,)."""
+        return self.flat(self.start - self.values)
+
+    def flat(self, buffer: Tensor) -> NDArray[np.float32]:
+        """What a buffer holds, without its gaps, (d,)."""
+        row = torch.empty(self._size)
+        for (target, _), view in zip(self._places, self.parameters(buffer.cpu()), strict=True):
+            row[target].view(view.shape).copy_(view)
+        return row.numpy()

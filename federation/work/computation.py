@@ -1,0 +1,97 @@
+"""What work needs of a client's model and data. A worker computes one at a time; a simulation many at once."""
+
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from typing import Any
+
+from federation.objectives import Targets
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSgd:
+    """Local SGD, as the `[train]` section of a run specification and a TrainWork put it.
+
+    Attributes:
+        epochs: passes over the training split, reshuffled each; 0 when `steps` counts.
+        steps: optimiser steps, across passes; 0 when `epochs` counts.
+        batch_size: samples in a minibatch, the last one of a pass may be shorter; 0 is the whole split.
+        learning_rate: eta_l.
+        proximal_mu: mu of the term mu/2 |w - w_t|^2 (FedProx).
+        momentum: of heavy-ball SGD; its buffer starts at zero.
+        weight_decay: L2 penalty.
+
+    Raises:
+        ValueError: both or neither of epochs and steps, or a number out of range.
+    """
+
+    epochs: int = 0
+    steps: int = 0
+    batch_size: int = 0
+    learning_rate: float
+    proximal_mu: float = 0.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.epochs, self.steps, self.batch_size) < 0 or (self.epochs > 0) == (self.steps > 0):
+            raise ValueError(f"give either epochs or steps; got epochs = {self.epochs}, steps = {self.steps}")
+        rates = (self.learning_rate, self.proximal_mu, self.momentum, self.weight_decay)
+        if not (all(map(isfinite, rates)) and min(rates) >= 0 and self.momentum < 1):
+            raise ValueError(f"learning_rate, proximal_mu, momentum, weight_decay = {rates}: a rate is out of range")
+
+    @classmethod
+    def of(cls, settings: Any) -> "LocalSgd":
+        """From a specification's `[train]` or a TrainWork, which have fields of the same names."""
+        return cls(**{item.name: getattr(settings, item.name) for item in fields(cls)})
+
+    def count(self, samples: int) -> int:
+        """The number of optimiser steps on a training split of this many samples."""
+        return self.steps or self.epochs * -(-samples // (self.batch_size or samples))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descend:
+    """Local SGD from the base model, once for each target: a row w_t - w, (d,), for each.
+
+    Attributes:
+        sgd: how.
+        targets: what the rows descend.
+        from_jacobian: the first step is made of the gradients that `Differentiate` gives.
+        measure: measure the base model on the whole training split before.
+        idle: measure, and make no step: rows of zeros. Attackers that do not train ask for it.
+    """
+
+    sgd: LocalSgd
+    targets: Targets = field(hash=False)
+    from_jacobian: bool = False
+    measure: bool = True
+    idle: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differentiate:
+    """The gradient of each of the client's objectives at the base model on its first minibatch: a row (d,) for each.
+
+    Attributes:
+        batch_size: samples in the minibatch; 0 is the whole training split.
+        measure: measure the base model on the whole training split, too.
+    """
+
+    batch_size: int
+    measure: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """Loss and accuracy of the base model on some of the client's splits: metrics, no rows.
+
+    Attributes:
+        splits: of "train", "validation" and "test".
+    """
+
+    splits: tuple[str, ...]
+
+
+Computation = Descend | Differentiate | Measure

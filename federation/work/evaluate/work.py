@@ -1,0 +1,42 @@
+"""Evaluation of the base model on the client's own splits."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from federation.work.base import Client, RowSchema, Shape, Terms, Work, WorkError
+from federation.work.computation import SPLITS, Measure
+
+if TYPE_CHECKING:
+    from federation.runs import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Work):
+    """Evaluate the base model. The reply holds metrics, and no payload.
+
+    Attributes:
+        splits: of "train", "validation" and "test".
+    """
+
+    name: ClassVar[str] = "evaluate"
+    doing: ClassVar[str] = "evaluating"
+    decides: ClassVar[bool] = False
+    needs_samples: ClassVar[bool] = False
+
+    splits: tuple[str, ...]
+
+    @classmethod
+    def terms(cls, spec: "RunSpec") -> Terms:
+        """The deadline of `[evaluate]`, and no quorum."""
+        return Terms(spec.evaluate.deadline_seconds, None)
+
+    def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
+        """None."""
+        known = all(split in SPLITS for split in self.splits)
+        if not self.splits or not known or len(set(self.splits)) < len(self.splits):
+            raise WorkError(f"cannot evaluate the splits {list(self.splits)}; there are {', '.join(SPLITS)}")
+        return ()
+
+    def computation(self, client: Client) -> Measure:
+        """The measurement; `answer` hands in its metrics."""
+        return Measure(splits=self.splits)

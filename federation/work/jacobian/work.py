@@ -1,0 +1,84 @@
+"""A sketch of the gradients of the client's objectives, on one minibatch (FedCMOO, step 2)."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federation.sketches import SketchError
+from federation.sketches.asked import jacobian_of, sketch_of
+from federation.sketches.seeds import own_seed, shared_seed
+from federation.work.base import Client, Demand, Result, RowSchema, Shape, Terms, Work, WorkError
+from federation.work.computation import Differentiate
+
+if TYPE_CHECKING:
+    from federation.runs import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jacobian(Work):
+    """Send a sketch of the gradients at the base model.
+
+    Attributes:
+        sketch: which one, by name; see federation.sketches.
+        budget: the floats that it may take, as a share of the columns that count.
+        batch_size: samples in the minibatch; 0 is the whole training split.
+        objectives: of the gradients, those that the client serves, in the task's order.
+        encoder_only: only the columns of the encoder count.
+        measure: measure the base model on the whole training split, too.
+    """
+
+    name: ClassVar[str] = "jacobian"
+    doing: ClassVar[str] = "making gradients"
+
+    sketch: str
+    budget: float
+    batch_size: int
+    objectives: tuple[str, ...]
+    encoder_only: bool = False
+    measure: bool = False
+
+    @classmethod
+    def terms(cls, spec: "RunSpec") -> Terms:
+        """Those of `[jacobian]`."""
+        return Terms(spec.jacobian.deadline_seconds, spec.jacobian.quorum)
+
+    def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
+        """Those of the sketch's message."""
+        objectives = self.objectives
+        if not objectives or objectives != tuple(name for name in shape.serves if name in objectives):
+            raise WorkError(f"gradients of {list(objectives)} are asked for; this client serves {list(shape.serves)}")
+        try:
+            rows = sketch_of(self, shape.layout, shape.objectives).rows(objectives)
+        except (SketchError, OverflowError) as error:
+            raise WorkError(str(error)) from None
+        return tuple(RowSchema(name, length) for name, length in rows)
+
+    def demand(self, samples: int) -> Demand:
+        """One minibatch, and no step."""
+        return Demand(1, min(samples, self.batch_size or samples))
+
+    def computation(self, client: Client) -> Differentiate:
+        """The gradients of all of the client's objectives."""
+        return Differentiate(batch_size=self.batch_size, measure=self.measure)
+
+    def gradients(self, client: Client, computed: Result) -> NDArray[np.float32]:
+        """The columns that count of the gradients that are asked for, (M_i, d_e)."""
+        return jacobian_of({name: computed.rows[name] for name in self.objectives}, self, client.shape.layout)
+
+    def compressed(self, client: Client, gradients: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """The message of the sketch, by row."""
+        return sketch_of(self, client.shape.layout, client.shape.objectives).compress(
+            gradients,
+            shared_seed=shared_seed(client.seed, client.round),
+            own_seed=own_seed(client.seed, client.round, client.client_id),
+        )
+
+    def answer(self, client: Client, computed: Result) -> Result:
+        """The sketch of the gradients."""
+        try:
+            rows = self.compressed(client, self.gradients(client, computed))
+        except SketchError as error:
+            raise WorkError(f"SketchError: {error}") from error
+        return replace(computed, rows=rows)

@@ -1,0 +1,72 @@
+"""Local SGD from the base model, once for each row of the update."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from federation.objectives import Targets
+from federation.refusals import Refusal
+from federation.work.base import Client, Demand, RowSchema, Shape, Terms, Work, WorkError
+from federation.work.computation import Descend, LocalSgd
+
+if TYPE_CHECKING:
+    from federation.runs import LimitsSpec, RunSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Work):
+    """Train from the base model.
+
+    Attributes:
+        sgd: how.
+        targets: what the rows of the update descend.
+        from_jacobian: the first step is made of the gradients of the round's Jacobian.
+        measure: measure the base model on the whole training split first.
+    """
+
+    name: ClassVar[str] = "train"
+    doing: ClassVar[str] = "training"
+
+    sgd: LocalSgd
+    targets: Targets = field(hash=False)
+    from_jacobian: bool = False
+    measure: bool = True
+
+    @classmethod
+    def terms(cls, spec: "RunSpec") -> Terms:
+        """The deadline of `[train]`, the quorum of `[selection]`."""
+        return Terms(spec.train.deadline_seconds, spec.selection.quorum)
+
+    def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
+        """A row (d,) for each target."""
+        for row, weights in self.targets.items():
+            if not weights or any(name not in shape.serves for name in weights):
+                raise WorkError(f"row {row!r} descends {sorted(weights)}; this client serves {', '.join(shape.serves)}")
+            if not all(math.isfinite(value) for value in weights.values()):
+                raise WorkError(f"row {row!r} descends objectives with weights that are no numbers")
+        return tuple(RowSchema(row, shape.layout.size) for row in self.targets)
+
+    def demand(self, samples: int) -> Demand:
+        """The steps, and the samples that they see."""
+        batch = self.sgd.batch_size or samples
+        steps = self.sgd.count(samples)
+        return Demand(steps, min(samples, steps * batch), len(self.targets))
+
+    @classmethod
+    def problem(cls, norms: Mapping[str, float], limits: "LimitsSpec") -> Refusal | None:
+        """An update has a direction, and is not longer than the run allows."""
+        if zero := [name for name, norm in norms.items() if norm == 0]:
+            return Refusal("zero", f"every element is zero: {', '.join(zero)}; such an update has no direction")
+        longest = max(norms, key=norms.__getitem__)
+        if norms[longest] > limits.norm:
+            return Refusal(
+                "limit:norm",
+                f"row {longest[:80]!r} has the norm {norms[longest]:.4g}; at most {limits.norm:g} is taken "
+                "(limits.norm)",
+            )
+        return None
+
+    def computation(self, client: Client) -> Descend:
+        """The descent; `answer` hands in its rows."""
+        return Descend(sgd=self.sgd, targets=self.targets, from_jacobian=self.from_jacobian, measure=self.measure)

@@ -1,0 +1,56 @@
+"""Values as text, for the commands and for reports: numbers, shares, sizes, digests, times."""
+
+import math
+from datetime import UTC
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from federation.v1.admin_pb2 import Administrator, Client, PhaseProgress, RoundSummary, Run, Token, Update
+
+DIGITS = 12  # of a digest
+UNKNOWN = "–"
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number with this many decimals, in scientific notation where they would hide it; a dash if it is not finite."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    if value != 0 and not 10.0**-digits <= abs(value) < 1e5:
+        return f"{value:.{max(digits - 1, 1)}e}"
+    return f"{value:.{digits}f}"
+
+
+def percent(value: float) -> str:
+    """A share in [0, 1] as a percentage; a dash if it is not finite."""
+    return f"{100 * value:.1f} %" if math.isfinite(value) else UNKNOWN
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units; a dash if they are not finite."""
+    if not math.isfinite(count):
+        return UNKNOWN
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def short(digest: str) -> str:
+    """The first digits of a digest or a key id."""
+    return digest.rpartition(":")[2][:DIGITS]
+
+
+def local(timestamp: Timestamp) -> str:
+    """A time in the local zone, to the second, with the zone's name."""
+    try:
+        return timestamp.ToDatetime(UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    except (ValueError, OverflowError):
+        return "not a time"
+
+
+def when(message: Client | Token | Administrator | Run | Update | RoundSummary | PhaseProgress, field: str) -> str:
+    """A message's time in the local zone, to the second; a dash if it is not set."""
+    if not message.HasField(field):  # type: ignore[arg-type]
+        return UNKNOWN
+    return local(getattr(message, field))

@@ -1,0 +1,65 @@
+"""Reads the Admin service's messages, for the commands and for reports."""
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from federation.v1.admin_pb2 import Participation, PhaseProgress
+from federation.v1.common_pb2 import AssignmentState
+
+ResponseT = TypeVar("ResponseT")
+
+
+def enum_name(descriptor: Any, number: int) -> str:
+    """The short name of an enumeration's value: RUNNING for RUN_STATE_RUNNING; an unknown number as digits."""
+    value = descriptor.values_by_number.get(number)
+    if value is None:
+        return str(number)
+    prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", descriptor.name).upper() + "_"
+    return str(value.name).removeprefix(prefix)
+
+
+def name_of(message: Message, field: str) -> str:
+    """The short name of the enumeration in `message.<field>`.
+
+    Raises:
+        TypeError: the field is not an enumeration.
+    """
+    descriptor = message.DESCRIPTOR.fields_by_name[field].enum_type
+    if descriptor is None:
+        raise TypeError(f"{field} is not an enumeration")
+    return enum_name(descriptor, getattr(message, field))
+
+
+def whole(call: Callable[[Any], ResponseT], request: Any) -> ResponseT:
+    """Fetches every page of a list and returns them as one response.
+
+    Args:
+        call: an rpc of the Admin service whose request and response have page tokens.
+        request: for the first page.
+    """
+    response: Any = call(request)
+    while response.next_page_token:
+        request.page_token = response.next_page_token
+        page: Any = call(request)
+        if "run" in page.DESCRIPTOR.fields_by_name:
+            page.ClearField("run")  # each page repeats it
+        response.next_page_token = ""
+        response.MergeFrom(page)
+    return response  # type: ignore[no-any-return]
+
+
+def duration(phase: PhaseProgress) -> float:
+    """Seconds from a phase's start to its end; NaN while it runs."""
+    if not (phase.HasField("started") and phase.HasField("ended")):
+        return math.nan
+    return (phase.ended.ToNanoseconds() - phase.started.ToNanoseconds()) / 1e9
+
+
+def accepted(phases: Iterable[PhaseProgress], part: Participation) -> bool:
+    """Whether a client's reply to the last phase that the step depends on was accepted."""
+    final = max((phase.phase for phase in phases if phase.decides), default=None)
+    return part.state == AssignmentState.ASSIGNMENT_STATE_FULFILLED and final in part.answered

@@ -1,0 +1,357 @@
+"""Local work of simulated clients, all at once: `torch.func.vmap` over their stacked parameters.
+
+Every client draws the same batches as a real worker of its name, so that what comes out differs by rounding only.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_map
+
+from federation.objectives import Targets
+from federation.tasks import Dataset, Splits, Task
+from federation.tasks import parameters as flat
+from federation.training.determinism import deterministic, training_seed
+from federation.training.errors import TrainingDiverged, TrainingStopped
+from federation.training.measured import Measured, correct
+from federation.training.objectives import served
+from federation.training.sgd import Descent
+from federation.work.base import Result
+from federation.work.computation import SPLITS, Computation, Descend, Differentiate, LocalSgd, Measure
+from simulation.local import LocalWork, Outcome, Serves, Stopped
+
+_GATHERED = 32  # minibatches at a time
+_KEPT = 4  # copies of joined samples; with more, memory would grow with the number of clients squared
+
+
+class Stacked(LocalWork):
+    """All clients with equally many samples at once: `torch.func.vmap` over their stacked parameters."""
+
+    def __init__(self, task: Task, splits: Mapping[str, Splits], device: str, serves: Serves | None = None) -> None:
+        self._task = task
+        self._serves = {name: served(task, (serves or {}).get(name)) for name in splits}
+        self._device = torch.device(device)
+        self._model = flat.build(task).to(self._device)
+        self._layout = flat.layout(self._model)
+        self._names = [name for name, _ in flat.trainable(self._model)]
+        self._shapes = [parameter.shape for _, parameter in flat.trainable(self._model)]
+        self._sizes = [tensor.size for tensor in self._layout.tensors]
+        self._splits = {
+            name: {kind: self._place(getattr(own, kind)) for kind in ("train", "validation", "test")}
+            for name, own in splits.items()
+        }
+        self._kept: dict[tuple[str, ...], Dataset] = {}
+
+    def compute(
+        self,
+        base: NDArray[np.float32],
+        computations: Mapping[str, Computation],
+        *,
+        seed: int,
+        round: int,  # noqa: A002 - the field's own word, as everywhere
+        stopped: Stopped,
+    ) -> dict[str, Outcome]:
+        """Clients with equally many samples and equal work at once."""
+        began = time.perf_counter()
+        groups: dict[object, list[str]] = defaultdict(list)
+        for name, computation in computations.items():
+            groups[len(self._splits[name]["train"]), self._alike(name, computation)].append(name)
+        rows: dict[str, Outcome] = {}
+        with deterministic(self._device, seed):
+            start = self._parameters(base)
+            measured = self._measured(start, computations, stopped)
+            for members in groups.values():
+                keys = [training_seed(seed, round, name) for name in members]
+                works = [computations[name] for name in members]
+                rows |= self._rows(start, works, members, keys, stopped)
+        seconds = (time.perf_counter() - began) / max(1, len(computations))
+        return {
+            name: self._outcome(name, computation, rows[name], measured[name], seconds)
+            for name, computation in computations.items()
+        }
+
+    def _alike(self, name: str, computation: Computation) -> object:
+        """Equal for clients whose computations can be stacked."""
+        match computation:
+            case Descend():
+                return computation.sgd, computation.idle, tuple(computation.targets)
+            case Differentiate():
+                return computation, self._serves[name]
+            case Measure():
+                return computation
+
+    def _measured(
+        self, start: list[Tensor], computations: Mapping[str, Computation], stopped: Stopped
+    ) -> dict[str, dict[str, Measured]]:
+        """What the base model scores on the splits that each client measures, by client and split."""
+        found: dict[str, dict[str, Measured]] = {name: {} for name in computations}
+        for split in SPLITS:
+            clients = [name for name, computation in computations.items() if split in _splits_of(computation)]
+            for name, measured in self._measure(start, clients, split, stopped).items():
+                found[name][split] = measured
+        return found
+
+    def _rows(
+        self, start: list[Tensor], works: list[Computation], members: list[str], keys: list[int], stopped: Stopped
+    ) -> dict[str, Outcome]:
+        """The rows of clients whose computations are alike."""
+        match works[0]:
+            case Descend(idle=True, targets=targets):
+                zeros = {row: np.zeros(self._layout.size, dtype=np.float32) for row in targets}
+                return {name: Result(zeros, {}, {}, 0) for name in members}
+            case Descend(sgd=sgd):
+                # A first step on gradients that are there already is the step on the first minibatch.
+                targets_of = [work.targets for work in works if isinstance(work, Descend)]
+                return self._train_group(start, sgd, members, keys, targets_of, stopped)
+            case Differentiate(batch_size=size):
+                return self._gradients(start, size, members, keys)
+            case Measure():
+                return {name: Result({}, {}, {}, 0) for name in members}
+
+    def _outcome(
+        self, name: str, computation: Computation, outcome: Outcome, measured: Mapping[str, Measured], seconds: float
+    ) -> Outcome:
+        """A client's rows and what it measured."""
+        samples = len(self._splits[name]["train"])
+        if isinstance(computation, Measure):
+            metrics: dict[str, float] = {}
+            for split in computation.splits:
+                metrics |= measured[split].metrics(split)
+            return Result({}, {}, metrics, samples, seconds)
+        before = measured.get("train", Measured({}, {}, samples))
+        idle = isinstance(computation, Descend) and computation.idle
+        if not idle and not np.isfinite(list(before.losses.values())).all():
+            return TrainingDiverged(0)
+        if isinstance(outcome, TrainingDiverged):
+            return outcome
+        return Result(outcome.rows, before.reported(), before.metrics("train"), samples, seconds)
+
+    def _train_group(
+        self,
+        start: list[Tensor],
+        work: LocalSgd,
+        members: list[str],
+        keys: list[int],
+        targets: list[Targets],
+        stopped: Stopped,
+    ) -> dict[str, Outcome]:
+        """SGD of clients whose splits are of one size, once for each row of their updates."""
+        total = work.count(len(self._splits[members[0]]["train"]))
+        rows: dict[str, dict[str, NDArray[np.float32]]] = {name: {} for name in members}
+        diverged: dict[str, TrainingDiverged] = {}
+        for row in targets[0]:
+            values = [part.expand(len(members), *part.shape).clone() for part in start]
+            weights = [each[row] for each in targets]
+            losses = self._descend(weights, start, values, work, total, members, keys, stopped)
+            updates = torch.cat([(a - b).reshape(len(members), -1) for a, b in zip(start, values, strict=True)], dim=1)
+            finite = torch.cat([losses.isfinite(), updates.isfinite().all(dim=1)[None]]).cpu().numpy()
+            for place, (name, update) in enumerate(zip(members, updates.cpu().numpy(), strict=True)):
+                rows[name][row] = update
+                if not finite[:, place].all():
+                    diverged.setdefault(name, TrainingDiverged(min(total, int(np.argmin(finite[:, place])) + 1)))
+        return {name: diverged.get(name) or Result(rows[name], {}, {}, 0) for name in members}
+
+    def _gradients(
+        self, start: list[Tensor], batch_size: int, members: list[str], keys: list[int]
+    ) -> dict[str, Outcome]:
+        """The gradient of each objective at `start`, of clients that serve the same ones."""
+        rows: dict[str, dict[str, NDArray[np.float32]]] = {name: {} for name in members}
+        x, y = next(self._batches(members, batch_size, keys))
+        self._model.train()
+        for objective in self._serves[members[0]]:
+            leaves = [part.expand(len(members), *part.shape).clone().requires_grad_() for part in start]
+            loss = vmap(self._loss((objective,)))(leaves, x, y, torch.ones(len(members), 1, device=self._device))
+            parts = torch.autograd.grad(loss.sum(), leaves, allow_unused=True, materialize_grads=True)
+            found = torch.cat([part.reshape(len(members), -1) for part in parts], dim=1).cpu().numpy()
+            for name, row in zip(members, found, strict=True):
+                rows[name][objective] = row
+        return {
+            name: Result(own, {}, {}, 0) if all(np.isfinite(row).all() for row in own.values()) else TrainingDiverged(1)
+            for name, own in rows.items()
+        }
+
+    def _loss(self, objectives: tuple[str, ...]) -> Callable[[list[Tensor], Tensor, Tensor, Tensor], Tensor]:
+        """The weighted sum of some objectives of one client."""
+
+        def loss_of(parameters: list[Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+            output = functional_call(self._model, dict(zip(self._names, parameters, strict=True)), (x,))
+            losses = self._task.losses(output, y)
+            if len(objectives) == 1:
+                return weights[0] * losses[objectives[0]]
+            return (weights * torch.stack([losses[name] for name in objectives])).sum()
+
+        return loss_of
+
+    def _descend(
+        self,
+        weights: list[Mapping[str, float]],
+        start: list[Tensor],
+        values: list[Tensor],
+        work: LocalSgd,
+        total: int,
+        members: list[str],
+        keys: list[int],
+        stopped: Stopped,
+    ) -> Tensor:
+        """SGD as `Trainer` does it; `values` move in place. Returns the losses, (steps, clients)."""
+        if len({tuple(each.items()) for each in weights}) == 1 and set(weights[0].values()) == {1.0}:
+            used = tuple(weights[0])
+        else:
+            used = tuple(name for name in self._task.objectives if any(name in each for each in weights))
+            used = used if len(used) > 1 else self._task.objectives
+        shares = torch.tensor([[each.get(name, 0.0) for name in used] for each in weights], device=self._device)
+        loss_of = self._loss(used)
+        losses = []
+        descent = Descent.fresh(work, values, [part[None] for part in start])
+        batches = self._batches(members, work.batch_size, keys)
+        self._model.train()
+        for _ in range(total):
+            if stopped():
+                raise TrainingStopped
+            x, y = next(batches)
+            leaves = [part.requires_grad_() for part in values]
+            loss = vmap(loss_of)(leaves, x, y, shares)
+            gradients = torch.autograd.grad(loss.sum(), leaves, allow_unused=True, materialize_grads=True)
+            for part in values:
+                part.detach_()
+            descent.step(gradients)
+            losses.append(loss.detach())
+        return torch.stack(losses)
+
+    def _batches(self, members: list[str], size: int, keys: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Minibatches side by side, (clients, batch, ...), each in the order that its own worker would draw."""
+        data = [self._splits[name]["train"] for name in members]
+        count = len(data[0])
+        if size == 0 or size >= count:
+            whole = self._joined(members, "train")
+            while True:
+                yield _per_client(whole.x, len(members)), _per_client(whole.y, len(members))
+        generators = [torch.Generator().manual_seed(key) for key in keys]
+        while True:
+            orders = [torch.randperm(count, generator=each).to(self._device) for each in generators]
+            gathered = [torch.split(order, size * _GATHERED) for order in orders]
+            for chosen in zip(*gathered, strict=True):
+                pairs = list(zip(data, chosen, strict=True))
+                x = torch.stack([part.x.index_select(0, index) for part, index in pairs])
+                y = torch.stack([part.y.index_select(0, index) for part, index in pairs])
+                yield from zip(torch.split(x, size, dim=1), torch.split(y, size, dim=1), strict=True)
+
+    def _joined(self, clients: list[str], split: str) -> Dataset:
+        """The samples of several clients, one after the other; the last few such are kept: they may be asked again."""
+        if len(clients) == 1:
+            return self._splits[clients[0]][split]
+        key = (split, *clients)
+        if key not in self._kept:
+            parts = [self._splits[name][split] for name in clients]
+            while len(self._kept) >= _KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[key] = Dataset(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
+        return self._kept[key]
+
+    def _measure(
+        self, model: list[Tensor], clients: Sequence[str], split: str, stopped: Stopped
+    ) -> dict[str, Measured]:
+        """Losses, accuracy and samples of one split of each client: whole clients share a forward pass."""
+        self._model.eval()
+        named = dict(zip(self._names, model, strict=True))
+        found: dict[str, Measured] = {}
+        with torch.no_grad():
+            for some in self._passes(clients, split):
+                if stopped():
+                    raise TrainingStopped
+                output = functional_call(self._model, named, (self._joined(some, split).x,))
+                begin = 0
+                for name in some:
+                    part = self._splits[name][split]
+                    place = slice(begin, begin + len(part))
+                    begin = place.stop
+                    own = tree_map(lambda whole, place=place: whole[place], output)
+                    losses = self._task.losses(own, part.y)
+                    hits = correct(self._task, own, part.y, self._serves[name])
+                    found[name] = Measured(
+                        {key: losses[key].item() for key in self._serves[name]},
+                        {key: value.float().mean().item() for key, value in hits.items()},
+                        len(part),
+                    )
+        return found | {name: Measured({}, {}, 0) for name in clients if name not in found}
+
+    def _passes(self, clients: Sequence[str], split: str) -> list[list[str]]:
+        """Clients in groups whose samples together make up about one batch of evaluation."""
+        groups: list[list[str]] = []
+        room = 0
+        for name in clients:
+            count = len(self._splits[name][split])
+            if count == 0:
+                continue
+            if count > room:
+                groups.append([])
+                room = max(count, self._task.evaluation_batch)
+            groups[-1].append(name)
+            room -= count
+        return groups
+
+    def _parameters(self, base: NDArray[np.float32]) -> list[Tensor]:
+        vector = torch.from_numpy(np.array(base, dtype=np.float32)).to(self._device)
+        return [part.view(shape) for part, shape in zip(torch.split(vector, self._sizes), self._shapes, strict=True)]
+
+    def _place(self, data: Dataset) -> Dataset:
+        return Dataset(data.x.detach().to(self._device), data.y.detach().to(self._device))
+
+
+def _splits_of(computation: Computation) -> tuple[str, ...]:
+    """The splits that a computation measures."""
+    if isinstance(computation, Measure):
+        return computation.splits
+    idle = isinstance(computation, Descend) and computation.idle
+    return ("train",) if computation.measure or idle else ()
+
+
+def _per_client(joined: Tensor, clients: int) -> Tensor:
+    return joined.view(clients, -1, *joined.shape[1:])
+
+
+def why_not_stacked(task: Task, splits: Mapping[str, Splits], device: str, *, strict: bool = False) -> str:
+    """Why clients of a task cannot, or should not, be trained together; empty when they can.
+
+    Args:
+        task: what is learned.
+        splits: the clients' data.
+        device: where they train.
+        strict: only what makes it impossible counts, not what makes it slow.
+    """
+    model = flat.build(task)
+    if type(task).augment is not Task.augment:
+        return "its minibatches are varied at random, differently for each client"
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return "dropout draws its own numbers for each client"
+        if isinstance(module, nn.RNNBase):
+            return "recurrent layers cannot be stacked"
+        if not strict and isinstance(module, nn.modules.conv._ConvNd) and torch.device(device).type == "cpu":
+            return "stacked convolutions are slower than a loop on a CPU"
+    sizes = [len(own.train) for own in splits.values() if len(own.train)]
+    if not strict and len(set(sizes)) > max(1, len(sizes) // 2):
+        return "the clients hold different numbers of samples"
+    first = next(own.train for own in splits.values() if len(own.train))
+    try:
+        _try_stacked(task, model, Dataset(first.x[:1], first.y[:1]))
+    except RuntimeError as error:
+        return f"the model cannot be stacked: {str(error).splitlines()[0]}"
+    return ""
+
+
+def _try_stacked(task: Task, model: nn.Module, data: Dataset) -> None:
+    names = [name for name, _ in flat.trainable(model)]
+    stacked = [parameter.detach()[None].clone().requires_grad_() for _, parameter in flat.trainable(model)]
+
+    def loss_of(parameters: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        output = functional_call(model, dict(zip(names, parameters, strict=True)), (x,))
+        return torch.stack(list(task.losses(output, y).values())).sum()
+
+    torch.autograd.grad(vmap(loss_of)(stacked, data.x[None], data.y[None]).sum(), stacked, allow_unused=True)

@@ -1,0 +1,230 @@
+"""Blobs in a directory: the blob store of a coordinator.
+
+A blob is written to a temporary name, fsynced, renamed into place, and its directory fsynced: it is there whole or not
+at all, after `kill -9` and after loss of power. Names come from `federation.digests.parse` alone, so that no text from
+the wire becomes a path.
+
+    ROOT/blake3/ab/cdef...     a blob: blake3:abcdef...
+    ROOT/tmp/...               blobs being written, each flocked by its writer for as long as that lives
+    ROOT/lock                  held for the instants in which a blob is claimed (shared) or deleted (exclusive)
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Literal
+from weakref import WeakValueDictionary
+
+from federation import digests
+from federation.vectors import File
+from storage.blobs import BlobCorrupt, BlobMissing, BlobStat, BlobStore, BlobWriter
+
+_PIECE = 1 << 20  # bytes read at a time  # no mutant: any size gives the same digest
+MAX_VERIFIED = 10_000  # blobs that are remembered as checked
+
+
+class DirectoryStore(BlobStore):
+    """A directory of blobs.
+
+    Args:
+        root: the directory; made, with mode 0700, if it is missing.
+        durable: whether a blob outlives a loss of power; without it (a simulation), only the death of the process.
+    """
+
+    def __init__(self, root: Path, *, durable: bool = True) -> None:
+        self.root = root
+        self._durable = durable
+        self._lock = threading.Lock()
+        self._verified: dict[str, tuple[int, int, int]] = {}  # what a blob's file was when its bytes were right
+        self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (root / "tmp").mkdir(mode=0o700, exist_ok=True)
+
+    def writer(self, *, algorithm: str = digests.DEFAULT_ALGORITHM, hash: bool = True) -> BlobWriter:  # noqa: A002
+        """Begins a file in `tmp`, of mode 0600."""
+        return _Upload(self, algorithm, hash)
+
+    def local(self, digest: str) -> File:
+        """The blob's own file."""
+        blob = _BlobFile(digest, self._path(digest))
+        with blob.open("rb", 0) as file:
+            with self._lock:
+                turn = self._turns.setdefault(digest, threading.Lock())
+            with turn:  # many ask for a new model at the same time: one of them checks it
+                status = os.fstat(file.fileno())
+                seen = (status.st_ino, status.st_size, status.st_ctime_ns)
+                if self._verified.get(digest) != seen:
+                    _check(digest, file)
+                    with self._lock:
+                        if len(self._verified) >= MAX_VERIFIED:
+                            self._verified.clear()
+                        self._verified[digest] = seen
+        return blob
+
+    def stat(self, digest: str) -> BlobStat:
+        """From the file's size and modification time."""
+        with _missing(digest):
+            status = self._path(digest).stat()
+        return BlobStat(digest, status.st_size, status.st_mtime)
+
+    def scan(self) -> Iterator[BlobStat]:
+        """From the names of the files, which are listed at the first step."""
+        for algorithm in ("blake3", "sha256"):
+            for path in sorted((self.root / algorithm).glob("[0-9a-f][0-9a-f]/*")):
+                with suppress(BlobMissing):
+                    yield self.stat(f"{algorithm}:{path.parent.name}{path.name}")
+
+    def verify(self, digest: str) -> None:
+        """Reads the whole file, also when it was checked before."""
+        with _BlobFile(digest, self._path(digest)).open("rb", 0) as file:
+            _check(digest, file)
+
+    def claim(self, digest: str) -> None:
+        """Sets the file's modification time, under the shared lock."""
+        with self._locked(fcntl.LOCK_SH), _missing(digest):
+            os.utime(self._path(digest))
+
+    def delete(self, digest: str, *, older_than: float | None = None) -> int | None:
+        """Unlinks the file, under the exclusive lock."""
+        with self._locked(fcntl.LOCK_EX):
+            try:
+                status = self.stat(digest)
+            except BlobMissing:
+                return None
+            if older_than is not None and status.modified >= older_than:
+                return None
+            self._path(digest).unlink()
+            return status.size
+
+    def sweep_temporary(self) -> int:
+        """Removes the files in `tmp` that no process has flocked."""
+        removed = 0
+        with self._locked(fcntl.LOCK_EX):
+            for path in (self.root / "tmp").iterdir():
+                with path.open("rb") as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        continue
+                    path.unlink()
+                    removed += 1
+        return removed
+
+    def free_bytes(self) -> int:
+        """What is free on the directory's file system, for this user."""
+        return shutil.disk_usage(self.root).free
+
+    def _path(self, digest: str) -> Path:
+        algorithm, value = digests.parse(digest)
+        return self.root / algorithm / value[:2] / value[2:]
+
+    def _place(self, descriptor: int, temporary: Path, digest: str) -> None:
+        path = self._path(digest)
+        _make(path.parent, self.root, durably=self._durable)
+        with self._locked(fcntl.LOCK_SH):
+            # A blob that is there keeps its file, which readers may have mapped, and only becomes young again. One that
+            # is damaged gives way.
+            try:
+                self.local(digest)
+            except (BlobCorrupt, BlobMissing):
+                if self._durable:
+                    os.fsync(descriptor)
+                temporary.replace(path)
+            else:
+                os.utime(path)
+        if self._durable:
+            _fsync_directory(path.parent)  # in both cases: the writer that was first may not have come this far yet
+
+    @contextmanager
+    def _locked(self, mode: int) -> Iterator[None]:
+        # Opened each time: flock then excludes threads as well as processes, and dies with its holder.
+        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, mode)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+class _Upload(BlobWriter):
+    def __init__(self, store: DirectoryStore, algorithm: str, hashed: bool) -> None:
+        super().__init__(algorithm, hashed)
+        self._directory = store
+        with store._locked(fcntl.LOCK_SH):  # or the sweep could find the file before it is flocked
+            descriptor, name = tempfile.mkstemp(dir=store.root / "tmp")  # mode 0600
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        self._file = os.fdopen(descriptor, "wb")
+        self._path = Path(name)
+
+    def __del__(self) -> None:
+        # Made in a thread for a call that was given up meanwhile, it reaches nobody who could discard it.
+        if hasattr(self, "_path"):
+            self.discard()
+
+    def discard(self) -> None:
+        if not self._file.closed:
+            self._path.unlink(missing_ok=True)
+            with suppress(OSError):  # what it could not write to a full disk is not wanted any more
+                self._file.close()
+
+    def _append(self, data: memoryview) -> None:
+        self._file.write(data)
+
+    def _store(self, digest: str) -> None:
+        self._file.flush()
+        self._directory._place(self._file.fileno(), self._path, digest)
+
+
+@dataclass(frozen=True)
+class _BlobFile:
+    """The file of a blob, which may be deleted before it is opened."""
+
+    digest: str
+    path: Path
+
+    def open(self, mode: Literal["rb"], buffering: Literal[0]) -> FileIO:
+        try:
+            return FileIO(self.path)
+        except FileNotFoundError:
+            raise BlobMissing(self.digest) from None
+
+
+@contextmanager
+def _missing(digest: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise BlobMissing(digest) from None
+
+
+def _check(digest: str, file: FileIO) -> None:
+    algorithm, _ = digests.parse(digest)
+    state = digests.hasher(algorithm)
+    while piece := file.read(_PIECE):
+        state.update(piece)
+    found = f"{algorithm}:{state.hexdigest()}"
+    if found != digest:
+        raise BlobCorrupt(digest, found)
+
+
+def _make(directory: Path, root: Path, *, durably: bool) -> None:
+    if directory != root and not directory.is_dir():
+        _make(directory.parent, root, durably=durably)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if durably:
+            _fsync_directory(directory.parent)
+
+
+def _fsync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

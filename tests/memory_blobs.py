@@ -1,0 +1,119 @@
+"""A blob store in memory: the second implementation, which shows that callers need no directory."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import FileIO
+from typing import Literal
+
+from federation import digests
+from federation.vectors import File
+from storage.blobs import BlobCorrupt, BlobMissing, BlobStat, BlobStore, BlobWriter
+
+
+class MemoryStore(BlobStore):
+    """Blobs of one process.
+
+    Args:
+        capacity: how many bytes it takes.
+
+    Attributes:
+        contents: the bytes of each blob.
+        modified: when each was last stored or claimed.
+        uploads: those that have begun and not ended.
+    """
+
+    def __init__(self, capacity: int = 1 << 30) -> None:
+        self.contents: dict[str, bytes] = {}
+        self.modified: dict[str, float] = {}
+        self.uploads: set[BlobWriter] = set()
+        self._capacity = capacity
+        self._verified: dict[str, bytes] = {}
+        self._lock = threading.RLock()
+
+    def writer(self, *, algorithm: str = digests.DEFAULT_ALGORITHM, hash: bool = True) -> BlobWriter:  # noqa: A002
+        return _Upload(self, algorithm, hash)
+
+    def local(self, digest: str) -> File:
+        data = self.content(digest)
+        if self._verified.get(digest) is not data:
+            self.verify(digest)
+            self._verified[digest] = data
+        return _MemoryFile(self, digest)
+
+    def stat(self, digest: str) -> BlobStat:
+        with self._lock:
+            return BlobStat(digest, len(self.content(digest)), self.modified[digest])
+
+    def scan(self) -> Iterator[BlobStat]:
+        with self._lock:
+            return iter([self.stat(digest) for digest in sorted(self.contents)])
+
+    def verify(self, digest: str) -> None:
+        algorithm, _ = digests.parse(digest)
+        found = digests.digest(self.content(digest), algorithm)
+        if found != digest:
+            raise BlobCorrupt(digest, found)
+
+    def claim(self, digest: str) -> None:
+        with self._lock:
+            self.content(digest)
+            self.modified[digest] = time.time()
+
+    def delete(self, digest: str, *, older_than: float | None = None) -> int | None:
+        digests.parse(digest)
+        with self._lock:
+            if digest not in self.contents or (older_than is not None and self.modified[digest] >= older_than):
+                return None
+            del self.modified[digest]
+            return len(self.contents.pop(digest))
+
+    def sweep_temporary(self) -> int:
+        return 0  # uploads end with the process
+
+    def free_bytes(self) -> int:
+        with self._lock:
+            return self._capacity - sum(map(len, self.contents.values()))
+
+    def content(self, digest: str) -> bytes:
+        digests.parse(digest)
+        try:
+            return self.contents[digest]
+        except KeyError:
+            raise BlobMissing(digest) from None
+
+    def keep(self, digest: str, data: bytes) -> None:
+        with self._lock:
+            self.contents[digest] = data
+            self.claim(digest)
+
+
+class _Upload(BlobWriter):
+    def __init__(self, store: MemoryStore, algorithm: str, hashed: bool) -> None:
+        super().__init__(algorithm, hashed)
+        self._memory = store
+        self._data = bytearray()
+        store.uploads.add(self)
+
+    def discard(self) -> None:
+        self._memory.uploads.discard(self)
+
+    def _append(self, data: memoryview) -> None:
+        self._data += data
+
+    def _store(self, digest: str) -> None:
+        self._memory.keep(digest, bytes(self._data))
+
+
+@dataclass(frozen=True)
+class _MemoryFile:
+    store: MemoryStore
+    digest: str
+
+    def open(self, mode: Literal["rb"], buffering: Literal[0]) -> FileIO:
+        file = FileIO(os.memfd_create(self.digest), "r+b")
+        file.write(self.store.content(self.digest))
+        file.seek(0)
+        return file

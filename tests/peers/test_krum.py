@@ -1,0 +1,49 @@
+"""Our robust rules, value by value against those of the package krum, by an author of the paper."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from peer_rounds import Matrix, Round, Vector, rounds
+
+from coordinator.aggregation import aggregate
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("krum", reason="the package krum needs Python 3.12 or newer")
+from krum.primitives.aggregators.geometric_median import GeometricMedian  # noqa: E402 - after the check
+from krum.primitives.aggregators.krum import Krum  # noqa: E402
+from krum.primitives.aggregators.median import Median  # noqa: E402
+from krum.primitives.aggregators.multikrum import MultiKrum  # noqa: E402
+from krum.primitives.aggregators.trimmed_mean import TrimmedMean  # noqa: E402
+
+ALL = tuple(rounds())
+
+THEIRS: dict[str, Callable[[Round], Vector]] = {
+    "krum": lambda case: Krum.aggregate(torch.from_numpy(case.updates), n=len(case.updates), f=case.f).numpy(),
+    "multi-krum": lambda case: MultiKrum.aggregate(
+        torch.from_numpy(case.updates), n=len(case.updates), f=case.f, m=len(case.updates) - case.f - 2
+    ).numpy(),
+    "median": lambda case: Median.aggregate(torch.from_numpy(case.updates)).numpy(),
+    "trimmed-mean": lambda case: TrimmedMean.aggregate(torch.from_numpy(case.updates), f=case.f).numpy(),
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_the_direction_is_theirs(name: str) -> None:
+    for case in ALL:
+        keys = {} if name == "median" else {"byzantine": case.f}
+        assert case.differ(aggregate(name, case.updates, **keys).direction, THEIRS[name](case)) <= 1, case
+
+
+def test_no_geometric_median_of_theirs_has_a_smaller_sum_of_distances() -> None:
+    def cost(U: Matrix, v: Vector) -> float:
+        return float(np.linalg.norm(U - v, axis=1).sum())
+
+    for case in ALL[::4]:
+        U = case.updates
+        scale = float(np.sort(np.linalg.norm(U[:, None] - U[None], axis=2), axis=1)[:, len(U) // 2].min())
+        theirs = GeometricMedian.aggregate(
+            torch.from_numpy(U), n=len(U), f=case.f, nu=max(1e-4 * scale, 1e-12), tol=0.0, max_iter=300
+        ).numpy()
+        rounding = 1e-10 * scale + 1e-14 * float(np.abs(U).sum())
+        assert cost(U, aggregate("geometric-median", U).direction) <= cost(U, theirs) + rounding, case

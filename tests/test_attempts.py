@@ -1,0 +1,140 @@
+"""Attempts at a round that an algorithm gives up, and steps that are combined already."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import grpc
+import numpy as np
+import pytest
+from stage import Player, Stage, spec
+
+from coordinator.aggregation import registry
+from coordinator.aggregation.base import Algorithm, describe
+from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Training, Voided
+from coordinator.aggregation.rules import Combination, Rows
+from federation.channels import refusal_from_rpc_error
+from federation.v1.common_pb2 import SignedEnvelope, StepManifest
+from federation.vectors import read_vector, update_rows
+from storage.models import RoundState
+
+NAMES = ("ann", "ben", "cleo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecondThoughts(Algorithm):
+    """The first attempts at each round are given up after their phase."""
+
+    name: ClassVar[str] = "second-thoughts"
+    given_up: int = 1
+
+    def combine(self, rows: Rows) -> Combination:
+        """The plain average."""
+        return Combination(rows.prior, rows.prior, {}, describe(rows.gram, rows.prior, rows.prior))
+
+    def round(self, context: RoundContext) -> RoundGenerator:
+        """See the class."""
+        replies = yield Training()
+        if context.attempt < self.given_up:
+            raise Voided(f"{len(replies)} replies are not trusted")
+        return Step(replies, self.combine(replies.rows(context)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded(SecondThoughts):
+    """The step is a vector that is combined already."""
+
+    name: ClassVar[str] = "decoded"
+
+    def round(self, context: RoundContext) -> RoundGenerator:
+        """See the class."""
+        replies = yield Training()
+        total = np.sum([row.read() for row in replies.updates], axis=0, dtype=np.float64)
+        weights = np.full(len(replies), 1 / len(replies))
+        vector = np.asarray(total / len(replies), dtype=np.float32)
+        norm = float(np.linalg.norm(vector.astype(np.float64)))
+        answer = Combination(np.ones(1), weights, {}, {"direction_norm": norm, "stationary": 0.0})
+        return Step(replies, answer, combined=vector)
+
+
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {**registry.algorithms(), **{toy.name: toy for toy in (SecondThoughts, Decoded)}}
+    monkeypatch.setattr(registry, "_ALGORITHMS", MappingProxyType(known))
+
+
+def begin(
+    stage: Stage, algorithm: str, more: str = "", rounds: int = 1, names: tuple[str, ...] = NAMES
+) -> tuple[str, list[Player]]:
+    task = stage.task()
+    players = stage.cast(task, *names)
+    text = spec(f"{algorithm}-{stage.count}", task, rounds, algorithm=algorithm, more=f"selection.minimum = 3\n{more}")
+    return stage.submit(text), players
+
+
+def test_a_voided_attempt_is_followed_by_another_one_and_skips_no_round(stage: Stage) -> None:
+    run, players = begin(stage, "second-thoughts", "limits.skipped_rounds = 1", rounds=2)
+    stage.play(run, *players)
+    for number in (0, 1):
+        round_ = stage.rounds(run)[number]
+        assert (round_.state, round_.attempt) == (RoundState.COMPLETED, 1)
+        phases = [(phase.kind, phase.number, phase.attempt) for phase in stage.phases(run, number)]
+        assert phases == [("train", 0, 0), ("train", 1, 1), ("evaluate", 2, 1)]
+        assert round_.step is not None
+        step = StepManifest.FromString(SignedEnvelope.FromString(round_.step).manifest)
+        assert sorted(step.updates) == sorted(u.envelope_digest for u in stage.updates(run, number, 1).values())
+
+
+def test_the_last_voided_attempt_skips_the_round_and_says_why(stage: Stage) -> None:
+    run, players = begin(stage, "second-thoughts", "algorithm.given_up = 9\nlimits.attempts = 2")
+    stage.play(run, *players, until=lambda: stage.rounds(run) and stage.rounds(run)[0].state is RoundState.SKIPPED)
+    skipped = stage.rounds(run)[0]
+    assert skipped.reason == "voided: 2 attempts; the last one: 3 replies are not trusted"
+    assert [phase.attempt for phase in stage.phases(run)] == [0, 1]
+
+
+def test_a_restart_goes_on_with_the_attempt_that_was_under_way(stage: Stage) -> None:
+    run, players = begin(stage, "second-thoughts")
+    stage.play(run, *players, until=lambda: stage.assignments(run, 0, 1), phases=1)
+    before = {assignment.assignment_id for assignment in stage.assignments(run, 0, 1).values()}
+    stage.restart()
+    stage.play(run, *players)
+    assert {assignment.assignment_id for assignment in stage.assignments(run, 0, 1).values()} == before
+    assert len(stage.phases(run)) == 3
+
+
+def test_a_reply_counts_in_its_own_attempt_alone(stage: Stage) -> None:
+    run, players = begin(stage, "second-thoughts")
+    stage.play(run, *players, until=lambda: stage.assignments(run, 0, 1), phases=1)
+    ann = players[0]
+    order = ann.order()
+    assert order.attempt == 1
+    with pytest.raises(grpc.RpcError) as refused:
+        ann.submit(order, attempt=0)
+    assert refusal_from_rpc_error(refused.value).reason == "mismatch:attempt"
+    ann.reply(order)
+    stage.play(run, *players)
+
+
+def test_a_member_that_is_revoked_after_a_voided_attempt_does_not_stop_the_next_one(stage: Stage) -> None:
+    run, players = begin(stage, "second-thoughts", "selection.quorum = 0.5", names=("ben", "cleo", "dan"))
+    stage.play(run, *players, until=lambda: stage.assignments(run, 0, 1), phases=1)
+    stage.revoke("dan")
+    stage.play(run, *players[:2])
+    assert sorted(stage.updates(run, 0, 1)) == ["ben", "cleo"]
+
+
+def test_a_step_may_be_a_vector_that_is_combined_already(stage: Stage) -> None:
+    run, players = begin(stage, "decoded")
+    stage.play(run, *players)
+    round_ = stage.rounds(run)[0]
+    assert round_.step is not None
+    assert round_.result_model is not None
+    assert round_.combined is not None
+    step = StepManifest.FromString(SignedEnvelope.FromString(round_.step).manifest)
+    assert (step.combined, list(step.coefficients)) == (round_.combined, [1.0])
+    direction = update_rows(stage.blobs.local(step.combined))["combined"].read()
+    base = read_vector(stage.blobs.local(round_.base_model))[1]
+    np.testing.assert_array_equal(read_vector(stage.blobs.local(round_.result_model))[1], base - direction)
+    for update in stage.updates(run, 0).values():
+        assert (update.weight, update.norm, update.coefficient) == (pytest.approx(1 / 3), None, None)

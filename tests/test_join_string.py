@@ -1,0 +1,93 @@
+import base64
+import hashlib
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+import pytest
+from authority import Authority
+from hypothesis import given
+from hypothesis import strategies as st
+
+from federation.certificates import fingerprint, pem
+from federation.identity import coordinator_uri
+from federation.join_string import JoinString, fetch_ca, secret_hash
+from federation.keys import IdentityError, new_tls_key, write_private_key
+
+
+@given(
+    st.binary(min_size=32, max_size=32),
+    st.binary(min_size=32, max_size=32),
+    st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True),
+)
+def test_a_join_string_says_what_was_put_into_it(ca: bytes, secret: bytes, client_id: str) -> None:
+    join = JoinString(address="[::1]:7444", ca_fingerprint=ca.hex(), secret=secret, client_id=client_id)
+    word = join.encode()
+    assert word.replace("_", "").replace("-", "").isalnum()
+    assert JoinString.decode(f" {word}\n") == join
+
+
+def test_a_damaged_join_string_is_refused_and_not_repeated() -> None:
+    word = JoinString(address="host:1", ca_fingerprint="ab" * 32, secret=b"s" * 32, client_id="a").encode()
+    for damaged in (
+        "",
+        "hello",
+        word[:-1],
+        word[:-9],
+        word + "A",
+        word.replace("c3", "c4"),
+        word[:9] + "€" + word[10:],
+    ):
+        with pytest.raises(IdentityError) as caught:
+            JoinString.decode(damaged)
+        assert not damaged or damaged == "hello" or damaged[9:] not in str(caught.value)
+
+
+@pytest.mark.parametrize("said", [b"", b"a", b"a\n", b"a\nhost", b"a host:1", b"A\nhost:1"])
+def test_a_join_string_with_the_right_checksum_must_have_a_name_and_an_address_with_a_port(said: bytes) -> None:
+    for body in (bytes(64) + said, said):
+        word = base64.urlsafe_b64encode(hashlib.sha256(body).digest()[:4] + body).decode().rstrip("=")
+        with pytest.raises(IdentityError):
+            JoinString.decode(f"fpjoin1_{word}")
+
+
+def test_a_join_string_in_a_log_does_not_show_its_secret() -> None:
+    assert "SECRET" not in repr(
+        JoinString(address="h:1", ca_fingerprint="ab" * 32, secret=b"SECRET" * 6, client_id="a")
+    )
+
+
+def test_the_hash_of_a_secret_is_its_sha_256() -> None:
+    # FIPS 180-4's examples, NIST: "abc"
+    assert secret_hash(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_the_ca_is_fetched_by_its_fingerprint_and_an_impostor_is_told(tmp_path: Path) -> None:
+    authority = Authority()
+    key = new_tls_key()
+    (tmp_path / "server.pem").write_bytes(pem(authority.issue([coordinator_uri("fed")], ("localhost",), key)))
+    write_private_key(tmp_path / "server.key", key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"localhost:{listener.getsockname()[1]}"
+
+        spoken = []
+
+        def serve() -> None:
+            for _ in range(2):
+                plain, _ = listener.accept()
+                with plain, context.wrap_socket(plain, server_side=True) as connection:
+                    spoken.append(connection.selected_alpn_protocol())
+                    assert connection.recv(1) == b""  # the stranger says nothing before it knows who answers
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert fetch_ca(address, fingerprint(authority.ca), timeout=30) == pem(authority.ca)
+        with pytest.raises(IdentityError, match="not the coordinator of this federation"):
+            fetch_ca(address, "00" * 32, timeout=30)
+        thread.join(30)
+        assert not thread.is_alive()
+    assert spoken == ["h2", "h2"], "gRPC's servers end connections that do not offer it"

@@ -1,0 +1,214 @@
+"""What a worker remembers of rounds: values between phases, answered questions, and the lanes of its work."""
+
+import sqlite3
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf.wrappers_pb2 import UInt64Value
+from harness import wait_for
+from scripted import ScriptedCoordinator, scripted
+from working import Running
+from works import set_train
+
+from federation.digests import digest
+from federation.tasks import DataSource, initial_model, task
+from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvelope
+from federation.vectors import Layout, to_bytes, update_rows
+from federation.work.base import Shape, Work
+from federation.work.registry import decode
+from worker.assignments import Declined, Order
+from worker.execution import Offer
+from worker.home import Home, HomeError
+from worker.service import prepare_offers
+from worker.sessions import Sessions
+
+CODE = Path(__file__).with_name("lottery")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
+
+
+@pytest.fixture(autouse=True)
+def _lottery(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(CODE))
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Iterator[Sessions]:
+    made = Sessions(tmp_path / "sessions.db", KEY)
+    yield made
+    made.close()
+
+
+def order(
+    number: int = 1, *, round_: int = 0, attempt: int = 0, run: str = "run-1", deadline: datetime = NOW, **changes: Any
+) -> Order:
+    """An assignment of the kind ticket: the number 0 asks the second question."""
+    manifest = AssignmentManifest(
+        run_id=run, round=round_, attempt=attempt, assignment_id="a", kind="ticket", **changes
+    )
+    manifest.work = UInt64Value(value=number).SerializeToString()
+    layout, _ = initial_model(task("digits"), seed=0)
+    shape = Shape(layout, ("loss",), ("loss",))
+    work: Work = decode("ticket", manifest.work, shape)
+    return Order(SignedEnvelope(), manifest, work, shape, work.rows(shape), deadline)
+
+
+# --- what is remembered
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_value_is_there_in_later_phases_of_the_attempt(sessions: Sessions, durable: bool) -> None:
+    sessions.begin(order()).put("share", b"secret", durable=durable)
+    assert sessions.begin(order(0)).get("share") == b"secret"
+    assert sessions.begin(order()).get("another") is None
+
+
+def test_only_durable_values_survive_a_restart_and_they_are_encrypted(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    first = Sessions(path, KEY)
+    memory = first.begin(order())
+    memory.put("kept", b"a long and secret value", durable=True)
+    memory.put("lost", b"another value")
+    first.close()
+    assert b"a long and secret value" not in path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+    second = Sessions(path, KEY)
+    memory = second.begin(order())
+    assert (memory.get("kept"), memory.get("lost")) == (b"a long and secret value", None)
+    second.close()
+
+
+@pytest.mark.parametrize("later", [{"round_": 1}, {"attempt": 1}])
+def test_values_are_erased_when_a_later_attempt_or_round_begins(
+    sessions: Sessions, tmp_path: Path, later: dict[str, int]
+) -> None:
+    earlier = sessions.begin(order())
+    earlier.put("kept", b"value", durable=True)
+    earlier.put("held", b"value")
+    other = sessions.begin(order(run="run-2"))
+    other.put("kept", b"of another run", durable=True)
+    memory = sessions.begin(order(**later))
+    for one in (memory, earlier):
+        assert (one.get("kept"), one.get("held")) == (None, None)
+    assert other.get("kept") == b"of another run"
+    with sqlite3.connect(tmp_path / "sessions.db") as database:
+        assert database.execute("SELECT count(*) FROM kept").fetchone() == (1,)
+
+
+def test_an_attempt_that_was_given_up_is_declined(sessions: Sessions) -> None:
+    sessions.begin(order(attempt=1))
+    with pytest.raises(Declined, match="attempt 0 at round 0; attempt 1 has begun"):
+        sessions.begin(order())
+
+
+def test_values_are_erased_a_day_after_the_last_deadline(sessions: Sessions) -> None:
+    memory = sessions.begin(order(deadline=NOW))
+    memory.put("kept", b"value", durable=True)
+    sessions.begin(order(0, deadline=NOW + timedelta(hours=1)))
+    sessions.sweep(NOW + timedelta(hours=24, minutes=30))
+    assert memory.get("kept") == b"value"
+    sessions.sweep(NOW + timedelta(hours=25, minutes=30))
+    assert memory.get("kept") is None
+
+
+def test_an_erased_value_is_in_no_file_not_even_encrypted(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    sessions = Sessions(path, KEY)
+    sessions.begin(order()).put("kept", b"value", durable=True)
+    with sqlite3.connect(path) as database:
+        (sealed,) = database.execute("SELECT value FROM kept").fetchone()
+    assert sealed in path.read_bytes()
+    sessions.sweep(NOW + timedelta(days=2))
+    assert not [file for file in tmp_path.iterdir() if sealed in file.read_bytes()]
+    assert (tmp_path / "sessions.db-journal").read_bytes() == b""
+    sessions.close()
+
+
+def test_a_value_of_another_key_or_place_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    first = Sessions(path, KEY)
+    first.begin(order()).put("kept", b"value", durable=True)
+    first.close()
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE kept SET name = 'moved'")
+    for key in (KEY, Ed25519PrivateKey.generate()):
+        second = Sessions(path, key)
+        with pytest.raises(HomeError, match="damaged"):
+            second.begin(order()).get("moved")
+        second.close()
+
+
+def test_a_damaged_database_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    path.write_bytes(b"no database" * 100)
+    with pytest.raises(HomeError, match=r"sessions\.db is damaged"):
+        Sessions(path, KEY)
+
+
+# --- what was answered
+
+
+def test_a_question_is_answered_once_in_an_attempt_also_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    first = Sessions(path, KEY)
+    first.answer(order(7))
+    first.answer(order(7))  # the same question gets the same answer
+    first.answer(order(0))  # another question of the attempt
+    first.close()
+    second = Sessions(path, KEY)
+    second.answer(order(7))
+    for other in (order(8), order(7, base_model=digest(b"another")), order(0, inputs=[Input(name="note")])):
+        with pytest.raises(Declined) as declined:
+            second.answer(other)
+        assert declined.value.reason == "answered"
+    second.answer(order(8, attempt=1))
+    second.close()
+
+
+# --- lanes
+
+
+@pytest.fixture(scope="module")
+def offers() -> dict[str, Offer]:
+    return prepare_offers(["digits"], DataSource(), device="cpu", threads=1)[0]
+
+
+@pytest.fixture
+def coordinator() -> Iterator[ScriptedCoordinator]:
+    with scripted() as coordinator:
+        yield coordinator
+
+
+def ticket(coordinator: ScriptedCoordinator, layout: Layout, model: bytes, number: int) -> AssignmentManifest:
+    asked = coordinator.assignment(layout, model, number, kind="ticket")
+    asked.work = UInt64Value(value=12).SerializeToString()
+    del asked.rows[:]
+    asked.rows.append(Row(name="answer", dtype="U32", length=1))
+    return asked
+
+
+def test_a_message_of_a_protocol_is_answered_while_a_training_without_end_goes_on(
+    coordinator: ScriptedCoordinator, offers: dict[str, Offer], tmp_path: Path
+) -> None:
+    layout, vector = initial_model(task("digits"), seed=0)
+    model = to_bytes(layout, vector)
+    endless = coordinator.assignment(layout, model)
+    set_train(endless, steps=1_000_000)
+    coordinator.assign(endless)
+    running = Running(Home(tmp_path / "worker"), coordinator.member(), offers)
+    try:
+        running.wait_for("training")
+        coordinator.assign(ticket(coordinator, layout, model, 1))
+        wait_for(lambda: len(coordinator.submissions) == 1, "the answer to the ticket")
+        (submission,) = coordinator.submissions
+        assert submission.manifest.assignment_id == "assignment-1"
+        path = tmp_path / "payload"
+        path.write_bytes(submission.payload)
+        assert update_rows(path)["answer"].read().tolist() == [144]
+        assert not running.events("done") or {e["kind"] for e in running.events("done")} == {"ticket"}
+    finally:
+        running.stop()

@@ -1,0 +1,43 @@
+"""The work in an assignment, as tests read and write it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, JacobianWork, ResidualWork, TrainWork
+
+MESSAGES: dict[str, type[Any]] = {
+    "train": TrainWork,
+    "evaluate": EvaluateWork,
+    "jacobian": JacobianWork,
+    "residual": ResidualWork,
+}
+
+
+def work_of(order: AssignmentManifest) -> Any:
+    """The message of the work that is asked for."""
+    return MESSAGES[order.kind].FromString(order.work)
+
+
+def set_work(order: AssignmentManifest, message: Any) -> None:
+    """Asks for this work."""
+    order.kind = next(kind for kind, type_ in MESSAGES.items() if isinstance(message, type_))
+    order.work = message.SerializeToString(deterministic=True)
+
+
+@contextmanager
+def changed_work(order: AssignmentManifest) -> Iterator[Any]:
+    """The message of the work; what is changed inside is asked for afterwards."""
+    message = work_of(order)
+    yield message
+    set_work(order, message)
+
+
+def set_train(order: AssignmentManifest, **fields: Any) -> None:
+    """Changes fields of work to train."""
+    with changed_work(order) as work:
+        for name, value in fields.items():
+            if name == "targets":
+                work.targets.extend(value)
+            else:
+                setattr(work, name, value)

@@ -1,0 +1,298 @@
+"""Changes the product's code in small ways, and tells which changes no test notices: `make mutants MODULE=qp`.
+
+Cosmic Ray makes the changes (operators, numbers, `not`, decorators, exceptions, loops), and `DeleteStatement` below
+removes a statement. The changes are drawn by a seed, spread over all places in the files. Each one is made in a copy of
+the working tree; a named subset of the tests runs there. Tests and the processes that they start import the copy: a
+module that cannot be imported must fail the tests before the first change is tried.
+
+Not changed: annotations, docstrings, log lines, `@abstractmethod`, and lines with the comment `# no mutant: REASON`.
+"""
+
+import argparse
+import difflib
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+ROOT = Path(__file__).resolve().parent.parent
+REASON = "# no mutant: "
+SAME = re.compile("_(Is_Eq|Eq_Is|IsNot_NotEq|NotEq_IsNot|BitOr_BitXor)$")  # the same for enums, None and flags
+DELETABLE = {"expr_stmt", "atom_expr", "raise_stmt", "del_stmt", "return_stmt", "assert_stmt"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Code, and the tests that defend it.
+
+    Attributes:
+        files: the modules that are changed.
+        tests: what pytest runs, the nearest tests first; less than 20 seconds in all.
+    """
+
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+ROUNDS = "coordinator/rounds"
+SUBJECTS = {
+    "qp": Subject(
+        ("coordinator/aggregation/qp.py",),
+        ("tests/test_aggregation_qp.py",),
+    ),
+    "conductor": Subject(
+        tuple(f"{ROUNDS}/{name}.py" for name in ("conductor", "conversation", "opening", "finish", "step")),
+        (
+            "tests/test_attempts.py",
+            "tests/test_engine.py",
+            "tests/test_engine_phases.py",
+            "tests/test_engine_record.py",
+        ),
+    ),
+    "intake": Subject(
+        tuple(f"{ROUNDS}/{name}.py" for name in ("intake", "content", "recorder")),
+        ("tests/test_refusals.py", "tests/test_equivocation.py", "tests/test_claims.py"),
+    ),
+    "identity": Subject(
+        tuple(f"federation/{name}.py" for name in ("identity", "proofs", "join_string", "member_files")),
+        tuple(f"tests/test_{name}.py" for name in ("identity", "proofs", "join_string", "member_files")),
+    ),
+    "blobs": Subject(
+        ("storage/directory.py", "storage/blobs.py"),
+        ("tests/test_blob_contract.py", "tests/test_storage_blobs.py"),
+    ),
+    "sessions": Subject(
+        ("worker/sessions.py",),
+        ("tests/test_worker_sessions.py",),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A changed file.
+
+    Attributes:
+        file: its path in the tree.
+        operator: what was done, by Cosmic Ray's name.
+        line: where, from 1.
+        before: the text of the file.
+        after: the text with the change.
+    """
+
+    file: str
+    operator: str
+    line: int
+    before: str
+    after: str
+
+    def diff(self) -> str:
+        """The change, with the lines around it."""
+        lines = difflib.unified_diff(
+            self.before.splitlines(), self.after.splitlines(), self.file, self.file, lineterm="", n=2
+        )
+        return "\n".join(lines)
+
+
+class DeleteStatement:
+    """Replaces a statement with `pass`; it has the methods of an operator of Cosmic Ray."""
+
+    def mutation_positions(self, node: Any) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        """The place of a statement that may be deleted: no constant, field of a class, docstring or log line."""
+        if node.type == "simple_stmt" and node.children[0].type in DELETABLE:
+            block = node.parent
+            if block.type == "file_input" or block.parent.type == "classdef":
+                return
+            if not node.get_code(include_prefix=False).startswith("log."):
+                yield node.start_pos, node.end_pos
+
+    def mutate(self, node: Any, index: int) -> Any:
+        """The node with `pass` in place of the statement."""
+        from parso.python.tree import Keyword  # noqa: PLC0415
+
+        node.children[0] = Keyword("pass", node.start_pos, node.get_first_leaf().prefix)
+        return node
+
+
+def operators() -> dict[str, Any]:
+    """Those of Cosmic Ray that need no arguments, and ours."""
+    from cosmic_ray import plugins  # noqa: PLC0415 - in an environment of its own
+
+    found = {name.partition("/")[2]: plugins.get_operator(name) for name in plugins.operator_names()}
+    made = {name: kind() for name, kind in sorted(found.items()) if not kind.arguments() and not SAME.search(name)}
+    return {**made, "DeleteStatement": DeleteStatement()}
+
+
+def in_annotation(node: Any) -> bool:
+    """Whether a node of a syntax tree is part of an annotation, which does nothing when the program runs."""
+    while (parent := node.parent) is not None:
+        if (
+            (parent.type == "annassign" and node is parent.children[1])
+            or (parent.type == "tfpdef" and node is parent.children[2])
+            or (parent.type == "funcdef" and node is parent.annotation)
+        ):
+            return True
+        node = parent
+    return False
+
+
+def places(file: str, source: str) -> dict[tuple[str, str, tuple[int, int]], list[tuple[str, int]]]:
+    """Every change that can be made to a file: operators and occurrences, by file, family of operators and place."""
+    from cosmic_ray import ast  # noqa: PLC0415
+
+    found: dict[tuple[str, str, tuple[int, int]], list[tuple[str, int]]] = defaultdict(list)
+    nodes, lines = list(ast.ast_nodes(ast.get_ast(source))), source.splitlines()
+    for name, operator in operators().items():
+        occurrence = -1
+        for node in nodes:
+            for start, _ in operator.mutation_positions(node):
+                occurrence += 1
+                abstract = name == "RemoveDecorator" and "abstractmethod" in node.get_code()
+                if not abstract and REASON not in lines[start[0] - 1] and not in_annotation(node):
+                    found[file, name.partition("_")[0], start].append((name, occurrence))
+    return found
+
+
+def draw(files: Sequence[str], count: int, seed: int) -> list[Mutant]:
+    """Up to `count` mutants of these files: one at each place before a second one anywhere."""
+    from cosmic_ray.mutating import mutate_code  # noqa: PLC0415
+
+    sources = {file: (ROOT / file).read_text() for file in files}
+    random_ = random.Random(seed)  # noqa: S311
+    found = [entry for file, source in sources.items() for entry in places(file, source).items()]
+    for _, variants in found:
+        random_.shuffle(variants)
+    random_.shuffle(found)
+    kinds = operators()
+    mutants: list[Mutant] = []
+    for turn in range(max((len(variants) for _, variants in found), default=0)):
+        for (file, _, start), variants in found:
+            if turn < len(variants) and len(mutants) < count:
+                name, occurrence = variants[turn]
+                with suppress(AttributeError):  # ExceptionReplacer cannot replace a name with a dot
+                    after = mutate_code(sources[file], kinds[name], occurrence)
+                    mutants.append(Mutant(file, name, start[0], sources[file], after))
+    return mutants
+
+
+class Copy:
+    """A copy of the working tree, and a process that runs tests in it.
+
+    Args:
+        root: where the copy is made.
+        python: the interpreter with what the tests import.
+    """
+
+    def __init__(self, root: Path, python: Path) -> None:
+        self._root = root
+        self._time = time.time() - 1_000_000  # of the last change: Python compiles a file when its time has changed
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for name in filter(None, listed.split("\0")):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / name).is_file():
+                shutil.copy(ROOT / name, root / name)
+        self._process = subprocess.Popen(
+            [str(python), str(root / "tools/warm_tests.py")],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._to, self._back = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
+
+    def write(self, file: str, text: str) -> None:
+        """Replaces a file of the copy."""
+        self._time += 10
+        (self._root / file).write_text(text)
+        os.utime(self._root / file, (self._time, self._time))
+
+    def run(self, subject: Subject, limit: float) -> int | str:
+        """Runs a subject's tests up to the first that fails: pytest's exit code, or "late"."""
+        options = ["-x", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", f"--basetemp={self._root}/.temporary"]
+        arguments = [*options, "-k", "not postgresql", *subject.tests]
+        self._to.write(json.dumps({"arguments": arguments, "limit": limit}) + "\n")
+        self._to.flush()
+        answer: int | str = json.loads(self._back.readline())
+        return answer
+
+    def last_output(self) -> str:
+        """What pytest printed last."""
+        return (self._root / "warm-tests.log").read_text()
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+
+
+def judge(name: str, count: int, seed: int, seconds: float, python: Path, out: IO[str]) -> int:
+    """Tries mutants of a subject, prints the outcomes and the diff of each survivor, and returns how many survived."""
+    subject = SUBJECTS[name]
+    end = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Copy(Path(directory).resolve(), python)
+        try:
+            copy.run(subject, 600)  # compiles the copy
+            began = time.monotonic()
+            if copy.run(subject, 600) != 0:
+                raise SystemExit(f"the tests fail before any change:\n{copy.last_output()}")
+            usual = time.monotonic() - began
+            for file in subject.files:
+                text = (ROOT / file).read_text()
+                copy.write(file, "raise ImportError('this module was changed')\n")
+                if copy.run(subject, 600) == 0:
+                    raise SystemExit(f"the tests do not import {file}")
+                copy.write(file, text)
+            print(f"{name}: the tests take {usual:.1f} s", file=out, flush=True)
+            outcomes: dict[str, int] = {"killed": 0, "late": 0, "survived": 0}
+            for mutant in draw(subject.files, count, seed):
+                if time.monotonic() > end:
+                    break
+                copy.write(mutant.file, mutant.after)
+                code = copy.run(subject, 20 + 3 * usual)
+                copy.write(mutant.file, mutant.before)
+                outcome = "survived" if code == 0 else "late" if code == "late" else "killed"
+                outcomes[outcome] += 1
+                diff = "" if outcome == "killed" else f"\n{mutant.diff()}\n"
+                print(f"{outcome}: {mutant.operator} at {mutant.file}:{mutant.line}{diff}", file=out, flush=True)
+        finally:
+            copy.close()
+    total = sum(outcomes.values())
+    summary = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
+    print(f"\n{name}: {total} mutants with seed {seed}: {summary}", file=out, flush=True)
+    return outcomes["survived"]
+
+
+def main() -> None:
+    """Exit code 1 when a mutant survived."""
+    parser = argparse.ArgumentParser(description="Tells which small changes of the code no test notices.")
+    parser.add_argument("module", choices=[*SUBJECTS])
+    parser.add_argument("--count", type=int, default=150, help="how many mutants to draw (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=3600, help="begin no mutant after this time (%(default)s)")
+    parser.add_argument("--python", type=Path, default=ROOT / ".venv/bin/python", help="runs the tests (%(default)s)")
+    options = parser.parse_args()
+    survivors = judge(options.module, options.count, options.seed, options.seconds, options.python, sys.stdout)
+    sys.exit(survivors > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Runs the release checklist of docs/releasing.md without publishing anything; `make release-check` starts it.
+
+    python tools/release_check.py [--only STEP ...]
+
+Each step prints `ok`, `failed`, or `not possible here`, with the reason. The wheel and the list of its parts are
+written to build/release. The exit code is 1 if a step failed.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import venv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+ROOT = Path(__file__).resolve().parent.parent
+PIP = ["-m", "pip", "--quiet", "--no-input", "--disable-pip-version-check"]
+
+
+class StepError(Exception):
+    """A step failed; the message says what was found and what to do."""
+
+
+class ImpossibleError(Exception):
+    """This machine lacks what a step needs."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is checked.
+
+    Attributes:
+        root: the source tree.
+        out: the directory of the wheel, the fresh environment and the list of parts.
+    """
+
+    root: Path
+    out: Path
+
+    @property
+    def version(self) -> str:
+        """The version in pyproject.toml."""
+        return str(tomllib.loads((self.root / "pyproject.toml").read_text())["project"]["version"])
+
+    @property
+    def wheel(self) -> Path:
+        """The wheel that the step `wheel` built.
+
+        Raises:
+            ImpossibleError: there is none.
+        """
+        wheels = sorted(self.out.glob("*.whl"))
+        if not wheels:
+            raise ImpossibleError("there is no wheel: the step `wheel` did not build one")
+        return wheels[-1]
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of the environment that the step `install` makes."""
+        return self.out / "environment" / "bin" / "python"
+
+
+def run(command: Sequence[str | Path], *, cwd: Path) -> str:
+    """Runs a command and returns its standard output.
+
+    Raises:
+        StepError: it failed; the message ends with the last line that it printed.
+    """
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise StepError(f"`{' '.join(map(str, command))}` exited with {done.returncode}: {last}")
+    return done.stdout
+
+
+def check_version(release: Release) -> str:
+    """The version is a release version, and the container files name the same one."""
+    version = release.version
+    try:
+        parsed = Version(version)
+    except InvalidVersion:
+        raise StepError(f"pyproject.toml: {version!r} is not a version") from None
+    if parsed.is_devrelease or parsed.local:
+        raise StepError(f"pyproject.toml: {version} is a development version; set the version of the release")
+    for name in ("compose.yaml", "Dockerfile"):
+        named = set(re.findall(r"\bfedpareto:(\d+[\w.]*)", (release.root / name).read_text()))
+        if named != {version}:
+            raise StepError(f"{name} names the images {sorted(named)}; pyproject.toml has {version}")
+    return version
+
+
+def check_changelog(release: Release) -> str:
+    """The changelog has entries for this version, under its number or still under Unreleased."""
+    text = (release.root / "CHANGELOG.md").read_text()
+    sections = re.split(r"^## \[([^\]]+)\].*$", text, flags=re.MULTILINE)[1:]
+    entries = {
+        title: len(re.findall(r"^- ", body, re.MULTILINE))
+        for title, body in zip(sections[::2], sections[1::2], strict=True)
+    }
+    for title in (release.version, "Unreleased"):
+        if entries.get(title):
+            return f"{entries[title]} entries under [{title}]"
+    raise StepError(f"CHANGELOG.md has no entry under [{release.version}] or [Unreleased]")
+
+
+def build_wheel(release: Release) -> str:
+    """Builds the wheel from a copy of the source tree."""
+    shutil.rmtree(release.out, ignore_errors=True)
+    release.out.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory) / "source"
+        left_out = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
+        shutil.copytree(release.root, source, ignore=left_out)
+        options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(release.out)]
+        run([sys.executable, *PIP, "wheel", *options, source], cwd=source)
+    return f"{release.wheel.name}, {release.wheel.stat().st_size / 1e3:.0f} kB"
+
+
+def install_wheel(release: Release) -> str:
+    """Installs the wheel, with the versions of constraints.txt, into a fresh environment and starts the command."""
+    wheel = release.wheel
+    venv.create(release.out / "environment", with_pip=True, clear=True)
+    try:
+        run([release.python, *PIP, "install", "-c", release.root / "constraints.txt", wheel], cwd=release.out)
+    except StepError as error:
+        if "No matching distribution" in str(error) or "connection" in str(error).lower():
+            raise ImpossibleError(f"the dependencies cannot be fetched: {error}") from None
+        raise
+    answer = run([release.python, "-m", "fedpareto", "--version"], cwd=release.out).strip()
+    if answer != f"fedpareto {release.version}":
+        raise StepError(f"`fedpareto --version` printed {answer!r}; expected version {release.version}")
+    return answer
+
+
+def build_image(release: Release) -> str:
+    """Builds the container image, if a builder runs here."""
+    for builder in ("docker", "podman"):
+        if shutil.which(builder):
+            info = subprocess.run([builder, "info"], capture_output=True, check=False, stdin=subprocess.DEVNULL)
+            if info.returncode:
+                raise ImpossibleError(f"{builder} is installed, but `{builder} info` fails: does its service run?")
+            tag = f"fedpareto:{release.version}"
+            run([builder, "build", "--tag", tag, "."], cwd=release.root)
+            return f"{tag} by {builder}"
+    raise ImpossibleError("neither docker nor podman is installed")
+
+
+def list_parts(release: Release) -> str:
+    """Writes the software bill of materials (CycloneDX) of what the step `install` installed."""
+    if not release.python.is_file():
+        raise ImpossibleError("there is no fresh environment: the step `install` did not make one")
+    (packages,) = (release.out / "environment" / "lib").glob("python*/site-packages")
+    bom = bill_of_materials(release, list(distributions(path=[str(packages)])))
+    target = release.out / f"fedpareto-{release.version}.cdx.json"
+    target.write_text(JsonV1Dot6(bom).output_as_string(indent=2))
+    return f"{target.name}, {len(bom.components)} components"
+
+
+def bill_of_materials(release: Release, installed: Sequence[Distribution]) -> Bom:
+    """The parts of an environment.
+
+    Args:
+        release: what is released: the subject of the bill.
+        installed: the packages of the environment, fedpareto among them.
+    """
+    bom = Bom()
+    for package in installed:
+        name = canonicalize_name(package.metadata["Name"])
+        own = name == "fedpareto"
+        part = Component(
+            type=ComponentType.APPLICATION if own else ComponentType.LIBRARY,
+            name=name,
+            version=package.version,
+            bom_ref=f"{name}@{package.version}",
+            purl=PackageURL("pypi", name=name, version=package.version),
+        )
+        if own:
+            bom.metadata.component = part
+        else:
+            bom.components.add(part)
+    root = bom.metadata.component
+    if root is None:
+        raise StepError(f"fedpareto {release.version} is not among the {len(installed)} installed packages")
+    bom.register_dependency(root, bom.components)
+    return bom
+
+
+def check_tag(release: Release) -> str:
+    """The tag is free and the working tree has no changes."""
+    if not shutil.which("git") or not (release.root / ".git").exists():
+        raise ImpossibleError("this is not a Git checkout")
+    tag = f"v{release.version}"
+    if run(["git", "tag", "--list", tag], cwd=release.root).strip():
+        raise StepError(f"the tag {tag} exists; set a new version in pyproject.toml")
+    changed = run(["git", "status", "--porcelain"], cwd=release.root).splitlines()
+    if changed:
+        raise ImpossibleError(f"{len(changed)} files have uncommitted changes, the first is {changed[0][3:]}")
+    return f"`git tag --sign {tag}` would tag {run(['git', 'rev-parse', '--short', 'HEAD'], cwd=release.root).strip()}"
+
+
+STEPS: dict[str, Callable[[Release], str]] = {
+    "version": check_version,
+    "changelog": check_changelog,
+    "wheel": build_wheel,
+    "install": install_wheel,
+    "image": build_image,
+    "sbom": list_parts,
+    "tag": check_tag,
+}
+
+
+def main() -> None:
+    """Prints one line for each step."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", action="append", choices=STEPS, help="this step; give it again for more")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the source tree (default: this one)")
+    options = parser.parse_args()
+    release = Release(options.root, options.root / "build" / "release")
+    failed = False
+    for name in options.only or STEPS:
+        try:
+            outcome = f"ok: {STEPS[name](release)}"
+        except ImpossibleError as error:
+            outcome = f"not possible here: {error}"
+        except StepError as error:
+            outcome, failed = f"failed: {error}", True
+        print(f"{name:<10} {outcome}", flush=True)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

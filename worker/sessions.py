@@ -1,0 +1,228 @@
+"""What this worker remembers of rounds: the values that work keeps between phases, and which questions it answered.
+
+Values live in memory, or, where they must survive a restart, encrypted in the worker's home. They are erased when the
+round is over for this worker: when work of a later attempt or round of the run arrives, or a day after the last
+deadline. The ledger of answered questions stays.
+"""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from federation.digests import digest
+from federation.v1.common_pb2 import AssignmentManifest
+from federation.work.base import Memory
+from worker.assignments import Declined, Order
+from worker.home import HomeError
+
+KEPT_AFTER_DEADLINE = timedelta(days=1)
+EARLIEST = datetime.fromtimestamp(0, UTC)
+_NONCE_BYTES = 12
+_TABLES = """
+CREATE TABLE IF NOT EXISTS kept (
+    run TEXT, round INTEGER, attempt INTEGER, name TEXT, value BLOB, deadline TEXT,
+    PRIMARY KEY (run, round, attempt, name)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS answered (
+    run TEXT, round INTEGER, attempt INTEGER, question TEXT, asked TEXT, PRIMARY KEY (run, round, attempt, question)
+) WITHOUT ROWID;
+"""
+
+Key = tuple[str, int, int]  # run, round, attempt
+
+
+class Sessions:
+    """The rounds that are under way. Any thread may call.
+
+    Args:
+        path: of the database; it need not exist.
+        signing_key: the member's; the key that encrypts values is derived from it.
+
+    Raises:
+        HomeError: the database is damaged.
+    """
+
+    def __init__(self, path: Path, signing_key: Ed25519PrivateKey) -> None:
+        self._path = path
+        derived = HKDF(SHA256(), 32, salt=None, info=b"fedpareto/v1/worker/sessions")
+        self._cipher = ChaCha20Poly1305(derived.derive(signing_key.private_bytes_raw()))
+        self._lock = threading.RLock()
+        self._values: dict[Key, dict[str, bytes]] = {}
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            # Deleted values are overwritten, in the database and in its journal.
+            for setting in ("journal_mode = TRUNCATE", "synchronous = FULL", "secure_delete = ON"):
+                self._connection.execute(f"PRAGMA {setting}")
+            self._connection.executescript(_TABLES)
+            kept = self._connection.execute("SELECT run, round, attempt, max(deadline) FROM kept GROUP BY 1, 2, 3")
+            self._deadlines: dict[Key, datetime] = {
+                (run, round_, attempt): datetime.fromisoformat(deadline) for run, round_, attempt, deadline in kept
+            }
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from error
+
+    def begin(self, order: Order) -> Memory:
+        """The memory of the attempt that an assignment belongs to; that of earlier attempts and rounds is erased.
+
+        Raises:
+            Declined: `attempt`: a later attempt at the round has begun here.
+        """
+        manifest = order.manifest
+        run, round_, attempt = key = _key(manifest)
+        with self._lock:
+            for other in [other for other in self._deadlines if other[0] == run and other != key]:
+                if other[1] == round_ and other[2] > attempt:
+                    message = f"it is of attempt {attempt} at round {round_}; attempt {other[2]} has begun"
+                    raise Declined(manifest.assignment_id, "attempt", message)
+                self._erase(other)
+            self._deadlines[key] = max(order.deadline, self._deadlines.get(key, order.deadline))
+        return _Session(self, key)
+
+    def answer(self, order: Order) -> None:
+        """Records that a question is about to be answered, if it is one that is answered once in an attempt.
+
+        Raises:
+            Declined: `answered`: another question was answered.
+            OSError: the disk does not take it.
+        """
+        question = order.work.once()
+        if not question:
+            return
+        manifest, key = order.manifest, _key(order.manifest)
+        inputs = "".join(f"{item.name}\0{item.digest}\0" for item in manifest.inputs)
+        asked = digest(f"{manifest.kind}\0{manifest.base_model}\0{inputs}".encode() + manifest.work)
+        with self._lock, self._writing() as connection:
+            connection.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?, ?, ?)", (*key, question, asked))
+            row = connection.execute(
+                "SELECT asked FROM answered WHERE run = ? AND round = ? AND attempt = ? AND question = ?",
+                (*key, question),
+            ).fetchone()
+        if row[0] != asked:
+            message = f"another question {question!r} of this attempt was answered already"
+            raise Declined(manifest.assignment_id, "answered", message)
+
+    def sweep(self, now: datetime) -> None:
+        """Erases the values of attempts whose last deadline passed a day ago."""
+        with self._lock:
+            for key, deadline in list(self._deadlines.items()):
+                if deadline + KEPT_AFTER_DEADLINE < now:
+                    self._erase(key)
+
+    def _erase(self, key: Key) -> None:
+        """Erases what is kept of an attempt. If the disk does not take it now, the next sweep tries again."""
+        self._values.pop(key, None)
+        if (
+            self._connection.execute(
+                "SELECT 1 FROM kept WHERE run = ? AND round = ? AND attempt = ? LIMIT 1", key
+            ).fetchone()
+            is not None
+        ):
+            try:
+                with self._writing() as connection:
+                    connection.execute("DELETE FROM kept WHERE run = ? AND round = ? AND attempt = ?", key)
+            except OSError:
+                self._deadlines[key] = min(self._deadlines[key], EARLIEST)
+                return
+        del self._deadlines[key]
+
+    def close(self) -> None:
+        """Closes the database."""
+        with self._lock:
+            self._connection.close()
+
+    def get(self, key: Key, name: str) -> bytes | None:
+        """A value of an attempt; None when there is none.
+
+        Raises:
+            HomeError: it was not encrypted with this member's key.
+        """
+        with self._lock:
+            value = self._values.get(key, {}).get(name)
+            if value is not None:
+                return value
+            row = self._connection.execute(
+                "SELECT value FROM kept WHERE run = ? AND round = ? AND attempt = ? AND name = ?", (*key, name)
+            ).fetchone()
+        if row is None:
+            return None
+        try:
+            return self._cipher.decrypt(row[0][:_NONCE_BYTES], row[0][_NONCE_BYTES:], _bound(key, name))
+        except InvalidTag as error:
+            raise self._damaged(error) from error
+
+    def put(self, key: Key, name: str, value: bytes, *, durable: bool) -> None:
+        """Keeps a value of an attempt.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        with self._lock:
+            if not durable:
+                self._values.setdefault(key, {})[name] = value
+                return
+            nonce = os.urandom(_NONCE_BYTES)
+            sealed = nonce + self._cipher.encrypt(nonce, value, _bound(key, name))
+            with self._writing() as connection:
+                deadline = self._deadlines[key].isoformat()
+                connection.execute(
+                    "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)", (*key, name, sealed, deadline)
+                )
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction; it is on the disk when the context ends."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+            except BaseException:
+                if self._connection.in_transaction:  # some errors have ended it
+                    self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+        except sqlite3.OperationalError as error:  # a full disk, one that cannot be read or written
+            raise OSError(f"{self._path} cannot be written: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> HomeError:
+        return HomeError(
+            f"{self._path} is damaged ({error}): move it away; rounds that are under way are then answered anew, so do "
+            "it only between rounds"
+        )
+
+
+class _Session(Memory):
+    """The memory of one attempt."""
+
+    def __init__(self, sessions: Sessions, key: Key) -> None:
+        self._sessions = sessions
+        self._key = key
+
+    def get(self, name: str) -> bytes | None:
+        """What was kept under a name; None when nothing is."""
+        return self._sessions.get(self._key, name)
+
+    def put(self, name: str, value: bytes, *, durable: bool = False) -> None:
+        """Keeps a value, encrypted on the disk where it must survive a restart."""
+        self._sessions.put(self._key, name, value, durable=durable)
+
+
+def _key(manifest: AssignmentManifest) -> Key:
+    return manifest.run_id, manifest.round, manifest.attempt
+
+
+def _bound(key: Key, name: str) -> bytes:
+    """What a value belongs to: it cannot be moved to another place in the database."""
+    return f"{key[0]}\0{key[1]}\0{key[2]}\0{name}".encode()
