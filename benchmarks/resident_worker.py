@@ -8,7 +8,6 @@ Everything but the training is real: certificate, stream, signatures, download, 
 import random
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from federation.member_files import MemberFiles
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Tensor, Vector
 from federation.work.base import Result
-from federation.work.computation import SPLITS, LocalSgd
+from federation.work.computation import Computation, Measure
 from worker.assignments import Allowed
 from worker.events import Events
 from worker.execution import Offer
@@ -33,13 +32,10 @@ class NoTraining(Trainer):
         self.layout, self.objectives, self.samples = layout, ("loss",), 10
         self._update = np.random.default_rng(seed).standard_normal(layout.size, dtype=np.float32)
 
-    def train(self, base: Vector, work: LocalSgd, **_: Any) -> Result:
-        return Result({"loss": self._update}, {"loss": 1.0}, {"train/loss": 1.0}, self.samples, 0.0)
-
-    def evaluate(
-        self, base: Vector, splits: tuple[str, ...] = SPLITS, *, stopped: Callable[[], bool] = lambda: False
-    ) -> dict[str, float]:
-        return {"test/accuracy": 0.5, "test/loss": 1.0, "train/loss": 1.0}
+    def compute(self, base: Vector, computation: Computation, **_: Any) -> Result:
+        if isinstance(computation, Measure):
+            return Result({}, {}, {"test/accuracy": 0.5, "test/loss": 1.0, "train/loss": 1.0}, self.samples)
+        return Result({"loss": self._update}, {"loss": 1.0}, {"train/loss": 1.0}, self.samples)
 
 
 def main() -> None:

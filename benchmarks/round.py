@@ -95,6 +95,10 @@ def measure(fed: Federation, parameters: int, clients: int, rounds: int) -> dict
     pids = [coordinator.popen.pid, *(worker.popen.pid for worker in workers)]
 
     def completed() -> int:
+        state, reason = fed.query("select state, reason from runs where run_id = :run", run=run)[0]
+        if state in ("FAILED", "STOPPED", "PAUSED"):
+            logs = "\n".join(process.text[-3000:] for process in (coordinator, workers[0]))
+            raise RuntimeError(f"the run is {state}: {reason}\n{logs}")
         return int(
             fed.query("select count(*) from rounds where run_id = :run and result_model is not null", run=run)[0][0]
         )

@@ -23,7 +23,7 @@ def session(words: Sequence[str], began: datetime, device: str) -> Session:
         began: when it began.
         device: where clients train, as `hardware` takes it.
     """
-    return Session(command(words), began.isoformat(timespec="seconds"), hardware(device), versions(), commit())
+    return Session(command(words), began.isoformat(), hardware(device), versions(), commit())
 
 
 def hardware(device: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A reserve: disk space that is held for the moment in which the disk is full, so that this can still be recorded."""
 
+import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -45,6 +46,10 @@ class Reserve:
 def _take(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        # Ask before allocating: an allocation that fails has taken all that is left, for a moment, from other writers.
+        system = os.fstatvfs(descriptor)
+        if system.f_bavail * system.f_frsize < RESERVE_BYTES + MARGIN_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         os.posix_fallocate(descriptor, 0, RESERVE_BYTES + MARGIN_BYTES)
         os.ftruncate(descriptor, RESERVE_BYTES)
     finally:

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from google.protobuf.message import DecodeError
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from federation.v1.admin_pb2 import GetRoundResponse, ObjectiveResult, PhaseProgress, RoundSummary
-from federation.v1.common_pb2 import StepManifest
+from federation.v1.common_pb2 import Code, StepManifest
 from fedpareto.cli import render_envelopes
 from fedpareto.cli.heat_map import heat_map
 from fedpareto.cli.render import OF_OBJECTIVES, SCORED, metric, new_table, state
@@ -108,7 +109,7 @@ def round_(item: GetRoundResponse) -> RenderableType:
     if item.HasField("step_check"):
         head.add_row("step", render_envelopes.step(item))
     if item.step_check.verified:
-        for code in StepManifest.FromString(item.step.manifest).code:
+        for code in _code(item):
             head.add_row(code.kind, render_envelopes.code(code))
     if item.participations:
         head.add_row("envelopes", render_envelopes.tally(item.participations))
@@ -126,6 +127,14 @@ def round_(item: GetRoundResponse) -> RenderableType:
             heat_map(item.gram_clients, item.cosines),
         ]
     return Group(*parts)
+
+
+def _code(item: GetRoundResponse) -> Sequence[Code]:
+    """The code that made the step; nothing when the manifest cannot be read, which a coordinator may send."""
+    try:
+        return StepManifest.FromString(item.step.manifest).code
+    except DecodeError:
+        return ()
 
 
 def _phase(phase: PhaseProgress) -> str:
