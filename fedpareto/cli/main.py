@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the work failed, 2 bad usage, 130 interrupted.
 import os
 import signal
 import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ from fedpareto.cli.failure import INTERRUPTED, Failure
 from fedpareto.cli.report import report_command
 from fedpareto.cli.simulate import simulate_command
 
+_IMPORT_PAUSE = 0.05  # seconds from an interrupt that arrives in an import to the next attempt
 _HELP = """Federated learning that is fair to each member.
 
 Members keep their data. A coordinator sends a model to their workers, receives signed updates, and combines them by
@@ -90,15 +92,9 @@ def main() -> None:
     """The console script."""
     require_tls13()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its core tells standard error of every failed handshake
-    interrupted = False
-
-    def interrupt(*_: object) -> None:
-        nonlocal interrupted
-        interrupted = True
-        raise KeyboardInterrupt
-
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGINT, _interrupt)
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         app()
     except Failure as failure:
@@ -106,7 +102,13 @@ def main() -> None:
         sys.exit(failure.code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except Exception:
-        if interrupted:  # in the middle of an import, which makes an error of its own of it
-            sys.exit(INTERRUPTED)
-        raise
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ends the command, but not in the middle of an import: some libraries swallow the exception there."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            signal.setitimer(signal.ITIMER_REAL, _IMPORT_PAUSE)
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
