@@ -16,11 +16,9 @@ import numpy as np
 from federation.member_files import MemberFiles
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Tensor, Vector
-from federation.work.base import Result
+from federation.work.base import Result, Shape
 from federation.work.computation import Computation, Measure
-from worker.assignments import Allowed
 from worker.events import Events
-from worker.execution import Offer
 from worker.home import Home
 from worker.service import Worker
 
@@ -30,6 +28,7 @@ class NoTraining(Trainer):
 
     def __init__(self, layout: Layout, seed: int) -> None:
         self.layout, self.objectives, self.samples = layout, ("loss",), 10
+        self.shape = Shape(layout, self.objectives, self.objectives)
         self._update = np.random.default_rng(seed).standard_normal(layout.size, dtype=np.float32)
 
     def compute(self, base: Vector, computation: Computation, **_: Any) -> Result:
@@ -46,7 +45,7 @@ def main() -> None:
     worker = Worker(
         home=home,
         member=member,
-        offers={"nothing": Offer(Allowed(layout, ("loss",), trainer.objectives, trainer.samples), trainer)},
+        offers={"nothing": trainer},
         device="none",
         events=Events(),
         uniform=random.uniform,

@@ -4,7 +4,7 @@ The sender serialises a manifest once, signs `context || 0x00 || manifest` with 
 verifies the bytes that it received and parses them afterwards.
 """
 
-from collections.abc import Callable
+import base64
 from typing import TypeVar
 
 from cryptography.exceptions import InvalidSignature
@@ -35,16 +35,7 @@ CONTEXTS: dict[type[Message], bytes] = {
     RestoreManifest: b"fedpareto/v1/restore",
 }
 
-ManifestT = TypeVar(
-    "ManifestT",
-    AssignmentManifest,
-    UpdateManifest,
-    ReceiptManifest,
-    StepManifest,
-    TimeManifest,
-    RevocationManifest,
-    RestoreManifest,
-)
+ManifestT = TypeVar("ManifestT", bound=Message)
 
 
 def key_id(key: Ed25519PublicKey) -> bytes:
@@ -64,36 +55,43 @@ def seal(manifest: ManifestT, key: Ed25519PrivateKey) -> SignedEnvelope:
     )
 
 
-def unseal(
-    envelope: SignedEnvelope,
-    kind: type[ManifestT],
-    find_key: Callable[[bytes], Ed25519PublicKey | None],
-) -> ManifestT:
+def unseal(envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey | None) -> ManifestT:
     """Verifies `envelope` as received, then parses its manifest.
 
     Args:
         envelope: what arrived.
         kind: the type of manifest that is expected; it decides the signing context.
-        find_key: maps a key id to the key that may sign here, or to None.
+        key: the key that must have signed it; None if no key may sign it.
 
     Raises:
         Refusal: `key-unknown`, `signature` or `manifest`.
     """
-    key = find_key(envelope.key_id)
-    if key is None:
+    if key is None or envelope.key_id != key_id(key):
         raise Refusal("key-unknown", f"the key {envelope.key_id.hex()[:16] or '(none)'} may not sign this")
     try:
         key.verify(envelope.signature, CONTEXTS[kind] + b"\0" + envelope.manifest)
     except InvalidSignature:
         raise Refusal("signature", "the signature does not fit the manifest; nothing was recorded as done") from None
-    manifest = kind()
     try:
-        manifest.ParseFromString(envelope.manifest)
+        return kind.FromString(envelope.manifest)
     except DecodeError:
         raise Refusal("manifest", f"the signed bytes are not a {kind.__name__}") from None
-    return manifest
 
 
 def envelope_digest(envelope: SignedEnvelope) -> str:
     """The digest by which a step refers to an envelope: over key id, signature and manifest, in field order."""
     return digest(envelope.SerializeToString(deterministic=True))
+
+
+def to_text(envelope: SignedEnvelope) -> str:
+    """The envelope as base64."""
+    return base64.b64encode(envelope.SerializeToString(deterministic=True)).decode()
+
+
+def from_text(text: str) -> SignedEnvelope:
+    """The envelope that `to_text` wrote.
+
+    Raises:
+        ValueError, DecodeError: the text is damaged.
+    """
+    return SignedEnvelope.FromString(base64.b64decode(text, validate=True))

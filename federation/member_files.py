@@ -1,11 +1,11 @@
 """The directories in which clients and administrators keep their keys and certificates."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -22,7 +22,7 @@ from federation.keys import (
     read_file,
     remedy,
     replace_private,
-    write_private_key,
+    write_private,
 )
 
 if TYPE_CHECKING:
@@ -32,34 +32,74 @@ _RENEWED = "renewed.pem"  # holds a new key and certificate until both files hav
 _HOLDERS = {"client_id": "a worker", "admin": "an administrator"}
 
 
-@dataclass(frozen=True)
-class MemberFiles:
-    """A client's keys, certificates and name, as stored in its directory.
+@dataclass(frozen=True, kw_only=True)
+class _Files:
+    """The keys and certificates that clients and administrators both have.
 
     Attributes:
         federation_id: the federation.
-        client_id: the client's name.
         address: the federation port, "host:port".
         ca: the CA certificate, PEM.
-        certificate: the client's certificate, PEM.
+        certificate: the holder's certificate, PEM.
         tls_key: the key of that certificate.
+        name_key: the key of the holder's name in `member.toml`.
+    """
+
+    name_key: ClassVar[str]
+
+    federation_id: str
+    address: str
+    ca: bytes
+    certificate: bytes
+    tls_key: EllipticCurvePrivateKey = field(repr=False)
+
+    @property
+    def not_after(self) -> datetime:
+        """When the certificate expires."""
+        return load_certificate(self.certificate).not_valid_after_utc
+
+    def channel(self, options: Sequence[tuple[str, int | str]] = ()) -> "grpc.Channel":
+        """A mutual-TLS channel to the federation port."""
+        from federation.channels import mutual_channel  # noqa: PLC0415 - gRPC loads slowly
+
+        key = private_key_pem(self.tls_key)
+        return mutual_channel(self.address, ca=self.ca, key=key, certificate=self.certificate, options=options)
+
+    def _save(self, directory: Path, passphrase: bytes | None, name: str, own: Mapping[str, bytes]) -> None:
+        make_private_directory(directory)
+        write_private(directory / "tls.key", private_key_pem(self.tls_key, passphrase))
+        for file, content in {"ca.pem": self.ca, "certificate.pem": self.certificate, **own}.items():
+            write_private(directory / file, content)
+        values = {"federation_id": self.federation_id, self.name_key: name, "address": self.address}
+        _write_description(directory, values)
+
+    @staticmethod
+    def _common(directory: Path, values: Mapping[str, str], passphrase: bytes | None) -> dict[str, Any]:
+        tls_key = load_tls_key(directory / "tls.key", passphrase)
+        return {
+            "federation_id": values["federation_id"],
+            "address": values["address"],
+            "ca": pem(load_certificate_file(directory / "ca.pem")),
+            "certificate": pem(load_certificate_file(directory / "certificate.pem", tls_key)),
+            "tls_key": tls_key,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberFiles(_Files):
+    """A client's keys, certificates and name, as stored in its directory.
+
+    Attributes:
+        client_id: the client's name.
         signing_key: the key that signs its updates.
         coordinator_key: verifies the coordinator's assignments and receipts.
     """
 
-    federation_id: str
+    name_key = "client_id"
+
     client_id: str
-    address: str
-    ca: bytes
-    certificate: bytes
-    tls_key: EllipticCurvePrivateKey = field(repr=False)
     signing_key: Ed25519PrivateKey = field(repr=False)
     coordinator_key: Ed25519PublicKey
-
-    @property
-    def not_after(self) -> datetime:
-        """When the certificate expires."""
-        return load_certificate(self.certificate).not_valid_after_utc
 
     def save(self, directory: Path, passphrase: bytes | None = None) -> None:
         """Writes a new directory; `member.toml` is written last, so a directory that has it is complete.
@@ -67,10 +107,11 @@ class MemberFiles:
         Raises:
             FileExistsError: the directory holds keys already.
         """
-        _save(directory, self.ca, self.certificate, self.tls_key, passphrase)
-        write_private_key(directory / "signing.key", self.signing_key, passphrase)
-        replace_private(directory / "coordinator.pub", self.coordinator_key.public_bytes_raw().hex().encode() + b"\n")
-        _write_description(directory, federation_id=self.federation_id, client_id=self.client_id, address=self.address)
+        own = {
+            "signing.key": private_key_pem(self.signing_key, passphrase),
+            "coordinator.pub": self.coordinator_key.public_bytes_raw().hex().encode() + b"\n",
+        }
+        self._save(directory, passphrase, self.client_id, own)
 
     @classmethod
     def load(cls, directory: Path, passphrase: bytes | None = None) -> Self:
@@ -79,59 +120,28 @@ class MemberFiles:
         Raises:
             IdentityError: a file is missing or damaged, or the passphrase is wrong.
         """
-        description = _read_description(directory, "client_id")
+        values = _read_description(directory, cls.name_key)
         _finish_renewal(directory)
         with remedy("restore it from a backup, or join again, under a new name and with another directory"):
-            tls_key = load_tls_key(directory / "tls.key", passphrase)
             return cls(
-                federation_id=description["federation_id"],
-                client_id=description["client_id"],
-                address=description["address"],
-                ca=pem(load_certificate_file(directory / "ca.pem")),
-                certificate=pem(load_certificate_file(directory / "certificate.pem", tls_key)),
-                tls_key=tls_key,
+                **cls._common(directory, values, passphrase),
+                client_id=values["client_id"],
                 signing_key=load_signing_key(directory / "signing.key", passphrase),
                 coordinator_key=_load_coordinator_key(directory / "coordinator.pub"),
             )
 
-    def channel(self, options: Sequence[tuple[str, int | str]] = ()) -> "grpc.Channel":
-        """A mutual-TLS channel to the federation port."""
-        return _channel(self, options)
 
+@dataclass(frozen=True, kw_only=True)
+class AdminFiles(_Files):
+    """An administrator's key, certificates and name, as stored in a directory."""
 
-@dataclass(frozen=True)
-class AdminFiles:
-    """An administrator's key, certificates and name, as stored in a directory.
+    name_key = "admin"
 
-    Attributes:
-        federation_id: the federation.
-        name: the administrator's name.
-        address: the federation port, "host:port".
-        ca: the CA certificate, PEM.
-        certificate: the administrator's certificate, PEM.
-        tls_key: the key of that certificate.
-    """
-
-    federation_id: str
     name: str
-    address: str
-    ca: bytes
-    certificate: bytes
-    tls_key: EllipticCurvePrivateKey = field(repr=False)
-
-    @property
-    def not_after(self) -> datetime:
-        """When the certificate expires."""
-        return load_certificate(self.certificate).not_valid_after_utc
 
     def save(self, directory: Path, passphrase: bytes | None = None) -> None:
-        """Writes a new directory; `member.toml` is written last, so a directory that has it is complete.
-
-        Raises:
-            FileExistsError: the directory holds keys already.
-        """
-        _save(directory, self.ca, self.certificate, self.tls_key, passphrase)
-        _write_description(directory, federation_id=self.federation_id, admin=self.name, address=self.address)
+        """Writes a new directory, as `MemberFiles.save` does."""
+        self._save(directory, passphrase, self.name, {})
 
     @classmethod
     def load(cls, directory: Path, passphrase: bytes | None = None) -> Self:
@@ -140,24 +150,12 @@ class AdminFiles:
         Raises:
             IdentityError: a file is missing or damaged, or the passphrase is wrong.
         """
-        description = _read_description(directory, "admin")
+        values = _read_description(directory, cls.name_key)
         with remedy(
             "restore it from a backup, or have another administrator's directory issued, see `fedpareto "
             "coordinator admin --help`"
         ):
-            tls_key = load_tls_key(directory / "tls.key", passphrase)
-            return cls(
-                federation_id=description["federation_id"],
-                name=description["admin"],
-                address=description["address"],
-                ca=pem(load_certificate_file(directory / "ca.pem")),
-                certificate=pem(load_certificate_file(directory / "certificate.pem", tls_key)),
-                tls_key=tls_key,
-            )
-
-    def channel(self, options: Sequence[tuple[str, int | str]] = ()) -> "grpc.Channel":
-        """A mutual-TLS channel to the federation port."""
-        return _channel(self, options)
+            return cls(**cls._common(directory, values, passphrase), name=values["admin"])
 
 
 def save_renewal(
@@ -185,7 +183,7 @@ def move_address(directory: Path, address: str) -> None:
     """
     values = _read_description(directory, "admin")
     if values["address"] != address:
-        _write_description(directory, **{**values, "address": address})
+        _write_description(directory, {**values, "address": address})
 
 
 def _finish_renewal(directory: Path) -> None:
@@ -205,28 +203,7 @@ def _load_coordinator_key(path: Path) -> Ed25519PublicKey:
         raise FileDamaged(f"{path} does not hold an Ed25519 key: {error}") from None
 
 
-def _channel(files: MemberFiles | AdminFiles, options: Sequence[tuple[str, int | str]]) -> "grpc.Channel":
-    from federation.channels import mutual_channel  # noqa: PLC0415 - gRPC loads slowly
-
-    return mutual_channel(
-        files.address,
-        ca=files.ca,
-        key=private_key_pem(files.tls_key),
-        certificate=files.certificate,
-        options=options,
-    )
-
-
-def _save(
-    directory: Path, ca: bytes, certificate: bytes, tls_key: EllipticCurvePrivateKey, passphrase: bytes | None
-) -> None:
-    make_private_directory(directory)
-    write_private_key(directory / "tls.key", tls_key, passphrase)
-    replace_private(directory / "ca.pem", ca)
-    replace_private(directory / "certificate.pem", certificate)
-
-
-def _write_description(directory: Path, **values: str) -> None:
+def _write_description(directory: Path, values: Mapping[str, str]) -> None:
     replace_private(directory / "member.toml", tomli_w.dumps(values).encode())
 
 

@@ -1,10 +1,18 @@
-"""What is wrong with a document that a model did not accept, in words, with the key."""
+"""Sections of a document, and what is wrong with one that was not accepted, in words, with the key."""
 
 from collections.abc import Collection
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 MAX_KEY = 200
 MAX_CHARACTERS = 400
+
+
+class Section(BaseModel):
+    """A section of a document. An unknown key, or a value of another type, is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 def explain(problem: Any, known: str, *, secret: Collection[str] = ()) -> str:

@@ -3,87 +3,85 @@
 Every reason is listed in docs/reasons.md, which a test compares with `REASONS`.
 """
 
-from enum import Enum
+from typing import Literal
 
 from federation.v1.common_pb2 import SignedEnvelope
 
-
-class Status(Enum):
-    """The gRPC status codes that a refusal may carry, by their gRPC names."""
-
-    INVALID_ARGUMENT = "INVALID_ARGUMENT"
-    NOT_FOUND = "NOT_FOUND"
-    ALREADY_EXISTS = "ALREADY_EXISTS"
-    PERMISSION_DENIED = "PERMISSION_DENIED"
-    UNAUTHENTICATED = "UNAUTHENTICATED"
-    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
-    FAILED_PRECONDITION = "FAILED_PRECONDITION"
-    OUT_OF_RANGE = "OUT_OF_RANGE"
-    UNAVAILABLE = "UNAVAILABLE"
-    ABORTED = "ABORTED"
-    DATA_LOSS = "DATA_LOSS"
-
+Status = Literal[
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "OUT_OF_RANGE",
+    "UNAVAILABLE",
+    "ABORTED",
+    "DATA_LOSS",
+]
+"""The name of a gRPC status that a refusal may carry."""
 
 # Reason -> status. A reason with a suffix (`mismatch:<field>`, `limit:<name>`) is listed by its stem.
 REASONS: dict[str, Status] = {
     # who you are
-    "certificate-unknown": Status.UNAUTHENTICATED,
-    "certificate-revoked": Status.UNAUTHENTICATED,
-    "certificate-expired": Status.UNAUTHENTICATED,
-    "role": Status.PERMISSION_DENIED,
+    "certificate-unknown": "UNAUTHENTICATED",
+    "certificate-revoked": "UNAUTHENTICATED",
+    "certificate-expired": "UNAUTHENTICATED",
+    "role": "PERMISSION_DENIED",
     # enrollment
-    "token-invalid": Status.UNAUTHENTICATED,
-    "token-expired": Status.UNAUTHENTICATED,
-    "token-used": Status.UNAUTHENTICATED,
-    "token-cancelled": Status.UNAUTHENTICATED,
-    "csr": Status.INVALID_ARGUMENT,
-    "signing-key": Status.INVALID_ARGUMENT,
-    "proof": Status.INVALID_ARGUMENT,
+    "token-invalid": "UNAUTHENTICATED",
+    "token-expired": "UNAUTHENTICATED",
+    "token-used": "UNAUTHENTICATED",
+    "token-cancelled": "UNAUTHENTICATED",
+    "csr": "INVALID_ARGUMENT",
+    "signing-key": "INVALID_ARGUMENT",
+    "proof": "INVALID_ARGUMENT",
     # attendance and blobs
-    "hello": Status.INVALID_ARGUMENT,
-    "superseded": Status.ABORTED,
-    "blob-not-offered": Status.PERMISSION_DENIED,
-    "blob-removed": Status.NOT_FOUND,
-    "offset": Status.OUT_OF_RANGE,
+    "hello": "INVALID_ARGUMENT",
+    "superseded": "ABORTED",
+    "blob-not-offered": "PERMISSION_DENIED",
+    "blob-removed": "NOT_FOUND",
+    "offset": "OUT_OF_RANGE",
     # updates, in the order in which they are checked
-    "header": Status.INVALID_ARGUMENT,
-    "assignment-unknown": Status.NOT_FOUND,
-    "assignment-client": Status.PERMISSION_DENIED,
-    "assignment-fulfilled": Status.ALREADY_EXISTS,
-    "assignment-closed": Status.FAILED_PRECONDITION,
-    "deadline": Status.FAILED_PRECONDITION,
-    "key-unknown": Status.UNAUTHENTICATED,
-    "signature": Status.UNAUTHENTICATED,
-    "manifest": Status.INVALID_ARGUMENT,
-    "mismatch": Status.INVALID_ARGUMENT,
-    "limit": Status.RESOURCE_EXHAUSTED,
-    "payload-length": Status.INVALID_ARGUMENT,
-    "payload-digest": Status.INVALID_ARGUMENT,
-    "layout": Status.INVALID_ARGUMENT,
-    "dtype": Status.INVALID_ARGUMENT,
-    "non-finite": Status.INVALID_ARGUMENT,
-    "zero": Status.INVALID_ARGUMENT,
+    "header": "INVALID_ARGUMENT",
+    "assignment-unknown": "NOT_FOUND",
+    "assignment-client": "PERMISSION_DENIED",
+    "assignment-fulfilled": "ALREADY_EXISTS",
+    "assignment-closed": "FAILED_PRECONDITION",
+    "deadline": "FAILED_PRECONDITION",
+    "key-unknown": "UNAUTHENTICATED",
+    "signature": "UNAUTHENTICATED",
+    "manifest": "INVALID_ARGUMENT",
+    "mismatch": "INVALID_ARGUMENT",
+    "limit": "RESOURCE_EXHAUSTED",
+    "payload-length": "INVALID_ARGUMENT",
+    "payload-digest": "INVALID_ARGUMENT",
+    "layout": "INVALID_ARGUMENT",
+    "dtype": "INVALID_ARGUMENT",
+    "non-finite": "INVALID_ARGUMENT",
+    "zero": "INVALID_ARGUMENT",
     # operators
-    "argument": Status.INVALID_ARGUMENT,
-    "spec": Status.INVALID_ARGUMENT,
-    "run-exists": Status.ALREADY_EXISTS,
-    "run-unknown": Status.NOT_FOUND,
-    "run-ambiguous": Status.INVALID_ARGUMENT,
-    "run-state": Status.FAILED_PRECONDITION,
-    "round-unknown": Status.NOT_FOUND,
-    "client-unknown": Status.NOT_FOUND,
-    "client-exists": Status.ALREADY_EXISTS,
-    "client-state": Status.FAILED_PRECONDITION,
-    "token-unknown": Status.NOT_FOUND,
-    "administrator-unknown": Status.NOT_FOUND,
-    "administrator-state": Status.FAILED_PRECONDITION,
-    "last-officer": Status.FAILED_PRECONDITION,
+    "argument": "INVALID_ARGUMENT",
+    "spec": "INVALID_ARGUMENT",
+    "run-exists": "ALREADY_EXISTS",
+    "run-unknown": "NOT_FOUND",
+    "run-ambiguous": "INVALID_ARGUMENT",
+    "run-state": "FAILED_PRECONDITION",
+    "round-unknown": "NOT_FOUND",
+    "client-unknown": "NOT_FOUND",
+    "client-exists": "ALREADY_EXISTS",
+    "client-state": "FAILED_PRECONDITION",
+    "token-unknown": "NOT_FOUND",
+    "administrator-unknown": "NOT_FOUND",
+    "administrator-state": "FAILED_PRECONDITION",
+    "last-officer": "FAILED_PRECONDITION",
     # the coordinator itself
-    "stopping": Status.UNAVAILABLE,
-    "database": Status.UNAVAILABLE,
-    "disk": Status.UNAVAILABLE,
-    "descriptors": Status.UNAVAILABLE,
-    "blob-damaged": Status.DATA_LOSS,
+    "stopping": "UNAVAILABLE",
+    "database": "UNAVAILABLE",
+    "disk": "UNAVAILABLE",
+    "descriptors": "UNAVAILABLE",
+    "blob-damaged": "DATA_LOSS",
 }
 
 

@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from federation.objectives import OBJECTIVE
-from federation.problems import explain
+from federation.problems import Section, explain
 from federation.tasks import Part
 
 IDENTIFIER = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
@@ -58,10 +58,6 @@ class SpecError(ValueError):
     """A run specification that cannot be used; the message names each key that is wrong."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
-
-
 class AlgorithmSpec(BaseModel):
     """The aggregation rule: `name`, `prior`, and the rule's own hyper-parameters beside them."""
 
@@ -88,7 +84,7 @@ OPTIMISER_KEYS = {
 }
 
 
-class ServerSpec(_Section):
+class ServerSpec(Section):
     """The server's step: w <- w - learning_rate_t * step, which the optimiser makes from the direction."""
 
     learning_rate: float = Field(1.0, gt=0, description="eta_0")
@@ -117,7 +113,7 @@ class ServerSpec(_Section):
         return self
 
 
-class TrainSpec(_Section):
+class TrainSpec(Section):
     """Local training at each selected client."""
 
     epochs: int = Field(1, ge=0, le=MAX_COUNT, description="passes over the training split; not together with `steps`")
@@ -146,7 +142,7 @@ class TrainSpec(_Section):
         return self
 
 
-class EvaluateSpec(_Section):
+class EvaluateSpec(Section):
     """Evaluation of the new model on every member's own splits."""
 
     every: int = Field(1, ge=0, le=MAX_COUNT, description="rounds between evaluations; 0 is only after the last round")
@@ -154,7 +150,7 @@ class EvaluateSpec(_Section):
     deadline_seconds: float = Field(600.0, gt=0, le=MAX_DEADLINE)
 
 
-class ObjectivesSpec(_Section):
+class ObjectivesSpec(Section):
     """The objectives of a task that has several, and who serves which: the indicator matrix."""
 
     names: Names = Field(
@@ -165,7 +161,7 @@ class ObjectivesSpec(_Section):
     )
 
 
-class JacobianSpec(_Section):
+class JacobianSpec(Section):
     """The phase in which clients send sketches of their gradients (FedCMOO), and its second leg."""
 
     deadline_seconds: float = Field(600.0, gt=0, le=MAX_DEADLINE, description="later replies are refused")
@@ -175,7 +171,7 @@ class JacobianSpec(_Section):
     )
 
 
-class SelectionSpec(_Section):
+class SelectionSpec(Section):
     """Who is asked to train in a round, and how many must answer."""
 
     method: Literal["all", "fraction", "count"] = "all"
@@ -206,7 +202,7 @@ class SelectionSpec(_Section):
     )
 
 
-class LimitsSpec(_Section):
+class LimitsSpec(Section):
     """Bounds on what clients send, and on failing rounds."""
 
     samples: int = Field(
@@ -226,7 +222,7 @@ class LimitsSpec(_Section):
     )
 
 
-class SimulationSpec(_Section):
+class SimulationSpec(Section):
     """The clients that `fedpareto simulate` makes up; a federation of real workers has its own and reads none of it."""
 
     clients: int = Field(10, ge=1, le=100_000, description="how many: client-000, client-001, ...")
@@ -279,7 +275,7 @@ class SimulationSpec(_Section):
         return self
 
 
-class RunSpec(_Section):
+class RunSpec(Section):
     """A whole run. `RunSpec.parse` is the way in from TOML."""
 
     name: str = Field(pattern=IDENTIFIER)

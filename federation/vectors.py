@@ -90,16 +90,13 @@ class Layout:
         """Number of elements of all tensors: d."""
         return sum(tensor.size for tensor in self.tensors)
 
+    @cached_property
     def header(self) -> bytes:
         """The bytes in front of the data: length and JSON, padded with spaces to a multiple of 8.
 
         Raises:
             ValueError: more than `MAX_HEADER_BYTES` bytes of names and shapes.
         """
-        return self._header
-
-    @cached_property
-    def _header(self) -> bytes:
         entries: dict[str, Any] = {}
         begin = 0
         for tensor in self.tensors:
@@ -115,7 +112,7 @@ class Layout:
     @property
     def file_bytes(self) -> int:
         """Size of a file of this layout, header included."""
-        return len(self.header()) + self.data_bytes
+        return len(self.header) + self.data_bytes
 
     @property
     def data_bytes(self) -> int:
@@ -229,7 +226,7 @@ def to_bytes(layout: Layout, vector: Vector) -> bytes:
     Raises:
         ValueError: not a float32 vector of the layout's size.
     """
-    return layout.header() + _data(layout, vector).tobytes()
+    return layout.header + _data(layout, vector).tobytes()
 
 
 def payload_bytes(layout: Layout, rows: Mapping[str, Array]) -> list[memoryview]:
@@ -242,7 +239,7 @@ def payload_bytes(layout: Layout, rows: Mapping[str, Array]) -> list[memoryview]
     Raises:
         ValueError: a row is missing, or is not of its type and length.
     """
-    pieces = [memoryview(layout.header())]
+    pieces = [memoryview(layout.header)]
     for tensor in layout.tensors:
         row = rows.get(tensor.name)
         if row is None or row.dtype != DTYPES[tensor.dtype].newbyteorder("=") or row.shape != tensor.shape:
@@ -278,7 +275,7 @@ def write_vectors(path: Path, layout: Layout, vector: Vector) -> None:
     """
     data = _data(layout, vector)
     with path.open("wb") as file:
-        file.write(layout.header())
+        file.write(layout.header)
         file.write(data.data)
 
 

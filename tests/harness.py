@@ -297,7 +297,7 @@ class Member:
         return Attending(self, tasks)
 
     def open(self, envelope: SignedEnvelope) -> AssignmentManifest:
-        return unseal(envelope, AssignmentManifest, lambda _: self.files.coordinator_key)
+        return unseal(envelope, AssignmentManifest, self.files.coordinator_key)
 
     def payload(self, order: AssignmentManifest, seed: int = 0) -> bytes:
         """A well-formed update of random numbers."""
@@ -337,7 +337,7 @@ class Member:
             for start in range(0, len(part), chunk_bytes):
                 requests.append(SubmitRequest(chunk=part[start : start + chunk_bytes]))
         answer = self.stub.Submit(iter(requests), timeout=SECONDS)
-        return unseal(answer.receipt, ReceiptManifest, lambda _: self.files.coordinator_key)
+        return unseal(answer.receipt, ReceiptManifest, self.files.coordinator_key)
 
     def answer(self, envelope: SignedEnvelope, seed: int = 0) -> ReceiptManifest:
         """Does an assignment as an honest worker would."""

@@ -328,7 +328,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
 
 def _abort(context: grpc.ServicerContext, refusal: Refusal) -> NoReturn:
     context.set_trailing_metadata(((STATUS_KEY, status_details(refusal)),))
-    context.abort(grpc.StatusCode[refusal.status.name], refusal.message)
+    context.abort(grpc.StatusCode[refusal.status], refusal.message)
     raise AssertionError("abort returned")
 
 
@@ -344,7 +344,7 @@ def scripted() -> Iterator[ScriptedCoordinator]:
 
 def opened(submission: Submission, member: MemberFiles) -> UpdateManifest:
     """The manifest, verified with the member's key."""
-    return unseal(submission.envelope, UpdateManifest, lambda _: member.signing_key.public_key())
+    return unseal(submission.envelope, UpdateManifest, member.signing_key.public_key())
 
 
 def files_in(directory: Path) -> list[str]:

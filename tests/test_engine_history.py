@@ -57,7 +57,7 @@ def stepped(stage: Stage, run: str, players: list[Player], number: int) -> None:
 def step_of(stage: Stage, round_: Round) -> StepManifest:
     assert round_.step is not None
     key = stage.served.home.signing_key.public_key()
-    return unseal(SignedEnvelope.FromString(round_.step), StepManifest, lambda _: key)
+    return unseal(SignedEnvelope.FromString(round_.step), StepManifest, key)
 
 
 def entries(stage: Stage, run: str) -> dict[str, dict[str, object]]:

@@ -31,7 +31,7 @@ def play(
 def step_of(stage: Stage, round_: Round) -> StepManifest:
     assert round_.step is not None
     key = stage.served.home.signing_key.public_key()
-    return unseal(SignedEnvelope.FromString(round_.step), StepManifest, lambda _: key)
+    return unseal(SignedEnvelope.FromString(round_.step), StepManifest, key)
 
 
 RULES = [
@@ -62,7 +62,7 @@ def test_a_third_party_recomputes_every_step_from_the_signed_record(stage: Stage
         manifests = []
         for name in step.updates:
             claimed = UpdateManifest.FromString(envelopes[name].manifest)
-            manifests.append(unseal(envelopes[name], UpdateManifest, lambda _, of=claimed.client_id: keys[of]))
+            manifests.append(unseal(envelopes[name], UpdateManifest, keys[claimed.client_id]))
         assert [manifest.client_id for manifest in manifests] == ["ann", "ben", "cleo"]
         assert all((m.run_id, m.round, m.base_model) == (run, round_.number, model) for m in manifests)
         # The Gram matrix and the new model, from the payloads.
@@ -84,7 +84,7 @@ def test_a_third_party_recomputes_every_step_from_the_signed_record(stage: Stage
         assert (K.dtype, K.shape) == (np.float64, (3, 3))
         np.testing.assert_allclose(K, matrix @ matrix.T, rtol=1e-12, atol=1e-12)
         made = io.BytesIO()
-        made.write(LAYOUT.header())
+        made.write(LAYOUT.header)
         apply_step(
             model_row(stage.blobs.local(model)), step.rate, combine(np.array(step.coefficients), rows), made.write
         )

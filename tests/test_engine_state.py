@@ -43,7 +43,7 @@ def sent(stage: Stage, run: str, number: int) -> NDArray[np.float64]:
 def step_of(stage: Stage, round_: Round) -> StepManifest:
     assert round_.step is not None
     key = stage.served.home.signing_key.public_key()
-    return unseal(SignedEnvelope.FromString(round_.step), StepManifest, lambda _: key)
+    return unseal(SignedEnvelope.FromString(round_.step), StepManifest, key)
 
 
 def narrow(values: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -82,7 +82,14 @@ def test_a_members_directory_is_read_as_it_was_written(tmp_path: Path, passphras
 def test_an_administrators_directory_is_read_as_it_was_written(tmp_path: Path, passphrase: bytes | None) -> None:
     authority, key = Authority(), new_tls_key()
     certificate = pem(authority.issue(admin_uris("fed", "eve", [Role.VIEWER]), key=key))
-    files = AdminFiles("fed", "eve", "localhost:1", pem(authority.ca), certificate, key)
+    files = AdminFiles(
+        federation_id="fed",
+        name="eve",
+        address="localhost:1",
+        ca=pem(authority.ca),
+        certificate=certificate,
+        tls_key=key,
+    )
     files.save(tmp_path / "admin", passphrase)
     found = AdminFiles.load(tmp_path / "admin", passphrase)
     assert (found.federation_id, found.name, found.address) == ("fed", "eve", "localhost:1")

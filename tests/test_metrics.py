@@ -190,4 +190,4 @@ def test_an_update_is_d_floats_and_a_header_as_the_reference_counts() -> None:
         given: dict[str, int] = case["input"]  # type: ignore[assignment]
         layout = update_layout([("loss", given["d"])])
         up = case["expected"]["per_client_up"]["fedavg"]  # type: ignore[index]
-        assert layout.file_bytes - len(layout.header()) == up
+        assert layout.file_bytes - len(layout.header) == up

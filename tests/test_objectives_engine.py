@@ -68,7 +68,7 @@ def order_of(stage: Stage, run: str, client: str, phase: int, number: int = 0) -
 
 def step_of(stage: Stage, run: str, number: int = 0) -> StepManifest:
     envelope = SignedEnvelope.FromString(stage.rounds(run)[number].step or b"")
-    return unseal(envelope, StepManifest, lambda _: stage.served.home.signing_key.public_key())
+    return unseal(envelope, StepManifest, stage.served.home.signing_key.public_key())
 
 
 def weights_of(stage: Stage, run: str, number: int = 0) -> dict[str, float]:

@@ -237,12 +237,12 @@ class Record:
             "select a.envelope, u.envelope, u.client_id from updates u join assignments a using (assignment_id)"
         ):
             sealed = SignedEnvelope.FromString(reply)
-            manifest = unseal(sealed, UpdateManifest, lambda _, client=client: self.keys[client])
+            manifest = unseal(sealed, UpdateManifest, self.keys[client])
             self.replies[envelope_digest(sealed)] = manifest
             self.orders[manifest.assignment_id] = self._opened(order, AssignmentManifest)
 
     def _opened(self, envelope: bytes, kind: type[Any]) -> Any:
-        return unseal(SignedEnvelope.FromString(envelope), kind, lambda _: self.coordinator)
+        return unseal(SignedEnvelope.FromString(envelope), kind, self.coordinator)
 
     def rows(self, reply: UpdateManifest) -> Rows:
         """What a reply holds; its bytes have the digest that the client signed."""

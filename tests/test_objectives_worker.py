@@ -21,14 +21,13 @@ from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, Input, JacobianWork, ObjectiveWeight, ResidualWork, Row, Target
 from federation.vectors import Layout, to_bytes, update_layout
 from federation.work.computation import LocalSgd
-from worker.execution import Offer
 from worker.home import Home
 from worker.service import prepare_offers
 
 SOURCE = DataSource(part=Part(0, 20))
 BOTH = ("left", "right")
 WORK = LocalSgd(steps=2, batch_size=10, learning_rate=0.1)
-Prepared = dict[tuple[str, ...], dict[str, Offer]]
+Prepared = dict[tuple[str, ...], dict[str, Trainer]]
 
 
 @pytest.fixture(scope="module")

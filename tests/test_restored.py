@@ -17,18 +17,18 @@ from federation.envelope import seal
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.tasks import DataSource, Part, initial_model, task
+from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import KeptRun, RestoreManifest, SignedEnvelope
 from federation.vectors import Layout, to_bytes
 from fedpareto.cli.main import app
 from storage.models import RoundState, RunState
-from worker.execution import Offer
 from worker.home import Home
 from worker.policy import Policy
 from worker.service import prepare_offers
 
 
 @pytest.fixture(scope="module")
-def offers() -> dict[str, Offer]:
+def offers() -> dict[str, Trainer]:
     return prepare_offers(["digits"], DataSource(part=Part(0, 8)), device="cpu", threads=1)[0]
 
 
@@ -68,7 +68,7 @@ train.steps = 1
 
 
 def test_after_a_restored_backup_what_is_asked_for_again_is_sent_again_and_the_run_completes(
-    own_stage: Stage, offers: dict[str, Offer], model: tuple[Layout, bytes], tmp_path: Path
+    own_stage: Stage, offers: dict[str, Trainer], model: tuple[Layout, bytes], tmp_path: Path
 ) -> None:
     made = own_stage
     (other,) = made.cast("digits", "other")
@@ -117,7 +117,7 @@ def home(coordinator: ScriptedCoordinator, tmp_path: Path) -> Home:
     return made
 
 
-def started(home: Home, offers: dict[str, Offer], restore: Literal["accept", "ask"] = "accept") -> Running:
+def started(home: Home, offers: dict[str, Trainer], restore: Literal["accept", "ask"] = "accept") -> Running:
     member = MemberFiles.load(home.directory)
     return Running(home, member, offers, policy=Policy(restore=restore), uniform=lambda *_: 0.01)
 
@@ -129,7 +129,7 @@ def restored(coordinator: ScriptedCoordinator, next_round: int) -> SignedEnvelop
 
 
 def test_an_assignment_that_comes_again_after_its_receipt_gets_the_same_signed_reply(
-    coordinator: ScriptedCoordinator, home: Home, offers: dict[str, Offer], model: tuple[Layout, bytes]
+    coordinator: ScriptedCoordinator, home: Home, offers: dict[str, Trainer], model: tuple[Layout, bytes]
 ) -> None:
     running = started(home, offers)
     try:
@@ -159,7 +159,7 @@ def test_an_assignment_that_comes_again_after_its_receipt_gets_the_same_signed_r
 
 
 def test_a_worker_whose_owner_wants_to_be_asked_holds_the_runs_that_go_back_until_the_owner_accepts(
-    coordinator: ScriptedCoordinator, home: Home, offers: dict[str, Offer], model: tuple[Layout, bytes]
+    coordinator: ScriptedCoordinator, home: Home, offers: dict[str, Trainer], model: tuple[Layout, bytes]
 ) -> None:
     running = started(home, offers, "ask")
     try:

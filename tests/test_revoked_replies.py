@@ -26,7 +26,7 @@ def begin(stage: Stage, more: str = "selection.minimum = 3", algorithm: str = "f
 def step_of(stage: Stage, run: str) -> StepManifest:
     key = stage.served.home.signing_key.public_key()
     (round_,) = stage.rounds(run)
-    return unseal(SignedEnvelope.FromString(round_.step or b""), StepManifest, lambda _: key)
+    return unseal(SignedEnvelope.FromString(round_.step or b""), StepManifest, key)
 
 
 @pytest.mark.parametrize("restarts", [False, True])

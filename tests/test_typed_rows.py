@@ -95,7 +95,7 @@ def test_a_payload_that_goes_on_or_ends_early_is_refused() -> None:
 
 
 def test_a_model_holds_float32_alone() -> None:
-    header = update_layout([("weight", 8, "BF16")]).header()
+    header = update_layout([("weight", 8, "BF16")]).header
     with pytest.raises(Refusal, match="only F32") as refused:
         parse_header(header)
     assert refused.value.reason == "dtype"

@@ -81,9 +81,9 @@ def test_we_read_files_of_the_safetensors_library(tmp_path: Path) -> None:
 
 
 def test_the_header_is_aligned_and_depends_on_the_layout_alone() -> None:
-    assert len(MODEL.header()) % 8 == 0
-    assert MODEL.header() == Layout(tuple(MODEL.tensors)).header()
-    assert parse_header(MODEL.header()) == (MODEL, len(MODEL.header()))
+    assert len(MODEL.header) % 8 == 0
+    assert MODEL.header == Layout(tuple(MODEL.tensors)).header
+    assert parse_header(MODEL.header) == (MODEL, len(MODEL.header))
 
 
 def test_rows_of_an_update_are_found_by_objective(tmp_path: Path) -> None:
@@ -175,9 +175,9 @@ def test_random_bytes_are_refused_and_nothing_else(data: bytes) -> None:
     assert check(data).problem is not None
 
 
-@given(st.integers(0, len(MODEL.header()) - 1), st.integers(0, 255))
+@given(st.integers(0, len(MODEL.header) - 1), st.integers(0, 255))
 def test_a_damaged_header_is_read_or_refused_and_nothing_else(position: int, value: int) -> None:
-    damaged = bytearray(MODEL.header())
+    damaged = bytearray(MODEL.header)
     damaged[position] = value
     try:
         layout, offset = parse_header(bytes(damaged))

@@ -46,7 +46,6 @@ from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
 from worker.enroll import EnrollmentError, enroll
 from worker.events import Events
-from worker.execution import Offer
 from worker.home import Home, HomeError
 from worker.service import prepare_offers
 from worker.session import SessionError
@@ -56,7 +55,7 @@ SOURCE = DataSource(part=Part(0, 8))
 
 
 @pytest.fixture(scope="module")
-def offers() -> dict[str, Offer]:
+def offers() -> dict[str, Trainer]:
     return prepare_offers(["digits"], SOURCE, device="cpu", threads=1)[0]
 
 
@@ -76,7 +75,7 @@ Start = Callable[..., Running]
 
 
 @pytest.fixture
-def start(coordinator: ScriptedCoordinator, offers: dict[str, Offer], tmp_path: Path) -> Iterator[Start]:
+def start(coordinator: ScriptedCoordinator, offers: dict[str, Trainer], tmp_path: Path) -> Iterator[Start]:
     """Starts workers, all with one membership and one home."""
     member = coordinator.member()
     started: list[Running] = []
@@ -95,7 +94,7 @@ def start(coordinator: ScriptedCoordinator, offers: dict[str, Offer], tmp_path: 
 
 
 def test_an_assignment_is_trained_and_its_reply_is_bound_to_it_and_acknowledged(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Offer]
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Trainer]
 ) -> None:
     layout, data = model
     asked = coordinator.assignment(layout, data, 5)
@@ -122,8 +121,8 @@ def test_an_assignment_is_trained_and_its_reply_is_bound_to_it_and_acknowledged(
     assert list(reply.rows) == list(asked.rows)
     assert (reply.payload, reply.payload_bytes) == (digest(submission.payload), len(submission.payload))
     expected = train(
-        offers["digits"].trainer,
-        np.frombuffer(data[len(layout.header()) :], dtype=np.float32),
+        offers["digits"],
+        np.frombuffer(data[len(layout.header) :], dtype=np.float32),
         LocalSgd(steps=1, batch_size=10, learning_rate=0.1),
         seed=7,
         round=5,
@@ -224,7 +223,7 @@ def test_training_that_diverges_is_declined(
 
 
 def test_a_rehearsed_attack_changes_the_update_and_the_reported_loss_alone(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Offer]
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Trainer]
 ) -> None:
     layout, data = model
     coordinator.assign(coordinator.assignment(layout, data))
@@ -232,8 +231,8 @@ def test_a_rehearsed_attack_changes_the_update_and_the_reported_loss_alone(
     running.wait_for("receipt")
     assert running.events("attack")
     honest = train(
-        offers["digits"].trainer,
-        np.frombuffer(data[len(layout.header()) :], dtype=np.float32),
+        offers["digits"],
+        np.frombuffer(data[len(layout.header) :], dtype=np.float32),
         LocalSgd(steps=1, batch_size=10, learning_rate=0.1),
         seed=7,
         round=0,
@@ -253,7 +252,7 @@ def _sent(submission: Submission) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def test_a_worker_that_scales_its_loss_trains_on_the_scaled_loss(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Offer]
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Trainer]
 ) -> None:
     layout, data = model
     asked = coordinator.assignment(layout, data)
@@ -262,8 +261,8 @@ def test_a_worker_that_scales_its_loss_trains_on_the_scaled_loss(
     running = start(attacker=Attacker(parse_attack("loss-scaling:factor=10"), CLIENT))
     running.wait_for("receipt")
     scaled = train(
-        offers["digits"].trainer,
-        np.frombuffer(data[len(layout.header()) :], dtype=np.float32),
+        offers["digits"],
+        np.frombuffer(data[len(layout.header) :], dtype=np.float32),
         LocalSgd(steps=3, batch_size=10, learning_rate=0.1),
         seed=7,
         round=0,
@@ -290,7 +289,7 @@ def test_an_attack_on_the_data_is_honest_training_on_the_wrong_labels(
     wrong = replace(splits, train=replace(splits.train, y=9 - splits.train.y))
     expected = train(
         Trainer(task("digits"), wrong, "cpu", 1),
-        np.frombuffer(data[len(layout.header()) :], dtype=np.float32),
+        np.frombuffer(data[len(layout.header) :], dtype=np.float32),
         LocalSgd(steps=1, batch_size=10, learning_rate=0.1),
         seed=7,
         round=0,
@@ -301,10 +300,10 @@ def test_an_attack_on_the_data_is_honest_training_on_the_wrong_labels(
 
 
 def test_a_free_rider_sends_noise_as_long_as_the_last_change_of_the_model_and_its_measured_loss(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Offer]
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Trainer]
 ) -> None:
     layout, data = model
-    first = np.frombuffer(data[len(layout.header()) :], dtype=np.float32)
+    first = np.frombuffer(data[len(layout.header) :], dtype=np.float32)
     second, third = first + np.float32(0.25), first + np.float32(0.75)
     evaluate = coordinator.assignment(layout, to_bytes(layout, second), 1, max_payload_bytes=0)
     evaluate.ClearField("rows")
@@ -316,7 +315,7 @@ def test_a_free_rider_sends_noise_as_long_as_the_last_change_of_the_model_and_it
     running.wait_for("receipt", 3)
     sent = [_sent(coordinator.submissions[number]) for number in (0, 2)]
     assert [float(row.std()) for row in sent] == pytest.approx([1e-3, 0.5], rel=0.05)
-    honest = offers["digits"].trainer.evaluate(third, ("train",))
+    honest = offers["digits"].evaluate(third, ("train",))
     assert coordinator.submissions[2].manifest.losses["loss"] == honest["train/loss"]
 
 
@@ -709,7 +708,7 @@ def test_work_that_waits_for_its_receipt_survives_sigkill_and_is_not_done_again(
 
 
 def test_training_that_sigkill_cut_short_is_done_again_to_the_same_bytes(
-    coordinator: ScriptedCoordinator, member_home: Path, model: tuple[Layout, bytes], offers: dict[str, Offer]
+    coordinator: ScriptedCoordinator, member_home: Path, model: tuple[Layout, bytes], offers: dict[str, Trainer]
 ) -> None:
     layout, data = model
     asked = coordinator.assignment(layout, data)
@@ -722,8 +721,8 @@ def test_training_that_sigkill_cut_short_is_done_again_to_the_same_bytes(
     with _process(member_home) as process:
         process.wait_for_text("receipt accepted")
     expected = train(
-        offers["digits"].trainer,
-        np.frombuffer(data[len(layout.header()) :], dtype=np.float32),
+        offers["digits"],
+        np.frombuffer(data[len(layout.header) :], dtype=np.float32),
         LocalSgd(steps=3000, batch_size=10, learning_rate=0.1),
         seed=7,
         round=0,

@@ -14,8 +14,8 @@ from working import Running
 
 from federation.digests import digest
 from federation.tasks import DataSource, Part, initial_model, task
+from federation.training.trainer import Trainer
 from federation.vectors import Layout, to_bytes
-from worker.execution import Offer
 from worker.home import Home
 from worker.policy import Policy
 from worker.receipts import append, read_receipts
@@ -23,7 +23,7 @@ from worker.service import prepare_offers
 
 
 @pytest.fixture(scope="module")
-def offers() -> dict[str, Offer]:
+def offers() -> dict[str, Trainer]:
     return prepare_offers(["digits"], DataSource(part=Part(0, 8)), device="cpu", threads=1)[0]
 
 
@@ -43,7 +43,7 @@ Start = Callable[[Path], Running]
 
 
 @pytest.fixture
-def start(coordinator: ScriptedCoordinator, offers: dict[str, Offer]) -> Iterator[Start]:
+def start(coordinator: ScriptedCoordinator, offers: dict[str, Trainer]) -> Iterator[Start]:
     member = coordinator.member()
     started: list[Running] = []
 

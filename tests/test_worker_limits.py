@@ -19,18 +19,25 @@ from federation.digests import digest
 from federation.envelope import seal
 from federation.sketches import sketch
 from federation.tasks import DataSource, Part, initial_model, task
+from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, JacobianWork, ObjectiveWeight, Row, Target, TrainWork
 from federation.v1.federation_pb2 import AttendResponse, Cancel
 from federation.vectors import Layout, Tensor, to_bytes
-from worker.assignments import Allowed, Declined, check_assignment
+from federation.work.base import Shape
+from worker.assignments import Declined, check_assignment
 from worker.events import Events
-from worker.execution import Offer
 from worker.home import Home
 from worker.policy import Limits, Policy, PolicyError
 from worker.service import prepare_offers
 
 LAYOUT = Layout((Tensor("weight", (4,)),))
-ALLOWED = {"digits": Allowed(LAYOUT, ("left", "right"), ("left", "right"), samples=50)}
+
+
+class Trained:
+    shape, samples = Shape(LAYOUT, ("left", "right"), ("left", "right")), 50
+
+
+ALLOWED: Any = {"digits": Trained()}
 
 
 # --- the policy
@@ -105,7 +112,7 @@ def reason(signer: Ed25519PrivateKey, asked: AssignmentManifest, newest: int | N
         check_assignment(
             seal(asked, signer),
             member=Member(),  # type: ignore[arg-type]
-            allowed=ALLOWED,
+            offers=ALLOWED,
             limits=Limits(**limits),
             newest_round=lambda run: newest,
             now=datetime.now(UTC),
@@ -189,7 +196,7 @@ def test_an_assignment_is_no_place_for_a_book(signer: Ed25519PrivateKey) -> None
 
 
 @pytest.fixture(scope="module")
-def offers() -> dict[str, Offer]:
+def offers() -> dict[str, Trainer]:
     return prepare_offers(["digits"], DataSource(part=Part(0, 8)), device="cpu", threads=1)[0]
 
 
@@ -209,7 +216,7 @@ Start = Callable[..., Running]
 
 
 @pytest.fixture
-def start(coordinator: ScriptedCoordinator, offers: dict[str, Offer], tmp_path: Path) -> Iterator[Start]:
+def start(coordinator: ScriptedCoordinator, offers: dict[str, Trainer], tmp_path: Path) -> Iterator[Start]:
     member = coordinator.member()
     started: list[Running] = []
 

@@ -16,12 +16,12 @@ from works import set_train
 
 from federation.digests import digest
 from federation.tasks import DataSource, initial_model, task
+from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvelope
 from federation.vectors import Layout, to_bytes, update_rows
 from federation.work.base import Shape, Work
 from federation.work.registry import decode
 from worker.assignments import Declined, Order
-from worker.execution import Offer
 from worker.home import Home, HomeError
 from worker.service import prepare_offers
 from worker.sessions import Sessions
@@ -173,7 +173,7 @@ def test_a_question_is_answered_once_in_an_attempt_also_after_a_restart(tmp_path
 
 
 @pytest.fixture(scope="module")
-def offers() -> dict[str, Offer]:
+def offers() -> dict[str, Trainer]:
     return prepare_offers(["digits"], DataSource(), device="cpu", threads=1)[0]
 
 
@@ -192,7 +192,7 @@ def ticket(coordinator: ScriptedCoordinator, layout: Layout, model: bytes, numbe
 
 
 def test_a_message_of_a_protocol_is_answered_while_a_training_without_end_goes_on(
-    coordinator: ScriptedCoordinator, offers: dict[str, Offer], tmp_path: Path
+    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], tmp_path: Path
 ) -> None:
     layout, vector = initial_model(task("digits"), seed=0)
     model = to_bytes(layout, vector)

@@ -11,9 +11,9 @@ from harness import wait_for
 from scripted import files_in
 
 from federation.member_files import MemberFiles
+from federation.training.trainer import Trainer
 from worker.attacker import Attacker
 from worker.events import Events
-from worker.execution import Offer
 from worker.home import Home
 from worker.policy import Policy
 from worker.service import Worker
@@ -26,7 +26,7 @@ class Running:
         self,
         home: Home,
         member: MemberFiles,
-        offers: dict[str, Offer],
+        offers: dict[str, Trainer],
         attacker: Attacker | None = None,
         policy: Policy | None = None,
         uniform: Callable[[float, float], float] | None = None,

@@ -1,1 +1,8 @@
 """The worker: session with the coordinator, local training, spool. It dials out and accepts no connection."""
+
+from importlib.metadata import version
+
+
+def software() -> str:
+    """The name and version that this worker tells the coordinator."""
+    return f"fedpareto-worker/{version('fedpareto')}"

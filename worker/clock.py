@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from federation.certificates import load_certificate
-from federation.envelope import key_id, unseal
+from federation.envelope import unseal
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.text import escaped
@@ -68,11 +68,9 @@ class CoordinatorClock:
             TimeRefused: it is not signed, not for this question, outside the certificate's validity, or behind the
                 newest signed time.
         """
-        coordinator, member = key_id(self._member.coordinator_key), self._member
+        member = self._member
         try:
-            manifest = unseal(
-                envelope, TimeManifest, lambda name: member.coordinator_key if name == coordinator else None
-            )
+            manifest = unseal(envelope, TimeManifest, member.coordinator_key)
         except Refusal as refusal:
             raise TimeRefused(
                 f"the time that was sent is not signed by this federation's coordinator ({refusal.message})"

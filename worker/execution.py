@@ -1,106 +1,132 @@
-"""The work itself: an assignment, a model and this client's data become a result, which an attacker distorts."""
+"""The work itself: what an assignment needs is fetched, the work is done, and the reply is signed."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
+from pathlib import Path
 
-from federation.training.errors import TrainingStopped
+import grpc
+import numpy as np
+
+from federation.channels import refusal_from_rpc_error
+from federation.envelope import seal
+from federation.member_files import MemberFiles
+from federation.owners_code import described, owners_frame
+from federation.refusals import Refusal
+from federation.tasks import DataError
+from federation.training.errors import TrainingDiverged, TrainingStopped
 from federation.training.trainer import Trainer
-from federation.vectors import Vector
-from federation.work.base import Client, Memory, Result
+from federation.v1.common_pb2 import Input, SignedEnvelope, UpdateManifest
+from federation.v1.federation_pb2 import FetchBlobRequest
+from federation.vectors import Vector, read_vector
+from federation.work.base import Client, Lane, Result, WorkError, payload_layout
 from federation.work.computation import Computation, Descend, Measure
-from worker.assignments import Allowed, Order
+from worker import software
+from worker.assignments import Declined, Order
 from worker.attacker import Attacker
+from worker.backoff import Backoff
+from worker.cache import ModelCache, ModelMismatch
+from worker.events import Events
+from worker.session import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND, Session
+from worker.sessions import Sessions
+from worker.spool import Payload, Spool
+
+LOGGER = logging.getLogger("fedpareto.worker")
 
 
 @dataclass(frozen=True, eq=False)
-class Offer:
-    """A task that the owner allowed, with everything ready to work on it.
+class Control:
+    """How work is steered while it is done.
 
     Attributes:
-        allowed: what assignments are checked against.
-        trainer: holds the model and this client's data.
+        progress: told the share of the computation that is done.
+        stopped: asked before every step; True ends the work.
+        pause: waits for some seconds; raises TrainingStopped if the work is stopped meanwhile.
     """
 
-    allowed: Allowed
-    trainer: Trainer
+    progress: Callable[[float], None]
+    stopped: Callable[[], bool]
+    pause: Callable[[float], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Execution:
-    """Does the work of one client.
+    """Does the work of one client, in any lane.
 
     Attributes:
-        client_id: who we are.
+        member: who we are.
+        offers: what trains each task that the owner allowed, by its name.
         attacker: what turns results into an attack; None for an honest member.
-        now: the time by the coordinator's clock.
-        wait: waits until a condition holds, at most so many seconds; whether it holds.
+        caches: of models and inputs, for each lane.
+        spool: takes payloads.
+        session: lends its channel.
+        sessions: what is remembered of rounds.
+        backoff: delays after a broken download.
+        events: where to tell.
     """
 
-    client_id: str
+    member: MemberFiles
+    offers: Mapping[str, Trainer]
     attacker: Attacker | None
-    now: Callable[[], datetime]
-    wait: Callable[[Callable[[], bool], float], bool]
+    caches: Mapping[Lane, ModelCache]
+    spool: Spool
+    session: Session
+    sessions: Sessions
+    backoff: Backoff
+    events: Events
 
-    def client(self, order: Order, inputs: Mapping[str, memoryview], memory: Memory) -> Client:
-        """This client, as an assignment's work sees it.
+    def do(self, order: Order, control: Control) -> tuple[SignedEnvelope, Payload | None]:
+        """Does what an assignment asks for.
 
-        Args:
-            order: the checked assignment.
-            inputs: the content of its inputs, by name.
-            memory: of the attempt at the round.
+        Returns:
+            The signed reply, and its payload; None for a reply without one.
+
+        Raises:
+            Declined: the work cannot be done.
+            TrainingStopped: it was stopped.
+            DiskFull, OSError: the disk does not take what is fetched or computed.
         """
-        manifest = order.manifest
-        return Client(
-            client_id=self.client_id,
+        manifest, work, trainer = order.manifest, order.work, self.offers[order.manifest.task]
+        self.sessions.sweep(self.session.now())
+        client = Client(
+            client_id=self.member.client_id,
             seed=manifest.seed,
             round=manifest.round,
             attempt=manifest.attempt,
             shape=order.shape,
-            memory=memory,
-            inputs=inputs,
+            memory=self.sessions.begin(order),
+            inputs={item.name: self._input(order, item, control) for item in manifest.inputs},
+        )
+        computation = work.computation(client)
+        base = None if computation is None else self._base_model(order, control)
+        self.sessions.answer(order)
+        self._tell(order, work.doing, work.doing)
+        self.session.beat(manifest.assignment_id, 0.0)
+        with _declining(manifest.assignment_id):
+            result = Result({}, {}, {}, trainer.samples)
+            if computation is not None and base is not None:
+                result = self._compute(order, trainer, computation, base, control)
+            result = work.answer(client, result)
+        self._tell(order, "done", f"{work.doing} done in {result.seconds:.2f} s", seconds=result.seconds)
+        return self._reply(order, result)
+
+    def _tell(self, order: Order, event: str, words: str, **fields: object) -> None:
+        manifest = order.manifest
+        self.events.tell(
+            event,
+            f"assignment {manifest.assignment_id} round {manifest.round}: {words}",
+            assignment_id=manifest.assignment_id,
+            run_id=manifest.run_id,
+            round=manifest.round,
+            kind=manifest.kind,
+            **fields,
         )
 
-    def run(
-        self,
-        order: Order,
-        client: Client,
-        trainer: Trainer,
-        needed: tuple[Computation, Vector] | None,
-        *,
-        progress: Callable[[float], None],
-        stopped: Callable[[], bool],
-    ) -> Result:
-        """Does what an assignment asks for.
-
-        Args:
-            order: the checked assignment.
-            client: this one.
-            trainer: of its task.
-            needed: what the work computes, and the model that it starts from, (d,); None where it needs neither.
-            progress: told the share of the computation that is done.
-            stopped: asked before every step; True ends the work.
-
-        Raises:
-            WorkError: it cannot be done.
-            TrainingDiverged: a weight or a loss is not finite.
-            TrainingStopped: `stopped` said so.
-        """
-        computed = Result({}, {}, {}, trainer.samples)
-        if needed is not None:
-            computed = self._compute(order, trainer, *needed, progress, stopped)
-        return order.work.answer(client, computed)
-
     def _compute(
-        self,
-        order: Order,
-        trainer: Trainer,
-        computation: Computation,
-        base: Vector,
-        progress: Callable[[float], None],
-        stopped: Callable[[], bool],
+        self, order: Order, trainer: Trainer, computation: Computation, base: Vector, control: Control
     ) -> Result:
-        """What this client's model and data come to, and what an attacker makes of it."""
+        """What the model (d,) and the data give, and what an attacker makes of it."""
         attacker, manifest = self.attacker, order.manifest
         if attacker is not None:
             attacker.see(manifest, base)
@@ -112,15 +138,113 @@ class Execution:
             computation,
             seed=manifest.seed,
             round=manifest.round,
-            client_id=self.client_id,
-            progress=progress,
-            stopped=stopped,
+            client_id=self.member.client_id,
+            progress=control.progress,
+            stopped=control.stopped,
         )
         if attacker is None or isinstance(computation, Measure):
             return honest
+        return attacker.distort(manifest, honest, now=self.session.now(), pause=control.pause)
 
-        def pause(seconds: float) -> None:
-            if self.wait(stopped, seconds):
+    def _base_model(self, order: Order, control: Control) -> Vector:
+        manifest = order.manifest
+        path = self._fetch(order, manifest.base_model, manifest.base_model_bytes, control)
+        try:
+            layout, vector = read_vector(path)
+        except Refusal as refusal:
+            raise Declined(manifest.assignment_id, "layout", f"the base model: {refusal.message}") from refusal
+        if layout != order.shape.layout:
+            message = "the base model has other tensors than this task: compare versions"
+            raise Declined(manifest.assignment_id, "layout", message)
+        return vector
+
+    def _input(self, order: Order, item: Input, control: Control) -> memoryview:
+        """The content of an input, mapped read-only."""
+        path = self._fetch(order, item.digest, item.size, control)
+        content: memoryview = np.memmap(path, dtype=np.uint8, mode="r").data if item.size else memoryview(b"")
+        return content
+
+    def _fetch(self, order: Order, digest: str, size: int, control: Control) -> Path:
+        """The file of a blob; a download that breaks off is tried again."""
+
+        def chunks(offset: int) -> Iterator[bytes]:
+            stub = self.session.stub()
+            if stub is None:
                 raise TrainingStopped
+            timeout = ANSWER_SECONDS + (size - offset) / SLOWEST_BYTES_PER_SECOND
+            for response in stub.FetchBlob(FetchBlobRequest(digest=digest, offset=offset), timeout=timeout):
+                if control.stopped():
+                    raise TrainingStopped
+                yield response.chunk
 
-        return attacker.distort(manifest, honest, now=self.now(), pause=pause)
+        name = order.manifest.assignment_id
+        while not control.stopped():
+            try:
+                path = self.caches[order.work.lane].get(digest, size, chunks)
+            except ModelMismatch as error:
+                raise Declined(name, "base-model", str(error)) from error
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the session closed the channel a moment ago
+                why = refusal_from_rpc_error(error) if isinstance(error, grpc.RpcError) else None
+                if why is not None and why.reason in ("blob-not-offered", "blob-removed", "offset"):
+                    raise Declined(name, "base-model", f"{why.reason}: {why.message}") from error
+                delay = max(self.backoff.delay(), why.retry_seconds if why is not None else 0.0)
+                self.events.warn(
+                    "download-broken",
+                    f"assignment {name}: the download of the base model broke off, going on in {delay:.1f} s "
+                    f"({why.message or why.status if why is not None else error})",
+                    assignment_id=name,
+                )
+                control.pause(delay)
+            else:
+                self.backoff.reset()
+                return path
+        raise TrainingStopped
+
+    def _reply(self, order: Order, result: Result) -> tuple[SignedEnvelope, Payload | None]:
+        asked, payload = order.manifest, None
+        if order.rows:
+            payload = self.spool.write_payload(asked.assignment_id, payload_layout(order.rows), result.rows)
+        reply = UpdateManifest(
+            federation_id=asked.federation_id,
+            run_id=asked.run_id,
+            round=asked.round,
+            attempt=asked.attempt,
+            phase=asked.phase,
+            assignment_id=asked.assignment_id,
+            client_id=self.member.client_id,
+            base_model=asked.base_model,
+            spec=asked.spec,
+            rows=asked.rows,
+            payload=payload.digest if payload else "",
+            payload_bytes=payload.size if payload else 0,
+            samples=result.samples,
+            losses=dict(result.losses),
+            metrics=dict(result.metrics),
+            software=software(),
+            task=asked.task,
+            seconds=result.seconds,
+        )
+        reply.created.FromDatetime(self.session.now())
+        return seal(reply, self.member.signing_key), payload
+
+
+@contextmanager
+def _declining(assignment_id: str) -> Iterator[None]:
+    """Declines an assignment whose work raises an exception, and logs one that is not expected."""
+    try:
+        yield
+    except (TrainingStopped, Declined):
+        raise
+    except TrainingDiverged as error:
+        raise Declined(assignment_id, "training-diverged", str(error)) from error
+    except DataError as error:
+        raise Declined(assignment_id, "no-data", str(error)) from error
+    except WorkError as error:
+        raise Declined(assignment_id, "failed", str(error)) from error
+    except Exception as error:  # out of memory, a work that makes no sense, a mistake in the owner's own task
+        if owners_frame(error):
+            for line in described(error).splitlines():
+                LOGGER.error("assignment %s: %s", assignment_id, line)
+        else:
+            LOGGER.exception("assignment %s", assignment_id)
+        raise Declined(assignment_id, "failed", f"{type(error).__name__}: {error}") from error

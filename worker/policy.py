@@ -13,9 +13,9 @@ import tomllib
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from federation.problems import explain
+from federation.problems import Section, explain
 
 _KEYS = "docs/site-policy.md lists the keys that exist"
 
@@ -24,11 +24,7 @@ class PolicyError(ValueError):
     """A policy that cannot be used; the message names the file and each key that is wrong."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
-
-
-class Limits(_Section):
+class Limits(Section):
     """Bounds on the work that is done, and on what the coordinator may keep waiting here."""
 
     samples: int = Field(
@@ -44,7 +40,7 @@ class Limits(_Section):
     )
 
 
-class Policy(_Section):
+class Policy(Section):
     """What the owner of a worker allows. `Policy.load` reads it."""
 
     restore: Literal["accept", "ask"] = Field(

@@ -3,7 +3,6 @@
 It is kept in the worker's home, so that a restart of the worker does not let old words pass for new ones.
 """
 
-import base64
 import json
 import threading
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from federation.envelope import envelope_digest, key_id, unseal
+from federation.envelope import envelope_digest, from_text, to_text, unseal
 from federation.keys import replace_private
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
@@ -161,8 +160,8 @@ class Progress:
         document = {
             "time": self._time.isoformat(),
             "rounds": self._rounds,
-            "restored": _text(self._restored),
-            "pending": _text(self._pending),
+            "restored": self._restored and to_text(self._restored),
+            "pending": self._pending and to_text(self._pending),
         }
         try:
             replace_private(self._path, json.dumps(document).encode() + b"\n")
@@ -241,11 +240,8 @@ def _damaged(path: Path, error: Exception) -> HomeError:
 
 
 def _open(envelope: SignedEnvelope, member: MemberFiles) -> RestoreManifest:
-    coordinator = key_id(member.coordinator_key)
     try:
-        manifest = unseal(
-            envelope, RestoreManifest, lambda name: member.coordinator_key if name == coordinator else None
-        )
+        manifest = unseal(envelope, RestoreManifest, member.coordinator_key)
     except Refusal as refusal:
         raise StatementError(f"a restore that this federation's coordinator did not sign ({refusal.message})") from None
     if manifest.federation_id != member.federation_id:
@@ -266,13 +262,5 @@ def _made(manifest: RestoreManifest) -> datetime:
     return manifest.restored.ToDatetime(tzinfo=UTC)
 
 
-def _text(envelope: SignedEnvelope | None) -> str | None:
-    if envelope is None:
-        return None
-    return base64.b64encode(envelope.SerializeToString(deterministic=True)).decode()
-
-
 def _envelope(text: object) -> SignedEnvelope | None:
-    if text is None:
-        return None
-    return SignedEnvelope.FromString(base64.b64decode(str(text), validate=True))
+    return None if text is None else from_text(str(text))

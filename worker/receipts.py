@@ -3,7 +3,6 @@
 Two members compare them, and find out whether both were told the same.
 """
 
-import base64
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
 
-from federation.envelope import envelope_digest, key_id, unseal
+from federation.envelope import envelope_digest, from_text, to_text, unseal
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope
 
@@ -73,8 +72,8 @@ def receipt_line(
         "previous_step": asked.previous_step,
         "payload": manifest.payload,
         "envelope": envelope_digest(update),
-        "assignment": _text(assignment),
-        "receipt": _text(receipt),
+        "assignment": to_text(assignment),
+        "receipt": to_text(receipt),
     }
     return json.dumps(line) + "\n"
 
@@ -137,13 +136,8 @@ def disagreements(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> list[tu
 
 
 def _verified(line: Mapping[str, Any], coordinator: Ed25519PublicKey) -> Receipt:
-    name = key_id(coordinator)
-
-    def find(key: bytes) -> Ed25519PublicKey | None:
-        return coordinator if key == name else None
-
-    asked = unseal(_envelope(line["assignment"]), AssignmentManifest, find)
-    said = unseal(_envelope(line["receipt"]), ReceiptManifest, find)
+    asked = unseal(from_text(line["assignment"]), AssignmentManifest, coordinator)
+    said = unseal(from_text(line["receipt"]), ReceiptManifest, coordinator)
     for field in ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model"):
         if getattr(asked, field) != getattr(said, field):
             raise ValueError(f"its assignment and its receipt differ in {field}")
@@ -163,11 +157,3 @@ def _when(manifest: ReceiptManifest) -> str:
         return str(manifest.created.ToJsonString())
     except ValueError:  # a time that does not exist; the signed receipt has it
         return ""
-
-
-def _text(envelope: SignedEnvelope) -> str:
-    return base64.b64encode(envelope.SerializeToString(deterministic=True)).decode()
-
-
-def _envelope(text: str) -> SignedEnvelope:
-    return SignedEnvelope.FromString(base64.b64decode(text, validate=True))

@@ -2,9 +2,9 @@
 
 import logging
 import queue
-import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,20 +18,19 @@ from federation.training.determinism import describe_device, pick_device
 from federation.training.trainer import Trainer
 from federation.v1.federation_pb2 import Hello, TaskOffer
 from federation.work.base import Lane
-from worker.assignments import Allowed
+from worker import software
 from worker.attacker import Attacker
 from worker.backoff import Backoff
 from worker.cache import ModelCache
 from worker.clock import CoordinatorClock
 from worker.events import Events
-from worker.execution import Offer
+from worker.execution import Execution
 from worker.home import Home
 from worker.policy import Policy
 from worker.progress import Progress
 from worker.runner import Runner
 from worker.session import Session
 from worker.sessions import Sessions
-from worker.software import software
 from worker.spool import Spool
 from worker.submission import Submitter
 
@@ -56,7 +55,7 @@ def prepare_offers(
     attack: Attack | None = None,
     client_id: str = "",
     objectives: Mapping[str, Sequence[str]] | None = None,
-) -> tuple[dict[str, Offer], str]:
+) -> tuple[dict[str, Trainer], str]:
     """Loads the owner's tasks and this client's data, and tries each task on a batch of it.
 
     Args:
@@ -69,27 +68,24 @@ def prepare_offers(
         objectives: those that the owner serves, by task; of a task that is not named, all.
 
     Returns:
-        What is ready to be worked on, by task name, and the device in words.
+        What trains each task, by its name, and the device in words.
 
     Raises:
         TaskError: no such task, or no such objective of it, or an exception of its code on a batch of the data.
         DataError: missing or malformed data, or data whose losses are not finite.
         ValueError: no such device, or an attack that does not fit the data.
     """
-    chosen = pick_device(device)
-    offers = {}
+    chosen, served = pick_device(device), objectives or {}
+    trainers = {}
     for name in names:
-        found = task(name)
+        loaded = task(name)
         with task_code(name, "loading its data"):
-            splits = found.load(source)
-        try_splits(found, splits, (objectives or {}).get(name, ()))
+            splits = loaded.load(source)
+        try_splits(loaded, splits, served.get(name, ()))
         if attack is not None:
-            splits = attack.poison(splits, found, seed=attack_seed(0, 0, client_id))
-        trainer = Trainer(found, splits, chosen, threads, (objectives or {}).get(name))
-        offers[name] = Offer(
-            Allowed(trainer.layout, tuple(found.objectives), trainer.objectives, trainer.samples), trainer
-        )
-    return offers, describe_device(chosen)
+            splits = attack.poison(splits, loaded, seed=attack_seed(0, 0, client_id))
+        trainers[name] = Trainer(loaded, splits, chosen, threads, served.get(name))
+    return trainers, describe_device(chosen)
 
 
 class Worker:
@@ -112,7 +108,7 @@ class Worker:
         *,
         home: Home,
         member: MemberFiles,
-        offers: Mapping[str, Offer],
+        offers: Mapping[str, Trainer],
         device: str,
         events: Events,
         uniform: Callable[[float, float], float],
@@ -120,14 +116,10 @@ class Worker:
         policy: Policy = Policy(),  # noqa: B008 - frozen
         connect: "Callable[[], grpc.Channel] | None" = None,
     ) -> None:
-        hello = Hello(
-            software=software(),
-            device=device,
-            tasks=[
-                TaskOffer(task=name, samples=offer.trainer.samples, objectives=offer.trainer.objectives)
-                for name, offer in offers.items()
-            ],
-        )
+        tasks = [
+            TaskOffer(task=name, samples=trainer.samples, objectives=trainer.objectives)
+            for name, trainer in offers.items()
+        ]
         spool = Spool(home.spool, home.handed_in, home.receipts, events)
         progress = Progress(
             home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
@@ -135,40 +127,41 @@ class Worker:
         self._session = Session(
             connect=connect or (lambda: member.channel(_CHANNEL_OPTIONS)),
             member=member,
-            hello=hello,
+            hello=Hello(software=software(), device=device, tasks=tasks),
             clock=CoordinatorClock(member, progress),
             progress=progress,
             backoff=Backoff(uniform),
             patience=Backoff(uniform, first=1.0, longest=600.0),
-            nonce=secrets.token_bytes,
             events=events,
         )
         self._sessions = Sessions(home.sessions, member.signing_key)
         self._submitter = Submitter(
+            member=member, spool=spool, session=self._session, backoff=Backoff(uniform), events=events
+        )
+        execution = Execution(
             member=member,
+            offers=offers,
+            attacker=attacker,
+            caches={lane: ModelCache(home.cache / lane) for lane in Lane},
             spool=spool,
             session=self._session,
+            sessions=self._sessions,
             backoff=Backoff(uniform),
             events=events,
         )
         self._runner = Runner(
             member=member,
-            offers=offers,
-            caches={lane: ModelCache(home.cache / lane) for lane in Lane},
+            execution=execution,
             spool=spool,
             session=self._session,
             progress=progress,
-            sessions=self._sessions,
             limits=policy.limits,
-            backoff=Backoff(uniform),
             events=events,
-            software=software(),
-            attacker=attacker,
             finished=self._submitter.wake,
         )
+        self._attacker = attacker
         # A signal handler may put into a SimpleQueue at any moment; the lock of an Event could be held by the very
         # thread that the handler interrupts.
-        self._attacker = attacker
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ending = False
         self._failure: Exception | None = None
@@ -192,8 +185,11 @@ class Worker:
             self._start("submission", self._submitter.run),
             *(self._start(lane, partial(self._runner.run, lane)) for lane in Lane),
         ]
-        while not self._over():
-            pass
+        # The wait is short, since Python runs a signal's handler in this thread only between two waits.
+        while True:
+            with suppress(queue.Empty):
+                self._ended.get(timeout=LOOK_SECONDS)
+                break
         self._ending = True
         self._runner.stop()
         self._submitter.stop()
@@ -205,15 +201,6 @@ class Worker:
             self._attacker.leave()
         if self._failure is not None:
             raise self._failure
-
-    def _over(self) -> bool:
-        # Looked at again and again: Python runs a signal's handler in this thread, and one that arrives in the instant
-        # before the wait, or at another thread, does not end the wait.
-        try:
-            self._ended.get(timeout=LOOK_SECONDS)
-        except queue.Empty:
-            return False
-        return True
 
     def stop(self) -> None:
         """Makes `run` return; safe in a signal handler."""

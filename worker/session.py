@@ -5,6 +5,7 @@ matters is kept here: after a reconnection the coordinator sends again whatever 
 """
 
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Protocol
 import grpc
 
 from federation.channels import RpcRefusal, refusal_from_rpc_error, signed_detail
-from federation.envelope import key_id, unseal
+from federation.envelope import unseal
 from federation.identity import parse_peer
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
@@ -92,7 +93,6 @@ class Session:
         progress: takes the statement that the coordinator was restored.
         backoff: delays after a broken connection.
         patience: delays after a refusal; they grow longer.
-        nonce: makes random bytes of a given length.
         events: where to tell.
     """
 
@@ -106,7 +106,6 @@ class Session:
         progress: Progress,
         backoff: Backoff,
         patience: Backoff,
-        nonce: Callable[[int], bytes],
         events: Events,
     ) -> None:
         self._connect = connect
@@ -119,7 +118,6 @@ class Session:
         self._progress = progress
         self._backoff = backoff
         self._patience = patience
-        self._nonce = nonce
         self._events = events
         self._changed = threading.Condition()
         self._stopping = False
@@ -221,7 +219,7 @@ class Session:
         welcomed = False
         hello = Hello()
         hello.CopyFrom(self._hello)
-        hello.nonce = self._nonce(NONCE_BYTES)
+        hello.nonce = secrets.token_bytes(NONCE_BYTES)
         try:
             call = stub.Attend(self._requests(hello, outbox, handler, lambda: welcomed, channel.close))
             for response in call:
@@ -260,9 +258,8 @@ class Session:
         envelope = signed_detail(error)
         if envelope is None:
             return
-        key = self._member.coordinator_key
         try:
-            manifest = unseal(envelope, RevocationManifest, lambda name: key if name == key_id(key) else None)
+            manifest = unseal(envelope, RevocationManifest, self._member.coordinator_key)
         except Refusal:
             return
         ours = (self._federation_id, self._member.client_id)

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 
 from federation.channels import CHUNK_BYTES, refusal_from_rpc_error, signed_detail
-from federation.envelope import envelope_digest, key_id, unseal
+from federation.envelope import envelope_digest, unseal
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
@@ -178,11 +178,8 @@ def verify_receipt(receipt: SignedEnvelope, entry: Entry, member: MemberFiles) -
     Raises:
         ReceiptError: it is not; the message names the first thing that differs.
     """
-    coordinator = key_id(member.coordinator_key)
     try:
-        manifest = unseal(
-            receipt, ReceiptManifest, lambda name: member.coordinator_key if name == coordinator else None
-        )
+        manifest = unseal(receipt, ReceiptManifest, member.coordinator_key)
     except Refusal as refusal:
         raise ReceiptError(f"the receipt is not signed by this federation's coordinator ({refusal.message})") from None
     for name in ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model", "payload"):

@@ -17,7 +17,7 @@ MAX_MESSAGE_CHARACTERS = 1000
 async def abort(context: "grpc.aio.ServicerContext[Any, Any]", refusal: Refusal) -> NoReturn:
     """Ends an rpc with the refusal's status and details."""
     await context.abort(
-        getattr(grpc.StatusCode, refusal.status.name),
+        getattr(grpc.StatusCode, refusal.status),
         refusal.message[:MAX_MESSAGE_CHARACTERS],
         ((STATUS_KEY, status_details(refusal)),),
     )
@@ -33,7 +33,7 @@ def status_details(refusal: Refusal) -> bytes:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(ceil(refusal.retry_seconds * 1000))
         details.append(retry)
-    code: grpc.StatusCode = getattr(grpc.StatusCode, refusal.status.name)
+    code: grpc.StatusCode = getattr(grpc.StatusCode, refusal.status)
     status = status_pb2.Status(
         code=code.value[0], message=refusal.message[:MAX_MESSAGE_CHARACTERS], details=map(_packed, details)
     )

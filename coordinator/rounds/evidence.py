@@ -16,7 +16,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import DecodeError, Message
 
-from federation.envelope import ManifestT, envelope_digest, key_id, seal, unseal
+from federation.envelope import ManifestT, envelope_digest, seal, unseal
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     AssignmentManifest,
@@ -83,7 +83,7 @@ class SignatureMemory:
             if entry in self._known:
                 self._known.move_to_end(entry)
                 return kind.FromString(envelope.manifest)
-        manifest = unseal(envelope, kind, lambda name: key if name == key_id(key) else None)
+        manifest = unseal(envelope, kind, key)
         self.note(envelope, kind, key)
         return manifest
 

@@ -193,8 +193,9 @@ class Intake:
         raise Refusal(refusal.reason, refusal.message, signed=receipt)
 
     def _opened(self, envelope: SignedEnvelope, client: Client) -> UpdateManifest:
-        manifest = unseal(envelope, UpdateManifest, _key_of(client))
-        self._signatures.note(envelope, UpdateManifest, Ed25519PublicKey.from_public_bytes(client.signing_key))
+        key = Ed25519PublicKey.from_public_bytes(client.signing_key)
+        manifest = unseal(envelope, UpdateManifest, key)
+        self._signatures.note(envelope, UpdateManifest, key)
         return manifest
 
     def _keep_if_signed(self, envelope: SignedEnvelope, order: AssignmentManifest, client: Client) -> None:
@@ -313,13 +314,6 @@ def _parse(data: bytes) -> UpdateManifest:
 
 def _order(assignment: Assignment) -> AssignmentManifest:
     return AssignmentManifest.FromString(SignedEnvelope.FromString(assignment.envelope).manifest)
-
-
-def _key_of(client: Client) -> Callable[[bytes], Ed25519PublicKey | None]:
-    def find(key_id: bytes) -> Ed25519PublicKey | None:
-        return Ed25519PublicKey.from_public_bytes(client.signing_key) if key_id.hex() == client.key_id else None
-
-    return find
 
 
 def _stored_receipt(session: Session, assignment: Assignment, envelope: str) -> SignedEnvelope | None:

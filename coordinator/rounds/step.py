@@ -197,7 +197,7 @@ class _Workshop:
     def stream(self, direction: Iterable[Vector], optimiser: Optimiser) -> Iterator[dict[str, BlobWriter]]:
         """Writes the model and the vectors after a step; what is not committed inside the context is gone after it."""
         names = (_MODEL, *optimiser.slots, *([] if self.averaged is None else [AVERAGE]))
-        base, header = self._row(self.base_model), model_layout(self.blobs.local(self.base_model)).header()
+        base, header = self._row(self.base_model), model_layout(self.blobs.local(self.base_model)).header
         before = {name: self._row(digest) for name, digest in self.vectors.items() if name in names}
         with ExitStack() as stack:
             writers = {name: stack.enter_context(self.blobs.writer()) for name in names}

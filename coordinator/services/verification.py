@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from federation.envelope import ManifestT, envelope_digest, key_id, unseal
+from federation.envelope import ManifestT, envelope_digest, unseal
 from federation.proofs import UNSIGNED
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
@@ -181,7 +181,7 @@ def _check(
         return found
     found.key_id = envelope.key_id.hex()
     try:
-        signed = unseal(envelope, manifest, lambda name: key if key is not None and name == key_id(key) else None)
+        signed = unseal(envelope, manifest, key)
     except Refusal as refusal:
         words = {"signature": "the signature does not fit the recorded bytes"}
         found.reason, found.message = refusal.reason, words.get(refusal.reason, refusal.message)

@@ -21,7 +21,7 @@ from federation.training.measured import Measured, measure
 from federation.training.objectives import losses, must_have_objectives, served, weighted
 from federation.training.sgd import Descent
 from federation.vectors import Layout
-from federation.work.base import Result
+from federation.work.base import Result, Shape
 from federation.work.computation import SPLITS, Computation, Descend, Differentiate, LocalSgd, Measure
 
 # Steps between looks at the losses: on a GPU each look waits for the device.
@@ -36,6 +36,7 @@ class Trainer:
     Attributes:
         layout: the layout that a base model must have.
         objectives: those that the client serves, in the task's order.
+        shape: of the model, the task and what the client serves.
         samples: training samples held.
     """
 
@@ -82,6 +83,7 @@ class Trainer:
 
     def _hold(self, splits: Splits, objectives: Sequence[str] | None) -> None:
         self.objectives = served(self._task, objectives)
+        self.shape = Shape(self.layout, tuple(self._task.objectives), self.objectives)
         self._data = {name: self._place(getattr(splits, name)) for name in SPLITS}
         self.samples = len(splits.train)
         self._jacobian: tuple[object, Tensor] | None = None

@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from federation.work.base import Shape, Work, WorkError
 
@@ -23,13 +23,15 @@ class Kind:
 
     Attributes:
         work: the class.
-        encode: makes the serialized message of such work.
-        decode: makes the work of a serialized message; raises DecodeError or WorkError.
+        message: the class of the message.
+        to_proto: makes the message of such work.
+        from_proto: makes the work of a message, given the shape of model and task; may raise WorkError.
     """
 
     work: type[Work]
-    encode: Callable[[Any], bytes]
-    decode: Callable[[bytes, Shape], Work]
+    message: type[Message]
+    to_proto: Callable[[Any], Message]
+    from_proto: Callable[[Any, Shape], Work]
 
 
 def kind(name: str) -> Kind:
@@ -51,21 +53,17 @@ def kind(name: str) -> Kind:
 
 def encode(work: Work) -> bytes:
     """The serialized message of some work."""
-    return kind(work.name).encode(work)
+    return kind(work.name).to_proto(work).SerializeToString(deterministic=True)
 
 
 def decode(name: str, data: bytes, shape: Shape) -> Work:
-    """The work of a serialized message.
-
-    Args:
-        name: of the kind.
-        data: the message.
-        shape: of model and task.
+    """The work of a serialized message, by the name of its kind and the shape of model and task.
 
     Raises:
         WorkError: there is no such kind, or the message is not one of it.
     """
     try:
-        return kind(name).decode(data, shape)
+        found = kind(name)
+        return found.from_proto(found.message.FromString(data), shape)
     except DecodeError:
         raise WorkError(f"the message is not one of the kind {name!r}") from None

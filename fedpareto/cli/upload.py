@@ -88,7 +88,7 @@ def made_model(task_name: str, seed: int) -> InitialModel:
             f"the initial model of {task_name} is made with {error.name}, which is not installed here: "
             "install fedpareto[torch], or give the model with --model FILE"
         ) from None
-    header, data = layout.header(), vector.data.cast("B")
+    header, data = layout.header, vector.data.cast("B")
 
     def pieces() -> Iterator[bytes]:
         for part in (memoryview(header), data):

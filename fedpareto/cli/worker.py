@@ -51,9 +51,9 @@ def join(
     """Become a member: make keys, get a certificate. Reads the join string from standard input, or asks for it."""
     from federation.join_string import JoinString  # noqa: PLC0415
     from federation.keys import IdentityError  # noqa: PLC0415
+    from worker import software  # noqa: PLC0415
     from worker.enroll import EnrollmentError, enroll  # noqa: PLC0415
     from worker.home import Home  # noqa: PLC0415
-    from worker.software import software  # noqa: PLC0415
 
     try:
         decoded = JoinString.decode(read_join_string(join_file, arguments or []))

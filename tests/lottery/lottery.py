@@ -71,8 +71,9 @@ class Ticket(Work):
 
 KIND = Kind(
     Ticket,
-    lambda work: UInt64Value(value=work.number).SerializeToString(),
-    lambda data, shape: Ticket(number=UInt64Value.FromString(data).value),
+    UInt64Value,
+    lambda work: UInt64Value(value=work.number),
+    lambda message, shape: Ticket(number=message.value),
 )
 
 

@@ -6,18 +6,14 @@ from federation.work.evaluate.work import Evaluate
 from federation.work.registry import Kind
 
 
-def encode(work: Evaluate) -> bytes:
-    """The serialized message."""
-    return EvaluateWork(splits=work.splits).SerializeToString(deterministic=True)
+def to_proto(work: Evaluate) -> EvaluateWork:
+    """The message."""
+    return EvaluateWork(splits=work.splits)
 
 
-def decode(data: bytes, shape: Shape) -> Evaluate:
-    """The work of a serialized message.
-
-    Raises:
-        DecodeError: it is no EvaluateWork.
-    """
-    return Evaluate(splits=tuple(EvaluateWork.FromString(data).splits))
+def from_proto(message: EvaluateWork, shape: Shape) -> Evaluate:
+    """The work of a message."""
+    return Evaluate(splits=tuple(message.splits))
 
 
-KIND = Kind(Evaluate, encode, decode)
+KIND = Kind(Evaluate, EvaluateWork, to_proto, from_proto)

@@ -1,5 +1,7 @@
 """Train as a TrainWork, and back."""
 
+from dataclasses import asdict
+
 from federation.objectives import joint_target
 from federation.v1.common_pb2 import ObjectiveWeight, Target, TrainWork
 from federation.work.base import Shape, WorkError
@@ -8,34 +10,21 @@ from federation.work.registry import Kind
 from federation.work.train.work import Train
 
 
-def encode(work: Train) -> bytes:
-    """The serialized message."""
-    message = TrainWork(
-        epochs=work.sgd.epochs,
-        steps=work.sgd.steps,
-        batch_size=work.sgd.batch_size,
-        learning_rate=work.sgd.learning_rate,
-        proximal_mu=work.sgd.proximal_mu,
-        momentum=work.sgd.momentum,
-        weight_decay=work.sgd.weight_decay,
-        from_jacobian=work.from_jacobian,
-        unmeasured=not work.measure,
-        targets=[
-            Target(row=row, weights=[ObjectiveWeight(objective=name, weight=value) for name, value in weights.items()])
-            for row, weights in work.targets.items()
-        ],
-    )
-    return message.SerializeToString(deterministic=True)
+def to_proto(work: Train) -> TrainWork:
+    """The message, which has the fields of LocalSgd."""
+    targets = [
+        Target(row=row, weights=[ObjectiveWeight(objective=name, weight=value) for name, value in weights.items()])
+        for row, weights in work.targets.items()
+    ]
+    return TrainWork(**asdict(work.sgd), from_jacobian=work.from_jacobian, unmeasured=not work.measure, targets=targets)
 
 
-def decode(data: bytes, shape: Shape) -> Train:
-    """The work of a serialized message. Without targets, it is one row for the mean of the client's objectives.
+def from_proto(message: TrainWork, shape: Shape) -> Train:
+    """The work of a message. Without targets, it is one row for the mean of the client's objectives.
 
     Raises:
         WorkError: rates out of range, a row that is named twice, or that names an objective twice.
-        DecodeError: it is no TrainWork.
     """
-    message = TrainWork.FromString(data)
     targets = {target.row: {item.objective: item.weight for item in target.weights} for target in message.targets}
     if len(targets) < len(message.targets):
         raise WorkError("a row of the update is named twice")
@@ -53,4 +42,4 @@ def decode(data: bytes, shape: Shape) -> Train:
     )
 
 
-KIND = Kind(Train, encode, decode)
+KIND = Kind(Train, TrainWork, to_proto, from_proto)
