@@ -210,7 +210,7 @@ def test_a_worker_waits_as_long_as_the_coordinator_asks(
 ) -> None:
     rated(served, monkeypatch, Attend=Rate(1, 1 / 3600))
     join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.token("hasty"), "hasty")
-    member = enroll(Home(tmp_path / "h"), join, software="test").member
+    member = enroll(Home(tmp_path / "h"), join).member
     with member.channel() as channel:
         next(FederationStub(channel).Attend(iter([AttendRequest(hello=Hello())]), timeout=SECONDS))
     worker = working.Running(Home(tmp_path / "h"), member, {})

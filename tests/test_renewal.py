@@ -36,7 +36,7 @@ def joined(served: Running, directory: Path, name: str, passphrase: bytes | None
     served.clock.ahead = -AGE
     try:
         join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.token(name), name)
-        return enroll(Home(directory), join, software="test", passphrase=passphrase).member
+        return enroll(Home(directory), join, passphrase=passphrase).member
     finally:
         served.clock.ahead = timedelta()
 

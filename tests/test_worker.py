@@ -767,7 +767,7 @@ def test_joining_makes_a_private_directory_that_a_worker_can_run_from(
     coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
     home = Home(tmp_path / "deep" / "member")
-    enrolled = enroll(home, coordinator.join(), software="test", passphrase=b"secret")
+    enrolled = enroll(home, coordinator.join(), passphrase=b"secret")
     assert files_in(home.directory.parent) == ["member"]
     for name in ("tls.key", "signing.key"):
         path = home.directory / name
@@ -779,7 +779,7 @@ def test_joining_makes_a_private_directory_that_a_worker_can_run_from(
     with pytest.raises(IdentityError, match="passphrase"):
         MemberFiles.load(home.directory, b"wrong")
     with pytest.raises(EnrollmentError, match="holds a membership already"):
-        enroll(home, coordinator.join(), software="test")
+        enroll(home, coordinator.join())
 
 
 @pytest.mark.parametrize("reason", ["token-invalid", "token-expired", "token-used"])
@@ -788,7 +788,7 @@ def test_a_refused_token_is_explained_and_leaves_nothing_behind(
 ) -> None:
     coordinator.enrollment_refusal = Refusal(reason, "no")
     with pytest.raises(EnrollmentError, match=f"{reason}: .*new one"):
-        enroll(Home(tmp_path / "member"), coordinator.join(), software="test")
+        enroll(Home(tmp_path / "member"), coordinator.join())
     assert files_in(tmp_path) == []
 
 
@@ -798,7 +798,7 @@ def test_a_coordinator_with_another_ca_never_sees_the_secret(coordinator: Script
         diverted = type(join)(impostor.join().address, join.ca_fingerprint, join.secret, join.client_id)
         impostor.enrollment_refusal = Refusal("token-invalid", "seen")
         with pytest.raises(EnrollmentError, match="fingerprint"):
-            enroll(Home(tmp_path / "member"), diverted, software="test")
+            enroll(Home(tmp_path / "member"), diverted)
     assert files_in(tmp_path) == []
 
 
@@ -810,7 +810,7 @@ def test_an_enrollment_that_is_not_what_was_promised_is_refused(
 ) -> None:
     coordinator.change_enrollment = lambda response: setattr(response, field, value)
     with pytest.raises(EnrollmentError, match="not what the join string"):
-        enroll(Home(tmp_path / "member"), coordinator.join(), software="test")
+        enroll(Home(tmp_path / "member"), coordinator.join())
     assert files_in(tmp_path) == []
 
 
@@ -819,14 +819,14 @@ def test_joining_does_not_touch_a_directory_that_holds_something_else(
 ) -> None:
     (tmp_path / "diary.txt").write_text("mine")
     with pytest.raises(EnrollmentError, match="not empty"):
-        enroll(Home(tmp_path), coordinator.join(), software="test")
+        enroll(Home(tmp_path), coordinator.join())
     assert files_in(tmp_path) == ["diary.txt"]
 
 
 def test_nobody_at_the_address_is_said_so(coordinator: ScriptedCoordinator, tmp_path: Path) -> None:
     coordinator.stop()
     with pytest.raises(EnrollmentError, match="no coordinator answers at 127"):
-        enroll(Home(tmp_path / "member"), coordinator.join(), software="test")
+        enroll(Home(tmp_path / "member"), coordinator.join())
     assert files_in(tmp_path) == []
 
 

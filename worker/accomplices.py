@@ -18,12 +18,7 @@ _KEPT = 2  # an accomplice that is late may still read what was shown in the rou
 
 
 class Accomplices:
-    """One attacker's view of the shared directory: each accomplice has a box in it, a directory with its name.
-
-    Args:
-        directory: the same for all accomplices; made when it is missing.
-        client_id: who we are.
-    """
+    """One attacker's view of the shared directory, in which each accomplice has a directory with its name."""
 
     def __init__(self, directory: Path, client_id: str) -> None:
         self._directory = directory
@@ -31,11 +26,7 @@ class Accomplices:
         self._shown: deque[Path] = deque()
 
     def meet(self) -> None:
-        """Puts up the own box: from now on the others wait for what it shows.
-
-        Raises:
-            HomeError: the directory cannot be written.
-        """
+        """Creates this attacker's directory: from now on the others wait for its updates. Raises HomeError."""
         try:
             rmtree(self._own, ignore_errors=True)  # an earlier process may have died
             self._own.mkdir(parents=True)
@@ -45,17 +36,17 @@ class Accomplices:
     def exchange(
         self, occasion: str, layout: Layout, vector: Vector, *, seconds: float, pause: Callable[[float], None]
     ) -> list[Vector]:
-        """Shows the others an honest update, and waits for theirs.
+        """Shows the others an honest update (d,), and waits at most `seconds` for theirs.
 
         Args:
             occasion: the same for all accomplices, and another one every time.
-            layout: of the update; files of another are passed over.
-            vector: the update, (d,).
+            layout: of the update; files of another layout are ignored.
+            vector: the update.
             seconds: how long to wait at most.
             pause: sleeps; may raise in order to give up.
 
         Returns:
-            The updates of those who came, the own among them, in the order of their names.
+            The updates that were shown, with this attacker's own, in the order of their names.
         """
         name = digest(occasion.encode()).rpartition(":")[2] + ".safetensors"
         path = self._own / name
@@ -75,7 +66,7 @@ class Accomplices:
             waited += _LOOK_SECONDS
 
     def leave(self) -> None:
-        """Takes the own box away, so that nobody waits for it any more."""
+        """Removes this attacker's directory, so that nobody waits for it any more."""
         rmtree(self._own, ignore_errors=True)
 
 

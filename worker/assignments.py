@@ -24,7 +24,7 @@ class Declined(Exception):
     """An assignment that this worker will not do.
 
     Attributes:
-        assignment_id: as far as it is known; empty when nothing could be read.
+        assignment_id: empty if it could not be read.
         reason: a stable reason, told to the coordinator and recorded there.
         message: the reason in words.
     """
@@ -46,7 +46,7 @@ class Order:
         work: what to do.
         shape: of model and task.
         rows: of the reply's payload; none for a reply without one.
-        deadline: until when the reply counts.
+        deadline: by the coordinator's clock, aware; later replies are refused.
     """
 
     envelope: SignedEnvelope
@@ -68,16 +68,11 @@ def check_assignment(
 ) -> Order:
     """Verifies an assignment against the coordinator's key from enrollment, then every field that says what to do.
 
-    A coordinator that was taken over, or somebody between it and us, can make this worker do nothing but train a task
+    A coordinator that was taken over, or an attacker on the network, can make this worker do nothing but train a task
     that its owner named, from a model of that task's layout, within the bounds that its owner set.
 
-    Args:
-        envelope: as received.
-        member: who we are, and the coordinator's key.
-        offers: what trains each task that the owner allowed, by its name.
-        limits: the owner's bounds.
-        newest_round: the newest round of a run in which this worker accepted work, by the run's id.
-        now: the time by the coordinator's clock.
+    `newest_round` returns the newest round of a run in which this worker accepted work; `now` is by the coordinator's
+    clock.
 
     Raises:
         Declined: with the reason of the first check that failed.
@@ -171,7 +166,7 @@ def _described(rows: tuple[RowSchema, ...]) -> str:
 
 
 def _claimed_id(envelope: SignedEnvelope) -> str:
-    """The assignment that an unverified envelope speaks of; good for nothing but naming it in a refusal."""
+    """The assignment that an unverified envelope names, to name it in a refusal."""
     try:
         return AssignmentManifest.FromString(envelope.manifest).assignment_id[:200]
     except DecodeError:

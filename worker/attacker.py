@@ -41,7 +41,7 @@ class Attacker:
 
     @property
     def warning(self) -> str:
-        """What everybody who looks at this worker should read first."""
+        """The warning that this worker is dishonest."""
         lone = self.attack.needs_peers and self.accomplices is None
         return (
             f"REHEARSAL OF AN ATTACK: this worker is dishonest, {self.attack}: {self.attack.summary} "
@@ -64,7 +64,7 @@ class Attacker:
             self.accomplices.leave()
 
     def see(self, asked: AssignmentManifest, base: Vector) -> None:
-        """Remembers a model to train from or to evaluate, (d,): who does not train knows how the model changes."""
+        """Remembers a base model (d,): an attacker that does not train sends the last change of the model."""
         seen = [item for item in self._models if item[0] == asked.run_id and item[1] != asked.base_model]
         self._models = [*seen[-1:], (asked.run_id, asked.base_model, base)]
 
@@ -73,11 +73,8 @@ class Attacker:
     ) -> Result:
         """What is handed in for an assignment to train in place of an honest result.
 
-        Args:
-            asked: the assignment.
-            honest: the result; rows of zeros where the attack does not train.
-            now: the coordinator's time.
-            pause: sleeps; may raise in order to give up.
+        The result has rows of zeros where the attack does not train. `now` is the coordinator's time; `pause` sleeps,
+        and may raise in order to give up.
         """
         rows = dict(honest.rows)
         if not self.attack.trains:

@@ -8,12 +8,9 @@ from collections.abc import Callable
 
 
 class Backoff:
-    """The delays between attempts.
+    """The delays between attempts. `first` and `longest` are the ceilings of the first and of every delay, in seconds.
 
-    Args:
-        uniform: draws a number between its two arguments, such as `random.Random(seed).uniform`.
-        first: ceiling of the first delay, in seconds.
-        longest: ceiling of every delay, in seconds.
+    `uniform` draws a number between its two arguments, such as `random.Random(seed).uniform`.
     """
 
     def __init__(self, uniform: Callable[[float, float], float], *, first: float = 0.2, longest: float = 30.0) -> None:

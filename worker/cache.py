@@ -15,12 +15,7 @@ class ModelMismatch(Exception):
 
 
 class ModelCache:
-    """Keeps the last few models. One thread at a time.
-
-    Args:
-        directory: made when it is missing.
-        keep: how many models stay.
-    """
+    """Keeps the last few models in a directory. One thread at a time."""
 
     def __init__(self, directory: Path, keep: int = 3) -> None:
         self._directory = directory
@@ -30,14 +25,10 @@ class ModelCache:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def get(self, digest: str, size: int, fetch: Callable[[int], Iterator[bytes]]) -> Path:
-        """The file of a model, from the disk or from `fetch`.
+        """The file of a model of this digest and size in bytes, from the disk or from `fetch`.
 
-        What `fetch` raises passes through, and what had arrived by then is kept: the next call goes on from there.
-
-        Args:
-            digest: the model's digest; nothing else is ever returned.
-            size: in bytes; not one more is written.
-            fetch: yields the model's bytes from the given offset on.
+        `fetch` yields the model's bytes from the given offset on. What it raises passes through, and what had arrived
+        by then is kept: the next call goes on from there.
 
         Raises:
             ValueError: `digest` is not one.

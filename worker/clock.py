@@ -55,11 +55,7 @@ class CoordinatorClock:
         return base + timedelta(seconds=self._monotonic() - at)
 
     def set(self, envelope: SignedEnvelope, nonce: bytes) -> timedelta:
-        """Takes a signed time.
-
-        Args:
-            envelope: of a TimeManifest.
-            nonce: what was asked with; a time signed in answer to anything else is refused.
+        """Takes a signed time, the answer to a question with this nonce.
 
         Returns:
             How far the coordinator's clock is ahead of this machine's.

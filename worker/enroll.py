@@ -20,6 +20,7 @@ from federation.member_files import MemberFiles
 from federation.proofs import prove_possession
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
+from worker import software
 from worker.home import Home
 
 CONNECT_SECONDS = 20.0
@@ -41,28 +42,22 @@ class EnrollmentError(Exception):
 
 @dataclass(frozen=True)
 class Enrolled:
-    """A membership that is on the disk.
-
-    Attributes:
-        member: the membership.
-        approval_pending: whether an operator must approve the client before it gets work.
-    """
+    """A membership that is on the disk, and whether an operator must approve the client before it gets work."""
 
     member: MemberFiles
     approval_pending: bool
 
 
-def enroll(home: Home, join: JoinString, *, software: str, passphrase: bytes | None = None) -> Enrolled:
+def enroll(home: Home, join: JoinString, *, passphrase: bytes | None = None) -> Enrolled:
     """Becomes the client that a join string was made for. The directory appears complete or not at all.
 
     Args:
         home: a directory that does not exist yet, or is empty.
         join: the decoded join string.
-        software: the name and version of this worker.
         passphrase: encrypts the private keys; None leaves them to the file mode.
 
     Raises:
-        EnrollmentError: the directory is taken, nobody or somebody else answers, or the token is refused.
+        EnrollmentError: the directory is taken, nobody or another server answers, or the token is refused.
     """
     with _new_directory(home) as staging:
         ca = _ca(join)
@@ -74,7 +69,7 @@ def enroll(home: Home, join: JoinString, *, software: str, passphrase: bytes | N
             csr=csr,
             signing_key=signing_key.public_key().public_bytes_raw(),
             proof=prove_possession(signing_key, join.secret, csr),
-            software=software,
+            software=software(),
         )
         response = _exchange(join, ca, request)
         _check(response, join, ca)
@@ -94,7 +89,7 @@ def enroll(home: Home, join: JoinString, *, software: str, passphrase: bytes | N
 
 @contextmanager
 def _new_directory(home: Home) -> Iterator[Path]:
-    """A directory to fill, which becomes the home when all went well.
+    """A directory to fill, which becomes the home if all goes well.
 
     It is made before the token is spent, so that a mistyped path costs nothing.
     """

@@ -1,7 +1,6 @@
 """What a worker tells its owner: one line for people on the log, one JSON object for programs on a stream.
 
-Part of what is told came from the coordinator. It is escaped here, in both places, so that none of it moves the cursor
-of a terminal or forges a line.
+Part of it came from the coordinator. It is escaped here, so that it cannot move a terminal's cursor or forge a line.
 """
 
 import json
@@ -18,24 +17,14 @@ LOGGER = logging.getLogger("fedpareto.worker")
 
 
 class Events:
-    """Tells both audiences the same thing. Callable from any thread.
-
-    Args:
-        stream: where the JSON lines go; None for none.
-    """
+    """Tells both audiences the same thing; no stream, no JSON lines. Callable from any thread."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
         self._lock = threading.Lock()
 
     def tell(self, event: str, message: str, **fields: object) -> None:
-        """Tells of one event.
-
-        Args:
-            event: its stable name, for programs.
-            message: the line for people.
-            fields: what programs get beside `event`, `time` and `message`.
-        """
+        """Tells of an event: its stable name, the line for people, and further fields for programs."""
         self._tell(logging.INFO, event, message, fields)
 
     def warn(self, event: str, message: str, **fields: object) -> None:

@@ -4,7 +4,6 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 MEMBER_FILE = "member.toml"
@@ -14,55 +13,30 @@ class HomeError(Exception):
     """A directory that cannot be used; the message says why and what to do."""
 
 
-@dataclass(frozen=True)
 class Home:
-    """Where a worker keeps what must outlive it.
+    """The directory of a worker, made by `fedpareto worker join` with mode 0700, and the paths in it.
 
     Attributes:
-        directory: made by `fedpareto worker join`, mode 0700.
+        spool: finished replies that no receipt has acknowledged.
+        handed_in: the payloads of the last replies that were acknowledged; safe to delete.
+        cache: models by digest; safe to delete.
+        sessions: what is remembered of rounds that are under way, and which questions were answered.
+        receipts: the coordinator's signed receipts, JSON lines.
+        policy: what the owner allows; written by hand, may be missing.
+        progress: the coordinator's newest signed time and rounds.
+        accepted_restore: names the restore that the owner accepts, until the worker has read it.
     """
 
-    directory: Path
-
-    @property
-    def spool(self) -> Path:
-        """Finished replies that no receipt has acknowledged."""
-        return self.directory / "spool"
-
-    @property
-    def handed_in(self) -> Path:
-        """The payloads of the last replies that were acknowledged; safe to delete."""
-        return self.directory / "handed-in"
-
-    @property
-    def cache(self) -> Path:
-        """Models by digest; safe to delete."""
-        return self.directory / "cache"
-
-    @property
-    def sessions(self) -> Path:
-        """What is remembered of rounds that are under way, and which questions were answered."""
-        return self.directory / "sessions.db"
-
-    @property
-    def receipts(self) -> Path:
-        """The coordinator's signed receipts, JSON lines."""
-        return self.directory / "receipts.jsonl"
-
-    @property
-    def policy(self) -> Path:
-        """What the owner allows; written by hand, may be missing."""
-        return self.directory / "policy.toml"
-
-    @property
-    def progress(self) -> Path:
-        """How far the coordinator has come, by its signed words."""
-        return self.directory / "progress.json"
-
-    @property
-    def accepted_restore(self) -> Path:
-        """Names the restore that the owner accepts, until the worker has taken note."""
-        return self.directory / "restore-accepted"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.spool = directory / "spool"
+        self.handed_in = directory / "handed-in"
+        self.cache = directory / "cache"
+        self.sessions = directory / "sessions.db"
+        self.receipts = directory / "receipts.jsonl"
+        self.policy = directory / "policy.toml"
+        self.progress = directory / "progress.json"
+        self.accepted_restore = directory / "restore-accepted"
 
     @property
     def joined(self) -> bool:
@@ -70,11 +44,7 @@ class Home:
         return (self.directory / MEMBER_FILE).is_file()
 
     def require_joined(self) -> None:
-        """Makes sure that there is a membership to work with.
-
-        Raises:
-            HomeError: there is none.
-        """
+        """Raises HomeError if there is no membership to work with."""
         if not self.joined:
             raise HomeError(
                 f"{self.directory} holds no membership (no {MEMBER_FILE}): "
@@ -83,11 +53,7 @@ class Home:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Holds the directory for this process. The lock goes with the process, however it ends.
-
-        Raises:
-            HomeError: another worker holds it.
-        """
+        """Holds the directory until this process ends; raises HomeError if another worker holds it."""
         descriptor = os.open(self.directory / "worker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:

@@ -5,8 +5,7 @@
     [limits]
     samples = 32
 
-It holds what the coordinator may ask of this site. The coordinator cannot change it. Every key is optional; an unknown
-or wrong key is refused with its path.
+It says what the coordinator may ask of this site; the coordinator cannot change it. Every key is optional.
 """
 
 import tomllib

@@ -1,6 +1,6 @@
-"""How far the coordinator has come, by its own signed words: the newest time, the newest round of each run, restores.
+"""The coordinator's newest signed time, the newest round of each run, and the restores that the coordinator signed.
 
-It is kept in the worker's home, so that a restart of the worker does not let old words pass for new ones.
+They are kept in the worker's home, so that after a restart of the worker old messages are not taken for new ones.
 """
 
 import json
@@ -32,10 +32,10 @@ class StatementError(Exception):
 
 
 class Progress:
-    """The worker's memory of its coordinator. Any thread may call.
+    """The worker's memory of its coordinator, in a file that need not exist. Any thread may call.
 
     Args:
-        path: the file; it need not exist.
+        path: the file.
         accepted: the file by which the owner accepts a restore (`accept_restore` writes it).
         member: who we are, and the coordinator's key.
         ask: whether a restore waits for the owner.
@@ -193,7 +193,7 @@ class PendingRestore:
 
 
 def pending_restore(path: Path, member: MemberFiles) -> PendingRestore | None:
-    """The restore that waits for the owner, from the file of a worker's progress; None when there is none.
+    """The restore that waits for the owner, from a worker's progress file; None when there is none.
 
     Raises:
         HomeError: the file is damaged.
@@ -216,11 +216,7 @@ def accept_restore(accepted: Path, digest: str) -> None:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """The document in a file; None when there is no such file.
-
-    Raises:
-        HomeError: it cannot be read, or is damaged.
-    """
+    """The document in a file; None when there is no such file. Raises HomeError if it is damaged or cannot be read."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

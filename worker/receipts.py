@@ -1,6 +1,6 @@
-"""The receipts of a member: what the coordinator asked of it and said to it, signed, one JSON object a line.
+"""The receipts of a member: the coordinator's signed assignments and answers, one JSON object a line.
 
-Two members compare them, and find out whether both were told the same.
+Two members compare them to find out whether both were told the same.
 """
 
 import json
@@ -27,10 +27,10 @@ class ReceiptsError(ValueError):
 
 @dataclass(frozen=True)
 class Receipt:
-    """What one line says, with its signatures verified.
+    """One line, with its signatures verified.
 
     Attributes:
-        client_id: whose it is.
+        client_id: the member.
         occasion: run, round and phase.
         assignment_id: the assignment.
         base_model: the digest of the model that the work started from.
@@ -51,14 +51,7 @@ class Receipt:
 def receipt_line(
     update: SignedEnvelope, assignment: SignedEnvelope, receipt: SignedEnvelope, manifest: ReceiptManifest
 ) -> str:
-    """The line that is kept of a receipt.
-
-    Args:
-        update: the reply that was handed in.
-        assignment: that it fulfils; it says on which step the work builds.
-        receipt: the coordinator's answer.
-        manifest: what is in the receipt.
-    """
+    """The line that is kept of a receipt for an update; the assignment says on which step the work builds."""
     asked = AssignmentManifest.FromString(assignment.manifest)
     line = {
         "assignment_id": manifest.assignment_id,
@@ -79,11 +72,7 @@ def receipt_line(
 
 
 def append(path: Path, text: str) -> None:
-    """Appends whole lines durably, or nothing. They begin on a line of their own after one that was cut short.
-
-    Raises:
-        OSError: the disk does not take them.
-    """
+    """Appends whole lines durably, or nothing, after completing a last line that was cut short. Raises OSError."""
     with path.open("a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         cut_short = end > 0 and os.pread(file.fileno(), 1, end - 1) != b"\n"
@@ -98,11 +87,7 @@ def append(path: Path, text: str) -> None:
 
 
 def read_receipts(path: Path, coordinator: Ed25519PublicKey) -> list[Receipt]:
-    """Reads a member's receipts, one's own or another's, and verifies them.
-
-    Args:
-        path: `receipts.jsonl` of a worker's home, or a copy.
-        coordinator: the key that must have signed every assignment and every receipt.
+    """Reads a `receipts.jsonl`, and verifies that `coordinator` signed every assignment and receipt in it.
 
     Raises:
         ReceiptsError: the file cannot be read, or a line is damaged or not signed by that key.
@@ -124,7 +109,7 @@ def read_receipts(path: Path, coordinator: Ed25519PublicKey) -> list[Receipt]:
 def disagreements(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> list[tuple[Receipt, Receipt]]:
     """The occasions on which two members were told of different models or steps: our receipt and theirs.
 
-    Where an occasion came twice, after a restored backup, the last receipt of each counts.
+    If there are several for one occasion, after a restored backup, the last receipt of each member counts.
     """
     mine, others = ({receipt.occasion: receipt for receipt in receipts} for receipts in (ours, theirs))
     return [

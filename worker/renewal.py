@@ -22,18 +22,12 @@ class RenewalError(Exception):
 
 
 def renew(home: Home, member: MemberFiles, *, passphrase: bytes | None = None) -> MemberFiles:
-    """Gets the next certificate, for a new key, and puts both in the place of the present ones.
+    """Gets the next certificate, for a new key, and puts both in the place of the present ones in `home`.
 
-    Args:
-        home: the member's directory, held by this process.
-        member: what is in it.
-        passphrase: encrypts the new key; None leaves it to the file mode.
-
-    Returns:
-        The member with the new key and certificate.
+    A passphrase encrypts the new key; None leaves it to the file mode. Returns the member with key and certificate.
 
     Raises:
-        RenewalError: the coordinator cannot be reached, refuses, or answers with somebody else's certificate.
+        RenewalError: the coordinator cannot be reached, refuses, or answers with another member's certificate.
     """
     key = new_tls_key()
     csr = make_csr(key)

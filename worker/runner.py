@@ -42,15 +42,7 @@ class _Job:
 class Runner:
     """Takes assignments in, has them done in their lanes, and keeps the replies.
 
-    Args:
-        member: who we are.
-        execution: does the work.
-        spool: where finished replies go.
-        session: the coordinator's clock; passes refusals on.
-        progress: how far the coordinator has come.
-        limits: the owner's bounds.
-        events: where to tell.
-        finished: called when something new is in the spool.
+    `finished` is called when something new is in the spool; `limits` are the owner's bounds.
     """
 
     def __init__(

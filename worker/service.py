@@ -63,7 +63,7 @@ def prepare_offers(
         source: where the data is.
         device: as torch names it, or "auto".
         threads: CPU threads of torch; None leaves its own choice.
-        attack: what poisons the data to train on; None for an honest member.
+        attack: what poisons the training data of `client_id`; None for an honest member.
         client_id: whose data it is.
         objectives: those that the owner serves, by task; of a task that is not named, all.
 
@@ -71,7 +71,7 @@ def prepare_offers(
         What trains each task, by its name, and the device in words.
 
     Raises:
-        TaskError: no such task, or no such objective of it, or an exception of its code on a batch of the data.
+        TaskError: no such task or objective, or an exception of the task's code on a batch of the data.
         DataError: missing or malformed data, or data whose losses are not finite.
         ValueError: no such device, or an attack that does not fit the data.
     """
@@ -93,8 +93,8 @@ class Worker:
 
     Args:
         home: its directory, locked by the caller.
-        member: what was loaded from it.
-        offers: what `prepare_offers` made ready.
+        member: the membership in it.
+        offers: what `prepare_offers` returned.
         device: what trains, in words.
         events: where to tell.
         uniform: draws the jitter of every back-off.
@@ -174,7 +174,7 @@ class Worker:
         """Works until `stop`. The calling thread only waits, so that it is free for signals.
 
         Raises:
-            SessionError: the coordinator will not have this worker.
+            SessionError: the coordinator refuses this worker.
             HomeError: the directory of the accomplices of an attack cannot be written.
             Exception: whatever ended one of the threads: nothing is left half-running.
         """

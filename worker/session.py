@@ -1,7 +1,7 @@
 """The session: one attendance stream for as long as the worker is up, made again whenever it breaks.
 
-The worker dials out and says hello; the coordinator's assignments arrive on the same stream at once. Nothing that
-matters is kept here: after a reconnection the coordinator sends again whatever is still open.
+The worker dials out and says hello; the coordinator's assignments arrive on the same stream at once. After a
+reconnection the coordinator sends again whatever is still open, so nothing that matters is kept here.
 """
 
 import queue
@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -20,13 +20,16 @@ from federation.identity import parse_peer
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.text import escaped
-from federation.v1.common_pb2 import RevocationManifest, SignedEnvelope
+from federation.v1.common_pb2 import RevocationManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Decline, Heartbeat, Hello, Welcome
 from federation.v1.federation_pb2_grpc import FederationStub
 from worker.backoff import Backoff
 from worker.clock import CoordinatorClock, TimeRefused
 from worker.events import Events
 from worker.progress import Progress, StatementError
+
+if TYPE_CHECKING:
+    from worker.runner import Runner
 
 # What ends the worker besides a signed revocation: the owner has to act.
 FINAL_REASONS = {
@@ -59,36 +62,20 @@ SLOWEST_BYTES_PER_SECOND = 100_000
 
 
 class SessionError(Exception):
-    """The coordinator will not have this worker, whatever it tries; the message says what to do."""
+    """The coordinator refuses this worker for good; the message says what to do."""
 
 
 class WelcomeRefused(Exception):
-    """A first word that this worker does not take; the message says why."""
-
-
-class Handler(Protocol):
-    """What the session reports to."""
-
-    def assigned(self, envelope: SignedEnvelope) -> None:
-        """An assignment arrived, perhaps not for the first time."""
-
-    def cancelled(self, assignment_id: str, reason: str) -> None:
-        """An assignment is no longer wanted."""
-
-    def restored(self) -> None:
-        """The owner has accepted that the coordinator was restored from a backup."""
-
-    def working(self) -> tuple[str, float]:
-        """The assignment in work (empty when idle) and the share of it that is done."""
+    """A first message that this worker does not accept; the message says why."""
 
 
 class Session:
     """Attends, and lends its channel to those who fetch and submit.
 
     Args:
-        connect: makes a fresh channel. A channel has a back-off of its own, which would stand in the way of ours.
+        connect: makes a fresh channel. A channel has a back-off of its own, which would delay our next attempt.
         member: who we are, and the coordinator's key.
-        hello: the first word, without its nonce.
+        hello: the first message, without its nonce.
         clock: takes the signed time.
         progress: takes the statement that the coordinator was restored.
         backoff: delays after a broken connection.
@@ -127,8 +114,8 @@ class Session:
         self._heartbeat_seconds = WELCOME_SECONDS
         self._remind_from = self._not_after - EXPIRES_SOON
 
-    def run(self, handler: Handler) -> None:
-        """Attends until `stop`.
+    def run(self, runner: "Runner") -> None:
+        """Attends until `stop`; assignments go to the runner.
 
         Raises:
             SessionError: the client was revoked, its place is taken, or its certificate has expired.
@@ -141,9 +128,9 @@ class Session:
                     f"{FINAL_REASONS['certificate-expired']}"
                 )
             if self._progress.accepted():
-                handler.restored()
+                runner.restored()
             began = time.monotonic()
-            refusal, welcomed = self._attend(handler)
+            refusal, welcomed = self._attend(runner)
             if self._stopping:
                 return
             message = escaped(refusal.message)
@@ -183,12 +170,8 @@ class Session:
             self._changed.wait_for(lambda: self._stub is not None or self._stopping)
             return None if self._stopping else self._stub
 
-    def attending(self) -> bool:
-        """Whether the stream is up."""
-        return self._stub is not None
-
     def decline(self, assignment_id: str, reason: str, message: str) -> None:
-        """Says no to an assignment. Without a stream nobody hears it: it will come again, and so will the no."""
+        """Declines an assignment. Without a stream the message is lost, and the assignment comes again."""
         self._say(AttendRequest(decline=Decline(assignment_id=assignment_id, reason=reason, message=message[:1000])))
 
     def beat(self, assignment_id: str, progress: float) -> None:
@@ -205,7 +188,7 @@ class Session:
         if outbox is not None and outbox.qsize() < MAX_OUTBOX:
             outbox.put(request)
 
-    def _attend(self, handler: Handler) -> tuple[RpcRefusal, bool]:
+    def _attend(self, runner: "Runner") -> tuple[RpcRefusal, bool]:
         """Holds one stream to its end; returns why it ended, and whether there was a welcome."""
         channel = self._connect()
         outbox: queue.SimpleQueue[AttendRequest | None] = queue.SimpleQueue()
@@ -221,20 +204,22 @@ class Session:
         hello.CopyFrom(self._hello)
         hello.nonce = secrets.token_bytes(NONCE_BYTES)
         try:
-            call = stub.Attend(self._requests(hello, outbox, handler, lambda: welcomed, channel.close))
+            call = stub.Attend(self._requests(hello, outbox, runner))
             for response in call:
                 if not welcomed:
                     self._welcome(response, hello.nonce)
                     welcomed = True
                     self._outbox = outbox
-                    outbox.put(self._heartbeat(handler))
+                    outbox.put(self._heartbeat(runner))
                     with self._changed:
                         self._stub = stub
                         self._changed.notify_all()
-                else:
-                    _dispatch(response, handler)
+                elif response.WhichOneof("message") == "assignment":
+                    runner.assigned(response.assignment)
+                elif response.WhichOneof("message") == "cancel":
+                    runner.cancelled(response.cancel.assignment_id, response.cancel.reason)
             return RpcRefusal("OK", "", "the coordinator ended the stream"), welcomed
-        except WelcomeRefused as error:
+        except (WelcomeRefused, StatementError, TimeRefused) as error:
             return RpcRefusal("", WELCOME_REFUSED, str(error)), welcomed
         except grpc.RpcError as error:
             self._must_not_be_revoked(error)
@@ -250,11 +235,7 @@ class Session:
             channel.close()
 
     def _must_not_be_revoked(self, error: grpc.RpcError) -> None:
-        """Raises if a refusal carries a statement, signed by the coordinator, that this client is shut out.
-
-        Raises:
-            SessionError: it does.
-        """
+        """Raises SessionError if a refusal carries the coordinator's signed statement that this client was revoked."""
         envelope = signed_detail(error)
         if envelope is None:
             return
@@ -263,42 +244,39 @@ class Session:
         except Refusal:
             return
         ours = (self._federation_id, self._member.client_id)
-        if (manifest.federation_id, manifest.client_id) == ours and manifest.serial in ("", self._serial):
-            reason = f" ({escaped(manifest.reason)})" if manifest.reason else ""
-            what = "this certificate has ended" if manifest.serial else "a security officer shut this client out"
-            advice = (
-                "use the directory that was renewed, not a copy from before"
-                if manifest.serial
-                else "talk to the federation's security officer"
-            )
-            raise SessionError(f"certificate-revoked: {what}{reason}; the coordinator signed it: {advice}")
+        if (manifest.federation_id, manifest.client_id) != ours or manifest.serial not in ("", self._serial):
+            return
+        what, advice = "a security officer shut this client out", "talk to the federation's security officer"
+        if manifest.serial:
+            what, advice = "this certificate has ended", "use the directory that was renewed, not a copy from before"
+        reason = f" ({escaped(manifest.reason)})" if manifest.reason else ""
+        raise SessionError(f"certificate-revoked: {what}{reason}; the coordinator signed it: {advice}")
 
     def _requests(
         self,
         hello: Hello,
         outbox: "queue.SimpleQueue[AttendRequest | None]",
-        handler: Handler,
-        welcomed: Callable[[], bool],
-        close: Callable[[], None],
+        runner: "Runner",
     ) -> Iterator[AttendRequest]:
         yield AttendRequest(hello=hello)
         while True:
             try:
                 request = outbox.get(timeout=self._heartbeat_seconds)
             except queue.Empty:
-                if not welcomed():
-                    close()
+                if self._stub is None:  # no welcome came
+                    if self._close is not None:
+                        self._close()
                     return
-                request = self._heartbeat(handler)
+                request = self._heartbeat(runner)
             if request is None:
                 return
             yield request
 
-    def _heartbeat(self, handler: Handler) -> AttendRequest:
+    def _heartbeat(self, runner: "Runner") -> AttendRequest:
         self._remind()
         if self._progress.accepted():
-            handler.restored()
-        assignment_id, progress = handler.working()
+            runner.restored()
+        assignment_id, progress = runner.working()
         return AttendRequest(heartbeat=Heartbeat(assignment_id=assignment_id, progress=progress))
 
     def _remind(self) -> None:
@@ -315,11 +293,7 @@ class Session:
             )
 
     def _welcome(self, response: AttendResponse, nonce: bytes) -> None:
-        """Takes the coordinator's first word.
-
-        Raises:
-            WelcomeRefused: it is none, or is of another federation, or its time or its restore is not to be trusted.
-        """
+        """Takes the coordinator's first message, or raises WelcomeRefused, StatementError or TimeRefused."""
         if response.WhichOneof("message") != "welcome":
             raise WelcomeRefused("the server at this address is not a coordinator: its first message was not a Welcome")
         welcome: Welcome = response.welcome
@@ -328,12 +302,9 @@ class Session:
                 f"the coordinator there is of federation {escaped(welcome.federation_id, 80)!r}; "
                 f"this client is a member of {self._federation_id!r}"
             )
-        try:
-            if welcome.HasField("restored"):
-                self._progress.restored(welcome.restored)
-            offset = self._clock.set(welcome.time, nonce).total_seconds()
-        except (StatementError, TimeRefused) as error:
-            raise WelcomeRefused(str(error)) from None
+        if welcome.HasField("restored"):
+            self._progress.restored(welcome.restored)
+        offset = self._clock.set(welcome.time, nonce).total_seconds()
         self._heartbeat_seconds = min(max(welcome.heartbeat_seconds, 0.1), WELCOME_SECONDS)
         self._events.tell("attending", f"attending federation {self._federation_id}")
         if abs(offset) > WRONG_CLOCK_SECONDS:
@@ -343,11 +314,3 @@ class Session:
                 "certificates and records go by them, so set the wrong one right",
                 offset_seconds=offset,
             )
-
-
-def _dispatch(response: AttendResponse, handler: Handler) -> None:
-    match response.WhichOneof("message"):
-        case "assignment":
-            handler.assigned(response.assignment)
-        case "cancel":
-            handler.cancelled(response.cancel.assignment_id, response.cancel.reason)

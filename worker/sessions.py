@@ -1,8 +1,8 @@
 """What this worker remembers of rounds: the values that work keeps between phases, and which questions it answered.
 
-Values live in memory, or, where they must survive a restart, encrypted in the worker's home. They are erased when the
-round is over for this worker: when work of a later attempt or round of the run arrives, or a day after the last
-deadline. The ledger of answered questions stays.
+Values live in memory, or, where they must survive a restart, encrypted in the worker's home. They are erased when work
+of a later attempt or round of the run arrives, or a day after the last deadline. The ledger of answered questions
+stays.
 """
 
 import os
@@ -44,9 +44,8 @@ Key = tuple[str, int, int]  # run, round, attempt
 class Sessions:
     """The rounds that are under way. Any thread may call.
 
-    Args:
-        path: of the database; it need not exist.
-        signing_key: the member's; the key that encrypts values is derived from it.
+    The database at `path` is made when it is missing. The key that encrypts values is derived from the member's signing
+    key.
 
     Raises:
         HomeError: the database is damaged.
@@ -142,11 +141,7 @@ class Sessions:
             self._connection.close()
 
     def get(self, key: Key, name: str) -> bytes | None:
-        """A value of an attempt; None when there is none.
-
-        Raises:
-            HomeError: it was not encrypted with this member's key.
-        """
+        """A value of an attempt; None if there is none. Raises HomeError if another key encrypted it."""
         with self._lock:
             value = self._values.get(key, {}).get(name)
             if value is not None:
@@ -162,11 +157,7 @@ class Sessions:
             raise self._damaged(error) from error
 
     def put(self, key: Key, name: str, value: bytes, *, durable: bool) -> None:
-        """Keeps a value of an attempt.
-
-        Raises:
-            OSError: the disk does not take it.
-        """
+        """Keeps a value of an attempt. Raises OSError if the disk does not take it."""
         with self._lock:
             if not durable:
                 self._values.setdefault(key, {})[name] = value

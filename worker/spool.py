@@ -1,10 +1,8 @@
 """The spool: finished replies until a receipt acknowledges them.
 
-A reply is three files named after the assignment: the payload, the signed assignment, and the signed envelope, which
-comes last. Without its envelope nothing counts, so a reply is in the spool completely or not at all, whenever the
-process or the machine dies.
-
-When the disk does not take them, replies are kept in memory, as long as there are few.
+A reply is three files named after the assignment: payload, signed assignment and signed envelope. The envelope is
+written last, and a reply without it is removed at the start: it is in the spool completely or not at all. When the disk
+does not take replies, a few are kept in memory.
 """
 
 import os
@@ -46,12 +44,9 @@ class DiskFull(Exception):
 
 @dataclass(frozen=True)
 class Payload:
-    """A payload on its way into the spool.
+    """A payload on its way into the spool: its digest and size in bytes.
 
-    Attributes:
-        content: a temporary file; or the bytes, where the disk does not take them.
-        digest: of its bytes.
-        size: in bytes.
+    `content` is a temporary file, or the bytes if the disk does not take them.
     """
 
     content: Path | bytes
@@ -69,10 +64,10 @@ class Entry:
     """A finished reply.
 
     Attributes:
-        envelope: as signed; sent as it is, however often.
+        envelope: as signed; it is sent as it is at each attempt.
         manifest: the update manifest inside.
         assignment: the signed assignment that it fulfils.
-        payload: the file beside it, or the bytes; None for a reply without payload.
+        payload: the file, or the bytes; None for a reply without payload.
     """
 
     envelope: SignedEnvelope
@@ -89,11 +84,8 @@ class Entry:
 class Spool:
     """The directory of finished replies. One process owns it; any of its threads may call.
 
-    Args:
-        directory: made when it is missing.
-        handed_in: the directory of the payloads of settled replies, emptied at the start; made when it is missing.
-        receipts: the file to which receipts are appended.
-        events: where to tell of a disk that takes nothing.
+    The payloads of settled replies are moved to `handed_in`, which is emptied at the start; `receipts` is the file to
+    which receipts are appended.
     """
 
     def __init__(self, directory: Path, handed_in: Path, receipts: Path, events: Events) -> None:
@@ -124,11 +116,6 @@ class Spool:
     def write_payload(self, assignment_id: str, layout: Layout, rows: Mapping[str, Array]) -> Payload:
         """Makes a payload durable under a temporary name, or keeps it in memory when the disk does not take it.
 
-        Args:
-            assignment_id: the assignment that it belongs to.
-            layout: of the payload.
-            rows: its values, by name.
-
         Raises:
             DiskFull: the disk does not take it, and too many replies are in memory already.
         """
@@ -157,13 +144,7 @@ class Spool:
         return Payload(path, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", layout.file_bytes)
 
     def add(self, envelope: SignedEnvelope, payload: Payload | None, assignment: SignedEnvelope) -> None:
-        """Takes in a finished reply; it then survives anything but the loss of the disk, if the disk took it.
-
-        Args:
-            envelope: of an UpdateManifest, signed by this member.
-            payload: what `write_payload` returned; None for a reply without payload.
-            assignment: that it fulfils, as the coordinator signed it.
-        """
+        """Takes in a signed reply to an assignment; if the disk takes it, it survives a restart."""
         manifest = UpdateManifest.FromString(envelope.manifest)
         content = payload.content if payload is not None else None
         entry = Entry(envelope, manifest, assignment, content)
@@ -267,10 +248,6 @@ class Spool:
         return self._directory / (digest(assignment_id.encode()).partition(":")[2][:32] + suffix)
 
 
-def _payload_beside(path: Path, manifest: UpdateManifest) -> Path | None:
-    return path.with_suffix(_PAYLOAD) if manifest.payload else None
-
-
 def _forget(settled: Entry) -> None:
     if isinstance(settled.payload, Path):
         settled.payload.unlink(missing_ok=True)
@@ -285,7 +262,7 @@ def _read(path: Path) -> Entry:
         envelope = SignedEnvelope.FromString(path.read_bytes())
         assignment = SignedEnvelope.FromString(path.with_suffix(_ASSIGNMENT).read_bytes())
         manifest = UpdateManifest.FromString(envelope.manifest)
-        payload = _payload_beside(path, manifest)
+        payload = path.with_suffix(_PAYLOAD) if manifest.payload else None
         if payload is not None and payload.exists() and payload.stat().st_size != manifest.payload_bytes:
             raise SpoolError(f"{payload} is not the {manifest.payload_bytes} bytes that its envelope promises")
     except (DecodeError, OSError, SpoolError) as error:

@@ -41,15 +41,7 @@ class ReceiptError(Exception):
 
 
 class Submitter:
-    """Empties the spool.
-
-    Args:
-        member: who we are, and the key that signs receipts.
-        spool: what is finished.
-        session: lends its channel while it attends.
-        backoff: delays after failures.
-        events: where to tell.
-    """
+    """Empties the spool over the session's channel."""
 
     def __init__(
         self,
@@ -173,7 +165,7 @@ class Submitter:
 
 
 def verify_receipt(receipt: SignedEnvelope, entry: Entry, member: MemberFiles) -> ReceiptManifest:
-    """Makes sure that a receipt is the coordinator's word on this very reply.
+    """Verifies that a receipt is the coordinator's answer to this very reply.
 
     Raises:
         ReceiptError: it is not; the message names the first thing that differs.

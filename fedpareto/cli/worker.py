@@ -51,7 +51,6 @@ def join(
     """Become a member: make keys, get a certificate. Reads the join string from standard input, or asks for it."""
     from federation.join_string import JoinString  # noqa: PLC0415
     from federation.keys import IdentityError  # noqa: PLC0415
-    from worker import software  # noqa: PLC0415
     from worker.enroll import EnrollmentError, enroll  # noqa: PLC0415
     from worker.home import Home  # noqa: PLC0415
 
@@ -61,7 +60,7 @@ def join(
         raise Failure(str(error), code=USAGE) from error
     passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
     try:
-        enrolled = enroll(Home(home), decoded, software=software(), passphrase=passphrase)
+        enrolled = enroll(Home(home), decoded, passphrase=passphrase)
     except EnrollmentError as error:
         raise Failure(str(error)) from error
     member = enrolled.member
