@@ -40,10 +40,10 @@ from federation.sketches.count import CountSketch
 from federation.sketches.draws import signs, words
 from federation.tasks import DataSource, Pool, Task, task
 from federation.tasks import Part as Share
-from federation.tasks.multi import ManyHeads
-from federation.tasks.pairs import TwoLabels
+from federation.tasks.models import ManyHeads
 from federation.tasks.parameters import build
 from federation.tasks.partition import deal_all
+from federation.tasks.published import Classification
 
 CLIENTS, CLASSES, BATCH = 10, 10, 128
 SETTING = ("setting", "M", "d", "stage")
@@ -55,7 +55,7 @@ T = TypeVar("T")
 Losses = Callable[[Any, Tensor], list[Tensor]]
 
 
-class Synthetic(TwoLabels):
+class Synthetic(Classification):
     """Two labels, each with a cluster for every class, in one noisy input; an encoder of 26,920 parameters."""
 
     objectives = ("left", "right")

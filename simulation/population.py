@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from federation.attacks import Attack, attack_seed, parse_attack
 from federation.runs import SimulationSpec
-from federation.tasks import DataSource, Part, Splits, Task
-from federation.tasks.failures import task_code
+from federation.tasks import DataSource, Part, Splits, Task, task_code
 from federation.tasks.partition import deal_all
 
 

@@ -19,7 +19,7 @@ from trained import jacobian, train
 from federation.objectives import joint_target, separate_targets
 from federation.tasks import DataError, Dataset, DataSource, Part, Splits, Task, TaskError, initial_model, task
 from federation.tasks import parameters as flat
-from federation.tasks.models import cifar_cnn, grey_cnn
+from federation.tasks.models import cifar_cnn, mnist_cnn
 from federation.training.determinism import pick_device
 from federation.training.errors import TrainingDiverged, TrainingStopped
 from federation.training.trainer import Trainer
@@ -72,7 +72,7 @@ class Noisy(Task):
         self.evaluation_batch = 10
 
     def model(self) -> nn.Module:
-        return grey_cnn(0.5, 0.3) if self._channels == 1 else cifar_cnn()
+        return mnist_cnn() if self._channels == 1 else cifar_cnn()
 
     def load(self, source: DataSource) -> Splits:
         side = 28 if self._channels == 1 else 32

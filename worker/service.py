@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from federation.attacks import Attack, attack_seed
 from federation.channels import MAX_CHUNK_BYTES, Option
 from federation.member_files import MemberFiles
-from federation.tasks import DataSource, task
-from federation.tasks.failures import task_code
+from federation.tasks import DataSource, task, task_code
 from federation.tasks.trial import try_splits
 from federation.training.determinism import describe_device, pick_device
 from federation.training.trainer import Trainer

@@ -7,10 +7,13 @@ imports torch before a model or data is asked for, so that a command can list ta
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from federation.owners_code import described
 from federation.plugins import Offer, PluginError, Plugins
 
 if TYPE_CHECKING:
@@ -36,9 +39,9 @@ _BUILT_IN = {
     "mnist-fashion": "federation.tasks.pairs:MnistFashion",
     "mnist-fedfv": "federation.tasks.fedfv:MnistFedFV",
     "multi-mnist": "federation.tasks.pairs:MultiMnist",
-    "multi-mnist-fmol": "federation.tasks.multi_mnist:MultiMnistFmol",
-    "multi-mnist-fmol-256": "federation.tasks.multi_mnist:MultiMnistFmol256",
-    "multi-mnist-l1": "federation.tasks.multi_mnist:MultiMnistL1",
+    "multi-mnist-fmol": "federation.tasks.pairs:MultiMnistFmol",
+    "multi-mnist-fmol-256": "federation.tasks.pairs:MultiMnistFmol256",
+    "multi-mnist-l1": "federation.tasks.pairs:MultiMnistL1",
     "qm9": "federation.tasks.qm9:Qm9",
     "river-flow": "federation.tasks.river_flow:RiverFlow",
     "river-flow-whole": "federation.tasks.river_flow:RiverFlowWhole",
@@ -292,8 +295,6 @@ def task(name: str) -> Task:
     Raises:
         TaskError: no such task, or its code raises an exception, or it is not a `Task`.
     """
-    from federation.tasks.failures import task_code  # noqa: PLC0415 - it imports this module
-
     try:
         kind = _TASKS.find(_BUILT_IN.get(name, name))
     except PluginError as error:
@@ -304,6 +305,22 @@ def task(name: str) -> Task:
         loaded: Task = kind()
     loaded.name = name
     return loaded
+
+
+@contextmanager
+def task_code(name: str, doing: str) -> Iterator[None]:
+    """Turns an error of a task's code into a TaskError that says where it was raised.
+
+    `doing` is what the task is asked for, such as "loading its data". A missing torch is passed on as it is.
+    """
+    try:
+        yield
+    except (TaskError, DataError, PartError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            raise
+        raise TaskError(f"task {name!r}: {doing} failed: {described(error)}") from error
 
 
 _TASKS: Plugins[Task] = Plugins("task", "fedpareto.tasks", Task, "fedpareto.Task", _BUILT_IN)
@@ -318,6 +335,7 @@ def initial_model(task: Task, seed: int) -> "tuple[Layout, NDArray[np.float32]]"
     Raises:
         TaskError: the model keeps state that a flat vector of parameters cannot carry.
     """
-    from federation.tasks.parameters import initial  # noqa: PLC0415
+    from federation.tasks.parameters import build, flatten, layout  # noqa: PLC0415
 
-    return initial(task, seed)
+    model = build(task, seed)
+    return layout(model), flatten(model)

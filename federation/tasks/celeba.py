@@ -5,8 +5,6 @@ in the code of FedCMOO (Askin et al. 2025).
 """
 
 import re
-from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from federation.tasks import DataError, Dataset, DataSource, Pool, Splits, Task
+from federation.tasks import DataError, Dataset, DataSource, Pool, Splits
 from federation.tasks.files import BROKEN, lines
 from federation.tasks.partition import deal
+from federation.tasks.published import Classification
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 FOLDER = "celeba"
 _NAMES = (
@@ -40,12 +38,13 @@ GROUPS = {
 }
 _DEALT_BY = (2, 20, 21)  # Attractive, Male, Mouth_Slightly_Open
 _SIDE = 32
-_MEAN = (72.39239876, 82.90891754, 73.15835921)  # of red, green and blue as FedCMOO subtracts them
 _PARTS = {"0": "train", "1": "validation", "2": "test"}
 
 
-class _Faces(Task):
+class _Faces(Classification):
     """Faces of 32 x 32 pixels. `--data DIR` reads DIR/celeba as torchvision lays it out, from the unpacked images."""
+
+    files = "celeba/img_align_celeba, celeba/list_attr_celeba.txt and celeba/list_eval_partition.txt"
 
     evaluation_batch = 500
 
@@ -53,9 +52,6 @@ class _Faces(Task):
         """Images as bytes, (n, 3, 32, 32), with all attributes, uint8 (n, 40): the official parts to train and test on.
 
         Shards and Dirichlet deal by the attributes Attractive, Male and Mouth_Slightly_Open: eight classes.
-
-        Raises:
-            DataError: no directory, or a file is missing or malformed.
         """
         return _opened(*self._listed(source))
 
@@ -65,57 +61,26 @@ class _Faces(Task):
         own = deal(faces, source.part)
         return Splits(*(Dataset(_images(folder, cut.x), cut.y) for cut in (own.train, own.validation, own.test)))
 
-    def model(self) -> "nn.Module":
-        """ResNet-18, with a linear head for each objective."""
-        from torch import nn  # noqa: PLC0415
-
-        from federation.tasks.models import Pixels  # noqa: PLC0415
-        from federation.tasks.multi import ManyHeads  # noqa: PLC0415
-        from federation.tasks.resnet import small_resnet18  # noqa: PLC0415
-
-        pixels = Pixels(tuple(mean / 255 for mean in _MEAN), (1.0, 1.0, 1.0))
-        encoder = nn.Sequential(OrderedDict(pixels=pixels, resnet=small_resnet18()))
-        return ManyHeads(encoder, {name: nn.Linear(512, self._outputs()) for name in self.objectives})
-
-    @abstractmethod
-    def _outputs(self) -> int:
-        """How many numbers a head returns."""
-
     def _listed(self, source: DataSource) -> tuple[Path, Pool]:
         """The folder of the images, and a pool with their numbers, (n,), in the place of them."""
-        if source.directory is None:
-            raise DataError(
-                f"{self.name or FOLDER} needs a directory: --data DIR, with {FOLDER}/img_align_celeba, "
-                f"{FOLDER}/list_attr_celeba.txt and {FOLDER}/list_eval_partition.txt in it"
-            )
-        root = source.directory / FOLDER
+        directory = self.directory(source)
+        root = directory / FOLDER
         if source.download and not (root / "img_align_celeba").is_dir():
-            _fetch(source.directory)
+            _fetch(directory)
         return root / "img_align_celeba", _pool(root)
 
 
 class CelebA(_Faces):
     """One objective for each of the forty attributes: does the face have it?"""
 
+    network = "celeba_resnet"
     objectives = tuple(name.lower().replace("_", "-") for name in ATTRIBUTES)
-
-    def losses(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
-        """Cross-entropy of each attribute: logits (n, 2) by attribute, attributes (n, 40)."""
-        from torch.nn.functional import cross_entropy  # noqa: PLC0415
-
-        return {name: cross_entropy(output[name], y[:, column].long()) for column, name in enumerate(self.objectives)}
-
-    def correct(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
-        """Whether each attribute is right, (n,) of bool."""
-        return {name: output[name].argmax(dim=1) == y[:, column] for column, name in enumerate(self.objectives)}
-
-    def _outputs(self) -> int:
-        return 2
 
 
 class CelebA5(_Faces):
     """Five objectives of eight attributes each, grouped as in FedCMOO."""
 
+    network = "celeba5_resnet"
     objectives = tuple(GROUPS)
 
     def losses(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
@@ -129,9 +94,6 @@ class CelebA5(_Faces):
     def correct(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
         """Which share of the eight attributes of a group is right, float32 (n,): FedCMOO's accuracy is its mean."""
         return {name: ((output[name] > 0) == y[:, group]).float().mean(dim=1) for name, group in GROUPS.items()}
-
-    def _outputs(self) -> int:
-        return 8
 
 
 def _pool(root: Path) -> Pool:
@@ -206,11 +168,7 @@ def _images(folder: Path, numbers: "torch.Tensor") -> "torch.Tensor":
 
 
 def _fetch(directory: Path) -> None:
-    """CelebA by torchvision, which asks for the package gdown.
-
-    Raises:
-        DataError: it cannot be fetched.
-    """
+    """Fetches CelebA by torchvision, which needs the package gdown."""
     from torchvision.datasets import CelebA as Published  # noqa: PLC0415
 
     try:

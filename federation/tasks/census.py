@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import Dataset, DataSource, Part, PartError, Pool, Splits, Task
-from federation.tasks.failures import task_code
+from federation.tasks import Dataset, DataSource, Part, PartError, Pool, Splits, Task, task_code
 from federation.tasks.partition import classes, deal_all, holders
 from federation.tasks.trial import try_pool, try_splits
 

@@ -3,40 +3,28 @@
 Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998.
 """
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import DataError, DataSource, Part, Pool, Task
+from federation.tasks import DataError, DataSource, Part, Pool
+from federation.tasks.files import NOT_NPZ
 from federation.tasks.partition import partition
-
-if TYPE_CHECKING:
-    from torch import nn
+from federation.tasks.published import Published
 
 FILE = "digits.npz"
 _INK = 16  # pixels count the dots in a block of 4 x 4
 
 
-class Digits(Task):
+class Digits(Published):
     """Classify a digit. `--data DIR` reads DIR/digits.npz; without it, scikit-learn's own copy, or a part of it."""
 
-    def model(self) -> "nn.Module":
-        """One hidden layer of 64; 4810 parameters."""
-        from federation.tasks.models import digits_mlp  # noqa: PLC0415
-
-        return digits_mlp()
+    network = "digits_mlp"
 
     def pool(self, source: DataSource) -> Pool:
-        """Pixels in [0, 1], (n, 64), with labels (n,).
-
-        Raises:
-            DataError: the directory has no digits.npz, or one that does not hold digits.
-        """
+        """Pixels in [0, 1], (n, 64), with labels (n,)."""
         return _pool(*(_bundled() if source.directory is None else _read(source.directory / FILE)))
 
 
@@ -83,16 +71,7 @@ def _read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         # Never unpickle: a data file is data.
         with np.load(path, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays["y"]
-    except (
-        OSError,
-        EOFError,
-        KeyError,
-        ValueError,
-        AttributeError,
-        TypeError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except NOT_NPZ as error:
         raise DataError(f"cannot read {path} ({error}); {wanted}") from error
     numbers = all(array.dtype.kind in "uif" for array in (x, y))
     if not numbers or x.ndim != 2 or x.shape[1] != 64 or y.shape != x.shape[:1]:

@@ -13,7 +13,6 @@ from federation.tasks.vision import Cifar10, FashionMnist, Mnist
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
 class DoubleSoftmax(Task):
@@ -35,20 +34,13 @@ class FashionMnist3(DoubleSoftmax, FashionMnist):
 
     garments: ClassVar[dict[str, int]] = {"T-shirt": 0, "pullover": 2, "shirt": 6}
 
-    def model(self) -> "nn.Module":
-        """Logistic regression with a bias of zero; 2355 parameters."""
-        from federation.tasks.models import fedfv_linear  # noqa: PLC0415
-
-        return fedfv_linear()
+    network = "fedfv_linear"
 
     def pool(self, source: DataSource) -> Pool:
         """Standardised pixels, float32 (n, 784), with classes (n,): both official parts of the three garments.
 
         Every pixel has the mean of the official training part, all ten classes of it, subtracted and is divided by its
         standard deviation there (+ 0.001, of pixels from 0 to 255).
-
-        Raises:
-            DataError: no directory, or the data set is not in it.
         """
         import torch  # noqa: PLC0415
 
@@ -68,18 +60,10 @@ class FashionMnist3(DoubleSoftmax, FashionMnist):
 class Cifar10FedFV(DoubleSoftmax, Cifar10):
     """FedFV tables 2 and 4: as `cifar10`, with another model and loss. Its 100 clients take scheme "shards:2"."""
 
-    def model(self) -> "nn.Module":
-        """Two hidden layers of 200; 656,810 parameters."""
-        from federation.tasks.models import fedfv_cifar_mlp  # noqa: PLC0415
-
-        return fedfv_cifar_mlp()
+    network = "fedfv_cifar_mlp"
 
 
 class MnistFedFV(DoubleSoftmax, Mnist):
     """FedFV section 5, MNIST: as `mnist`, with another model and loss. Its 200 clients take scheme "shards:2"."""
 
-    def model(self) -> "nn.Module":
-        """Two convolutions and a hidden layer of 512, with 62 outputs; 608,702 parameters."""
-        from federation.tasks.models import fedfv_mnist_cnn  # noqa: PLC0415
-
-        return fedfv_mnist_cnn()
+    network = "fedfv_mnist_cnn"

@@ -7,15 +7,13 @@ import json
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import DataError, DataSource, Pool, Task
-
-if TYPE_CHECKING:
-    from torch import nn
+from federation.tasks import DataError, DataSource, Pool
+from federation.tasks.published import Published
 
 _CLASSES = 62
 _PIXELS = 784
@@ -24,7 +22,7 @@ Samples = tuple[NDArray[np.uint8], NDArray[np.int64]]
 _NOTHING: Samples = np.empty((0, 1, 28, 28), np.uint8), np.empty(0, np.int64)
 
 
-class Femnist(Task):
+class Femnist(Published):
     """Classify a character, 62 classes, of 28 x 28 pixels. `--data DIR` reads what LEAF makes, from DIR/femnist.
 
     That is train/*.json and test/*.json, when LEAF has split the writers' samples (the test part is then dealt to the
@@ -32,22 +30,12 @@ class Femnist(Task):
     """
 
     evaluation_batch = 500
-
-    def model(self) -> "nn.Module":
-        """FedMGDA+ table 4; 1,206,590 parameters."""
-        from federation.tasks.models import femnist_cnn  # noqa: PLC0415
-
-        return femnist_cnn()
+    network = "femnist_cnn"
+    files = "LEAF's femnist/all_data/all_data_*.json"
 
     def pool(self, source: DataSource) -> Pool:
-        """Images as bytes, (n, 1, 28, 28), dark on light as LEAF has them, with labels (n,), by writer.
-
-        Raises:
-            DataError: no directory, no files, or a malformed one.
-        """
-        if source.directory is None:
-            raise DataError("femnist needs a directory: --data DIR, with LEAF's femnist/all_data/all_data_*.json in it")
-        folder = source.directory / "femnist"
+        """Images as bytes, (n, 1, 28, 28), dark on light as LEAF has them, with labels (n,), by writer."""
+        folder = self.directory(source) / "femnist"
         if not (folder / "train").is_dir():
             return _pool(_writers(folder / "all_data"))
         train, test = _writers(folder / "train"), _writers(folder / "test")

@@ -6,7 +6,6 @@ The file holds `jpeg` (uint8, all files joined), `offsets` (int64, where each be
 
 import io
 import logging
-import zipfile
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.tasks import DataError
-from federation.tasks.files import BROKEN
+from federation.tasks.files import BROKEN, NOT_NPZ
 
 FILE = "cifar10_jpeg/cifar10_jpeg.npz"
 _WANTED = "expected an .npz with JPEG images of 32 x 32 (jpeg, offsets), their labels from 0 to 9, and is_test"
@@ -25,7 +24,7 @@ _log = logging.getLogger(__name__)
 def read(path: Path, *, test: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """One official part: images (n, 3, 32, 32), labels (n,).
 
-    Decoding takes seconds; whoever asks again in the same process gets the same arrays, not to be changed.
+    Decoding takes seconds; later calls in the same process return the same arrays, which must not be changed.
 
     Raises:
         DataError: missing or malformed.
@@ -61,7 +60,7 @@ def _arrays(path: Path, test: bool) -> tuple[bytes, NDArray[np.int64], NDArray[n
         # Never unpickle: a data file is data.
         with np.load(path, allow_pickle=False) as arrays:
             joined, offsets, labels, is_test = (arrays[name] for name in ("jpeg", "offsets", "labels", "is_test"))
-    except (KeyError, AttributeError, TypeError, zipfile.BadZipFile, *BROKEN) as error:
+    except NOT_NPZ as error:
         raise DataError(f"cannot read {path} ({error}); {_WANTED}") from error
     bytewise = all(array.dtype == np.uint8 and array.ndim == 1 for array in (joined, labels, is_test))
     count = len(labels) if bytewise else 0

@@ -7,8 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from federation.tasks import Task, TaskError
-from federation.tasks.failures import task_code
+from federation.tasks import Task, TaskError, task_code
 from federation.vectors import Layout
 from federation.vectors import Tensor as Shape
 
@@ -38,12 +37,6 @@ def layout(model: nn.Module) -> Layout:
 def flatten(model: nn.Module) -> NDArray[np.float32]:
     """The trainable parameters as one vector (d,), a copy."""
     return torch.cat([parameter.detach().reshape(-1).cpu() for _, parameter in trainable(model)]).numpy()
-
-
-def initial(task: Task, seed: int) -> tuple[Layout, NDArray[np.float32]]:
-    """What `federation.tasks.initial_model` returns."""
-    model = build(task, seed)
-    return layout(model), flatten(model)
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

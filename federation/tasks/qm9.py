@@ -8,17 +8,13 @@ import gzip
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from federation.tasks import DataError, DataSource, Pool
 from federation.tasks.files import BROKEN, found, lines
-from federation.tasks.regression import Regression
-
-if TYPE_CHECKING:
-    from torch import nn
+from federation.tasks.published import Regression
 
 FOLDER = Path("QM9") / "raw"
 OBJECTIVES = ("mu", "alpha", "homo", "lumo", "r2", "zpve", "u0-atom", "u298-atom", "h298-atom", "g298-atom", "cv")
@@ -35,14 +31,9 @@ class Qm9(Regression):
     objectives = OBJECTIVES
     evaluation_batch = 200
 
-    def model(self) -> "nn.Module":
-        """Message passing and Set2Set, and a linear head for each property; 617,675 parameters."""
-        from torch import nn  # noqa: PLC0415
-
-        from federation.tasks.molecules import MessagePassing  # noqa: PLC0415
-        from federation.tasks.multi import ManyHeads  # noqa: PLC0415
-
-        return ManyHeads(MessagePassing(), {name: nn.Linear(64, 1) for name in self.objectives})
+    network = "molecule_network"
+    files = str(FOLDER / "gdb9.sdf")
+    hint = f"; {_WANTED}"
 
     def pool(self, source: DataSource) -> Pool:
         """Molecules, float32 (n, 29, 8) as `MessagePassing` takes them, and their properties, float32 (n, 11).
@@ -50,15 +41,10 @@ class Qm9(Regression):
         Left out are the molecules that uncharacterized.txt names: 130,831 remain. Each property has mean 0 and standard
         deviation 1 over them, so that a loss of 1 is that of always predicting the mean. There are no classes to deal
         by: clients share them at random (iid).
-
-        Raises:
-            DataError: no directory, or a file is missing or malformed.
         """
         import torch  # noqa: PLC0415
 
-        if source.directory is None:
-            raise DataError(f"qm9 needs a directory: --data DIR, with {FOLDER / 'gdb9.sdf'} in it; {_WANTED}")
-        folder = source.directory / FOLDER
+        folder = self.directory(source) / FOLDER
         names, properties = _properties(folder / "gdb9.sdf.csv")
         left_out = _left_out(folder / "uncharacterized.txt")
         kept = np.array([row for row in range(len(names)) if row + 1 not in left_out], dtype=np.int64)

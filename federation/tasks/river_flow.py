@@ -6,19 +6,15 @@ space expansion, Machine Learning 104, 2016). FMOL's third experiment, with eigh
 
 import logging
 import math
-from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from federation.tasks import DataError, DataSource, Pool
 from federation.tasks.files import lines
-from federation.tasks.regression import Regression
-
-if TYPE_CHECKING:
-    from torch import nn
+from federation.tasks.published import Regression
 
 FILE = Path("rf1") / "rf1.arff"
 PLACES = ("chsi2", "nasi2", "eadm7", "sclm7", "clkm7", "vali2", "napm7", "dldi4")
@@ -52,27 +48,8 @@ class RiverFlow(Regression):
     objectives = PLACES
     keep_corrupt: ClassVar[bool] = False
 
-    def model(self) -> "nn.Module":
-        """Hidden layers of 32, 16 and 8, tanh, and a linear head for each place; 2816 parameters, 2744 in the encoder.
-
-        The network that the code of exact Pareto optimal search (Mahapatra and Rajan 2020) has for RF1, whose last
-        layer is the eight heads here. FMOL does not say which network it used.
-        """
-        from torch import nn  # noqa: PLC0415
-
-        from federation.tasks.multi import ManyHeads  # noqa: PLC0415
-
-        encoder = nn.Sequential(
-            OrderedDict(
-                hidden1=nn.Linear(_FEATURES, 32),
-                tanh1=nn.Tanh(),
-                hidden2=nn.Linear(32, 16),
-                tanh2=nn.Tanh(),
-                hidden3=nn.Linear(16, 8),
-                tanh3=nn.Tanh(),
-            )
-        )
-        return ManyHeads(encoder, {place: nn.Linear(8, 1) for place in PLACES})
+    network = "river_mlp"
+    files = str(FILE)
 
     def pool(self, source: DataSource) -> Pool:
         """Standardised flows: 64 features, float32 (n, 64), and the eight targets, float32 (n, 8).
@@ -81,20 +58,16 @@ class RiverFlow(Regression):
         the mean of its column. The corrupt measurement is left out unless `keep_corrupt`. Then each column has mean 0
         and standard deviation 1, so that a loss of 1 is that of always predicting the mean. Shards and Dirichlet deal
         by how high the rivers will stand: the octile of the mean of a row's targets.
-
-        Raises:
-            DataError: no directory, or the file is missing or malformed.
         """
         import torch  # noqa: PLC0415
 
-        if source.directory is None:
-            raise DataError(f"river-flow needs a directory: --data DIR, with {FILE} in it")
-        table = _read(source.directory / FILE)
+        path = self.directory(source) / FILE
+        table = _read(path)
         if not self.keep_corrupt and _is_corrupt(table):
             table = _without_corrupt(table)
             _log.warning(
                 "%s: row %d (from 0) is left out: its flow at nasi2, %s, is corrupt; river-flow-whole keeps it",
-                source.directory / FILE,
+                path,
                 _CORRUPT_ROW,
                 _CORRUPT_FLOW,
             )

@@ -7,16 +7,14 @@ from LEAF's (another edition), and so do the roles and their sizes.
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import DataError, DataSource, Pool, Task
+from federation.tasks import DataError, DataSource, Pool
 from federation.tasks.files import found, lines
-
-if TYPE_CHECKING:
-    from torch import nn
+from federation.tasks.published import Published
 
 SYMBOLS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 SPEECHES = "shakespeare/mit_shakespeare_speeches.jsonl"
@@ -26,7 +24,7 @@ _CODES = {symbol: code for code, symbol in enumerate(SYMBOLS)}
 _UNKNOWN = _CODES[" "]
 
 
-class Shakespeare(Task):
+class Shakespeare(Published):
     """Complete a role's speeches. `--data DIR` reads all plays from DIR/shakespeare, or else the tiny selection.
 
     That is mit_shakespeare_speeches.jsonl (a JSON object with `play`, `speaker` and `text` on a line) or
@@ -44,29 +42,22 @@ class Shakespeare(Task):
     most: ClassVar[int] = 4000
     held: ClassVar[float] = 0.2
 
-    def model(self) -> "nn.Module":
-        """An embedding of 8 and two LSTM layers of 256; 819,920 parameters."""
-        from federation.tasks.models import CharacterLstm  # noqa: PLC0415
-
-        return CharacterLstm(len(SYMBOLS))
+    network = "CharacterLstm"
+    files = f"{SPEECHES} or {TINY}"
 
     def pool(self, source: DataSource) -> Pool:
         """Windows of symbols, uint8 (n, 80), each with the symbol that follows, (n,); all windows of a role in order.
 
         A test window's last characters may have been trained on, but never what follows it. The owners are the roles,
         in alphabetical order.
-
-        Raises:
-            DataError: no directory, neither file, or a malformed one.
         """
-        if source.directory is None:
-            raise DataError(f"shakespeare needs a directory: --data DIR, with {SPEECHES} or {TINY} in it")
-        speeches, tiny = source.directory / SPEECHES, source.directory / TINY
+        directory = self.directory(source)
+        speeches, tiny = directory / SPEECHES, directory / TINY
         roles = _tiny(tiny) if found(tiny) and not found(speeches) else _speeches(speeches)
         texts = {name: self._encode(parts) for name, parts in sorted(roles.items())}
         texts = {name: text for name, text in texts.items() if len(text) - self.length >= self.least}
         if not texts:
-            raise DataError(f"no role in {source.directory / 'shakespeare'} has {self.least + self.length} characters")
+            raise DataError(f"no role in {directory / 'shakespeare'} has {self.least + self.length} characters")
         ends = {name: len(text) - round((len(text) - self.length) * self.held) for name, text in texts.items()}
         test = self._windows({name: text[ends[name] - self.length :] for name, text in texts.items()})
         return self._windows({name: text[: ends[name]] for name, text in texts.items()}, test)

@@ -6,40 +6,33 @@ Clients share the official training part, as the papers' per-client numbers do (
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import DataError, DataSource, Pool, Task
+from federation.tasks import DataError, DataSource, Pool
 from federation.tasks.files import BROKEN, found, read_idx
-
-if TYPE_CHECKING:
-    from torch import nn
+from federation.tasks.published import Published
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Half = Literal["train", "test"]
 
 
-class Vision(Task):
+class Vision(Published):
     """A published set of labelled images.
 
     Attributes:
         dataset: torchvision's class.
-        files: what there must be in the directory.
     """
 
     dataset: ClassVar[str]
-    files: ClassVar[str]
+    hint = ", or --data DIR --download to fetch it there"
     evaluation_batch = 500
 
     def pool(self, source: DataSource) -> Pool:
-        """The official training part: images as bytes, (n, channels, height, width), with labels (n,).
-
-        Raises:
-            DataError: no directory, or the data set is not in it.
-        """
+        """The official training part: images as bytes, (n, channels, height, width), with labels (n,)."""
         import torch  # noqa: PLC0415
 
         x, y = self.images(source, "train")
@@ -51,23 +44,14 @@ class Vision(Task):
         Raises:
             DataError: no directory, or that part is not in it.
         """
-        if source.directory is None:
-            raise DataError(
-                f"{self.name or self.dataset} needs a directory: --data DIR, with {self.files} in it, "
-                "or --data DIR --download to fetch it there"
-            )
-        return self._read(source.directory, half, source.download)
+        return self._read(self.directory(source), half, source.download)
 
     @abstractmethod
     def _read(self, root: Path, half: Half, download: bool) -> tuple[Images, Labels]:
         """What `images` returns, from a directory."""
 
     def _fetched(self, root: Path, half: Half, download: bool, **options: str) -> Any:
-        """The data set as torchvision has it, fetched into the directory where that is allowed.
-
-        Raises:
-            DataError: it is not there, or not the published files.
-        """
+        """The data set as torchvision has it, fetched into the directory where that is allowed."""
         from torchvision import datasets  # noqa: PLC0415
 
         try:
@@ -110,11 +94,7 @@ class Mnist(_Grey):
     dataset = "MNIST"
     files = "MNIST/raw/train-images-idx3-ubyte"
 
-    def model(self) -> "nn.Module":
-        """FedMGDA+ table 3; 21,840 parameters."""
-        from federation.tasks.models import grey_cnn  # noqa: PLC0415
-
-        return grey_cnn(0.1307, 0.3081)
+    network = "mnist_cnn"
 
 
 class FashionMnist(_Grey):
@@ -123,11 +103,7 @@ class FashionMnist(_Grey):
     dataset = "FashionMNIST"
     files = "FashionMNIST/raw/train-images-idx3-ubyte"
 
-    def model(self) -> "nn.Module":
-        """FedMGDA+ table 3; 21,840 parameters."""
-        from federation.tasks.models import grey_cnn  # noqa: PLC0415
-
-        return grey_cnn(0.2860, 0.3530)
+    network = "fashion_mnist_cnn"
 
 
 class Emnist(_Grey):
@@ -141,11 +117,7 @@ class Emnist(_Grey):
     files = "EMNIST/raw/emnist-byclass-train-images-idx3-ubyte"
     options: ClassVar[dict[str, str]] = {"split": "byclass"}
 
-    def model(self) -> "nn.Module":
-        """FedMGDA+ table 4; 1,206,590 parameters."""
-        from federation.tasks.models import femnist_cnn  # noqa: PLC0415
-
-        return femnist_cnn()
+    network = "femnist_cnn"
 
     def _names(self, half: Half) -> tuple[str, str]:
         prefix = f"emnist-byclass-{half}"
@@ -166,11 +138,7 @@ class Cifar10(Vision):
     dataset = "CIFAR10"
     files = "cifar-10-batches-py"
 
-    def model(self) -> "nn.Module":
-        """FedMGDA+ table 2; 797,962 parameters."""
-        from federation.tasks.models import cifar_cnn  # noqa: PLC0415
-
-        return cifar_cnn()
+    network = "cifar_cnn"
 
     def _read(self, root: Path, half: Half, download: bool) -> tuple[Images, Labels]:
         from federation.tasks import jpegs  # noqa: PLC0415
