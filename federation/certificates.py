@@ -25,11 +25,7 @@ _CA_IN_LEAF = "data:application/pkix-cert;base64,"
 
 
 def load_certificate(certificate: bytes) -> x509.Certificate:
-    """Parses a certificate, PEM or DER.
-
-    Raises:
-        IdentityError: it is not a certificate.
-    """
+    """Parses a certificate, PEM or DER. Raises IdentityError if it is not one."""
     try:
         if certificate.startswith(b"-----BEGIN"):
             return x509.load_pem_x509_certificate(certificate)
@@ -39,11 +35,7 @@ def load_certificate(certificate: bytes) -> x509.Certificate:
 
 
 def load_certificate_file(path: Path, key: EllipticCurvePrivateKey | None = None) -> x509.Certificate:
-    """Reads a certificate.
-
-    Args:
-        path: of the file, PEM or DER.
-        key: the private key that the certificate must be for.
+    """Reads a certificate, PEM or DER, which must be for the key if one is given.
 
     Raises:
         IdentityError: it cannot be read, is not a certificate, or is not for this key.
@@ -138,14 +130,14 @@ def issue_certificate(
     Args:
         ca: the federation's CA certificate.
         ca_key: its key.
-        public_key: the P-256 key to certify; whoever asks has proved that it holds the private part.
+        public_key: the P-256 key to certify; the caller has verified the proof of possession.
         federation_id: the federation.
         common_name: for people; nothing reads it.
         uris: who the holder is.
         now: the time.
         lifetime: how long from now; never longer than the CA's own.
         hosts: DNS names and IP addresses of a server. A server's certificate carries the CA's certificate as its
-            issuer's address (RFC 5280, 4.2.2.1), so that one who knows only the CA's fingerprint can fetch it.
+            issuer's address (RFC 5280, 4.2.2.1), so that a newcomer with the CA's fingerprint can fetch it.
     """
     names: list[x509.GeneralName] = []
     for host in hosts:
@@ -185,11 +177,7 @@ def make_csr(key: EllipticCurvePrivateKey) -> bytes:
 
 
 def csr_public_key(csr: bytes) -> EllipticCurvePublicKey:
-    """The P-256 key of a certificate request whose signature proves possession.
-
-    Raises:
-        IdentityError: not a request, not P-256, or the signature does not hold.
-    """
+    """The P-256 key of a certificate request whose signature proves possession. Raises IdentityError."""
     if len(csr) > MAX_CSR_BYTES:
         raise IdentityError(f"the certificate request has {len(csr)} bytes; at most {MAX_CSR_BYTES} are read")
     try:
@@ -206,7 +194,7 @@ def csr_public_key(csr: bytes) -> EllipticCurvePublicKey:
 
 
 def issuer_in(leaf: bytes) -> list[bytes]:
-    """The CA certificates (DER) that a server's certificate carries; whether to trust them is for the caller to say."""
+    """The CA certificates (DER) that a server's certificate carries. They are not verified."""
     try:
         access = load_certificate(leaf).extensions.get_extension_for_class(x509.AuthorityInformationAccess).value
         locations = [str(description.access_location.value) for description in access]

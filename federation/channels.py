@@ -29,28 +29,14 @@ _CHANNEL_OPTIONS: tuple[Option, ...] = (
 
 
 def server_verified_channel(address: str, ca: bytes, options: Sequence[Option] = ()) -> grpc.Channel:
-    """A TLS channel that verifies the server against the federation's CA and shows no certificate (enrollment).
-
-    Args:
-        address: "host:port".
-        ca: the CA certificate, PEM.
-        options: gRPC channel options, which go before our own.
-    """
+    """A TLS channel to "host:port" that verifies the server against the CA (PEM) and shows no certificate."""
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca), options=(*_CHANNEL_OPTIONS, *options))
 
 
 def mutual_channel(
     address: str, *, ca: bytes, key: bytes, certificate: bytes, options: Sequence[Option] = ()
 ) -> grpc.Channel:
-    """A mutual-TLS channel to the federation port.
-
-    Args:
-        address: "host:port".
-        ca: the CA certificate, PEM.
-        key: the member's private TLS key, PEM, not encrypted.
-        certificate: the member's certificate, PEM.
-        options: gRPC channel options, which go before our own.
-    """
+    """A mutual-TLS channel to the federation port, "host:port"; the key is not encrypted, and all three are PEM."""
     credentials = grpc.ssl_channel_credentials(ca, key, certificate)
     return grpc.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, *options))
 
@@ -74,9 +60,7 @@ class RpcRefusal(NamedTuple):
 def refusal_from_rpc_error(error: grpc.RpcError, *, not_after: datetime | None = None) -> RpcRefusal:
     """Reads the coordinator's reason out of a failed call, or says what probably went wrong without one.
 
-    Args:
-        error: what the call raised.
-        not_after: when the caller's own certificate expires, if known: an expired one is the likeliest cause.
+    `not_after` is when the caller's own certificate expires, if known: an expired one is the likeliest cause.
     """
     if not isinstance(error, grpc.Call):
         return RpcRefusal("UNKNOWN", "", str(error))
@@ -107,10 +91,7 @@ def _reason(data: bytes) -> tuple[str, float] | None:
 
 
 def signed_detail(error: grpc.RpcError) -> SignedEnvelope | None:
-    """What the coordinator signed and sent with a refusal: a receipt, or a revocation. None when there is nothing.
-
-    Nothing about it is verified.
-    """
+    """The unverified receipt or revocation that the coordinator sent with a refusal; None when there is none."""
     if not isinstance(error, grpc.Call):
         return None
     for key, value in error.trailing_metadata() or ():
@@ -130,7 +111,7 @@ def _now() -> datetime:
 
 
 def _probable_cause(details: str, not_after: datetime | None) -> str:
-    """A failed handshake comes as UNAVAILABLE, without a word on why: name the candidates."""
+    """Names the candidates: a failed handshake comes as UNAVAILABLE, without a reason."""
     lower = details.lower()
     if not_after is not None and not_after <= _now():
         cause = (

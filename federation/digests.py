@@ -1,7 +1,6 @@
 """Self-describing digests: `blake3:<hex>` by default, `sha256:<hex>` where a policy asks for it.
 
-A blob is named by its digest, so a digest that came over the wire is also about to become a file name: `parse` is the
-only way in.
+A blob's file name is its digest, so `parse` checks every digest that came over the wire.
 """
 
 import hashlib
@@ -25,14 +24,7 @@ class Hasher(Protocol):
 
 
 def hasher(algorithm: str = DEFAULT_ALGORITHM) -> Hasher:
-    """A fresh hasher.
-
-    Args:
-        algorithm: "blake3" or "sha256".
-
-    Raises:
-        ValueError: no such algorithm.
-    """
+    """A fresh hasher, "blake3" or "sha256". Raises ValueError for another algorithm."""
     if algorithm == "blake3":
         return blake3()
     if algorithm == "sha256":
@@ -48,11 +40,7 @@ def digest(data: bytes | memoryview, algorithm: str = DEFAULT_ALGORITHM) -> str:
 
 
 def parse(text: str) -> tuple[str, str]:
-    """Takes a digest apart into algorithm and hexadecimal value.
-
-    Raises:
-        ValueError: `text` is not a digest in the one canonical spelling.
-    """
+    """Splits a digest into algorithm and hexadecimal value. Raises ValueError if it is not canonical."""
     match = _PATTERN.fullmatch(text)
     if match is None:
         raise ValueError(f"not a digest: {text[:80]!r}; expected blake3:<64 hex digits> or sha256:<64 hex digits>")

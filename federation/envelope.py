@@ -56,12 +56,9 @@ def seal(manifest: ManifestT, key: Ed25519PrivateKey) -> SignedEnvelope:
 
 
 def unseal(envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey | None) -> ManifestT:
-    """Verifies `envelope` as received, then parses its manifest.
+    """Verifies `envelope` as received, then parses its manifest, whose type decides the signing context.
 
-    Args:
-        envelope: what arrived.
-        kind: the type of manifest that is expected; it decides the signing context.
-        key: the key that must have signed it; None if no key may sign it.
+    `key` is the one that must have signed it; None if no key may sign it.
 
     Raises:
         Refusal: `key-unknown`, `signature` or `manifest`.
@@ -89,9 +86,5 @@ def to_text(envelope: SignedEnvelope) -> str:
 
 
 def from_text(text: str) -> SignedEnvelope:
-    """The envelope that `to_text` wrote.
-
-    Raises:
-        ValueError, DecodeError: the text is damaged.
-    """
+    """The envelope that `to_text` wrote. Raises ValueError or DecodeError if the text is damaged."""
     return SignedEnvelope.FromString(base64.b64decode(text, validate=True))

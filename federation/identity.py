@@ -32,7 +32,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class PeerIdentity:
-    """Who a certificate says that its holder is.
+    """The holder of a certificate, as the certificate names it.
 
     Attributes:
         federation_id: the federation.
@@ -54,11 +54,7 @@ class PeerIdentity:
 
 
 def check_name(name: str, what: str = "name") -> str:
-    """Returns `name` when it can name a federation, a client or an administrator.
-
-    Raises:
-        IdentityError: it cannot.
-    """
+    """Returns `name` if it can name a federation, a client or an administrator; else raises IdentityError."""
     if NAME_PATTERN.fullmatch(name) is None:
         raise IdentityError(
             f"{what} {name[:80]!r} will not do: use 1 to 63 lower-case letters, digits and hyphens, "
@@ -83,13 +79,10 @@ def coordinator_uri(federation_id: str) -> str:
 
 
 def parse_peer(certificate: bytes) -> PeerIdentity:
-    """Reads who the holder of a certificate is. It does not verify the certificate: TLS has done that.
-
-    Args:
-        certificate: PEM or DER.
+    """Reads who the holder of a certificate, PEM or DER, is. It does not verify the certificate: TLS has done that.
 
     Raises:
-        IdentityError: it names nobody of a federation, or more than one.
+        IdentityError: it names no member of a federation, or more than one.
     """
     parsed = load_certificate(certificate)
     try:

@@ -75,23 +75,15 @@ def secret_hash(secret: bytes) -> str:
 
 
 def fetch_ca(address: str, expected: str, timeout: float) -> bytes:
-    """Fetches the federation's CA certificate from the enrollment port.
+    """Fetches the federation's CA certificate, PEM, from the enrollment port at "host:port".
 
     This connection verifies no certificate and sends no data. The server's certificate contains the CA certificate,
     which is accepted if it has the expected fingerprint. The connection that carries the secret is then verified
     against it.
 
-    Args:
-        address: "host:port".
-        expected: the fingerprint from the join string.
-        timeout: seconds to connect and shake hands.
-
-    Returns:
-        The CA certificate, PEM.
-
     Raises:
         IdentityError: the server there has no CA certificate with this fingerprint.
-        OSError: no TLS server answers there.
+        OSError: no TLS server answers there within `timeout` seconds.
     """
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -51,11 +51,7 @@ def private_key_pem(key: EllipticCurvePrivateKey | Ed25519PrivateKey, passphrase
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Writes a new file that only its owner can read (0600), durably.
-
-    Raises:
-        FileExistsError: there is a file already; a key is never overwritten.
-    """
+    """Writes a new file of mode 0600, durably. Raises FileExistsError if there is one: a key is never overwritten."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(descriptor, 0o600)  # whatever the umask says
@@ -67,11 +63,7 @@ def write_private(path: Path, data: bytes) -> None:
 def write_private_key(
     path: Path, key: EllipticCurvePrivateKey | Ed25519PrivateKey, passphrase: bytes | None = None
 ) -> None:
-    """Writes a private key to a new file of mode 0600: PKCS#8, encrypted when there is a passphrase.
-
-    Raises:
-        FileExistsError: there is a file already; a key is never overwritten.
-    """
+    """Writes a private key to a new file, as `write_private` does: PKCS#8, encrypted when there is a passphrase."""
     write_private(path, private_key_pem(key, passphrase))
 
 
@@ -94,20 +86,12 @@ def replace_private(path: Path, data: bytes) -> None:
 
 
 def is_encrypted(path: Path) -> bool:
-    """Whether the private key in a file needs a passphrase.
-
-    Raises:
-        IdentityError: there is no such file.
-    """
+    """Whether the private key in a file needs a passphrase. Raises IdentityError if there is no such file."""
     return b"BEGIN ENCRYPTED PRIVATE KEY" in read_file(path)
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a file.
-
-    Raises:
-        IdentityError: it cannot be read.
-    """
+    """The bytes of a file. Raises IdentityError if it cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -142,11 +126,7 @@ def load_tls_key(path: Path, passphrase: bytes | None = None) -> EllipticCurvePr
 
 
 def load_signing_key(path: Path, passphrase: bytes | None = None) -> Ed25519PrivateKey:
-    """Reads an Ed25519 key.
-
-    Raises:
-        IdentityError: no such file, no such key in it, or the passphrase is missing or wrong.
-    """
+    """Reads an Ed25519 key. Errors as of `load_tls_key`."""
     key = _load_key(path, passphrase)
     if not isinstance(key, Ed25519PrivateKey):
         raise FileDamaged(f"{path} does not hold an Ed25519 key")

@@ -89,10 +89,7 @@ class _Files:
 class MemberFiles(_Files):
     """A client's keys, certificates and name, as stored in its directory.
 
-    Attributes:
-        client_id: the client's name.
-        signing_key: the key that signs its updates.
-        coordinator_key: verifies the coordinator's assignments and receipts.
+    `signing_key` signs its updates; `coordinator_key` verifies the coordinator's assignments and receipts.
     """
 
     name_key = "client_id"
@@ -161,26 +158,17 @@ class AdminFiles(_Files):
 def save_renewal(
     directory: Path, key: EllipticCurvePrivateKey, certificate: bytes, passphrase: bytes | None = None
 ) -> None:
-    """Replaces a client's TLS key and certificate.
+    """Replaces a client's TLS key and certificate (PEM).
 
-    The change is atomic for `MemberFiles.load`, even if the process or the machine dies in between.
-
-    Args:
-        directory: the client's.
-        key: the new key.
-        certificate: of that key, PEM.
-        passphrase: encrypts the key; None stores it unencrypted, protected by the file mode alone.
+    The change is atomic for `MemberFiles.load`, even if the process or the machine dies in between. Without a
+    passphrase, the key is protected by the file mode alone.
     """
     replace_private(directory / _RENEWED, private_key_pem(key, passphrase) + certificate)
     _finish_renewal(directory)
 
 
 def move_address(directory: Path, address: str) -> None:
-    """Records the coordinator's new address in an administrator's directory.
-
-    Raises:
-        IdentityError: it is not an administrator's directory.
-    """
+    """Records the coordinator's new address in an administrator's directory; raises IdentityError for others."""
     values = _read_description(directory, "admin")
     if values["address"] != address:
         _write_description(directory, {**values, "address": address})

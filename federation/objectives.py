@@ -1,7 +1,7 @@
-"""Objectives by name: what the rows of an update descend, and which parameters are whose.
+"""Objectives by name: what the rows of an update descend, and which parameters belong to which objective.
 
-A parameter called `heads.NAME....` is the objective NAME's alone; everything else is the encoder, which all objectives
-share. So whoever has a model's layout knows the encoder, and need not load its task.
+A parameter called `heads.NAME....` belongs to the objective NAME alone; all others are the encoder, which all
+objectives share. So the layout of a model tells the encoder, without its task.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,9 +30,9 @@ def separate_targets(objectives: Sequence[str]) -> Targets:
 
 
 def encoder_columns(layout: "Layout") -> tuple[slice, ...]:
-    """Where the encoder is in the flat vector (d,): as few slices as it takes, in order.
+    """The columns of the encoder in the flat vector (d,), as few slices as possible, in order.
 
-    A model that is nothing but heads is its own encoder.
+    A model that has only heads is its own encoder.
     """
     found: list[slice] = []
     offset = 0

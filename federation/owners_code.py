@@ -14,8 +14,8 @@ _PACKAGES = ("federation", "storage", "coordinator", "worker", "simulation", "ex
 def described(error: BaseException) -> str:
     """An exception of an owner's code, as three lines.
 
-    The line shown is the last one outside of the standard library, installed packages and this project's packages.
-    Where there is none, the exception is all.
+    The line shown is the last one outside of the standard library, installed packages and this project's packages. If
+    there is none, only the exception is shown.
     """
     said = " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
     what = f"{type(error).__name__}: {said}" if said else type(error).__name__

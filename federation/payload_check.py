@@ -34,9 +34,8 @@ class PayloadCheck:
     Attributes:
         problem: what is wrong with the content: `limit:header`, `layout`, `dtype` or `non-finite`; None while nothing
             is. Complete after `finish`.
-        norms: the Euclidean norm of each tensor of floating-point numbers by its name, computed in float64, in the
-            order of the layout. Zero exactly where every element is zero. Complete after `finish` where there is no
-            problem. Whether a norm is a fault is the caller's policy.
+        norms: the Euclidean norm of each tensor of floating-point numbers by its name, in float64 and in the order of
+            the layout. Zero exactly where every element is zero. Complete after `finish` if there is no problem.
     """
 
     def __init__(self, layout: Layout, algorithm: str = DEFAULT_ALGORITHM) -> None:
@@ -66,11 +65,7 @@ class PayloadCheck:
                     self.problem = problem
 
     def finish(self) -> str:
-        """Ends the payload.
-
-        Returns:
-            The digest of everything fed, with its algorithm in front.
-        """
+        """Ends the payload; returns the digest of everything fed, with its algorithm in front."""
         if self.problem is None and (self._header is not None or self._row < len(self._layout.tensors) or self._split):
             self.problem = Refusal("layout", "the payload ends before its last tensor does")
         return f"{self._algorithm}:{self._hasher.hexdigest()}"

@@ -1,9 +1,8 @@
 """Plug-ins: classes of an owner's own, named by an entry point of an installed package or as `module:Class`.
 
-A plug-in is code that the owner of a machine installed there, or put into a directory of `--code`. It is never read
-from bytes that arrived over the wire. A directory of `--code` may also hold `NAME.dist-info/entry_points.txt`, whose
-entry points count like those of an installed package. Nothing is remembered between two calls but what Python has
-imported.
+A plug-in is code that the owner of a machine installed there, or put into a directory of `--code`; it is never read
+from bytes that arrived over the wire. Entry points in `NAME.dist-info/entry_points.txt` of such a directory count like
+those of an installed package. Nothing is remembered between two calls but what Python has imported.
 """
 
 import sys
@@ -86,10 +85,7 @@ class Plugins(Generic[T]):
         return tuple(offer for offer in found if offer.name not in self.built_in)
 
     def find(self, name: str) -> type[T]:
-        """The class of a name.
-
-        Args:
-            name: of an entry point, or `module:Class` for a class on Python's path (`--code` appends to it).
+        """The class of a name: an entry point, or `module:Class` for a class on Python's path (`--code` appends to it).
 
         Raises:
             PluginError: there is none, or its code raises an exception, or it does not inherit from `base`.
@@ -111,12 +107,7 @@ class Plugins(Generic[T]):
         return plugin
 
     def origin(self, name: str, kind: type[T]) -> Origin:
-        """Which code a class is.
-
-        Args:
-            name: that `kind` was found by, or that of something built in.
-            kind: the class.
-        """
+        """Which code a class is that was found by this name, or that is built in under it."""
         class_name = f"{kind.__module__}:{kind.__qualname__}"
         if name in self.built_in:
             return Origin(self.word, class_name, "fedpareto", version("fedpareto"))
@@ -158,11 +149,7 @@ class Plugins(Generic[T]):
         return found[0].origin
 
     def _imported(self, name: str, module: str) -> ModuleType:
-        """A module of plug-ins.
-
-        Raises:
-            PluginError: Python does not find it.
-        """
+        """A module of plug-ins. Raises PluginError if Python does not find it."""
         try:
             return import_module(module)
         except ModuleNotFoundError as error:

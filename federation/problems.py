@@ -16,12 +16,9 @@ class Section(BaseModel):
 
 
 def explain(problem: Any, known: str, *, secret: Collection[str] = ()) -> str:
-    """One problem of a `pydantic.ValidationError` as a line.
+    """One problem of a `pydantic.ValidationError.errors()` as a line.
 
-    Args:
-        problem: one of its `errors()`.
-        known: where the keys are that exist; follows "no such key".
-        secret: keys whose value must not be repeated.
+    `known` says where the existing keys are listed; the values of `secret` keys are not repeated.
     """
     key = ".".join(str(part) for part in problem["loc"])[:MAX_KEY] or "(the document)"
     if problem["type"] == "extra_forbidden":

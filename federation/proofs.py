@@ -31,9 +31,6 @@ _SMALL_ORDER = frozenset(
 def signing_public_key(raw: bytes) -> Ed25519PublicKey:
     """Parses the Ed25519 key that a new client asks to register.
 
-    Args:
-        raw: the encoded point, 32 bytes.
-
     Raises:
         IdentityError: not 32 bytes, or a point of small order.
     """

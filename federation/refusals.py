@@ -92,8 +92,7 @@ class Refusal(Exception):
         reason: the stable reason, as in docs/reasons.md; a stem may carry a suffix ("mismatch:round").
         status: the gRPC status that goes with the reason.
         message: what was wrong, with the value, and what to do; no secret and nothing of another client.
-        signed: what the coordinator signed about it, to travel in the status details: the receipt of an update that was
-            refused for good, or a revocation.
+        signed: a receipt or a revocation that the coordinator signed, to travel in the status details.
         retry_seconds: when the same request may be made again; 0 when that is not known.
     """
 

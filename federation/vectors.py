@@ -1,12 +1,11 @@
 """A model as one flat float32 vector, kept in safetensors files.
 
 A model file holds the trainable parameters in layout order, float32, without holes: its data section is the flat vector
-(d,) itself, and can be mapped or streamed as such. A payload file holds one one-dimensional tensor for each row of a
-reply. Rows may be float32 (F32), bfloat16 (BF16), unsigned integers (U32) or bytes (U8). Our header is a function of
-the layout alone, so equal vectors are equal files.
+(d,) itself. A payload file holds one one-dimensional tensor for each row of a reply: float32 (F32), bfloat16 (BF16),
+unsigned integers (U32) or bytes (U8). Our header is a function of the layout alone, so equal vectors are equal files.
 
-The format: 8 bytes little-endian length N, N bytes of JSON (name -> dtype, shape, data_offsets), the data. What
-arrives from others is parsed strictly here: it is about to be mapped.
+The format: 8 bytes little-endian length N, N bytes of JSON (name -> dtype, shape, data_offsets), the data. Files of
+others are parsed strictly, because they are mapped into memory afterwards.
 """
 
 import json
@@ -129,14 +128,7 @@ class File(Protocol):
 
 @dataclass(frozen=True)
 class RowFile:
-    """One row of a reply (or a whole model) inside a file.
-
-    Attributes:
-        file: where the row is.
-        offset: where the row starts, in bytes.
-        length: d, in elements.
-        dtype: of the elements.
-    """
+    """One row of a reply, or a whole model, inside a file: `length` elements from byte `offset` on."""
 
     file: File
     offset: int
@@ -160,22 +152,18 @@ class RowFile:
 
 
 def widen(raw: NDArray[np.uint16]) -> Vector:
-    """The float32 values of bfloat16 numbers; every one of them has a float32 of the same value."""
+    """The float32 values of bfloat16 numbers, which are exact."""
     return (raw.astype("<u4") << np.uint32(16)).view("<f4")
 
 
 def parse_header(prefix: bytes | memoryview, dtypes: Collection[str] = ("F32",)) -> tuple[Layout, int]:
-    """Reads the header of a safetensors file.
-
-    Args:
-        prefix: the file's first bytes, at least to the end of its header.
-        dtypes: the element types that are accepted.
+    """Reads the header of a safetensors file, of which `prefix` holds at least the header.
 
     Returns:
         The layout, and where the data begins, in bytes.
 
     Raises:
-        Refusal: `limit:header` (longer than `MAX_HEADER_BYTES`), `dtype` (another element type), `layout` (not a
+        Refusal: `limit:header` (longer than `MAX_HEADER_BYTES`), `dtype` (not one of `dtypes`), `layout` (not a
             safetensors header; holes, overlaps, repeated names, shapes that do not fit; a tensor without elements).
     """
     length = header_length(prefix)
@@ -212,29 +200,19 @@ def model_layout(file: File) -> Layout:
 
 
 def update_layout(rows: Iterable[tuple[str, int] | tuple[str, int, str]]) -> Layout:
-    """The layout of a payload file: one one-dimensional tensor for each (name, length, dtype), F32 where none is given.
-
-    Raises:
-        ValueError: see `Layout`.
-    """
+    """The layout of a payload file: one-dimensional tensors of (name, length, dtype), F32 where none is given."""
     return Layout(tuple(Tensor(name, (length,), *dtype) for name, length, *dtype in rows))
 
 
 def to_bytes(layout: Layout, vector: Vector) -> bytes:
-    """The file that holds `vector` (d,) in this layout.
-
-    Raises:
-        ValueError: not a float32 vector of the layout's size.
-    """
+    """The file that holds `vector` (d,) in this layout. Raises ValueError if it is not float32 of that size."""
     return layout.header + _data(layout, vector).tobytes()
 
 
 def payload_bytes(layout: Layout, rows: Mapping[str, Array]) -> list[memoryview]:
     """The file of a reply, piece by piece: the header, then each row of the layout.
 
-    Args:
-        layout: of the payload.
-        rows: by name: float32 for F32, the integers of their type for the others (for BF16 the 16 bits).
+    A row is float32 for F32, and of integers for the other types; for BF16, the 16 bits.
 
     Raises:
         ValueError: a row is missing, or is not of its type and length.
@@ -253,7 +231,7 @@ def payload_rows(data: bytes | memoryview, expected: Layout) -> dict[str, Array]
     """The rows of a payload in memory, by name.
 
     Raises:
-        Refusal: as `parse_header`, and `layout` when it has another layout than expected, or another length.
+        Refusal: as `parse_header`, and `layout` for another layout or length than expected.
     """
     layout, offset = parse_header(data, {tensor.dtype for tensor in expected.tensors})
     if layout != expected:
@@ -268,11 +246,7 @@ def payload_rows(data: bytes | memoryview, expected: Layout) -> dict[str, Array]
 
 
 def write_vectors(path: Path, layout: Layout, vector: Vector) -> None:
-    """Writes `vector` (d,) as a file of this layout.
-
-    Raises:
-        ValueError: not a float32 vector of the layout's size.
-    """
+    """Writes `vector` (d,) as a file of this layout. Errors as of `to_bytes`."""
     data = _data(layout, vector)
     with path.open("wb") as file:
         file.write(layout.header)
@@ -280,21 +254,13 @@ def write_vectors(path: Path, layout: Layout, vector: Vector) -> None:
 
 
 def read_vector(file: File) -> tuple[Layout, Vector]:
-    """A file's layout and its data as one vector (d,), mapped read-only.
-
-    Raises:
-        Refusal: as `model_layout`.
-    """
+    """A file's layout and its data as one vector (d,), mapped read-only. Errors as of `model_layout`."""
     layout, offset = _open(file)
     return layout, RowFile(file, offset, layout.size).read()
 
 
 def model_row(file: File) -> RowFile:
-    """A model file as one row (d,).
-
-    Raises:
-        Refusal: as `model_layout`.
-    """
+    """A model file as one row (d,). Errors as of `model_layout`."""
     layout, offset = _open(file)
     return RowFile(file, offset, layout.size)
 

@@ -1,8 +1,8 @@
 """What is learned: a model, this client's data, and named objectives.
 
 A task is code that the owner of a machine chose to run there. It is loaded by name, from an installed package's entry
-point (group `fedpareto.tasks`) or as `module:Class`, and never from bytes that arrived over the wire. Nothing here
-imports torch before a model or data is asked for, so that a command can list tasks at once.
+point (group `fedpareto.tasks`) or as `module:Class`, and never from bytes that arrived over the wire. Torch is imported
+only when a model or data is asked for, so that a command can list tasks at once.
 """
 
 import re
@@ -55,7 +55,7 @@ class TaskError(ValueError):
 
 
 class DataError(Exception):
-    """Data that is missing or malformed; the message names the path that was expected and where to get it."""
+    """Data that is missing or malformed; the message names the expected path and where to get it."""
 
 
 class PartError(ValueError):
@@ -74,8 +74,7 @@ class Part:
     Attributes:
         index: 0 to count - 1.
         count: how many clients share the data set.
-        scheme: "iid", "shards:S" (S shards of the label-sorted set each), "dirichlet:ALPHA" or "natural" (what one
-            owner holds); see `federation.tasks.partition.partition`.
+        scheme: "iid", "shards:S", "dirichlet:ALPHA" or "natural"; see `federation.tasks.partition.partition`.
         seed: clients with the same seed, count, scheme and sizes hold disjoint parts.
         sizes: "equal", or for iid and dirichlet "lognormal:SIGMA" (see `federation.tasks.partition.quotas`).
 
@@ -105,11 +104,7 @@ class Part:
 
     @classmethod
     def parse(cls, text: str, scheme: str = "iid", seed: int = 0, sizes: str = "equal") -> "Part":
-        """Reads "3/8", the third of eight parts, as people write it: counted from 1.
-
-        Raises:
-            PartError: not of that form, or out of range.
-        """
+        """Reads "3/8", the third of eight parts, counted from 1. Raises PartError."""
         match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
         if match is None:
             raise PartError(f"{text!r} is no part: write 3/8 for the third of eight")
@@ -128,7 +123,7 @@ class DataSource:
     """Where a client's data is.
 
     Attributes:
-        directory: what the owner gave as `--data`; None for data that the task brings along.
+        directory: the owner's `--data`; None for data that comes with the task.
         part: the part of it to keep; None for all of it.
         download: whether a task may fetch a public data set into `directory`.
     """
@@ -140,12 +135,7 @@ class DataSource:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """The samples of one split, in memory.
-
-    Attributes:
-        x: what the model takes, (n, ...), of any element type.
-        y: what the objectives compare with, (n, ...).
-    """
+    """The samples of one split, in memory: inputs of the model x (n, ...), targets of the objectives y (n, ...)."""
 
     x: "torch.Tensor"
     y: "torch.Tensor"
@@ -172,12 +162,12 @@ class Pool:
     """Every sample of a data set, before it is dealt to clients.
 
     Attributes:
-        x: what the model takes, (n, ...).
-        y: what the objectives compare with, (n, ...).
+        x: inputs of the model, (n, ...).
+        y: targets of the objectives, (n, ...).
         labels: (n,) int64, the classes that shards and Dirichlet deal by, such as a pair of labels as one number; None
-            where y is that already.
-        owners: the names of those whose data this is; none where it has no natural owners.
-        owner: (n,) int64, whose each sample is, an index into `owners`.
+            if y are the classes.
+        owners: the names of the natural owners of the data; empty if there are none.
+        owner: (n,) int64, the owner of each sample, an index into `owners`.
         test: an official test part. With the scheme "natural" it is dealt to the same owners.
 
     Raises:
@@ -211,12 +201,12 @@ class Pool:
 
 
 class Task(ABC):
-    """What a federation learns. Subclass it, say what the model and the data are, and name the class to the worker.
+    """What a federation learns. Subclass it, define the model and the data, and name the class to the worker.
 
     Attributes:
         name: what the federation calls the task; set by `task`.
-        objectives: the names of the losses. What a parameter is called says whom it serves: `heads.NAME....` is the
-            objective NAME's alone, everything else is the encoder that all share.
+        objectives: the names of the losses. A parameter called `heads.NAME....` belongs to the objective NAME alone;
+            all others are the encoder that all objectives share.
         evaluation_batch: samples in one forward pass where no gradient is needed.
     """
 
@@ -233,7 +223,7 @@ class Task(ABC):
         """
 
     def pool(self, source: DataSource) -> Pool:
-        """All the data at the source, before a part of it is dealt. `source.part` plays no role.
+        """All the data at the source, before a part of it is dealt; `source.part` is ignored.
 
         Raises:
             DataError: missing or malformed.
@@ -245,35 +235,30 @@ class Task(ABC):
         """This client's data: its part of the pool, or all of it, cut into train, validation and test.
 
         Raises:
-            DataError: missing or malformed, or too little for so many clients.
+            DataError: missing or malformed, or too little for this number of clients.
         """
         from federation.tasks.partition import deal  # noqa: PLC0415
 
         return deal(self.pool(source), source.part)
 
     def losses(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
-        """The mean loss of a batch for each objective. Classification with logits unless a task says otherwise.
+        """The mean loss of a batch for each objective, of what the model returned and targets (n, ...).
 
-        Args:
-            output: what the model returned for the batch.
-            y: (n, ...) the batch's targets.
+        By default, the cross-entropy of logits (n, C) with classes (n,).
         """
         from torch.nn.functional import cross_entropy  # noqa: PLC0415
 
         return {"loss": cross_entropy(output, y)}
 
     def augment(self, x: "torch.Tensor") -> "torch.Tensor":
-        """A training minibatch, varied at random; of the same shape. It draws from torch's global generator.
-
-        Args:
-            x: (n, ...).
-        """
+        """A training minibatch (n, ...), varied at random by torch's global generator; of the same shape."""
         return x
 
     def correct(self, output: Any, y: "torch.Tensor") -> "torch.Tensor | dict[str, torch.Tensor] | None":
         """Which samples of a batch are right, (n,) of bool; None where accuracy means nothing (regression).
 
-        A task of several objectives may tell it for each of them; a sample with several labels may be right by a share.
+        A task of several objectives may return it for each of them; a sample with several labels may be right by a
+        share.
         """
         right: torch.Tensor = output.argmax(dim=1) == y
         return right
@@ -287,10 +272,7 @@ def available() -> tuple[Offer, ...]:
 
 
 def task(name: str) -> Task:
-    """Loads a task that the owner of this machine named.
-
-    Args:
-        name: a name from `available`, or `module:Class` for a class on Python's path (`--code` appends to it).
+    """Loads a task that the owner of this machine named: one of `available`, or `module:Class` on Python's path.
 
     Raises:
         TaskError: no such task, or its code raises an exception, or it is not a `Task`.
@@ -327,10 +309,7 @@ _TASKS: Plugins[Task] = Plugins("task", "fedpareto.tasks", Task, "fedpareto.Task
 
 
 def initial_model(task: Task, seed: int) -> "tuple[Layout, NDArray[np.float32]]":
-    """The model that a run starts from; the same for the same task and seed.
-
-    Returns:
-        The layout of the model's trainable parameters, and their values as one flat vector (d,).
+    """The model that a run starts from, as its layout and vector (d,); the same for the same task and seed.
 
     Raises:
         TaskError: the model keeps state that a flat vector of parameters cannot carry.

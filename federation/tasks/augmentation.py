@@ -1,4 +1,4 @@
-"""What a training minibatch of images may go through."""
+"""Random changes of a training minibatch of images."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from torch.nn.functional import affine_grid, grid_sample
 
 
 def rotated(images: Tensor, degrees: Tensor, mean: Sequence[float], mirrored: Tensor | None = None) -> Tensor:
-    """Every image turned about its centre, bilinear; what comes in from outside is the mean, zero once standardised.
+    """Every image turned about its centre, bilinear. Pixels from outside are the mean, zero once standardised.
 
     Args:
         images: (n, channels, side, side), bytes or floats from 0 to 255.
-        degrees: (n,) by how much each is turned, counter-clockwise.
+        degrees: (n,), counter-clockwise.
         mean: of each channel, of pixels scaled to [0, 1]: what the model subtracts.
         mirrored: bool, (n,) or one for all: which are mirrored afterwards, left to right. None: none.
 

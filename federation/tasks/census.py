@@ -16,7 +16,7 @@ class Census:
 
     Attributes:
         sizes: (clients, 3), samples for training, validation and testing.
-        classes: (C,) the classes there are, ascending; none where the targets are no classes.
+        classes: (C,) the classes, ascending; none where the targets are no classes.
         counts: (clients, C), samples of each class in all three splits.
         owners: the natural owner of each client; empty for other schemes.
     """
@@ -28,10 +28,10 @@ class Census:
 
     @property
     def heterogeneity(self) -> float:
-        """Mean over clients of the total variation between its class shares and everybody's together.
+        """Mean over clients of the total variation between its class shares and those of all clients together.
 
-        0: all are alike. It stays below 1, which clients of one class each come close to when there are many classes.
-        NaN without classes.
+        0: all are alike. It is below 1, which clients of one class each come close to when there are many classes. NaN
+        without classes.
         """
         if not len(self.classes):
             return float("nan")
@@ -41,16 +41,10 @@ class Census:
 
 
 def census(task: Task, source: DataSource, part: Part, *, tried: bool = False) -> Census:
-    """Counts what each client of a partition gets.
-
-    Args:
-        task: whose data it is.
-        source: where the data is; its own part plays no role.
-        part: any of the parts.
-        tried: whether the task's model is tried on the data too.
+    """Counts what each client of a partition gets; with `tried`, tries the task's model on the data too.
 
     Raises:
-        DataError: missing or malformed data, or data that cannot be dealt so.
+        DataError: missing or malformed data, or data that cannot be dealt in this way.
         TaskError: the task's code raised an exception.
     """
     owners: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""`digits`: 1797 handwritten digits of 8 x 8 pixels. Real, and scikit-learn brings them: no download.
+"""`digits`: 1797 handwritten digits of 8 x 8 pixels, which come with scikit-learn: no download.
 
 Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998.
 """
@@ -29,10 +29,7 @@ class Digits(Published):
 
 
 def write_parts(directories: Sequence[Path], *, scheme: str = "shards:2", seed: int = 0) -> tuple[Path, ...]:
-    """Deals scikit-learn's digits: each directory gets a digits.npz that holds its own part and nothing else.
-
-    Returns:
-        The files written, in the order of the directories.
+    """Deals scikit-learn's digits: writes a digits.npz with its own part into each directory; returns the files.
 
     Raises:
         PartError: more parts than digits, or an unknown scheme.

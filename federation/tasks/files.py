@@ -1,4 +1,4 @@
-"""Data files as they are published: packed or not, and with the right path in every complaint."""
+"""Data files as they are published, packed or not."""
 
 import gzip
 import math
@@ -25,14 +25,9 @@ def found(path: Path) -> Path | None:
 
 
 def read(path: Path, wanted: str) -> bytes:
-    """What a file holds, unpacked.
+    """What a file holds, unpacked; the file may be there as .gz instead.
 
-    Args:
-        path: the file, which may lie there as .gz instead.
-        wanted: for the complaint, what was expected and where to get it.
-
-    Raises:
-        DataError: missing or damaged.
+    `wanted` says in the message what was expected and where to get it. Raises DataError if it is missing or damaged.
     """
     file = found(path)
     if file is None:
@@ -55,13 +50,7 @@ def lines(path: Path, wanted: str) -> Iterator[tuple[int, str]]:
 def read_idx(path: Path, axes: int, wanted: str) -> NDArray[np.uint8]:
     """An idx file of bytes: two zeros, type 8, the number of axes, big-endian sizes, the data. Read-only.
 
-    Args:
-        path: the file, which may lie there as .gz instead.
-        axes: how many axes it must have.
-        wanted: for the complaint.
-
-    Raises:
-        DataError: missing, damaged or not such a file.
+    Arguments and errors as of `read`; DataError also if it has another number of axes.
     """
     content = read(path, wanted)
     if content[:4] != bytes([0, 0, 8, axes]) or len(content) < 4 + 4 * axes:

@@ -22,12 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 def read(path: Path, *, test: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """One official part: images (n, 3, 32, 32), labels (n,).
+    """One official part: images (n, 3, 32, 32), labels (n,). Raises DataError if it is missing or malformed.
 
     Decoding takes seconds; later calls in the same process return the same arrays, which must not be changed.
-
-    Raises:
-        DataError: missing or malformed.
     """
     try:
         status = path.stat()

@@ -81,16 +81,12 @@ class EdgeConvolution(nn.Module):
         self.root = nn.Linear(width, width)
 
     def forward(self, state: Tensor, edges: Tensor, joined: Tensor) -> Tensor:
-        """Messages to all atoms, (n, atoms, width).
+        """Messages to all atoms, (n, atoms, width), of states (n, atoms, width) and edges (n, atoms, atoms, features).
 
-        N is linear in its last layer: N(e) is the sum of matrices, one for each of its hidden units and one for the
-        bias. Each atom's state meets these first, and edges only weigh the results. So no edge takes a matrix of its
-        own, and there are many more edges than atoms.
-
-        Args:
-            state: (n, atoms, width).
-            edges: (n, atoms, atoms, features).
-            joined: (n, atoms, atoms), 1 where two atoms are neighbours and 0 elsewhere.
+        `joined` (n, atoms, atoms) is 1 where two atoms are neighbours. N is linear in its last layer: N(e) is the sum
+        of matrices, one for each of its hidden units and one for the bias. Each atom's state is multiplied by these
+        first, and edges only weigh the results. So no edge takes a matrix of its own, and there are many more edges
+        than atoms.
         """
         width = state.shape[-1]
         ones = torch.ones_like(joined)[..., None]
@@ -111,12 +107,7 @@ class Set2Set(nn.Module):
         self.cell = nn.LSTMCell(2 * width, width)
 
     def forward(self, state: Tensor, present: Tensor) -> Tensor:
-        """What is read of the atoms that are there.
-
-        Args:
-            state: (n, atoms, width).
-            present: (n, atoms), 1 for an atom and 0 for the room of one.
-        """
+        """What is read of states (n, atoms, width); `present` (n, atoms) is 1 for an atom and 0 for a gap."""
         query = memory = torch.zeros_like(state[:, 0])
         read = torch.cat([query, query], dim=-1)
         for _ in range(self.steps):

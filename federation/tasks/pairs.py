@@ -184,16 +184,9 @@ class Cifar10Mnist(_Composed):
 
 
 def overlaid(first: Images, second: Images, *, offset: int, side: int) -> Images:
-    """Two images on a canvas, one shifted right and down; the brighter pixel counts.
+    """Two images (n, 1, 28, 28) on a canvas of this side, the second shifted by `offset` pixels right and down.
 
-    Args:
-        first: (n, 1, 28, 28), in the upper left corner.
-        second: (n, 1, 28, 28).
-        offset: by how many pixels the second is shifted both ways.
-        side: of the canvas.
-
-    Returns:
-        (n, 1, 28, 28): the canvas made smaller; each pixel is the one of the canvas that its centre falls on.
+    The brighter pixel counts. Returns (n, 1, 28, 28): each pixel is the one of the canvas that its centre falls on.
     """
     canvas = np.zeros((len(first), 1, side, side), np.uint8)
     canvas[..., :_DIGIT, :_DIGIT] = first
@@ -204,15 +197,7 @@ def overlaid(first: Images, second: Images, *, offset: int, side: int) -> Images
 
 
 def blended(photographs: Images, digits: Images) -> Images:
-    """Digits in the middle of photographs: where a digit has ink, 156/255 of it and the rest of what is behind.
-
-    Args:
-        photographs: (n, 3, 32, 32).
-        digits: (n, 1, 28, 28).
-
-    Returns:
-        (n, 3, 32, 32).
-    """
+    """Digits (n, 1, 28, 28) in the middle of photographs (n, 3, 32, 32): 156/255 of each digit's ink."""
     result = photographs.copy()
     ink = digits[:, 0] > 0
     front = digits[:, 0].astype(np.uint16) * _OPACITY
@@ -224,7 +209,7 @@ def blended(photographs: Images, digits: Images) -> Images:
 
 
 def _another(count: int) -> Indices:
-    """For each of so many samples another one, each of them once: one circle through all, in random order."""
+    """For each of `count` samples another one, each of them once: one circle through all, in random order."""
     order = np.random.default_rng(_SEED).permutation(count)
     other = np.empty_like(order)
     other[order] = np.roll(order, -1)

@@ -15,8 +15,8 @@ from federation.vectors import Tensor as Shape
 def build(task: Task, seed: int = 0) -> nn.Module:
     """The task's model with the initial values that `seed` gives, on the CPU, checked to fit a flat vector.
 
-    Torch's global generator is left as it was. Members build with the default seed: what is not trained (a frozen
-    random projection, say) is then the same everywhere, and what is trained comes from the coordinator.
+    Torch's global generator is left as it was. Members build with the default seed: what is not trained, such as a
+    frozen random projection, is then the same everywhere, and what is trained comes from the coordinator.
 
     Raises:
         TaskError: the model has no trainable float32 parameters, or keeps state of its own.

@@ -1,7 +1,7 @@
-"""How one data set becomes many clients: who holds which samples, and what each keeps back.
+"""How one data set becomes many clients: which samples each holds, and which of them it keeps back.
 
 Every client computes the whole partition and keeps its own part, so that clients that agree on count, scheme, sizes and
-seed hold disjoint parts without a word between them.
+seed hold disjoint parts without any message.
 """
 
 from dataclasses import replace
@@ -33,10 +33,6 @@ def partition(pool: Pool, part: Part) -> list[Indices]:
     "natural": client i holds what owner i holds; when there are fewer clients than owners, the largest owners take
     part. Owners are ordered by name.
 
-    Args:
-        pool: the samples.
-        part: any of the parts.
-
     Returns:
         For each client the indices of its samples, ascending and disjoint.
 
@@ -63,17 +59,10 @@ def partition(pool: Pool, part: Part) -> list[Indices]:
 
 
 def quotas(samples: int, part: Part) -> Indices:
-    """How many samples each client gets, for "iid" and "dirichlet".
+    """How many of at least `count` samples each client gets, for "iid" and "dirichlet": (count,) numbers.
 
     "equal": numbers that differ by at most one. "lognormal:SIGMA": every client gets `LEAST` samples, or all the same
     number when there are too few for that; the rest is shared in proportion to exp(SIGMA z), z standard normal.
-
-    Args:
-        samples: how many there are, at least as many as clients.
-        part: any of the parts.
-
-    Returns:
-        (count,) numbers that sum to `samples`.
     """
     kind, _, argument = part.sizes.partition(":")
     logarithms = np.zeros(part.count)
@@ -89,11 +78,7 @@ def quotas(samples: int, part: Part) -> Indices:
 
 
 def classes(pool: Pool) -> Indices:
-    """(n,) the class of each sample, which shards and Dirichlet deal by.
-
-    Raises:
-        PartError: the pool has no labels to deal by, and its y are no classes.
-    """
+    """(n,) the class of each sample, which shards and Dirichlet deal by. Raises PartError if the pool has none."""
     if pool.labels is not None:
         return pool.labels
     if pool.y.dim() != 1 or pool.y.is_floating_point() or pool.y.is_complex():
@@ -106,7 +91,7 @@ def classes(pool: Pool) -> Indices:
 
 
 def holders(pool: Pool, count: int) -> list[int]:
-    """The owners that take part in "natural": the largest, of two as large the first by name; ordered by name.
+    """The owners that take part in "natural": the largest, of equal ones the first by name; ordered by name.
 
     Raises:
         PartError: no owners, or fewer than clients.
@@ -119,13 +104,7 @@ def holders(pool: Pool, count: int) -> list[int]:
 
 
 def split(count: int, *, seed: int = 0, index: int = 0, test: bool = True) -> tuple[Indices, Indices, Indices]:
-    """Cuts a client's samples into train, validation and test, 80/10/10, at random.
-
-    Args:
-        count: how many samples.
-        seed: of the partition.
-        index: of the client.
-        test: False where there is an official test part: then 90/10, and the third is empty.
+    """Cuts a client's samples into train, validation and test at random: 80/10/10, or 90/10/0 if `test` is False.
 
     Returns:
         Three disjoint, ascending arrays that make up 0 to count - 1. From three samples on, no other is empty.
@@ -154,15 +133,7 @@ def deal(pool: Pool, part: Part | None) -> Splits:
 
 
 def deal_all(pool: Pool, part: Part) -> list[Splits]:
-    """Every client's splits of a pool, exactly as `deal` gives them one by one.
-
-    Args:
-        pool: the samples.
-        part: any of the parts.
-
-    Raises:
-        DataError: the pool cannot be dealt so; the message says why.
-    """
+    """Every client's splits of a pool, exactly as `deal` gives them one by one. Raises DataError."""
     return [
         _cut(pool, own, official, replace(part, index=index))
         for index, (own, official) in enumerate(_dealt(pool, part))
@@ -200,7 +171,7 @@ def _owner(pool: Pool) -> Indices:
 
 
 def _grouped(keys: Indices, groups: int) -> list[Indices]:
-    """For each of so many keys, 0 to groups - 1, where it stands, ascending."""
+    """For each of the keys 0 to groups - 1, where it stands, ascending."""
     order = np.argsort(keys, kind="stable")
     return np.split(order, np.cumsum(np.bincount(keys, minlength=groups))[:-1])
 
@@ -229,17 +200,11 @@ def _turns(sizes: Indices, random: np.random.Generator) -> Indices:
 
 
 def _draw(shares: NDArray[np.float64], turns: Indices, points: NDArray[np.float64], left: Indices) -> Indices:
-    """The class that is drawn at each turn.
+    """The class that is drawn at each turn, (n,), by shares (clients, classes) and points (n,) in [0, 1).
 
     Drawing again while a class is used up is drawing from the shares that are left, which stay as they are until the
     next class is used up: so whole blocks are drawn at once. A client with no share in what is left draws by the sizes
-    of the classes.
-
-    Args:
-        shares: (clients, classes).
-        turns: (n,) the client.
-        points: (n,) random numbers in [0, 1).
-        left: (classes,) how often each can be drawn; n in all.
+    of the classes. `left` (classes,) is how often each can be drawn; n in all.
     """
     sizes, left = left, left.copy()
     drawn = np.empty(len(turns), dtype=np.int64)

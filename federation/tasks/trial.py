@@ -1,7 +1,7 @@
 """Tries a task on a batch of its data before anything is trained, to find data that the model cannot take.
 
-The batch holds what goes wrong most often: samples with values that are not finite, and those with the least and the
-greatest label and feature, which a loss or an embedding may not know.
+The batch holds what goes wrong most often: samples with values that are not finite, and those with the smallest and
+largest label and feature, which a loss or an embedding may not know.
 """
 
 from collections.abc import Collection, Iterator
@@ -19,11 +19,11 @@ _MAX_COLUMNS = 64  # labels of a sample that are looked at one by one
 
 
 def try_splits(task: Task, splits: Splits, objectives: Collection[str] = (), whose: str = "") -> None:
-    """Tries a client's data on the task's model.
+    """Tries a client's data on the task's model; an empty split is passed over.
 
     Args:
         task: whose model and losses.
-        splits: the client's data; an empty split is passed over.
+        splits: the client's data.
         objectives: those that the client serves; none for all of the task's.
         whose: the client, for messages, where there are several.
 
@@ -36,11 +36,7 @@ def try_splits(task: Task, splits: Splits, objectives: Collection[str] = (), who
 
 
 def try_pool(task: Task, pool: Pool) -> None:
-    """Tries all the data of a task, before it is dealt to clients.
-
-    Raises:
-        DataError, TaskError: as `try_splits`.
-    """
+    """Tries all the data of a task, before it is dealt to clients. Errors as of `try_splits`."""
     data = {"the data": Dataset(pool.x, pool.y)}
     if pool.test is not None:
         data["the official test data"] = Dataset(pool.test.x, pool.test.y)

@@ -39,11 +39,7 @@ class Vision(Published):
         return Pool(torch.from_numpy(x), torch.from_numpy(y))
 
     def images(self, source: DataSource, half: Half) -> tuple[Images, Labels]:
-        """One official part: images (n, channels, height, width), labels (n,).
-
-        Raises:
-            DataError: no directory, or that part is not in it.
-        """
+        """One official part: images (n, channels, height, width), labels (n,). Raises DataError."""
         return self._read(self.directory(source), half, source.download)
 
     @abstractmethod

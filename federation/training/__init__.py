@@ -1,6 +1,6 @@
 """Local work at a member: training from a base model, and evaluation. The same assignment gives the same bytes.
 
-What is computed depends on (base, work, seed, round, client, data) alone, on one machine and thread count: every
-random choice comes from a seed derived from these, the optimiser starts afresh, and only deterministic kernels run.
-A worker that died in the middle, or one that is asked twice, hands in the very same update.
+On one machine and thread count, the result depends on (base, work, seed, round, client, data) alone: every random
+choice comes from a seed derived from these, the optimiser starts afresh, and only deterministic kernels run. So a
+worker that died in the middle, or that is asked twice, hands in the same update.
 """

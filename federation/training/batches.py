@@ -12,13 +12,7 @@ _GATHERED = 32
 
 
 def minibatches(data: Dataset, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Minibatches without end: reshuffled every pass, the last short one kept.
-
-    Args:
-        data: the split.
-        size: samples in a minibatch; 0 is the whole split.
-        seed: of the shuffles.
-    """
+    """Minibatches of `size` samples (0: the whole split) without end: reshuffled every pass, the short one kept."""
     if size == 0 or size >= len(data):
         while True:
             yield data.x, data.y

@@ -15,13 +15,13 @@ _KERNEL = 4
 
 
 class ParameterBuffers:
-    """The trainable parameters and their gradients as two buffers, so that a step is a few operations whatever d is.
+    """The trainable parameters and their gradients as two buffers, so that a step is a few operations for any d.
 
-    On a CPU the kernels of convolutions lie in them with their channels last, which is up to 1.6 times as fast.
+    On a CPU, the kernels of convolutions have their channels last in them, which is up to 1.6 times as fast.
 
     Attributes:
         values: w, with the parameters as views into it.
-        gradient: likewise the gradients; backward adds to it.
+        gradient: the gradients, likewise; backward adds to it.
         start: w_t.
         channels_last: whether there are such kernels.
     """

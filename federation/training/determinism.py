@@ -41,10 +41,9 @@ def deterministic(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def pick_device(name: str = "auto") -> str:
-    """The device to train on. Apple's GPUs are not offered: they lack deterministic kernels (max pooling, say).
+    """The device to train on: "auto" (CUDA where there is one, else the CPU), "cpu", "cuda" or "cuda:N".
 
-    Args:
-        name: "auto" (CUDA where there is one, else the CPU), "cpu", "cuda" or "cuda:N".
+    Apple's GPUs are not offered: they lack deterministic kernels, such as max pooling.
 
     Raises:
         ValueError: not such a device, or not here.

@@ -4,8 +4,7 @@
 class TrainingDiverged(Exception):
     """A loss or a parameter is no longer finite.
 
-    Attributes:
-        step: the optimiser step, from 1; 0 when the base model itself has no finite loss on this data.
+    `step` counts from 1; it is 0 when the base model itself has no finite loss on this data.
     """
 
     def __init__(self, step: int) -> None:

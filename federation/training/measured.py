@@ -20,7 +20,7 @@ class Measured:
 
     Attributes:
         losses: mean loss by objective; empty for an empty split, or where nothing was measured.
-        accuracies: share of right samples by objective; under "" where the task tells one for all objectives.
+        accuracies: share of right samples by objective; under "" where the task has one for all objectives.
         samples: of the split.
     """
 
@@ -65,16 +65,10 @@ def measure(
 ) -> Measured:
     """Mean losses and accuracies of a model over a split; nothing for an empty one.
 
-    Args:
-        model: on the device of the data.
-        task: of the model.
-        data: the split.
-        objectives: those that count.
-        batch_size: samples in a forward pass.
-        stopped: asked before every batch.
+    `stopped` is asked before every forward pass of `batch_size` samples.
 
     Raises:
-        TrainingStopped: `stopped` said so.
+        TrainingStopped: `stopped` returned True.
     """
     count = len(data)
     if count == 0:

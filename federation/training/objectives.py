@@ -25,11 +25,7 @@ def served(task: Task, objectives: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def must_have_objectives(task: Task) -> None:
-    """Makes sure that the names of a task's objectives can stand in metrics, layouts and rows.
-
-    Raises:
-        TaskError: they cannot; the message says which.
-    """
+    """Raises TaskError if the name of an objective cannot stand in metrics, layouts and rows."""
     names = task.objectives
     several = len(names) > 1
     for name in names:
@@ -43,11 +39,7 @@ def must_have_objectives(task: Task) -> None:
 
 
 def losses(task: Task, output: object, y: Tensor) -> dict[str, Tensor]:
-    """The mean loss of a batch for each objective of the task.
-
-    Raises:
-        TaskError: the task's losses are not those of its objectives.
-    """
+    """The mean loss of a batch for each objective. Raises TaskError if they are not those of the task's objectives."""
     found = task.losses(output, y)
     if set(found) != set(task.objectives):
         raise TaskError(
@@ -57,7 +49,7 @@ def losses(task: Task, output: object, y: Tensor) -> dict[str, Tensor]:
 
 
 def weighted(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
-    """sum_k weights_k losses_k; a loss that weighs 1 alone is handed on as it is."""
+    """sum_k weights_k losses_k; a single loss with weight 1 is returned as it is."""
     terms = [losses[name] if weight == 1.0 else weight * losses[name] for name, weight in weights.items()]
     total = terms[0]
     for term in terms[1:]:

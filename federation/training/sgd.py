@@ -17,9 +17,9 @@ class Descent:
 
     Attributes:
         work: the rates.
-        values: w, as one or several tensors. They move in place.
+        values: w, as one or several tensors, which are changed in place.
         start: w_t, tensors that broadcast to those of w.
-        velocity: the momentum's buffers, shaped as w. They move in place. None of them without momentum.
+        velocity: the momentum's buffers, shaped as w and changed in place; empty without momentum.
     """
 
     work: LocalSgd

@@ -59,7 +59,7 @@ class Trainer:
             objectives: those that the client serves; None for all of the task's.
 
         Raises:
-            TaskError: the model does not fit a flat vector, an objective has a reserved name, or there is no such one.
+            TaskError: the model does not fit a flat vector, or an objective has a reserved name or does not exist.
         """
         must_have_objectives(task)
         if threads is not None:
@@ -76,7 +76,7 @@ class Trainer:
         self._hold(splits, objectives)
 
     def on(self, splits: Splits, objectives: Sequence[str] | None = None) -> "Trainer":
-        """A trainer for another client's data; it shares the model and its buffers: one of them works at a time."""
+        """A trainer for another client's data; it shares the model and its buffers, so only one may work at a time."""
         other = copy.copy(self)
         other._hold(splits, objectives)
         return other
@@ -99,25 +99,18 @@ class Trainer:
         progress: Callable[[float], None] = lambda share: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Result:
-        """Rows and losses of the base model on this client's data, as work needs them.
+        """Rows and losses of the base model (d,) on this client's data, as work needs them.
 
         A descent gives a row w_t - w for each target, a differentiation a gradient for each objective, (d,) both. An
-        idle descent measures as training does, makes no step, and gives rows of zeros. The gradients are kept until
-        the next call, for a first step made of them; where they are missing, they are made again, to the same bytes.
-
-        Args:
-            base: w_t, (d,).
-            computation: what to compute.
-            seed: of the run.
-            round: from 0.
-            client_id: the client.
-            progress: told the share of the steps that is done, 0 to 1.
-            stopped: asked before every step and every batch of evaluation.
+        idle descent measures as training does, makes no step, and gives rows of zeros. The gradients are kept until the
+        next call, for a first step made of them; where they are missing, they are made again, to the same bytes.
+        `progress` is told the share of the steps that is done; `stopped` is asked before every step and every batch of
+        evaluation.
 
         Raises:
             DataError: the training split is empty, and steps or gradients are wanted.
             TrainingDiverged: a loss, a gradient or a parameter is not finite.
-            TrainingStopped: `stopped` said so.
+            TrainingStopped: `stopped` returned True.
             ValueError: a base of another length, or targets that name an objective which this client does not serve.
         """
         began = time.perf_counter()
@@ -178,7 +171,7 @@ class Trainer:
         return rows
 
     def _jacobian_at(self, base: NDArray[np.float32], batch_size: int, key: int) -> Tensor:
-        """The gradients at w_t, which is loaded, as buffers, (M, padded); those that are kept, if they are these."""
+        """The gradients at w_t, which is loaded, as buffers, (M, padded); those kept, if they are for w_t."""
         name = (key, batch_size, blake3(np.ascontiguousarray(base).data.cast("B")).digest())
         if self._jacobian is None or self._jacobian[0] != name:
             seed_torch(self._device, key)
@@ -201,20 +194,15 @@ class Trainer:
         *,
         stopped: Callable[[], bool] = lambda: False,
     ) -> dict[str, float]:
-        """Measures a model on the client's own splits, in evaluation mode.
-
-        Args:
-            base: the model, (d,).
-            splits: of "train", "validation" and "test".
-            stopped: asked before every batch.
+        """Measures a model (d,) on some of the client's splits; `stopped` is asked before every batch.
 
         Returns:
             "<split>/samples", "<split>/loss" and "<split>/accuracy" (means over the client's objectives; of objectives
-            with names also "<split>/loss/<objective>" and "<split>/accuracy/<objective>"). What has no value is left
-            out: a loss that is not finite, an accuracy where the task knows none, and both for an empty split.
+                with names also "<split>/loss/<objective>" and "<split>/accuracy/<objective>"). What has no value is
+                left out: a loss that is not finite, an accuracy where the task has none, and both for an empty split.
 
         Raises:
-            TrainingStopped: `stopped` said so.
+            TrainingStopped: `stopped` returned True.
         """
         metrics: dict[str, float] = {}
         with deterministic(self._device, 0):

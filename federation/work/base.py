@@ -1,7 +1,7 @@
 """What every kind of work has: a name, terms, a reply with a schema, checks, and what the client does.
 
-A kind is a frozen dataclass derived from `Work`. Its fields are what one client is asked; the coordinator makes one for
-each client, signs its message, and the worker makes the same object of the message again.
+A kind is a frozen dataclass derived from `Work`, whose fields are what one client is asked. The coordinator makes one
+for each client and signs its message, from which the worker makes the same object again.
 """
 
 from abc import ABC, abstractmethod
@@ -31,12 +31,7 @@ class Lane(StrEnum):
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of a phase, from the run's specification.
-
-    Attributes:
-        deadline_seconds: replies that arrive later are refused.
-        quorum: the replies that the round needs; None needs none.
-    """
+    """The terms of a phase: replies after `deadline_seconds` are refused; None is no quorum."""
 
     deadline_seconds: float
     quorum: "Quorum | None"
@@ -44,13 +39,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Shape:
-    """What both ends know before the work begins.
-
-    Attributes:
-        layout: of the model.
-        objectives: all of the task's, in its order.
-        serves: those that the client works on, in the task's order.
-    """
+    """The layout of the model, the objectives of the task, and those that the client serves, in the same order."""
 
     layout: Layout
     objectives: tuple[str, ...]
@@ -59,13 +48,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class RowSchema:
-    """One row of a reply.
-
-    Attributes:
-        name: of the row.
-        length: in elements.
-        dtype: "F32", "BF16", "U32" or "U8", as safetensors names it.
-    """
+    """One row of a reply: its length in elements, and its dtype as safetensors names it."""
 
     name: str
     length: int
@@ -121,26 +104,20 @@ class Memory(ABC):
 
     @abstractmethod
     def put(self, name: str, value: bytes, *, durable: bool = False) -> None:
-        """Keeps a value.
-
-        Args:
-            name: of the value.
-            value: what to keep.
-            durable: keep it on the disk, encrypted, before this returns: it survives a restart of the worker.
-        """
+        """Keeps a value. A durable one is encrypted on the disk before this returns: it survives a restart."""
 
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """The client that does the work.
+    """The client that does the work, in one attempt at a round.
 
     Attributes:
         client_id: its name.
         seed: of the run.
         round: from 0.
-        attempt: at the round, from 0.
+        attempt: from 0.
         shape: of model and task.
-        memory: of this attempt at the round.
+        memory: of the attempt.
         inputs: the content of the inputs, by name.
     """
 
@@ -185,11 +162,7 @@ class Work(ABC):
         return ()
 
     def input_sizes(self, shape: Shape) -> Mapping[str, int]:
-        """The largest size in bytes of each blob that the work needs besides the model, by name.
-
-        Raises:
-            WorkError: the work does not fit the model or the task.
-        """
+        """The largest size in bytes of each input that the work needs, by name. Errors as of `rows`."""
         return {}
 
     def once(self) -> str:
@@ -208,9 +181,7 @@ class Work(ABC):
     def problem(cls, norms: Mapping[str, float], limits: "LimitsSpec") -> Refusal | None:
         """What is wrong with a payload whose digest, layout and values are right; None when nothing is.
 
-        Args:
-            norms: the Euclidean norm of each row of floating-point numbers, by name.
-            limits: of the run.
+        `norms` are the Euclidean norms of the rows of floating-point numbers, by name; `limits` are those of the run.
         """
         return None
 
@@ -219,11 +190,7 @@ class Work(ABC):
         return None
 
     def answer(self, client: Client, computed: Result) -> Result:
-        """What the client hands in.
-
-        Args:
-            client: who works.
-            computed: what `computation` came to; nothing but `samples` where there is none.
+        """What the client hands in, given what `computation` came to: nothing but `samples` where there is none.
 
         Raises:
             WorkError: it cannot be done.

@@ -74,9 +74,7 @@ class Descend:
 class Differentiate:
     """The gradient of each of the client's objectives at the base model on its first minibatch: a row (d,) for each.
 
-    Attributes:
-        batch_size: samples in the minibatch; 0 is the whole training split.
-        measure: measure the base model on the whole training split, too.
+    A `batch_size` of 0 is the whole training split; `measure` measures the base model on it first.
     """
 
     batch_size: int
@@ -85,11 +83,7 @@ class Differentiate:
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """Loss and accuracy of the base model on some of the client's splits: metrics, no rows.
-
-    Attributes:
-        splits: of "train", "validation" and "test".
-    """
+    """Loss and accuracy of the base model on some of the client's splits: metrics, no rows."""
 
     splits: tuple[str, ...]
 

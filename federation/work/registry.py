@@ -19,14 +19,7 @@ BUILT_IN = ("train", "evaluate", "jacobian", "residual")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of work and its message.
-
-    Attributes:
-        work: the class.
-        message: the class of the message.
-        to_proto: makes the message of such work.
-        from_proto: makes the work of a message, given the shape of model and task; may raise WorkError.
-    """
+    """A kind of work and its message. `from_proto` takes the shape of model and task too, and may raise WorkError."""
 
     work: type[Work]
     message: type[Message]
@@ -35,11 +28,7 @@ class Kind:
 
 
 def kind(name: str) -> Kind:
-    """The kind of a name.
-
-    Raises:
-        WorkError: there is none.
-    """
+    """The kind of a name. Raises WorkError if there is none."""
     if name in BUILT_IN:
         built_in: Kind = import_module(f"federation.work.{name}.wire").KIND
         return built_in

@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Work):
-    """Evaluate the base model. The reply holds metrics, and no payload.
-
-    Attributes:
-        splits: of "train", "validation" and "test".
-    """
+    """Evaluate the base model on some of the splits. The reply has metrics, and no payload."""
 
     name: ClassVar[str] = "evaluate"
     doing: ClassVar[str] = "evaluating"

@@ -22,9 +22,7 @@ REFERENCE = "reference"  # the input: the sum of all sketches, itself sketched
 class Residual(Work):
     """Say what the sketch of the round's Jacobian lost.
 
-    Attributes:
-        jacobian: the work that the sketch was made for.
-        objectives: those of the reference, in the task's order.
+    `jacobian` is the work that the sketch was made for; `objectives` are those of the reference, in the task's order.
     """
 
     name: ClassVar[str] = "residual"
