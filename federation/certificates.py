@@ -80,11 +80,19 @@ def _name(federation_id: str, common_name: str) -> x509.Name:
     )
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
+def _certificate(
+    holder: x509.Name,
+    issuer: x509.Name,
+    key: EllipticCurvePublicKey,
+    begin: datetime,
+    end: datetime,
+    constraints: x509.BasicConstraints,
+) -> x509.CertificateBuilder:
+    """What the certificates of the CA and of its members have in common."""
+    usage = x509.KeyUsage(
+        digital_signature=not constraints.ca,
+        key_cert_sign=constraints.ca,
+        crl_sign=constraints.ca,
         content_commitment=False,
         key_encipherment=False,
         data_encipherment=False,
@@ -92,25 +100,25 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(holder)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin - _CLOCK_SKEW)
+        .not_valid_after(end)
+        .add_extension(constraints, critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
 
 
 def make_ca(key: EllipticCurvePrivateKey, federation_id: str, now: datetime) -> x509.Certificate:
     """The federation's own CA certificate: self-signed, ten years, for end entities only."""
-    name = _name(federation_id, "fedpareto CA")
-    public = key.public_key()
-    return (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + CA_LIFETIME)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .sign(key, hashes.SHA256())
-    )
+    name, constraints = _name(federation_id, "fedpareto CA"), x509.BasicConstraints(ca=True, path_length=0)
+    builder = _certificate(name, name, key.public_key(), now, now + CA_LIFETIME, constraints)
+    return builder.sign(key, hashes.SHA256())
 
 
 def issue_certificate(
@@ -148,19 +156,12 @@ def issue_certificate(
     names.extend(x509.UniformResourceIdentifier(uri) for uri in uris)
     usage = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
     ca_identifier = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    end = min(now + lifetime, ca.not_valid_after_utc)
+    holder, constraints = _name(federation_id, common_name), x509.BasicConstraints(ca=False, path_length=None)
     builder = (
-        x509.CertificateBuilder()
-        .subject_name(_name(federation_id, common_name))
-        .issuer_name(ca.subject)
-        .public_key(public_key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(min(now + lifetime, ca.not_valid_after_utc))
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
+        _certificate(holder, ca.subject, public_key, now, end, constraints)
         .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(ca_identifier), critical=False)
     )
     if hosts:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple, TypeAlias
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from federation.v1.common_pb2 import SignedEnvelope
@@ -65,45 +65,34 @@ def refusal_from_rpc_error(error: grpc.RpcError, *, not_after: datetime | None =
     if not isinstance(error, grpc.Call):
         return RpcRefusal("UNKNOWN", "", str(error))
     status, details = error.code().name, error.details() or ""
-    for key, value in error.trailing_metadata() or ():
-        if key == STATUS_KEY and isinstance(value, bytes):
-            found = _reason(value)
-            if found is not None:
-                return RpcRefusal(status, found[0], details, found[1])
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    if _unpack(error, info, retry) and info.domain == ERROR_DOMAIN:
+        seconds = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+        return RpcRefusal(status, info.reason, details, min(max(seconds, 0.0), LONGEST_RETRY_SECONDS))
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return RpcRefusal(status, "unreachable", _probable_cause(details, not_after))
     return RpcRefusal(status, "", details)
 
 
-def _reason(data: bytes) -> tuple[str, float] | None:
-    """The reason, and how long to wait; None when it is not ours."""
-    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-    try:
-        for detail in status_pb2.Status.FromString(data).details:
-            detail.Unpack(info)
-            detail.Unpack(retry)
-    except (ValueError, DecodeError):  # not ours
-        return None
-    if info.domain != ERROR_DOMAIN:
-        return None
-    seconds = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
-    return str(info.reason), min(max(seconds, 0.0), LONGEST_RETRY_SECONDS)
-
-
 def signed_detail(error: grpc.RpcError) -> SignedEnvelope | None:
     """The unverified receipt or revocation that the coordinator sent with a refusal; None when there is none."""
+    envelope = SignedEnvelope()
+    return envelope if _unpack(error, envelope) else None
+
+
+def _unpack(error: grpc.RpcError, *messages: Message) -> bool:
+    """Fills messages from the details of a failed call's status; False if there is none of them, or one is damaged."""
     if not isinstance(error, grpc.Call):
-        return None
+        return False
+    unpacked = False
     for key, value in error.trailing_metadata() or ():
         if key == STATUS_KEY and isinstance(value, bytes):
             try:
                 for detail in status_pb2.Status.FromString(value).details:
-                    envelope = SignedEnvelope()
-                    if detail.Unpack(envelope):
-                        return envelope
+                    unpacked |= any(detail.Unpack(message) for message in messages)
             except (ValueError, DecodeError):  # not ours
-                return None
-    return None
+                return False
+    return unpacked
 
 
 def _now() -> datetime:

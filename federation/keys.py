@@ -12,7 +12,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
-    KeySerializationEncryption,
     NoEncryption,
     PrivateFormat,
     load_pem_private_key,
@@ -41,13 +40,10 @@ def new_tls_key() -> EllipticCurvePrivateKey:
     return _generate_ec(SECP256R1())
 
 
-def _encryption(passphrase: bytes | None) -> KeySerializationEncryption:
-    return BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
-
-
 def private_key_pem(key: EllipticCurvePrivateKey | Ed25519PrivateKey, passphrase: bytes | None = None) -> bytes:
     """The key as PKCS#8 PEM, encrypted when there is a passphrase."""
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, _encryption(passphrase))
+    encryption = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
 
 
 def write_private(path: Path, data: bytes) -> None:

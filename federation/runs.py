@@ -51,7 +51,11 @@ def _share_or_majority(value: Any) -> Any:
     return value
 
 
-Quorum = Annotated[float | Literal["majority"], BeforeValidator(_share_or_majority)]
+Quorum = Annotated[
+    float | Literal["majority"],
+    BeforeValidator(_share_or_majority),
+    Field(description="replies that a round needs: a share of those wanted, from 0 to 1, or more than half of them"),
+]
 
 
 class SpecError(ValueError):
@@ -165,10 +169,7 @@ class JacobianSpec(Section):
     """The phase in which clients send sketches of their gradients (FedCMOO), and its second leg."""
 
     deadline_seconds: float = Field(600.0, gt=0, le=MAX_DEADLINE, description="later replies are refused")
-    quorum: Quorum = Field(
-        "majority",
-        description="replies that a round needs: a share of those wanted, from 0 to 1, or more than half of them",
-    )
+    quorum: Quorum = "majority"
 
 
 class SelectionSpec(Section):
@@ -190,10 +191,7 @@ class SelectionSpec(Section):
     over_selection: float = Field(
         1.0, ge=1, le=10, description="ask this many times the clients that are needed; the first replies count"
     )
-    quorum: Quorum = Field(
-        "majority",
-        description="replies that a round needs: a share of those wanted, from 0 to 1, or more than half of them",
-    )
+    quorum: Quorum = "majority"
     grace_seconds: float = Field(
         300.0,
         ge=0,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from federation.tasks import Splits, task
-from federation.training.errors import TrainingDiverged, TrainingStopped
+from federation.training import TrainingDiverged, TrainingStopped
 from federation.work.base import Result
 from federation.work.computation import Computation
 from simulation import SimulationError

@@ -27,7 +27,7 @@ from federation.digests import digest
 from federation.envelope import envelope_digest
 from federation.payload_check import PayloadCheck
 from federation.proofs import UNSIGNED
-from federation.training.errors import TrainingDiverged, TrainingStopped
+from federation.training import TrainingDiverged, TrainingStopped
 from federation.v1 import common_pb2
 from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
 from federation.vectors import model_layout, model_row, payload_bytes

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from federation.tasks import Splits, Task
-from federation.training.errors import TrainingDiverged
+from federation.training import TrainingDiverged
 from federation.training.trainer import Trainer
 from federation.work.base import Result
 from federation.work.computation import Computation

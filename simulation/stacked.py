@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map
 from federation.objectives import Targets
 from federation.tasks import Dataset, Splits, Task
 from federation.tasks import parameters as flat
+from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.determinism import deterministic, training_seed
-from federation.training.errors import TrainingDiverged, TrainingStopped
 from federation.training.measured import Measured, correct
 from federation.training.objectives import served
 from federation.training.sgd import Descent

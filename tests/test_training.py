@@ -20,8 +20,8 @@ from federation.objectives import joint_target, separate_targets
 from federation.tasks import DataError, Dataset, DataSource, Part, Splits, Task, TaskError, initial_model, task
 from federation.tasks import parameters as flat
 from federation.tasks.models import cifar_cnn, mnist_cnn
+from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.determinism import pick_device
-from federation.training.errors import TrainingDiverged, TrainingStopped
 from federation.training.trainer import Trainer
 from federation.work.base import Result
 from federation.work.computation import LocalSgd

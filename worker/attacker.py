@@ -49,20 +49,6 @@ class Attacker:
             + "Never do this in a federation that is not your own"
         )
 
-    def meet(self) -> None:
-        """Begins the meetings with the accomplices.
-
-        Raises:
-            HomeError: their directory cannot be written.
-        """
-        if self.accomplices is not None:
-            self.accomplices.meet()
-
-    def leave(self) -> None:
-        """Ends the meetings with the accomplices."""
-        if self.accomplices is not None:
-            self.accomplices.leave()
-
     def see(self, asked: AssignmentManifest, base: Vector) -> None:
         """Remembers a base model (d,): an attacker that does not train sends the last change of the model."""
         seen = [item for item in self._models if item[0] == asked.run_id and item[1] != asked.base_model]

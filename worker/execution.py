@@ -15,7 +15,7 @@ from federation.member_files import MemberFiles
 from federation.owners_code import described, owners_frame
 from federation.refusals import Refusal
 from federation.tasks import DataError
-from federation.training.errors import TrainingDiverged, TrainingStopped
+from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import Input, SignedEnvelope, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest

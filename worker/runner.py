@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import partial
 
 from federation.member_files import MemberFiles
-from federation.training.errors import TrainingStopped
+from federation.training import TrainingStopped
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.work.base import Lane
 from worker.assignments import Declined, Order, check_assignment

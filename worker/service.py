@@ -158,7 +158,7 @@ class Worker:
             events=events,
             finished=self._submitter.wake,
         )
-        self._attacker = attacker
+        self._accomplices = attacker.accomplices if attacker is not None else None
         # A signal handler may put into a SimpleQueue at any moment; the lock of an Event could be held by the very
         # thread that the handler interrupts.
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -177,8 +177,8 @@ class Worker:
             HomeError: the directory of the accomplices of an attack cannot be written.
             Exception: whatever ended one of the threads: nothing is left half-running.
         """
-        if self._attacker is not None:
-            self._attacker.meet()
+        if self._accomplices is not None:
+            self._accomplices.meet()
         threads = [
             self._start("session", lambda: self._session.run(self._runner)),
             self._start("submission", self._submitter.run),
@@ -196,8 +196,8 @@ class Worker:
         for thread in threads:
             thread.join(STOP_SECONDS)
         self._sessions.close()
-        if self._attacker is not None:
-            self._attacker.leave()
+        if self._accomplices is not None:
+            self._accomplices.leave()
         if self._failure is not None:
             raise self._failure
 

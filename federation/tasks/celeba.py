@@ -45,7 +45,6 @@ class _Faces(Classification):
     """Faces of 32 x 32 pixels. `--data DIR` reads DIR/celeba as torchvision lays it out, from the unpacked images."""
 
     files = "celeba/img_align_celeba, celeba/list_attr_celeba.txt and celeba/list_eval_partition.txt"
-
     evaluation_batch = 500
 
     def pool(self, source: DataSource) -> Pool:

@@ -33,7 +33,6 @@ class FashionMnist3(DoubleSoftmax, FashionMnist):
     """
 
     garments: ClassVar[dict[str, int]] = {"T-shirt": 0, "pullover": 2, "shirt": 6}
-
     network = "fedfv_linear"
 
     def pool(self, source: DataSource) -> Pool:

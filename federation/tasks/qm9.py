@@ -30,7 +30,6 @@ class Qm9(Regression):
 
     objectives = OBJECTIVES
     evaluation_batch = 200
-
     network = "molecule_network"
     files = str(FOLDER / "gdb9.sdf")
     hint = f"; {_WANTED}"

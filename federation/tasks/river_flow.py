@@ -47,7 +47,6 @@ class RiverFlow(Regression):
 
     objectives = PLACES
     keep_corrupt: ClassVar[bool] = False
-
     network = "river_mlp"
     files = str(FILE)
 

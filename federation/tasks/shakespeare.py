@@ -41,7 +41,6 @@ class Shakespeare(Published):
     least: ClassVar[int] = 64
     most: ClassVar[int] = 4000
     held: ClassVar[float] = 0.2
-
     network = "CharacterLstm"
     files = f"{SPEECHES} or {TINY}"
 

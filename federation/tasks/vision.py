@@ -89,7 +89,6 @@ class Mnist(_Grey):
 
     dataset = "MNIST"
     files = "MNIST/raw/train-images-idx3-ubyte"
-
     network = "mnist_cnn"
 
 
@@ -98,7 +97,6 @@ class FashionMnist(_Grey):
 
     dataset = "FashionMNIST"
     files = "FashionMNIST/raw/train-images-idx3-ubyte"
-
     network = "fashion_mnist_cnn"
 
 
@@ -112,7 +110,6 @@ class Emnist(_Grey):
     dataset = "EMNIST"
     files = "EMNIST/raw/emnist-byclass-train-images-idx3-ubyte"
     options: ClassVar[dict[str, str]] = {"split": "byclass"}
-
     network = "femnist_cnn"
 
     def _names(self, half: Half) -> tuple[str, str]:
@@ -133,7 +130,6 @@ class Cifar10(Vision):
 
     dataset = "CIFAR10"
     files = "cifar-10-batches-py"
-
     network = "cifar_cnn"
 
     def _read(self, root: Path, half: Half, download: bool) -> tuple[Images, Labels]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from federation.objectives import JOINT
 from federation.tasks import Dataset, Task
-from federation.training.errors import TrainingStopped
+from federation.training import TrainingStopped
 from federation.training.objectives import losses
 
 

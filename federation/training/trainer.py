@@ -13,13 +13,12 @@ from torch import Tensor
 
 from federation.tasks import DataError, Dataset, Splits, Task
 from federation.tasks import parameters as flat
-from federation.training.batches import minibatches
+from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.buffers import ParameterBuffers
 from federation.training.determinism import deterministic, pick_device, seed_torch, training_seed
-from federation.training.errors import TrainingDiverged, TrainingStopped
 from federation.training.measured import Measured, measure
 from federation.training.objectives import losses, must_have_objectives, served, weighted
-from federation.training.sgd import Descent
+from federation.training.sgd import Descent, minibatches
 from federation.vectors import Layout
 from federation.work.base import Result, Shape
 from federation.work.computation import SPLITS, Computation, Descend, Differentiate, LocalSgd, Measure
