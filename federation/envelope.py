@@ -49,9 +49,7 @@ def seal(manifest: ManifestT, key: Ed25519PrivateKey) -> SignedEnvelope:
     """Serialises and signs `manifest`."""
     data = manifest.SerializeToString(deterministic=True)
     return SignedEnvelope(
-        manifest=data,
-        key_id=key_id(key.public_key()),
-        signature=key.sign(CONTEXTS[type(manifest)] + b"\0" + data),
+        manifest=data, key_id=key_id(key.public_key()), signature=key.sign(CONTEXTS[type(manifest)] + b"\0" + data)
     )
 
 

@@ -52,14 +52,11 @@ class JoinString:
         try:
             data = base64.b64decode(word + "=" * (-len(word) % 4), altchars=b"-_", validate=True)
             checksum, body = data[:4], data[4:]
-            if hashlib.sha256(body).digest()[:4] != checksum:
-                raise IdentityError("the join string is damaged: copy the whole of it again")
             client_id, _, address = body[32 + SECRET_BYTES :].decode().partition("\n")
-        except ValueError as error:
-            if isinstance(error, IdentityError):
-                raise
-            raise IdentityError("the join string is damaged: copy the whole of it again") from None
-        if ":" not in address:  # also when the body is too short
+            whole = hashlib.sha256(body).digest()[:4] == checksum and ":" in address
+        except ValueError:
+            whole = False
+        if not whole:
             raise IdentityError("the join string is damaged: copy the whole of it again")
         return cls(
             address=address,

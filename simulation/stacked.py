@@ -19,8 +19,7 @@ from federation.tasks import Dataset, Splits, Task
 from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.determinism import deterministic, training_seed
-from federation.training.measured import Measured, correct
-from federation.training.objectives import served
+from federation.training.objectives import Measured, correct, served
 from federation.training.sgd import Descent
 from federation.work.base import Result
 from federation.work.computation import SPLITS, Computation, Descend, Differentiate, LocalSgd, Measure

@@ -18,10 +18,7 @@ from worker.accomplices import WAIT_SECONDS, Accomplices
 class Attacker:
     """Turns honest results into what is handed in.
 
-    Attributes:
-        attack: what is rehearsed.
-        client_id: who we are.
-        accomplices: whose honest updates are known besides our own; None for a lone attacker.
+    A lone attacker has no accomplices, whose honest updates it would know besides its own.
 
     Raises:
         AttackError: the attack depends on something that a worker does not know.

@@ -57,13 +57,10 @@ class ModelCache:
     def _fetch(
         self, part: Path, size: int, algorithm: str, value: str, fetch: Callable[[int], Iterator[bytes]]
     ) -> None:
-        resumed = _receive(part, size, fetch)
-        if _digest(part, algorithm) == value:
-            return
-        part.unlink()
         # A rest may have been added to the beginning of something else; from the start there is no such doubt.
-        if resumed:
-            _receive(part, size, fetch)
+        resumed = True
+        while resumed:
+            resumed = _receive(part, size, fetch) > 0
             if _digest(part, algorithm) == value:
                 return
             part.unlink()

@@ -24,30 +24,18 @@ class CoordinatorClock:
     """The time by the coordinator's clock, which its deadlines are written in.
 
     Between two signed times it runs with this machine's monotonic clock: setting the machine's clock changes nothing.
-
-    Args:
-        member: who we are, and the coordinator's key.
-        progress: the newest signed time.
-        now: this machine's clock, aware.
-        monotonic: seconds of a clock that is never set.
     """
 
     def __init__(
-        self,
-        member: MemberFiles,
-        progress: Progress,
-        *,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        monotonic: Callable[[], float] = time.monotonic,
+        self, member: MemberFiles, progress: Progress, *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._member = member
         self._progress = progress
         self._monotonic = monotonic
-        self._local = now
         # The certificate was made by the coordinator's clock, and it lets nobody in after the certificate's end.
         certificate = load_certificate(member.certificate)
         self._earliest, self._latest = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        self._set = (now(), monotonic())
+        self._set = (datetime.now(UTC), monotonic())
 
     def now(self) -> datetime:
         """The time, aware; this machine's until the coordinator has signed one."""
@@ -97,7 +85,7 @@ class CoordinatorClock:
         base = max(now, newest)
         self._set = (base, self._monotonic())
         self._progress.saw_time(base)
-        return now - self._local()
+        return now - datetime.now(UTC)
 
 
 def _words(time: datetime) -> str:

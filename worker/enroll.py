@@ -51,10 +51,8 @@ class Enrolled:
 def enroll(home: Home, join: JoinString, *, passphrase: bytes | None = None) -> Enrolled:
     """Becomes the client that a join string was made for. The directory appears complete or not at all.
 
-    Args:
-        home: a directory that does not exist yet, or is empty.
-        join: the decoded join string.
-        passphrase: encrypts the private keys; None leaves them to the file mode.
+    The home must not exist yet, or be empty. Without a passphrase, the private keys are protected by the file mode
+    alone.
 
     Raises:
         EnrollmentError: the directory is taken, nobody or another server answers, or the token is refused.

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from federation.text import escaped
+from federation.v1.common_pb2 import AssignmentManifest, UpdateManifest
 
 MAX_MESSAGE = 4000  # characters
 LOGGER = logging.getLogger("fedpareto.worker")
@@ -26,6 +27,14 @@ class Events:
     def tell(self, event: str, message: str, **fields: object) -> None:
         """Tells of an event: its stable name, the line for people, and further fields for programs."""
         self._tell(logging.INFO, event, message, fields)
+
+    def tell_of(
+        self, of: AssignmentManifest | UpdateManifest, event: str, words: str, *, warns: bool = False, **fields: object
+    ) -> None:
+        """Tells of an event of an assignment: words for people, behind its name and round."""
+        about = {"assignment_id": of.assignment_id, "run_id": of.run_id, "round": of.round}
+        message = f"assignment {of.assignment_id} round {of.round}: {words}"
+        self._tell(logging.WARNING if warns else logging.INFO, event, message, {**about, **fields})
 
     def warn(self, event: str, message: str, **fields: object) -> None:
         """Tells of something that the owner should look at; arguments as for `tell`."""

@@ -54,16 +54,7 @@ class Control:
 class Execution:
     """Does the work of one client, in any lane.
 
-    Attributes:
-        member: who we are.
-        offers: what trains each task that the owner allowed, by its name.
-        attacker: what turns results into an attack; None for an honest member.
-        caches: of models and inputs, for each lane.
-        spool: takes payloads.
-        session: lends its channel.
-        sessions: what is remembered of rounds.
-        backoff: delays after a broken download.
-        events: where to tell.
+    `offers` are the trainers of the tasks that the owner allowed, by name; an honest member has no attacker.
     """
 
     member: MemberFiles
@@ -101,27 +92,16 @@ class Execution:
         computation = work.computation(client)
         base = None if computation is None else self._base_model(order, control)
         self.sessions.answer(order)
-        self._tell(order, work.doing, work.doing)
+        self.events.tell_of(manifest, work.doing, work.doing, kind=manifest.kind)
         self.session.beat(manifest.assignment_id, 0.0)
         with _declining(manifest.assignment_id):
             result = Result({}, {}, {}, trainer.samples)
             if computation is not None and base is not None:
                 result = self._compute(order, trainer, computation, base, control)
             result = work.answer(client, result)
-        self._tell(order, "done", f"{work.doing} done in {result.seconds:.2f} s", seconds=result.seconds)
+        words, seconds = f"{work.doing} done in {result.seconds:.2f} s", result.seconds
+        self.events.tell_of(manifest, "done", words, kind=manifest.kind, seconds=seconds)
         return self._reply(order, result)
-
-    def _tell(self, order: Order, event: str, words: str, **fields: object) -> None:
-        manifest = order.manifest
-        self.events.tell(
-            event,
-            f"assignment {manifest.assignment_id} round {manifest.round}: {words}",
-            assignment_id=manifest.assignment_id,
-            run_id=manifest.run_id,
-            round=manifest.round,
-            kind=manifest.kind,
-            **fields,
-        )
 
     def _compute(
         self, order: Order, trainer: Trainer, computation: Computation, base: Vector, control: Control

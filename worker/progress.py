@@ -34,12 +34,7 @@ class StatementError(Exception):
 class Progress:
     """The worker's memory of its coordinator, in a file that need not exist. Any thread may call.
 
-    Args:
-        path: the file.
-        accepted: the file by which the owner accepts a restore (`accept_restore` writes it).
-        member: who we are, and the coordinator's key.
-        ask: whether a restore waits for the owner.
-        events: where to tell.
+    With `ask`, a restore waits until `accept_restore` has written the file `accepted`.
 
     Raises:
         HomeError: the file is damaged.

@@ -6,10 +6,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from federation.attacks import Attack, attack_seed
-from federation.channels import MAX_CHUNK_BYTES, Option
 from federation.member_files import MemberFiles
 from federation.tasks import DataSource, task, task_code
 from federation.tasks.trial import try_splits
@@ -33,16 +31,10 @@ from worker.sessions import Sessions
 from worker.spool import Spool
 from worker.submission import Submitter
 
-if TYPE_CHECKING:
-    import grpc
-
 LOGGER = logging.getLogger("fedpareto.worker")
 # How long a stop waits for a step of training or a call to notice; what is dropped then is asked for again.
 STOP_SECONDS = 10.0
 LOOK_SECONDS = 1.0
-# A message of the coordinator is a chunk of a model or an assignment. gRPC refuses a larger one before it is in memory.
-MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (64 << 10)
-_CHANNEL_OPTIONS: tuple[Option, ...] = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),)
 
 
 def prepare_offers(
@@ -90,16 +82,8 @@ def prepare_offers(
 class Worker:
     """One worker process, from its first hello to its end.
 
-    Args:
-        home: its directory, locked by the caller.
-        member: the membership in it.
-        offers: what `prepare_offers` returned.
-        device: what trains, in words.
-        events: where to tell.
-        uniform: draws the jitter of every back-off.
-        attacker: what turns results into an attack; None for an honest member.
-        policy: what the owner allows.
-        connect: makes a channel to the coordinator; None takes the member's own.
+    The caller has locked the home. `offers` and `device` are what `prepare_offers` returned; `uniform` draws the jitter
+    of every back-off; an honest member has no attacker.
     """
 
     def __init__(
@@ -113,7 +97,6 @@ class Worker:
         uniform: Callable[[float, float], float],
         attacker: Attacker | None = None,
         policy: Policy = Policy(),  # noqa: B008 - frozen
-        connect: "Callable[[], grpc.Channel] | None" = None,
     ) -> None:
         tasks = [
             TaskOffer(task=name, samples=trainer.samples, objectives=trainer.objectives)
@@ -124,7 +107,6 @@ class Worker:
             home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
         )
         self._session = Session(
-            connect=connect or (lambda: member.channel(_CHANNEL_OPTIONS)),
             member=member,
             hello=Hello(software=software(), device=device, tasks=tasks),
             clock=CoordinatorClock(member, progress),

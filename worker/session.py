@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from federation.channels import RpcRefusal, refusal_from_rpc_error, signed_detail
+from federation.channels import MAX_CHUNK_BYTES, RpcRefusal, refusal_from_rpc_error, signed_detail
 from federation.envelope import unseal
 from federation.identity import parse_peer
 from federation.member_files import MemberFiles
@@ -47,6 +47,8 @@ ADVICE = {
     "limit:tasks": "offer fewer tasks or objectives, with names of letters, digits and hyphens",
     "limit:hello": "offer fewer tasks or objectives, or such with shorter names",
 }
+# A message of the coordinator is a chunk of a model or an assignment. gRPC refuses a larger one before it is in memory.
+MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + (64 << 10)
 NONCE_BYTES = 32
 MAX_OUTBOX = 1000  # messages that wait to be sent
 WELCOME_SECONDS = 30.0
@@ -72,21 +74,13 @@ class WelcomeRefused(Exception):
 class Session:
     """Attends, and lends its channel to those who fetch and submit.
 
-    Args:
-        connect: makes a fresh channel. A channel has a back-off of its own, which would delay our next attempt.
-        member: who we are, and the coordinator's key.
-        hello: the first message, without its nonce.
-        clock: takes the signed time.
-        progress: takes the statement that the coordinator was restored.
-        backoff: delays after a broken connection.
-        patience: delays after a refusal; they grow longer.
-        events: where to tell.
+    `hello` is the first message, without its nonce; `patience` gives the delays after a refusal, which grow longer than
+    those of `backoff` after a broken connection.
     """
 
     def __init__(
         self,
         *,
-        connect: Callable[[], grpc.Channel],
         member: MemberFiles,
         hello: Hello,
         clock: CoordinatorClock,
@@ -95,7 +89,6 @@ class Session:
         patience: Backoff,
         events: Events,
     ) -> None:
-        self._connect = connect
         self._member = member
         self._federation_id = member.federation_id
         self._not_after = member.not_after
@@ -189,8 +182,11 @@ class Session:
             outbox.put(request)
 
     def _attend(self, runner: "Runner") -> tuple[RpcRefusal, bool]:
-        """Holds one stream to its end; returns why it ended, and whether there was a welcome."""
-        channel = self._connect()
+        """Holds one stream to its end; returns why it ended, and whether there was a welcome.
+
+        Each stream has a fresh channel: a channel has a back-off of its own, which would delay the next attempt.
+        """
+        channel = self._member.channel([("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
         outbox: queue.SimpleQueue[AttendRequest | None] = queue.SimpleQueue()
         stub = FederationStub(channel)
         with self._changed:
@@ -253,10 +249,7 @@ class Session:
         raise SessionError(f"certificate-revoked: {what}{reason}; the coordinator signed it: {advice}")
 
     def _requests(
-        self,
-        hello: Hello,
-        outbox: "queue.SimpleQueue[AttendRequest | None]",
-        runner: "Runner",
+        self, hello: Hello, outbox: "queue.SimpleQueue[AttendRequest | None]", runner: "Runner"
     ) -> Iterator[AttendRequest]:
         yield AttendRequest(hello=hello)
         while True:

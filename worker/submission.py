@@ -44,13 +44,7 @@ class Submitter:
     """Empties the spool over the session's channel."""
 
     def __init__(
-        self,
-        *,
-        member: MemberFiles,
-        spool: Spool,
-        session: Session,
-        backoff: Backoff,
-        events: Events,
+        self, *, member: MemberFiles, spool: Spool, session: Session, backoff: Backoff, events: Events
     ) -> None:
         self._member = member
         self._spool = spool
@@ -94,13 +88,8 @@ class Submitter:
     def _submit(self, stub: FederationStub, entry: Entry) -> bool:
         """One attempt; False when it has to be made again."""
         manifest = entry.manifest
-        fields = {"assignment_id": manifest.assignment_id, "run_id": manifest.run_id, "round": manifest.round}
-        self._events.tell(
-            "submitting",
-            f"assignment {manifest.assignment_id} round {manifest.round}: submitting {manifest.payload_bytes} bytes",
-            payload_bytes=manifest.payload_bytes,
-            **fields,
-        )
+        size = manifest.payload_bytes
+        self._events.tell_of(manifest, "submitting", f"submitting {size} bytes", payload_bytes=size)
         try:
             timeout = ANSWER_SECONDS + manifest.payload_bytes / SLOWEST_BYTES_PER_SECOND
             receipt = stub.Submit(_requests(entry), timeout=timeout).receipt
@@ -143,23 +132,15 @@ class Submitter:
             )
             return False
         self._spool.record(entry, receipt, manifest)
-        fields = {"assignment_id": entry.assignment_id, "run_id": manifest.run_id, "round": manifest.round}
-        if manifest.accepted:
-            self._events.tell(
-                "receipt",
-                f"assignment {entry.assignment_id} round {manifest.round}: receipt accepted",
-                accepted=True,
-                **fields,
-            )
-        else:
-            self._events.warn(
-                "receipt",
-                f"assignment {entry.assignment_id} round {manifest.round}: receipt refused, {manifest.reason}: "
-                f"{manifest.message}",
-                accepted=False,
-                reason=manifest.reason,
-                **fields,
-            )
+        refused = f"refused, {manifest.reason}: {manifest.message}"
+        self._events.tell_of(
+            entry.manifest,
+            "receipt",
+            f"receipt {'accepted' if manifest.accepted else refused}",
+            warns=not manifest.accepted,
+            accepted=manifest.accepted,
+            **({} if manifest.accepted else {"reason": manifest.reason}),
+        )
         self._spool.settle(entry)
         return True
 

@@ -156,6 +156,9 @@ class Splits:
     validation: Dataset
     test: Dataset
 
+    def __iter__(self) -> Iterator[Dataset]:
+        return iter((self.train, self.validation, self.test))
+
 
 @dataclass(frozen=True, eq=False)
 class Pool:

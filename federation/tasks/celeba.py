@@ -57,8 +57,7 @@ class _Faces(Classification):
     def load(self, source: DataSource) -> Splits:
         """As of every task, but only this client's images are opened: all 162,770 take minutes."""
         folder, faces = self._listed(source)
-        own = deal(faces, source.part)
-        return Splits(*(Dataset(_images(folder, cut.x), cut.y) for cut in (own.train, own.validation, own.test)))
+        return Splits(*(Dataset(_images(folder, cut.x), cut.y) for cut in deal(faces, source.part)))
 
     def _listed(self, source: DataSource) -> tuple[Path, Pool]:
         """The folder of the images, and a pool with their numbers, (n,), in the place of them."""

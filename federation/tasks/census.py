@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import Dataset, DataSource, Part, PartError, Pool, Splits, Task, task_code
+from federation.tasks import DataSource, Part, PartError, Pool, Task, task_code
 from federation.tasks.partition import classes, deal_all, holders
 from federation.tasks.trial import try_pool, try_splits
 
@@ -62,18 +62,14 @@ def census(task: Task, source: DataSource, part: Part, *, tried: bool = False) -
         dealt = deal_all(_without_samples(pool), part)
         if part.scheme == "natural":
             owners = tuple(pool.owners[owner] for owner in holders(pool, part.count))
-    sizes = np.array([[len(split) for split in _splits(own)] for own in dealt])
+    sizes = np.array([[len(split) for split in own] for own in dealt])
     try:
-        held = [np.concatenate([classes(Pool(split.x, split.y)) for split in _splits(own)]) for own in dealt]
+        held = [np.concatenate([classes(Pool(split.x, split.y)) for split in own]) for own in dealt]
     except PartError:
         return Census(sizes, np.empty(0, np.int64), np.empty((part.count, 0), np.int64), owners)
     known = np.unique(np.concatenate(held))
     counts = np.array([np.bincount(np.searchsorted(known, own), minlength=len(known)) for own in held])
     return Census(sizes, known, counts, owners)
-
-
-def _splits(own: Splits) -> tuple[Dataset, Dataset, Dataset]:
-    return own.train, own.validation, own.test
 
 
 def _without_samples(pool: Pool) -> Pool:

@@ -31,8 +31,8 @@ def try_splits(task: Task, splits: Splits, objectives: Collection[str] = (), who
         DataError: values that are not finite make a loss that is not finite; the message names the split.
         TaskError: the task's code raised an exception; the message names the split and the line of code.
     """
-    names = ("train", "validation", "test")
-    _try(task, {f"{whose and whose + ': '}the {name} split": getattr(splits, name) for name in names}, objectives)
+    names = [f"{whose and whose + ': '}the {name} split" for name in ("train", "validation", "test")]
+    _try(task, dict(zip(names, splits, strict=True)), objectives)
 
 
 def try_pool(task: Task, pool: Pool) -> None:

@@ -65,23 +65,19 @@ class Vision(Published):
 class _Grey(Vision):
     """28 x 28 grey images in idx files, unpacked or as they are published (.gz), which are only read."""
 
+    stems: ClassVar[dict[Half, str]] = {"train": "train", "test": "t10k"}
+    axes: ClassVar[tuple[int, int]] = (1, 2)  # the rows and the columns
     options: ClassVar[dict[str, str]] = {}
 
     def _read(self, root: Path, half: Half, download: bool) -> tuple[Images, Labels]:
-        images, labels = (root / self.dataset / "raw" / name for name in self._names(half))
+        stem = root / self.dataset / "raw" / self.stems[half]
+        images, labels = (Path(f"{stem}-{name}-ubyte") for name in ("images-idx3", "labels-idx1"))
         if download and not (found(images) and found(labels)):
             self._fetched(root, half, download, **self.options)
         x, y = read_idx(images, 3, self._wanted(root)), read_idx(labels, 1, self._wanted(root))
         if x.shape[1:] != (28, 28):
             raise DataError(f"{images} holds images of {x.shape[1]} x {x.shape[2]}, not 28 x 28")
-        return self._upright(x)[:, None].copy(), y.astype(np.int64)
-
-    def _names(self, half: Half) -> tuple[str, str]:
-        prefix = "train" if half == "train" else "t10k"
-        return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
-
-    def _upright(self, images: Images) -> Images:
-        return images
+        return x.transpose(0, *self.axes)[:, None].copy(), y.astype(np.int64)
 
 
 class Mnist(_Grey):
@@ -111,14 +107,8 @@ class Emnist(_Grey):
     files = "EMNIST/raw/emnist-byclass-train-images-idx3-ubyte"
     options: ClassVar[dict[str, str]] = {"split": "byclass"}
     network = "femnist_cnn"
-
-    def _names(self, half: Half) -> tuple[str, str]:
-        prefix = f"emnist-byclass-{half}"
-        return f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"
-
-    def _upright(self, images: Images) -> Images:
-        # The published images lie on their side: rows and columns are exchanged.
-        return images.transpose(0, 2, 1)
+    stems: ClassVar[dict[Half, str]] = {"train": "emnist-byclass-train", "test": "emnist-byclass-test"}
+    axes = (2, 1)  # the published images lie on their side
 
 
 class Cifar10(Vision):

@@ -1,12 +1,17 @@
-"""The objectives of a task that a client serves, and their losses."""
+"""The objectives of a task that a client serves, their losses, and what a model scores on them."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from federation.objectives import JOINT, OBJECTIVE
-from federation.tasks import Task, TaskError
+from federation.tasks import Dataset, Task, TaskError
+from federation.training import TrainingStopped
 
 
 def served(task: Task, objectives: Sequence[str] | None) -> tuple[str, ...]:
@@ -55,3 +60,79 @@ def weighted(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tens
     for term in terms[1:]:
         total = total + term
     return total
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a model scores on one split.
+
+    Attributes:
+        losses: mean loss by objective; empty for an empty split, or where nothing was measured.
+        accuracies: share of right samples by objective; under "" where the task has one for all objectives.
+        samples: of the split.
+    """
+
+    losses: Mapping[str, float]
+    accuracies: Mapping[str, float]
+    samples: int
+
+    def reported(self) -> dict[str, float]:
+        """The losses as an update reports them: each, and their mean."""
+        return {**self.losses, JOINT: _mean(self.losses)} if self.losses else {}
+
+    def metrics(self, split: str) -> dict[str, float]:
+        """As replies name it; see `Trainer.evaluate`."""
+        found = {f"{split}/samples": float(self.samples)}
+        for kind, values in (("loss", self.losses), ("accuracy", self.accuracies)):
+            if values:
+                found[f"{split}/{kind}"] = _mean(values)
+            if set(self.losses) != {JOINT}:
+                found |= {f"{split}/{kind}/{name}": value for name, value in values.items() if name}
+        return {name: value for name, value in found.items() if np.isfinite(value)}
+
+
+def _mean(values: Mapping[str, float]) -> float:
+    return sum(values.values()) / len(values)
+
+
+def correct(task: Task, output: object, y: Tensor, objectives: Sequence[str]) -> dict[str, Tensor]:
+    """Which samples of a batch are right, (n,) of bool, by objective; under "" where the task does not tell apart."""
+    hits = task.correct(output, y)
+    if hits is None:
+        return {}
+    return {"": hits} if isinstance(hits, Tensor) else {name: hits[name] for name in objectives if name in hits}
+
+
+def measure(
+    model: torch.nn.Module,
+    task: Task,
+    data: Dataset,
+    objectives: Sequence[str],
+    batch_size: int,
+    stopped: Callable[[], bool],
+) -> Measured:
+    """Mean losses and accuracies of a model over a split; nothing for an empty one.
+
+    `stopped` is asked before every forward pass of `batch_size` samples.
+
+    Raises:
+        TrainingStopped: `stopped` returned True.
+    """
+    count = len(data)
+    if count == 0:
+        return Measured({}, {}, 0)
+    sums = dict.fromkeys(objectives, 0.0)
+    right: dict[str, float] = defaultdict(float)
+    model.eval()
+    with torch.no_grad():
+        for x, y in zip(torch.split(data.x, batch_size), torch.split(data.y, batch_size), strict=True):
+            if stopped():
+                raise TrainingStopped
+            output = model(x)
+            values = losses(task, output, y)
+            for name in objectives:
+                sums[name] += values[name].item() * len(y)
+            for name, hits in correct(task, output, y, objectives).items():
+                right[name] += hits.sum().item()
+    means = {name: value / count for name, value in sums.items()}
+    return Measured(means, {name: value / count for name, value in right.items()}, count)

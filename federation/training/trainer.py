@@ -16,8 +16,7 @@ from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.buffers import ParameterBuffers
 from federation.training.determinism import deterministic, pick_device, seed_torch, training_seed
-from federation.training.measured import Measured, measure
-from federation.training.objectives import losses, must_have_objectives, served, weighted
+from federation.training.objectives import Measured, losses, measure, must_have_objectives, served, weighted
 from federation.training.sgd import Descent, minibatches
 from federation.vectors import Layout
 from federation.work.base import Result, Shape
@@ -262,11 +261,7 @@ class Trainer:
             progress(step / total)
 
     def _advance(
-        self,
-        batches: Iterator[tuple[Tensor, Tensor]],
-        weights: Mapping[str, float],
-        descent: Descent,
-        room: int,
+        self, batches: Iterator[tuple[Tensor, Tensor]], weights: Mapping[str, float], descent: Descent, room: int
     ) -> Sequence[Tensor]:
         """Some of the next steps, at most `room`; their losses."""
         return [self._step(*next(batches), weights, descent)]
