@@ -72,12 +72,8 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def _name(federation_id: str, common_name: str) -> x509.Name:
-    return x509.Name(
-        [
-            x509.NameAttribute(NameOID.ORGANIZATION_NAME, federation_id),
-            x509.NameAttribute(NameOID.COMMON_NAME, common_name),
-        ]
-    )
+    parts = {NameOID.ORGANIZATION_NAME: federation_id, NameOID.COMMON_NAME: common_name}
+    return x509.Name([x509.NameAttribute(oid, value) for oid, value in parts.items()])
 
 
 def _certificate(

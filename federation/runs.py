@@ -37,6 +37,12 @@ MAX_LINE = 1000
 MAX_PROBLEMS = 20
 MAX_COUNT = 2**31 - 1  # of epochs, steps, clients
 MAX_DEADLINE = 366 * 86_400.0
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Natural = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_DEADLINE)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 Split = Literal["train", "validation", "test"]
 TASK = r"[A-Za-z0-9_.:-]{1,120}"  # the form of a task's name
@@ -91,22 +97,20 @@ OPTIMISER_KEYS = {
 class ServerSpec(Section):
     """The server's step: w <- w - learning_rate_t * step, which the optimiser makes from the direction."""
 
-    learning_rate: float = Field(1.0, gt=0, description="eta_0")
+    learning_rate: Positive = Field(1.0, description="eta_0")
     decay: float = Field(
         0.0,
         ge=0,
         le=1,
         description="eta_t = eta_0 * decay^(P/T * floor(t/P)) (FedMGDA+ section 6.1.5); 0 means no decay",
     )
-    decay_every: int = Field(
-        100, ge=1, le=MAX_COUNT, description="P, the rounds between two reductions of the rate; for decay > 0"
-    )
+    decay_every: Count = Field(100, description="P, the rounds between two reductions of the rate; for decay > 0")
     optimiser: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
         "sgd", description="sgd steps along the direction itself; the others remember (Reddi et al., 2021)"
     )
-    beta1: float = Field(0.9, ge=0, lt=1, description="what is left of the momentum after a round")
-    beta2: float = Field(0.99, ge=0, lt=1, description="what is left of the squared directions after a round")
-    tau: float = Field(1e-3, gt=0, description="adaptivity: smaller adapts more")
+    beta1: BelowOne = Field(0.9, description="what is left of the momentum after a round")
+    beta2: BelowOne = Field(0.99, description="what is left of the squared directions after a round")
+    tau: Positive = Field(1e-3, description="adaptivity: smaller adapts more")
 
     @model_validator(mode="after")
     def _settings_of_the_optimiser(self) -> "ServerSpec":
@@ -120,17 +124,17 @@ class ServerSpec(Section):
 class TrainSpec(Section):
     """Local training at each selected client."""
 
-    epochs: int = Field(1, ge=0, le=MAX_COUNT, description="passes over the training split; not together with `steps`")
-    steps: int = Field(0, ge=0, le=MAX_COUNT, description="optimiser steps, in place of `epochs`")
-    batch_size: int = Field(10, ge=0, le=MAX_COUNT, description="samples in a minibatch; 0 is the whole split")
-    learning_rate: float = Field(0.1, gt=0)
-    proximal_mu: float = Field(0.0, ge=0, description="mu of the proximal term (FedProx, MGDA-Prox)")
-    momentum: float = Field(0.0, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
+    epochs: Natural = Field(1, description="passes over the training split; not together with `steps`")
+    steps: Natural = Field(0, description="optimiser steps, in place of `epochs`")
+    batch_size: Natural = Field(10, description="samples in a minibatch; 0 is the whole split")
+    learning_rate: Positive = 0.1
+    proximal_mu: NotNegative = Field(0.0, description="mu of the proximal term (FedProx, MGDA-Prox)")
+    momentum: BelowOne = 0.0
+    weight_decay: NotNegative = 0.0
     measure: bool = Field(
         True, description="measure the model of the round on the whole training split first: losses, `improved`"
     )
-    deadline_seconds: float = Field(3600.0, gt=0, le=MAX_DEADLINE, description="later replies are refused")
+    deadline_seconds: Seconds = Field(3600.0, description="later replies are refused")
 
     @model_validator(mode="before")
     @classmethod
@@ -149,9 +153,9 @@ class TrainSpec(Section):
 class EvaluateSpec(Section):
     """Evaluation of the new model on every member's own splits."""
 
-    every: int = Field(1, ge=0, le=MAX_COUNT, description="rounds between evaluations; 0 is only after the last round")
+    every: Natural = Field(1, description="rounds between evaluations; 0 is only after the last round")
     splits: tuple[Split, ...] = Field(("train", "validation", "test"), strict=False, min_length=1)
-    deadline_seconds: float = Field(600.0, gt=0, le=MAX_DEADLINE)
+    deadline_seconds: Seconds = 600.0
 
 
 class ObjectivesSpec(Section):
@@ -168,7 +172,7 @@ class ObjectivesSpec(Section):
 class JacobianSpec(Section):
     """The phase in which clients send sketches of their gradients (FedCMOO), and its second leg."""
 
-    deadline_seconds: float = Field(600.0, gt=0, le=MAX_DEADLINE, description="later replies are refused")
+    deadline_seconds: Seconds = Field(600.0, description="later replies are refused")
     quorum: Quorum = "majority"
 
 
@@ -177,7 +181,7 @@ class SelectionSpec(Section):
 
     method: Literal["all", "fraction", "count"] = "all"
     fraction: float = Field(1.0, gt=0, le=1, description="for method = fraction: max(1, ceil(fraction * pool))")
-    count: int = Field(1, ge=1, le=MAX_COUNT, description="for method = count")
+    count: Count = Field(1, description="for method = count")
     by: Literal["uniform", "samples"] = Field("uniform", description="the chance of each client to be drawn")
     always: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         (), description="clients, by name, that are asked in every round in which the pool has them; others are drawn"
@@ -185,9 +189,7 @@ class SelectionSpec(Section):
     pool: Literal["attending", "enrolled"] = Field(
         "attending", description="clients that attend now, or every active client that offers the task"
     )
-    minimum: int = Field(
-        1, ge=1, le=MAX_COUNT, description="a round waits until the pool holds at least this number of clients"
-    )
+    minimum: Count = Field(1, description="a round waits until the pool holds at least this number of clients")
     over_selection: float = Field(
         1.0, ge=1, le=10, description="ask this many times the clients that are needed; the first replies count"
     )
@@ -209,15 +211,11 @@ class LimitsSpec(Section):
         le=2**53,
         description="an update that claims more training samples is refused; an offer of more counts as this many",
     )
-    norm: float = Field(
-        1e12, gt=0, description="an update is refused when the Euclidean norm of one of its rows is larger"
+    norm: Positive = Field(
+        1e12, description="an update is refused when the Euclidean norm of one of its rows is larger"
     )
-    attempts: int = Field(
-        5, ge=1, le=MAX_COUNT, description="at a round; when the last one is voided, the round is skipped"
-    )
-    skipped_rounds: int = Field(
-        3, ge=1, le=MAX_COUNT, description="this number of skipped rounds in a row fails the run"
-    )
+    attempts: Count = Field(5, description="at a round; when the last one is voided, the round is skipped")
+    skipped_rounds: Count = Field(3, description="this number of skipped rounds in a row fails the run")
 
 
 class SimulationSpec(Section):

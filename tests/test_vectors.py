@@ -183,7 +183,7 @@ def test_a_damaged_header_is_read_or_refused_and_nothing_else(position: int, val
         layout, offset = parse_header(bytes(damaged))
     except Refusal:
         return
-    assert offset == len(damaged)
+    assert not damaged[offset:].strip()  # a shorter length may cut off padding
     assert layout.size == MODEL.size
 
 

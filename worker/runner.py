@@ -7,7 +7,7 @@ take the lane `protocol`, so that they do not wait behind a training of hours.
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
@@ -39,38 +39,28 @@ class _Job:
         return self.order.manifest.assignment_id
 
 
+@dataclass(eq=False, kw_only=True)
 class Runner:
     """Takes assignments in, has them done in their lanes, and keeps the replies.
 
     `finished` is called when something new is in the spool; `limits` are the owner's bounds.
     """
 
-    def __init__(
-        self,
-        *,
-        member: MemberFiles,
-        execution: Execution,
-        spool: Spool,
-        session: Session,
-        progress: Progress,
-        limits: Limits,
-        events: Events,
-        finished: Callable[[], None],
-    ) -> None:
-        self._member = member
-        self._execution = execution
-        self._spool = spool
-        self._session = session
-        self._progress = progress
-        self._limits = limits
-        self._events = events
-        self._finished = finished
-        self._changed = threading.Condition()
-        self._waiting: deque[_Job] = deque()
-        self._held: dict[str, SignedEnvelope] = {}  # by assignment, until the owner has accepted a restore
-        self._told_full = False
-        self._current: dict[Lane, _Job] = {}
-        self._stopping = False
+    member: MemberFiles
+    execution: Execution
+    spool: Spool
+    session: Session
+    progress: Progress
+    limits: Limits
+    events: Events
+    finished: Callable[[], None]
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _waiting: deque[_Job] = field(default_factory=deque, init=False)
+    # By assignment, until the owner has accepted a restore.
+    _held: dict[str, SignedEnvelope] = field(default_factory=dict, init=False)
+    _told_full: bool = field(default=False, init=False)
+    _current: dict[Lane, _Job] = field(default_factory=dict, init=False)
+    _stopping: bool = field(default=False, init=False)
 
     # What the session's thread calls
 
@@ -79,11 +69,11 @@ class Runner:
         try:
             order = check_assignment(
                 envelope,
-                member=self._member,
-                offers=self._execution.offers,
-                limits=self._limits,
+                member=self.member,
+                offers=self.execution.offers,
+                limits=self.limits,
                 newest_round=self._newest_round,
-                now=self._session.now(),
+                now=self.session.now(),
             )
             with self._changed:
                 self._take_in(_Job(order))
@@ -93,18 +83,18 @@ class Runner:
     def _take_in(self, job: _Job) -> None:
         manifest = job.order.manifest
         # The spool is asked under the same lock under which a finished job leaves `_current`.
-        if self._spool.holds(job.name) or self._spool.renew(job.name):
-            self._finished()
+        if self.spool.holds(job.name) or self.spool.renew(job.name):
+            self.finished()
             return
         if job.name in self._held or any(other.name == job.name for other in self._jobs()):
             return
-        if len(self._waiting) + len(self._held) >= self._limits.waiting:
-            raise Declined(job.name, "limit:waiting", f"{self._limits.waiting} assignments wait here already")
+        if len(self._waiting) + len(self._held) >= self.limits.waiting:
+            raise Declined(job.name, "limit:waiting", f"{self.limits.waiting} assignments wait here already")
         self._told_full = False
-        if self._progress.waits(manifest.run_id):
+        if self.progress.waits(manifest.run_id):
             self._held[job.name] = job.order.envelope
             return
-        self._progress.saw_round(manifest.run_id, manifest.round)
+        self.progress.saw_round(manifest.run_id, manifest.round)
         self._waiting.append(job)
         self._changed.notify_all()
 
@@ -113,7 +103,7 @@ class Runner:
 
     def _newest_round(self, run_id: str) -> int | None:
         """None while the run waits for the owner to accept a restore, and its assignments are held."""
-        return None if self._progress.waits(run_id) else self._progress.newest_round(run_id)
+        return None if self.progress.waits(run_id) else self.progress.newest_round(run_id)
 
     def restored(self) -> None:
         """Goes on with what was held until the owner accepted a restore."""
@@ -125,14 +115,14 @@ class Runner:
     def cancelled(self, assignment_id: str, reason: str) -> None:
         """Drops an assignment, wherever it is."""
         with self._changed:
-            known = self._spool.holds(assignment_id) or self._held.pop(assignment_id, None) is not None
+            known = self.spool.holds(assignment_id) or self._held.pop(assignment_id, None) is not None
             for job in self._jobs():
                 if job.name == assignment_id:
                     job.unwanted = known = True
             self._waiting = deque(job for job in self._waiting if not job.unwanted)
-        self._spool.remove(assignment_id)
+        self.spool.remove(assignment_id)
         if known:
-            self._events.tell(
+            self.events.tell(
                 "cancelled",
                 f"assignment {assignment_id}: no longer wanted ({reason})",
                 assignment_id=assignment_id,
@@ -157,11 +147,11 @@ class Runner:
         """Does what is assigned in a lane, in order of arrival, until `stop`."""
         while (job := self._next(lane)) is not None:
             try:
-                job.began = self._session.now()
+                job.began = self.session.now()
                 control = self._control(job)
                 if control.stopped():
                     raise TrainingStopped
-                self._keep(job, *self._execution.do(job.order, control))
+                self._keep(job, *self.execution.do(job.order, control))
             except Declined as declined:
                 self._decline(declined)
             except (DiskFull, OSError) as error:  # what the owner's own code raises does not get here
@@ -182,7 +172,7 @@ class Runner:
 
         with self._changed:
             while not self._changed.wait_for(lambda: self._stopping or of_lane() is not None, timeout=TIDY_SECONDS):
-                self._execution.sessions.sweep(self._session.now())
+                self.execution.sessions.sweep(self.session.now())
             job = of_lane()
             if self._stopping or job is None:
                 return None
@@ -205,25 +195,25 @@ class Runner:
         """Puts a reply into the spool, unless it was cancelled meanwhile."""
         with self._changed:
             if not job.unwanted:
-                self._spool.add(reply, payload, job.order.envelope)
+                self.spool.add(reply, payload, job.order.envelope)
             elif payload is not None:
                 payload.discard()
-        self._finished()
+        self.finished()
 
     def _late(self, job: _Job) -> Declined | None:
         """Why the time for a job is over; None when it is not."""
-        now = self._session.now()
+        now = self.session.now()
         if now > job.order.deadline:
             return Declined(job.name, "deadline", "its deadline passed before it was done")
-        if job.began is not None and (now - job.began).total_seconds() > self._limits.hours * 3600:
-            hours = f"this worker works on an assignment for {self._limits.hours:g} hours"
+        if job.began is not None and (now - job.began).total_seconds() > self.limits.hours * 3600:
+            hours = f"this worker works on an assignment for {self.limits.hours:g} hours"
             return Declined(job.name, "limit:hours", hours)
         return None
 
     def _decline(self, declined: Declined) -> None:
         name, full = declined.assignment_id, declined.reason == "limit:waiting"
         if not (full and self._told_full):  # of a flood, the owner hears once
-            self._events.warn(
+            self.events.warn(
                 "declined",
                 f"assignment {name or '(unreadable)'}: declined, {declined.reason}: {declined.message}",
                 assignment_id=name,
@@ -231,4 +221,4 @@ class Runner:
             )
         self._told_full |= full
         if name:
-            self._session.decline(name, declined.reason, declined.message)
+            self.session.decline(name, declined.reason, declined.message)

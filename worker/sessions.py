@@ -140,36 +140,6 @@ class Sessions:
         with self._lock:
             self._connection.close()
 
-    def get(self, key: Key, name: str) -> bytes | None:
-        """A value of an attempt; None if there is none. Raises HomeError if another key encrypted it."""
-        with self._lock:
-            value = self._values.get(key, {}).get(name)
-            if value is not None:
-                return value
-            row = self._connection.execute(
-                "SELECT value FROM kept WHERE run = ? AND round = ? AND attempt = ? AND name = ?", (*key, name)
-            ).fetchone()
-        if row is None:
-            return None
-        try:
-            return self._cipher.decrypt(row[0][:_NONCE_BYTES], row[0][_NONCE_BYTES:], _bound(key, name))
-        except InvalidTag as error:
-            raise self._damaged(error) from error
-
-    def put(self, key: Key, name: str, value: bytes, *, durable: bool) -> None:
-        """Keeps a value of an attempt. Raises OSError if the disk does not take it."""
-        with self._lock:
-            if not durable:
-                self._values.setdefault(key, {})[name] = value
-                return
-            nonce = os.urandom(_NONCE_BYTES)
-            sealed = nonce + self._cipher.encrypt(nonce, value, _bound(key, name))
-            with self._writing() as connection:
-                deadline = self._deadlines[key].isoformat()
-                connection.execute(
-                    "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)", (*key, name, sealed, deadline)
-                )
-
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction; it is on the disk when the context ends."""
@@ -202,12 +172,35 @@ class _Session(Memory):
         self._key = key
 
     def get(self, name: str) -> bytes | None:
-        """What was kept under a name; None when nothing is."""
-        return self._sessions.get(self._key, name)
+        """A value; None if there is none. Raises HomeError if another key encrypted it."""
+        sessions = self._sessions
+        with sessions._lock:
+            value = sessions._values.get(self._key, {}).get(name)
+            if value is not None:
+                return value
+            row = sessions._connection.execute(
+                "SELECT value FROM kept WHERE run = ? AND round = ? AND attempt = ? AND name = ?", (*self._key, name)
+            ).fetchone()
+        if row is None:
+            return None
+        nonce, sealed = row[0][:_NONCE_BYTES], row[0][_NONCE_BYTES:]
+        try:
+            return sessions._cipher.decrypt(nonce, sealed, _bound(self._key, name))
+        except InvalidTag as error:
+            raise sessions._damaged(error) from error
 
     def put(self, name: str, value: bytes, *, durable: bool = False) -> None:
-        """Keeps a value, encrypted on the disk where it must survive a restart."""
-        self._sessions.put(self._key, name, value, durable=durable)
+        """Keeps a value, encrypted on the disk if it is durable. Raises OSError if the disk does not take it."""
+        sessions, key = self._sessions, self._key
+        with sessions._lock:
+            if not durable:
+                sessions._values.setdefault(key, {})[name] = value
+                return
+            nonce = os.urandom(_NONCE_BYTES)
+            sealed = nonce + sessions._cipher.encrypt(nonce, value, _bound(key, name))
+            row = (*key, name, sealed, sessions._deadlines[key].isoformat())
+            with sessions._writing() as connection:
+                connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)", row)
 
 
 def _key(manifest: AssignmentManifest) -> Key:

@@ -3,6 +3,7 @@
 import io
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -19,42 +20,28 @@ from worker.events import Events
 from worker.session import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND, Session
 from worker.spool import Entry, Spool
 
-# No retry of the same envelope can succeed. True where the coordinator still waits for this assignment: it is told
-# that nothing will come.
-FINAL_REASONS = {
-    "assignment-unknown": False,
-    "assignment-client": False,
-    "assignment-fulfilled": False,
-    "assignment-closed": False,
-    "deadline": False,
-    "key-unknown": True,
-    "signature": True,
-    "manifest": True,
-    "mismatch": True,
-    "payload-digest": True,
-}
-FINAL_LIMITS = ("limit:payload", "limit:manifest")
+# No retry of the same envelope can succeed. The coordinator waits no longer, or is told that nothing will come.
+_CLOSED = {"assignment-unknown", "assignment-client", "assignment-fulfilled", "assignment-closed", "deadline"}
+_WRONG = {"key-unknown", "signature", "manifest", "mismatch", "payload-digest", "limit:payload", "limit:manifest"}
 
 
 class ReceiptError(Exception):
     """A receipt that the coordinator did not sign, or that is for something else."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Submitter:
     """Empties the spool over the session's channel."""
 
-    def __init__(
-        self, *, member: MemberFiles, spool: Spool, session: Session, backoff: Backoff, events: Events
-    ) -> None:
-        self._member = member
-        self._spool = spool
-        self._session = session
-        self._backoff = backoff
-        self._events = events
-        self._changed = threading.Condition()
-        self._wakes = 0
-        self._retry_seconds = 0.0  # what the coordinator asked for
-        self._stopping = False
+    member: MemberFiles
+    spool: Spool
+    session: Session
+    backoff: Backoff
+    events: Events
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _wakes: int = field(default=0, init=False)
+    _retry_seconds: float = field(default=0.0, init=False)  # what the coordinator asked for
+    _stopping: bool = field(default=False, init=False)
 
     def wake(self) -> None:
         """There is something new in the spool, or a reason to try again now."""
@@ -73,15 +60,15 @@ class Submitter:
         while not self._stopping:
             seen = self._wakes
             failed = False
-            for entry in self._spool.entries():
-                stub = self._session.stub()
+            for entry in self.spool.entries():
+                stub = self.session.stub()
                 if stub is None or self._stopping:
                     return
                 failed |= not self._submit(stub, entry)
-            delay = max(self._backoff.delay(), self._retry_seconds) if failed else None
+            delay = max(self.backoff.delay(), self._retry_seconds) if failed else None
             self._retry_seconds = 0.0
             if not failed:
-                self._backoff.reset()
+                self.backoff.reset()
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping or self._wakes != seen, timeout=delay)  # noqa: B023
 
@@ -89,7 +76,7 @@ class Submitter:
         """One attempt; False when it has to be made again."""
         manifest = entry.manifest
         size = manifest.payload_bytes
-        self._events.tell_of(manifest, "submitting", f"submitting {size} bytes", payload_bytes=size)
+        self.events.tell_of(manifest, "submitting", f"submitting {size} bytes", payload_bytes=size)
         try:
             timeout = ANSWER_SECONDS + manifest.payload_bytes / SLOWEST_BYTES_PER_SECOND
             receipt = stub.Submit(_requests(entry), timeout=timeout).receipt
@@ -108,32 +95,32 @@ class Submitter:
         fields = {"assignment_id": entry.assignment_id, "reason": refusal.reason, "status": refusal.status}
         text = f"{refusal.status} {refusal.reason}: {refusal.message}"
         stem = refusal.reason.partition(":")[0]
-        if stem not in FINAL_REASONS and refusal.reason not in FINAL_LIMITS:
-            self._events.warn(
+        if {stem, refusal.reason}.isdisjoint(_CLOSED | _WRONG):
+            self.events.warn(
                 "submit-failed", f"assignment {entry.assignment_id}: not handed in, trying again ({text})", **fields
             )
             return False
-        self._events.warn(
+        self.events.warn(
             "dropped", f"assignment {entry.assignment_id}: refused for good, the work is dropped ({text})", **fields
         )
-        if FINAL_REASONS.get(stem, True):
-            self._session.decline(entry.assignment_id, refusal.reason, refusal.message)
-        self._spool.remove(entry.assignment_id)
+        if stem not in _CLOSED:
+            self.session.decline(entry.assignment_id, refusal.reason, refusal.message)
+        self.spool.remove(entry.assignment_id)
         return True
 
     def _acknowledged(self, entry: Entry, receipt: SignedEnvelope) -> bool:
         try:
-            manifest = verify_receipt(receipt, entry, self._member)
+            manifest = verify_receipt(receipt, entry, self.member)
         except ReceiptError as error:
-            self._events.warn(
+            self.events.warn(
                 "receipt-invalid",
                 f"assignment {entry.assignment_id}: {error}; the work stays in the spool",
                 assignment_id=entry.assignment_id,
             )
             return False
-        self._spool.record(entry, receipt, manifest)
+        self.spool.record(entry, receipt, manifest)
         refused = f"refused, {manifest.reason}: {manifest.message}"
-        self._events.tell_of(
+        self.events.tell_of(
             entry.manifest,
             "receipt",
             f"receipt {'accepted' if manifest.accepted else refused}",
@@ -141,7 +128,7 @@ class Submitter:
             accepted=manifest.accepted,
             **({} if manifest.accepted else {"reason": manifest.reason}),
         )
-        self._spool.settle(entry)
+        self.spool.settle(entry)
         return True
 
 

@@ -179,9 +179,9 @@ def renew(
 
     Stop the worker of this directory first.
     """
+    from worker.enroll import RenewalError  # noqa: PLC0415
+    from worker.enroll import renew as renew_certificate  # noqa: PLC0415
     from worker.home import Home, HomeError  # noqa: PLC0415
-    from worker.renewal import RenewalError  # noqa: PLC0415
-    from worker.renewal import renew as renew_certificate  # noqa: PLC0415
 
     place = Home(home)
     try:
