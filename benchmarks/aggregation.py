@@ -1,7 +1,7 @@
-"""One aggregation by every algorithm, rows in files: K, the rule, the direction and the new model.
+"""The time of one aggregation by every algorithm: K, the rule, the direction and the new model.
 
-K is the same for all and measured once. Beside it, the new model by every optimiser of the server, with its vectors in
-files. Best of several; the files are in the page cache, what is written goes nowhere.
+K is the same for all and measured once. The step of plain averaging is also measured with every optimiser of the
+server. The best of several times counts. Rows and vectors are files in the page cache; the new model is not stored.
 """
 
 import argparse
@@ -37,15 +37,14 @@ def best(work: Callable[[], object], repeats: int) -> float:
 
 
 def write_rows(directory: Path, m: int, d: int) -> list[Row]:
-    """Updates that agree in part, of different lengths."""
+    """Writes correlated updates of different norms."""
     rng = np.random.default_rng(0)
     common = rng.standard_normal(d, dtype=np.float32)
-    found: list[Row] = []
+    rows: list[Row] = []
     for i in range(m):
-        path = directory / f"{i:03}"
         update = (common + 3 * rng.standard_normal(d, dtype=np.float32)) * np.float32(rng.uniform(0.5, 2))
-        found.append(written(path, update))
-    return found
+        rows.append(written(directory / f"{i:03}", update))
+    return rows
 
 
 def written(path: Path, vector: NDArray[np.float32]) -> Row:
@@ -53,8 +52,8 @@ def written(path: Path, vector: NDArray[np.float32]) -> Row:
     return update_rows(path)["loss"]
 
 
-def known(K: Matrix) -> Rows:
-    """What rules see beside K: clients that differ."""
+def rows_of(K: Matrix) -> Rows:
+    """The input of a rule, with clients that differ."""
     m = len(K)
     rng = np.random.default_rng(1)
     return Rows(
@@ -68,13 +67,13 @@ def known(K: Matrix) -> Rows:
 
 
 def by_algorithm(name: str, rows: list[Row], K: Matrix, gram_seconds: float, repeats: int) -> dict[str, Any]:
-    # FedMGDA+ without a box: what docs/benchmarks.md says was measured so.
-    rule, seen = algorithm(name, {"epsilon": 1.0} if name == "fedmgda+" else {}), known(K)
+    # FedMGDA+ without bounds on the weights, as in docs/benchmarks.md.
+    rule, rows_seen = algorithm(name, {"epsilon": 1.0} if name == "fedmgda+" else {}), rows_of(K)
     assert isinstance(rule, Rule)
-    answer = rule.decide(seen)
+    decision = rule.decide(rows_seen)
     with one_thread():  # as in a run
-        rule_seconds = best(lambda: rule.decide(seen), repeats)
-    step_seconds = best(lambda: apply_step(rows[0], 1.0, Direction(answer, rows, K), len), repeats)
+        rule_seconds = best(lambda: rule.decide(rows_seen), repeats)
+    step_seconds = best(lambda: apply_step(rows[0], 1.0, Direction(decision, rows, K), len), repeats)
     return {
         "algorithm": name,
         "rule_seconds": rule_seconds,

@@ -1,6 +1,6 @@
-"""Plain FedAvg in PyTorch, the peer of `simulate.py`: its local training is also what Flower's clients do there.
+"""Plain FedAvg in PyTorch, for comparison in `simulate.py`. Flower's clients use the same local training.
 
-Of fedpareto it imports the tasks alone, so that it runs wherever there is PyTorch.
+It imports only the tasks of fedpareto, and so runs wherever PyTorch is installed.
 """
 
 import time
@@ -21,7 +21,7 @@ State = dict[str, Tensor]
 
 
 class MadeUpPhotographs(Cifar10):
-    """As `cifar10`, with noise around one picture for each class: 62 for each of ten clients, who train on 50."""
+    """As `cifar10`, with one picture plus noise for each class: 62 samples for each of ten clients, 50 for training."""
 
     def pool(self, source: DataSource) -> Pool:
         generator = torch.Generator().manual_seed(0)
@@ -33,15 +33,15 @@ class MadeUpPhotographs(Cifar10):
 
 @dataclass(frozen=True)
 class Case:
-    """What all have to do.
+    """The work of every contender.
 
     Attributes:
         task: its name.
-        steps: of SGD in a round, at each client.
-        batch_size: the last batch of a pass may be shorter.
+        steps: SGD steps of each client in a round.
+        batch_size: the last batch of an epoch can be shorter.
         learning_rate: of SGD.
         threads: of torch.
-        initial: the first model, (d,).
+        initial: the initial model, (d,).
         x: the training samples of each client.
         y: their labels.
         seeds: of the order of the batches, for each round and client.
@@ -67,10 +67,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of it.
+    """The result of a contender.
 
     Attributes:
-        model: the last one, (d,).
+        model: the last model, (d,).
         ends: when each round ended, by `time.monotonic`.
         software: name and version.
     """
@@ -88,7 +88,7 @@ class Result:
 
 
 class Client:
-    """Any of a case's clients; they share one model."""
+    """All clients of a case, in turn; they share one model."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -100,7 +100,7 @@ class Client:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def train(self, state: State, client: int, round_: int) -> State:
-        """The state after local SGD; the next call overwrites it."""
+        """The state after local SGD, which the next call overwrites."""
         self.model.load_state_dict(state)
         self.model.train()
         optimiser = torch.optim.SGD(self.model.parameters(), lr=self.case.learning_rate)
@@ -111,7 +111,7 @@ class Client:
         return self.model.state_dict()
 
     def measure(self, state: State, client: int) -> tuple[float, int]:
-        """Loss and right answers of a state on the client's training samples."""
+        """The loss and the number of correct answers of a state on the client's training samples."""
         self.model.load_state_dict(state)
         self.model.eval()
         with torch.no_grad():
@@ -134,19 +134,19 @@ class Client:
 
 @cache
 def opened(path: Path) -> Client:
-    """The clients of a case, read once in a process."""
+    """The clients of a case, read once per process."""
     case = Case.read(path)
     torch.set_num_threads(case.threads)
     return Client(case)
 
 
 def plain(path: Path, result: Path, *, measure: bool) -> None:
-    """The loop: every client trains from the model of the round, and the models are averaged by their samples.
+    """Trains every client from the model of the round, and averages the models weighted by samples.
 
     Args:
         path: of the case.
         result: where to write the result.
-        measure: whether each client also measures the model that it starts from, as fedpareto's do.
+        measure: whether each client also measures the model of the round, like fedpareto's clients.
     """
     clients = opened(path)
     case = clients.case

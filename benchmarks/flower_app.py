@@ -1,4 +1,4 @@
-"""A case of `simulate.py` by Flower's simulation, in the environment of Flower's own that docs/benchmarks.md makes.
+"""Runs a case of `simulate.py` with Flower's simulation, in the environment that docs/benchmarks.md describes.
 
 python flower_app.py CASE RESULT CORES
 """
@@ -38,7 +38,7 @@ def serve(grid: Grid, context: Context) -> None:
             ends.append(time.monotonic())
 
     count = len(client.case.y)
-    # Flower trains with the nodes that are there; only with these two does it wait until all are.
+    # Without these minimums, Flower begins before all nodes are available.
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count)
     done = strategy.start(
         grid=grid,
@@ -58,6 +58,6 @@ if __name__ == "__main__":
         num_supernodes=len(opened(Path(sys.argv[1])).case.y),
         backend_config={
             "init_args": {"num_cpus": int(sys.argv[3]), "log_to_driver": False},
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},  # by default 2, for each client that trains
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},  # the default is 2 for each client
         },
     )

@@ -1,9 +1,9 @@
-"""What the front listener costs: CPU per GB, and latency, beside gRPC that listens by itself.
+"""The costs of the front listener: CPU per GB, and latency, compared with gRPC without it.
 
     python benchmarks/front.py [--gigabytes 4] [--calls 2000] [--quick] [--json]
 
-A gRPC server over TLS in a process of its own takes the same stream of messages of 256 KiB and answers the same small
-calls, in turns directly and through the front listener. CPU seconds are those of the server and of the front listener.
+A gRPC server over TLS in another process receives a stream of messages of 256 KiB and answers small calls, in turns
+directly and through the front listener. CPU seconds are those of the server and of the front listener.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def answer(request: bytes, context: Any) -> bytes:
 
 
 def serve(addresses: list[str], key: bytes, certificate: bytes, ready: Connection) -> None:
-    """Listens on each address until it is ended."""
+    """Listens on each address until its process is ended."""
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Take": grpc.stream_unary_rpc_method_handler(take),
         "Answer": grpc.unary_unary_rpc_method_handler(answer),
@@ -87,8 +87,8 @@ def measure(port: int, ca: bytes, processes: list[psutil.Process], gigabytes: fl
         }
 
 
-async def nothing(actor: str, reason: str, times: int) -> None:
-    raise RuntimeError(f"{actor} was turned away: {reason}")
+async def fail(actor: str, reason: str, times: int) -> None:
+    raise RuntimeError(f"{actor} was refused: {reason}")
 
 
 async def run(gigabytes: float, calls: int, turns: int) -> dict[str, list[dict[str, float]]]:
@@ -105,8 +105,8 @@ async def run(gigabytes: float, calls: int, turns: int) -> dict[str, list[dict[s
         lifetime=timedelta(days=1),
         hosts=["localhost"],
     )
-    patient = Limits(connections=100, unverified=50, verified_seconds=3600, idle_seconds=3600)
-    front = Front(patient, nothing)
+    limits = Limits(connections=100, unverified=50, verified_seconds=3600, idle_seconds=3600)
+    front = Front(limits, fail)
     public = front.listen("127.0.0.1", 0, "members")
     context = multiprocessing.get_context("forkserver")
     near, far = context.Pipe()
@@ -122,8 +122,8 @@ async def run(gigabytes: float, calls: int, turns: int) -> dict[str, list[dict[s
     try:
         for _ in range(turns):
             for name, port in (("direct", direct), ("front", public)):
-                found = await asyncio.to_thread(measure, port, pem(ca), processes, gigabytes, calls)
-                results[name].append(found)
+                costs = await asyncio.to_thread(measure, port, pem(ca), processes, gigabytes, calls)
+                results[name].append(costs)
     finally:
         server.terminate()
         await front.stop()
@@ -148,9 +148,9 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(best))
         return
-    for name, found in best.items():
-        costs = f"{found['cpu_per_gb']:.2f} CPU-s/GB  {found['wall_per_gb']:.2f} s/GB"
-        print(f"{name:7} {costs}  {found['latency_us']:.0f} us a call")
+    for name, costs in best.items():
+        rates = f"{costs['cpu_per_gb']:.2f} CPU-s/GB  {costs['wall_per_gb']:.2f} s/GB"
+        print(f"{name:7} {rates}  {costs['latency_us']:.0f} us a call")
     direct, front = best["direct"], best["front"]
     print(
         f"the front listener adds {front['cpu_per_gb'] - direct['cpu_per_gb']:.2f} CPU-s/GB "

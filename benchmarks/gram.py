@@ -1,7 +1,7 @@
-"""gram and combine beside the machine's memory-read bandwidth; the check of an arriving update; peak memory.
+"""gram and combine compared with the memory-read bandwidth; the check of an arriving update; peak memory.
 
-Everything is measured in one process, one after the other, best of several: the bandwidth is what two plain loops over
-a large array reach (NumPy's maximum, on as many threads as gram uses), the rows are files in the page cache.
+One process measures everything in turn and takes the best of several times. The bandwidth is that of NumPy's maximum of
+a large array, on the same number of threads as gram. The rows are files in the page cache.
 """
 
 import argparse
@@ -79,16 +79,16 @@ def streaming(directory: Path, m: int, d: int, bandwidth: float, repeats: int) -
 
 
 def arriving(d: int, repeats: int) -> dict[str, float]:
-    """GB/s of digest, layout, finite and zero checks in one pass, and of the digest alone."""
+    """GB/s of all checks of an update in one pass, and of the digest alone."""
     layout = update_layout([("loss", d)])
     payload = to_bytes(layout, np.random.default_rng(0).standard_normal(d, dtype=np.float32))
     chunks = [payload[start : start + CHUNK] for start in range(0, len(payload), CHUNK)]
 
     def check() -> None:
-        found = PayloadCheck(layout)
+        payload_check = PayloadCheck(layout)
         for chunk in chunks:
-            found.feed(chunk)
-        found.finish()
+            payload_check.feed(chunk)
+        payload_check.finish()
 
     def digest_alone() -> None:
         state = hasher()

@@ -1,9 +1,9 @@
-"""What idle workers cost the coordinator: CPU and memory with 100 of them attending, heartbeats included.
+"""The coordinator's CPU and memory for 100 idle workers that attend and send heartbeats.
 
     python benchmarks/idle.py [--workers 100] [--seconds 30] [--quick] [--json]
 
-The streams are real (TLS 1.3, one certificate each); one process plays them all, so that only the coordinator is
-measured.
+The streams use TLS 1.3 and one certificate each. This process holds the workers' side of all of them, so that only the
+coordinator is measured.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def main() -> None:
                 stream.say(AttendRequest(heartbeat=Heartbeat()))
             beats += 1
             rest = min(beats * interval, arguments.seconds)
-            time.sleep(max(0.0, began + rest - time.monotonic()))
+            time.sleep(max(0.0, began + rest - time.monotonic()))  # until the next heartbeat: idling is measured
         after = coordinator.cpu_times()
         cpu = (after.user + after.system - before.user - before.system) / elapsed
         memory = (coordinator.memory_info().rss - alone) / arguments.workers

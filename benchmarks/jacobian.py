@@ -1,15 +1,15 @@
-"""Every sketch of the Jacobian at equal budgets: the error of the Gram matrix, of the weights, time and floats.
+"""Sketches of the Jacobian at equal budgets: the errors of the Gram matrix and of the weights, time and floats.
 
 Ten clients, Dirichlet(0.3) over the labels; stochastic Jacobians of the encoder at initialisation and after some steps
-of SGD; every draw has its own minibatches and seeds. Two objectives are the two labels of a sample, ten are the classes
-of the first label, each against the rest. Without --data, labels and inputs are synthetic; with it, `multi-mnist`.
+of SGD; every draw has its own minibatches and seeds. Two objectives are the two labels of a sample; ten objectives are
+the classes of the first label, each against the rest. Samples are synthetic, or those of `multi-mnist` with --data.
 
-nRMSE is ||Ghat - G||_F / ||G||_F. The l1 columns compare weights from Ghat with those from G: min-norm, and FindWeights
-from uniform ones. "excess" is how much longer than the shortest direction that of the min-norm weights of Ghat is.
-Floats are those that a client sends, on both legs where there are two.
+nRMSE is ||Ghat - G||_F / ||G||_F. The l1 columns are the distances of the weights from Ghat and from G, computed by
+min-norm, and by FindWeights from uniform weights. "excess" is the relative excess length of the direction with the
+min-norm weights of Ghat over the shortest direction. Floats are sent by a client, in one or two messages.
 
---verdict CSV makes no measurements: it sets the CountSketch beside the paper's two-way SVD, from the files of earlier
-calls, and says in what it is nearer to the truth.
+--verdict CSV makes no measurements. It compares CountSketch with the paper's two-way SVD, from the files of earlier
+calls, and shows which of them estimates G and which estimates the weights λ more accurately.
 """
 
 import argparse
@@ -48,7 +48,7 @@ from federation.tasks.published import Classification
 CLIENTS, CLASSES, BATCH = 10, 10, 128
 SETTING = ("setting", "M", "d", "stage")
 ERRORS = ("nrmse", "l1_exact", "l1_pgd")  # of the Gram matrix; of the weights, min-norm and FindWeights
-ADVANTAGE = 1.5  # so many times smaller errors: less may be due to the draws
+ADVANTAGE = 1.5  # a ratio of two errors that the choice of draws alone does not explain
 COLUMNS = ("nrmse", "l1_exact", "l1_pgd", "excess", "client_ms", "server_ms", "floats")
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class Synthetic(Classification):
 
 @dataclass(frozen=True, kw_only=True)
 class IndependentHash(CountSketch):
-    """CountSketch as it is usually defined: a bucket of its own for every coordinate."""
+    """CountSketch with its usual definition: an independent bucket for every coordinate."""
 
     def message(
         self, A: NDArray[np.floating[Any]], shared_seed: int, own_seed: int
@@ -92,7 +92,7 @@ KINDS: dict[str, type[Sketch]] = {**SKETCHES, "count, independent hash": Indepen
 
 @dataclass(frozen=True)
 class Setting:
-    """A model, its clients' data, and what its objectives are."""
+    """A model, its clients' data, and its objectives."""
 
     name: str
     model: nn.Module
@@ -215,12 +215,12 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many times larger the two-way SVD's errors are than the CountSketch's, and which of them is nearer in what.
+    """A table of the ratios of the two-way SVD's errors to CountSketch's, and of which is nearer to the exact values.
 
     Args:
-        rows: as `compare` gives them, or as they are read from the CSV file.
+        rows: from `compare`, or from the CSV file.
     """
-    found = {(*(row[key] for key in SETTING), row["sketch"], _number(row["budget"])): row for row in rows}
+    by_sketch = {(*(row[key] for key in SETTING), row["sketch"], _number(row["budget"])): row for row in rows}
     lines = [
         "| M | d | stage | CountSketch | two-way SVD | G | λ, min-norm | λ, FindWeights | CountSketch is nearer in "
         "| SVD is nearer in |",
@@ -229,7 +229,7 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     for setting in dict.fromkeys(tuple(row[key] for key in SETTING) for row in rows):
         _, M, d, stage = setting
         for mine, theirs in ((1.0, 1.0), (0.1, 0.1), (0.1, 1.0)):
-            count, svd = found[*setting, "count", mine], found[*setting, "svd-two-way", theirs]
+            count, svd = by_sketch[*setting, "count", mine], by_sketch[*setting, "svd-two-way", theirs]
             ratios = [float(svd[key]) / float(count[key]) for key in ERRORS]
             cells = [M, f"{int(d):,}", stage, f"{mine:g} d", f"{theirs:g} d", *(f"{ratio:.1f}" for ratio in ratios)]
             lines.append(
@@ -239,7 +239,11 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _nearer(ratios: Sequence[float]) -> str:
-    """In what a sketch is nearer whose errors are so many times smaller; in λ, where both ways to find it say so."""
+    """What a sketch estimates more accurately: G, λ (if both of its errors are smaller), both, or nothing.
+
+    Args:
+        ratios: the other sketch's errors divided by this one's, in the order of `ERRORS`.
+    """
     gram, *weights = ratios
     return " and ".join(["G"] * (gram >= ADVANTAGE) + ["λ"] * (min(weights) >= ADVANTAGE)) or "nothing"
 

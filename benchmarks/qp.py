@@ -1,7 +1,7 @@
-"""The quadratic program: time and KKT residual of ours, beside Clarabel (through cvxpy) and quadprog.
+"""The quadratic program over the simplex: time and KKT residual of our solver, Clarabel (through cvxpy) and quadprog.
 
-Five kinds of K, m = 10, 100, 500, simplex. The residual of each solver is computed the same way, by
-`coordinator.aggregation.qp.kkt_residual`, after what lies within 1e-9 of a bound is set to it and the sum is restored.
+Five kinds of K, with m = 10, 100 and 500. `coordinator.aggregation.qp.kkt_residual` computes each solver's residual,
+after weights below 1e-9 are set to 0 and the sum is restored to 1.
 """
 
 import argparse
@@ -21,7 +21,7 @@ Matrix = NDArray[np.float64]
 
 
 def kinds(m: int) -> dict[str, Matrix]:
-    """Updates (m, 2m) of each kind."""
+    """The updates (m, 2m) of each kind."""
     rng = np.random.default_rng(m)
     U = rng.standard_normal((m, 2 * m))
     common = rng.standard_normal(2 * m)
@@ -59,10 +59,10 @@ def quadprog(K: Matrix) -> Matrix:
 
 
 def measure(solve: Callable[[Matrix], Matrix], K: Matrix, repeats: int) -> dict[str, Any]:
-    """Median time in ms, and residual; or why it failed."""
+    """The median time in ms and the residual, or the reason of a failure."""
     zeros, ones = np.zeros(len(K)), np.ones(len(K))
     try:
-        solve(K)  # imports and first-time work
+        solve(K)  # imports modules and fills caches
         times = []
         for _ in range(repeats):
             start = time.perf_counter()

@@ -1,8 +1,8 @@
-"""A worker as shipped, whose training is nothing: it hands in the same update again and again.
+"""A worker that does not train: it returns the same update for each assignment.
 
     python benchmarks/resident_worker.py HOME PARAMETERS
 
-Everything but the training is real: certificate, stream, signatures, download, spool, upload, receipt.
+Certificate, stream, signatures, download, spool, upload and receipt are those of a usual worker.
 """
 
 import random
@@ -24,7 +24,7 @@ from worker.service import Worker
 
 
 class NoTraining(Trainer):
-    """A trainer without a model and data: it returns the same update at once."""
+    """A trainer without model and data."""
 
     def __init__(self, layout: Layout, seed: int) -> None:
         self.layout, self.objectives, self.samples = layout, ("loss",), 10

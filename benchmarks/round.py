@@ -1,9 +1,10 @@
-"""What a round costs besides training: CPU-seconds of all processes, wall time, and the coordinator's peak memory.
+"""The costs of a round besides training: CPU-seconds of all processes, wall time, and the coordinator's peak memory.
 
     python benchmarks/round.py [--quick] [--json]
 
-Ten resident workers (real processes; only the training is left out), TLS 1.3 and signatures on, loopback. Beside it, in
-the same run, the floor: bare gRPC over TLS that moves the same bytes in the same chunks between as many processes.
+Ten workers in processes of their own use TLS 1.3 and signatures over the loopback interface; only the training is left
+out. For comparison, the same call measures bare gRPC over TLS that moves the same bytes in the same chunks between the
+same number of processes.
 """
 
 import argparse
@@ -40,8 +41,8 @@ quorum = 1.0
 every = 0
 """
 WORKER = Path(__file__).with_name("resident_worker.py")
-CHUNK = 1 << 18  # as the workers and the coordinator cut their files
-WARM_UP = 2  # rounds left out: connections, page cache, imports
+CHUNK = 1 << 18  # bytes, the chunk size of workers and coordinator
+WARM_UP = 2  # rounds that are not measured: they open connections, fill the page cache and import modules
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -53,7 +54,7 @@ def cpu_seconds(pids: list[int]) -> float:
 
 
 def peak_memory(pid: int) -> float:
-    """VmHWM in bytes."""
+    """The peak of the resident memory (VmHWM), in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM"):
             return int(line.split()[1]) * 1024
@@ -61,7 +62,7 @@ def peak_memory(pid: int) -> float:
 
 
 def wait_until(condition: Callable[[], bool], processes: Sequence[Process]) -> None:
-    """Waits until a condition holds; looks five times a second, since each look takes time from these processes.
+    """Waits until a condition holds.
 
     Raises:
         RuntimeError: a process has ended, or the condition did not hold within 600 s; the message has the log.
@@ -74,11 +75,11 @@ def wait_until(condition: Callable[[], bool], processes: Sequence[Process]) -> N
         if time.monotonic() > end:
             logs = "\n".join(f"{process.log.stem}:\n{process.text[-1000:]}" for process in processes[:2])
             raise RuntimeError(f"the rounds do not end:\n{logs}")
-        time.sleep(0.2)
+        time.sleep(0.2)  # the database does not notify; looks more often would take CPU time from the processes
 
 
 def measure(fed: Federation, parameters: int, clients: int, rounds: int) -> dict[str, float]:
-    """One run without training."""
+    """Measures one run without training."""
     coordinator = fed.serve()
     idle = peak_memory(coordinator.popen.pid)
     workers: list[Process] = []
@@ -130,7 +131,7 @@ def measure(fed: Federation, parameters: int, clients: int, rounds: int) -> dict
 
 
 def serve_bare(home: Path, size: int, ports: Any, stop: Any) -> None:
-    """A gRPC server that sends `size` bytes and takes `size` bytes, and does nothing else."""
+    """A gRPC server that sends and receives `size` bytes."""
     data = bytes(CHUNK)
 
     def download(request: bytes, context: Any) -> Iterator[bytes]:
@@ -154,7 +155,7 @@ def serve_bare(home: Path, size: int, ports: Any, stop: Any) -> None:
 
 
 def move_bare(ca: bytes, port: int, size: int, rounds: int, barrier: Any) -> None:
-    """A client that fetches and sends, like a worker."""
+    """A client that downloads and uploads `size` bytes in each round, like a worker."""
     data = bytes(CHUNK)
     with grpc.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(ca)) as channel:
         download: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream("/Bare/Download")
@@ -173,7 +174,7 @@ def floor(home: Path, size: int, clients: int, rounds: int) -> dict[str, float]:
     """CPU-seconds and wall seconds of moving `size` bytes down and up for each client."""
     context = multiprocessing.get_context("forkserver")
     ports, stop = context.Queue(), context.Event()
-    barrier = context.Barrier(clients + 1, timeout=600)  # of a process that has ended, all others end too
+    barrier = context.Barrier(clients + 1, timeout=600)  # if one process ends early, the others end after this time
     server = context.Process(target=serve_bare, args=(home, size, ports, stop))
     server.start()
     port = ports.get(timeout=60)
@@ -181,13 +182,14 @@ def floor(home: Path, size: int, clients: int, rounds: int) -> dict[str, float]:
     movers = [context.Process(target=move_bare, args=arguments) for _ in range(clients)]
     for mover in movers:
         mover.start()
-    barrier.wait()  # begins the warm-up
-    barrier.wait()  # begins what is measured
+    barrier.wait()  # the warm-up begins
+    barrier.wait()  # the measured rounds begin
     pids = [process.pid or 0 for process in (server, *movers)]
     cpu, began = cpu_seconds(pids), time.perf_counter()
     for _ in range(rounds - 1):
         barrier.wait()
-    # The last one passes the barrier when everybody has come through the last round.
+    # After its last round each client waits at the barrier. Waiting there too would release the clients, which then end
+    # and take their CPU times with them. A barrier does not notify of its waiters.
     while barrier.n_waiting < clients and not barrier.broken:
         time.sleep(0.001)
     cpu, wall = cpu_seconds(pids) - cpu, time.perf_counter() - began
@@ -209,7 +211,7 @@ def main() -> None:
     if arguments.smallest:
         cases = [(1_000, 1, 2)]
     elif not arguments.quick:
-        cases += [(11_200_000, 10, 5), (11_200_000, 50, 2)]  # the last for the coordinator's memory
+        cases += [(11_200_000, 10, 5), (11_200_000, 50, 2)]  # the last one measures the coordinator's memory
     results = []
     for parameters, clients, rounds in cases:
         with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:

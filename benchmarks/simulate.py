@@ -1,11 +1,11 @@
-"""Client-rounds per second of `fedpareto.simulate`, beside a plain PyTorch loop and Flower's simulation.
+"""Client-rounds per second of `fedpareto.simulate`, a plain PyTorch loop and Flower's simulation.
 
     python benchmarks/simulate.py [--flower PYTHON] [--threads N] [--repeats 3] [--quick] [--json]
 
 All train the same model by FedAvg on the same samples, in the same batches, from the same initial model, with every
-client in every round; that the last models agree is checked. Each runs in a process of its own, one after the other,
-best of several. A rate is over the rounds after the first, which has the start-up, and before the last, which has
-fedpareto's only evaluation.
+client in every round. The last models must agree. Each contender runs in its own process, one after the other, and the
+best of several runs counts. The rate leaves out the first round, which includes the start, and the last round, in which
+fedpareto evaluates.
 """
 
 import argparse
@@ -39,8 +39,8 @@ from simulation.population import populate
 CORES = len(os.sched_getaffinity(0))
 HERE = Path(__file__).resolve().parent
 PHOTOGRAPHS = "fedavg:MadeUpPhotographs"
-# Of the distance that the model has moved, how far from PyTorch's it may end. In the large model rounding turns a ReLU
-# on or off now and then, which comes to 1e-2 after ten rounds; batches in another order come to 5e-2.
+# The largest distance from PyTorch's model, divided by the distance of that from the initial model. In the large model,
+# rounding sometimes switches a ReLU, which makes 1e-2 after ten rounds; batches in another order make 5e-2.
 AGREE = 2e-2
 SPEC = """
 name = "benchmark"
@@ -56,10 +56,10 @@ Contender = Callable[[Path, Path], None]  # reads a case, writes a result
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained.
+    """A task and its training.
 
     Attributes:
-        threads: of torch, where one process trains. Those of Ray, one for each core, have one each.
+        threads: of torch, if one process trains. Ray has a process with one thread for each core.
     """
 
     task: str
@@ -73,7 +73,7 @@ class Setting:
         return SPEC.format(**vars(self), measure=str(measure).lower())
 
     def case(self) -> Case:
-        """The same work, spelt out for those who know nothing of run specifications."""
+        """The same work without a run specification."""
         learned, spec = task(self.task), RunSpec.parse(self.spec().encode())
         population = populate(learned, spec.simulation, DataSource(), seed=spec.seed)
         return Case(
@@ -100,7 +100,7 @@ def ours(case: Path, result: Path, *, backend: str, spec: str) -> None:
 
 
 def apart(work: Contender, case: Path, result: Path) -> None:
-    """Calls it in a process of its own."""
+    """Calls a contender in another process."""
     process = multiprocessing.get_context("spawn").Process(target=work, args=(case, result))
     process.start()
     process.join()
@@ -124,9 +124,9 @@ def flower(case: Path, result: Path, *, python: str) -> None:
 
 
 def contenders(setting: Setting, python: str | None) -> dict[str, Contender | None]:
-    """What is measured, by name; None where the software is not installed."""
+    """The contenders by name; None if the software is not installed."""
     backends = {"loop": True, "stacked": True, "ray": find_spec("ray") is not None}
-    if setting.task != PHOTOGRAPHS:  # nothing to be gained where steps take long
+    if setting.task != PHOTOGRAPHS:  # with long steps it is not faster
         backends["compiled"] = which("g++") is not None
     return {
         "PyTorch": partial(apart, partial(plain, measure=False)),
@@ -141,13 +141,13 @@ def contenders(setting: Setting, python: str | None) -> dict[str, Contender | No
 
 
 def in_this_process(setting: Setting) -> dict[str, Contender | None]:
-    """The contenders of the smallest form, which takes no process of its own for each."""
+    """The contenders of the smallest form, which all run in this process."""
     mine = partial(ours, backend="loop", spec=setting.spec())
     return {"PyTorch": partial(plain, measure=False), "fedpareto loop": mine, "Flower": None}
 
 
 def compare(setting: Setting, measured: dict[str, Contender | None], repeats: int, directory: Path) -> dict[str, Any]:
-    """Every contender's best rate, and what its last model is worth."""
+    """Every contender's best rate, and the quality of its last model."""
     case = setting.case()
     path = directory / "case"
     case.write(path)
@@ -168,9 +168,9 @@ class Run:
     """One run of a contender.
 
     Attributes:
-        start: seconds from its process's start to the end of the first round.
-        rate: client-rounds per second after that.
-        result: what it wrote.
+        start: seconds from the start of its process to the end of the first round.
+        rate: client-rounds per second after the first round.
+        result: its result.
     """
 
     def __init__(self, began: float, result: Result, clients: int) -> None:

@@ -1,7 +1,7 @@
-"""The container's health check: exit code 0 when the process in the given directory does its work.
+"""The container's health check: exit code 0 if the coordinator or worker of the given home directory works.
 
-A coordinator is asked over its enrollment port, with its certificate verified. A worker listens nowhere; it is well
-while a living process holds its directory. That it cannot reach the coordinator is not its illness.
+A coordinator must answer on its enrollment port, with a valid certificate. A worker has no port; it is healthy while a
+process holds the lock of its home, even if it cannot reach the coordinator.
 """
 
 import fcntl
@@ -14,8 +14,8 @@ ANSWER_SECONDS = 5.0
 
 
 def coordinator_serves(home: Path) -> bool:
-    """Whether the coordinator of this directory says that it serves."""
-    import grpc  # noqa: PLC0415 - a worker's check does without
+    """Whether the coordinator of this home answers that it serves."""
+    import grpc  # noqa: PLC0415 - not needed for a worker
     from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse  # noqa: PLC0415
     from grpc_health.v1.health_pb2_grpc import HealthStub  # noqa: PLC0415
 
@@ -34,7 +34,7 @@ def coordinator_serves(home: Path) -> bool:
 
 
 def worker_lives(home: Path) -> bool:
-    """Whether a process holds the worker's directory."""
+    """Whether a process holds the lock of this worker's home."""
     try:
         with (home / "worker.lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -48,8 +48,8 @@ def worker_lives(home: Path) -> bool:
 
 def main(home: Path) -> int:
     """The exit code: 0 or 1."""
-    well = coordinator_serves(home) if (home / "coordinator.toml").is_file() else worker_lives(home)
-    return 0 if well else 1
+    healthy = coordinator_serves(home) if (home / "coordinator.toml").is_file() else worker_lives(home)
+    return 0 if healthy else 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """An experiment: a TOML file of the catalogue, with the published numbers as CSV files beside it.
 
 A cell of an experiment is one method under one condition; it is run once for every seed. Its run specification is the
-experiment's `spec`, with what the method and then the condition change in it.
+experiment's `spec` with the changes of the method, and then those of the condition.
 """
 
 import re
@@ -23,7 +23,7 @@ Overrides = dict[str, Any]
 
 
 class ExperimentError(ValueError):
-    """An experiment, a method or a condition that does not exist or cannot be used; the message says what does."""
+    """An experiment, method or condition does not exist or cannot be used; the message lists what exists."""
 
 
 class _Section(BaseModel):
@@ -34,12 +34,12 @@ class Method(_Section):
     """A row of the table.
 
     Attributes:
-        name: as the paper prints it.
-        spec: what the method changes in the experiment's specification.
-        conditions: the conditions that it is run under; all of them when empty.
-        row: the columns of the published table that pick its row, with their values.
+        name: the name in the paper.
+        spec: the changes to the experiment's specification.
+        conditions: the conditions under which the method is run; empty for all.
+        row: the columns and values that select the method's row of the published table.
         curve: its key in the published curves.
-        x: where it stands on the horizontal axis of a plot of kind "sweep".
+        x: its position on the horizontal axis of a plot of kind "sweep".
     """
 
     name: str = Field(min_length=1)
@@ -51,7 +51,7 @@ class Method(_Section):
 
 
 class Condition(_Section):
-    """What every method is put under: an attack, say. See `Method` for the attributes."""
+    """A condition under which the methods are compared, such as an attack. For the attributes see `Method`."""
 
     name: str = ""
     spec: Overrides = {}
@@ -62,9 +62,9 @@ class Column(_Section):
     """A measure in the table.
 
     Attributes:
-        title: the column's head.
+        title: the heading of the column.
         measure: a key of `measures.final`.
-        published: the column of the published table that it is compared with; its deviation is in the same + "_pm".
+        published: the column of the published table for comparison; column `published` + "_pm" holds the deviation.
     """
 
     title: str
@@ -79,15 +79,15 @@ class Plot(_Section):
         kind: "curves" over rounds, "bars" of the methods, "sweep" of the methods over their `x`, "heat" map of
             methods and conditions, "plane" of two objectives with the methods' paths and preferences, "radar" of
             several objectives.
-        measure: a key of `measures.final`, of `measures.rounds` for curves; in a plane the horizontal one; of a radar
-            chart what the names of its measures begin with.
-        title: what is shown.
+        measure: a key of `measures.final`, or of `measures.rounds` for curves; the horizontal axis of a plane; the
+            common prefix of the measures of a radar chart.
+        title: the title of the figure.
         axis: the label of the measure.
         over: curves only: the horizontal measure, of `measures.rounds`.
         against: planes only: the vertical measure.
         x: the label of the horizontal axis of a sweep, or of curves that are not over rounds; of the vertical one of a
             plane.
-        smooth: curves only: the mean over so many evaluated rounds.
+        smooth: curves only: the number of evaluated rounds in the moving average.
     """
 
     kind: Literal["curves", "bars", "sweep", "heat", "plane", "radar"]
@@ -102,34 +102,29 @@ class Plot(_Section):
     @model_validator(mode="after")
     def _two_axes(self) -> Self:
         if (self.kind == "plane") != bool(self.against):
-            raise ValueError("against is the second measure of a plane, which needs one; nothing else has it")
+            raise ValueError("a plane needs a second measure, against; other figures have none")
         return self
 
     @property
     def slug(self) -> str:
-        """Its name in the names of files."""
+        """The name of the file, without suffix."""
         return slug(f"{self.kind} {self.measure}" + (f" over {self.over}" if self.over != "round" else ""))
 
 
 class Target(_Section):
-    """A value of a measure that runs are to reach: a loss at most, an accuracy at least that.
-
-    Attributes:
-        measure: a key of `measures.rounds`.
-        value: what is to be reached.
-    """
+    """A value that a measure of `measures.rounds` should reach: an upper bound for losses, a lower one for others."""
 
     measure: str
     value: float
 
 
 class Derived(_Section):
-    """What is measured over several runs, or over the rounds of one (`experiments.derived`).
+    """Measures of several runs, or of the rounds of one run (`experiments.derived`).
 
     Attributes:
-        targets: when they are reached.
-        delta_m: by measure, the method that was made for it alone: what the others lose against these.
-        front: the losses of two objectives, in the order of the task's: where runs come out along the front.
+        targets: the first round that reaches each of these is found.
+        delta_m: by measure, the method that optimises it alone: the baseline of the others.
+        front: the losses of two objectives, in the task's order: the positions of the runs along the front.
     """
 
     targets: tuple[Target, ...] = ()
@@ -138,10 +133,10 @@ class Derived(_Section):
 
 
 class Quick(_Section):
-    """The form that finishes in minutes on two cores: fewer seeds, methods and conditions, and a smaller spec.
+    """The form that takes minutes on two cores: fewer seeds, methods and conditions, and a smaller specification.
 
     Attributes:
-        data: in place of the experiment's, where the smaller spec has another task.
+        data: replaces the experiment's data if the smaller specification has another task.
     """
 
     seeds: tuple[int, ...] = Field((0,), min_length=1)
@@ -152,11 +147,11 @@ class Quick(_Section):
 
 
 class Cost(_Section):
-    """What a round of a run takes one core, evaluation included, on average over methods: measured, to plan with.
+    """The measured core-seconds of a round with its evaluation, as a mean over the methods.
 
     Attributes:
-        seconds: of the whole experiment's rounds.
-        quick: of the quick form's.
+        seconds: in the whole experiment.
+        quick: in the quick form.
     """
 
     seconds: float = Field(gt=0)
@@ -168,8 +163,8 @@ class Cell:
     """One method under one condition.
 
     Attributes:
-        slug: its name in file names and run names.
-        document: the run specification, all but its name and seed.
+        slug: its name in the names of files and runs.
+        document: the run specification without name and seed.
     """
 
     experiment: str
@@ -179,19 +174,24 @@ class Cell:
     document: Overrides
 
     @property
+    def key(self) -> tuple[str, str]:
+        """The names of its method and its condition."""
+        return self.method.name, self.condition.name
+
+    @property
     def label(self) -> str:
-        """What people call it."""
-        return f"{self.method.name}, {self.condition.name}" if self.condition.name else self.method.name
+        """The name that is shown."""
+        return ", ".join(filter(None, self.key))
 
     def given(self, seed: int) -> Overrides:
-        """The specification of one run as it is written: without the defaults."""
+        """The specification of one run as it is written, without defaults."""
         return {"name": f"{self.slug}-{seed}", "seed": seed, **self.document}
 
     def spec(self, seed: int) -> RunSpec:
         """The specification of one run.
 
         Raises:
-            ExperimentError: it is not one; each wrong key is named.
+            ExperimentError: it is not valid; the message names each wrong key.
         """
         try:
             return RunSpec.model_validate(self.given(seed))
@@ -201,16 +201,15 @@ class Cell:
 
 
 class Experiment(_Section):
-    """An experiment as it is written down.
+    """An experiment as it is written.
 
     Attributes:
-        name: the file's.
+        name: the name of its file.
         title: one line.
         source: paper, and its table or figure.
-        data: what must be in the data directory: any one of these paths is enough; nothing where the task brings its
-            data along.
+        data: paths in the data directory; one of them must exist. Empty if the task contains its data.
         seeds: one run for each.
-        spec: the run specification that all have in common, without name and seed.
+        spec: the common run specification, without name and seed.
         exclude_attackers: whether accuracies are those of honest clients only.
     """
 
@@ -234,17 +233,16 @@ class Experiment(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        _must_be_distinct("methods", [method.name for method in self.methods])
-        _must_be_distinct("conditions", [condition.name for condition in self.conditions])
+        methods, conditions = self._names()
+        _must_be_distinct("methods", methods)
+        _must_be_distinct("conditions", conditions)
         _must_be_distinct("seeds", [str(seed) for seed in self.seeds])
         _must_be_distinct("methods, as names of files", [cell.slug for cell in self.cells()])
-        names = [condition.name for condition in self.conditions]
-        for method in self.methods:
-            chosen("condition", names, method.conditions)
-        chosen("condition", names, self.quick.conditions)
-        for wanted in (self.quick.methods, tuple(self.derived.delta_m.values())):
-            chosen("method", [method.name for method in self.methods], wanted)
         _must_be_distinct("plots, as names of files", [plot.slug for plot in self.plots])
+        for named in (self.quick.conditions, *(method.conditions for method in self.methods)):
+            chosen("condition", conditions, named)
+        for named in (self.quick.methods, tuple(self.derived.delta_m.values())):
+            chosen("method", methods, named)
         if self.published is None and any(column.published for column in self.columns):
             raise ValueError("a column names a published one, but there is no [published] table")
         for method in self.methods:
@@ -252,78 +250,75 @@ class Experiment(_Section):
                 raise ValueError(f"method {method.name!r}: no published row has {method.row}")
         return self
 
+    def _names(self) -> tuple[list[str], list[str]]:
+        return [method.name for method in self.methods], [condition.name for condition in self.conditions]
+
     def cells(self, methods: Sequence[str] = (), conditions: Sequence[str] = ()) -> tuple[Cell, ...]:
-        """Every method under every condition that it is run under.
+        """Every method under each of its conditions.
 
         Args:
-            methods: only these, by name; all when empty.
+            methods: only these, by name; all if empty.
             conditions: likewise.
 
         Raises:
             ExperimentError: no such method or condition.
         """
-        wanted = chosen("method", [method.name for method in self.methods], methods)
-        places = chosen("condition", [condition.name for condition in self.conditions], conditions)
+        all_methods, all_conditions = self._names()
+        methods, conditions = chosen("method", all_methods, methods), chosen("condition", all_conditions, conditions)
         return tuple(
             self._cell(method, condition)
             for method in self.methods
             for condition in self.conditions
-            if method.name in wanted
-            and condition.name in places
+            if method.name in methods
+            and condition.name in conditions
             and (not method.conditions or condition.name in method.conditions)
         )
 
     def with_rounds(self, rounds: int) -> "Experiment":
-        """The same with another number of rounds.
+        """The experiment with another number of rounds.
 
         The period of each decaying server rate (`server.decay_every`) changes in proportion, so that the rate still
         falls from its first value to `decay` times that.
         """
-        made = self.model_copy(update={"spec": merged(self.spec, {"rounds": rounds})})
-        made._shortened = self._shortened * rounds / int(self.spec["rounds"])
-        return made
+        changed = self.model_copy(update={"spec": merged(self.spec, {"rounds": rounds})})
+        changed._shortened = self._shortened * rounds / int(self.spec["rounds"])
+        return changed
 
     def in_quick_form(self) -> "Experiment":
-        """The same in minutes; the published numbers are those of the whole."""
+        """The quick form; the published numbers stay those of the whole experiment."""
         quick = self.quick
-        methods = chosen("method", [method.name for method in self.methods], quick.methods)
-        conditions = chosen("condition", [condition.name for condition in self.conditions], quick.conditions)
-        kept = [
-            method.model_copy(update={"conditions": tuple(name for name in method.conditions if name in conditions)})
-            for method in self.methods
-            if method.name in methods and (not method.conditions or set(method.conditions) & set(conditions))
-        ]
+        cells = self.cells(quick.methods, quick.conditions)
         shorter = self.with_rounds(int(merged(self.spec, quick.spec)["rounds"]))
         return shorter.model_copy(
             update={
                 "data": self.data if quick.data is None else quick.data,
                 "seeds": quick.seeds,
-                "methods": tuple(kept),
-                "conditions": tuple(item for item in self.conditions if item.name in conditions),
+                "methods": tuple(item for item in self.methods if item in [cell.method for cell in cells]),
+                "conditions": tuple(item for item in self.conditions if item in [cell.condition for cell in cells]),
                 "spec": merged(self.spec, quick.spec),
                 "cost": None if self.cost is None else Cost(seconds=self.cost.quick, quick=self.cost.quick),
             }
         )
 
     def core_seconds(self, cells: Sequence[Cell], seeds: int) -> float | None:
-        """About what so many seeds of some cells take one core; None where it was not measured."""
+        """The estimated time of cells with a number of seeds each on one core; None if it was not measured."""
         if self.cost is None:
             return None
         return self.cost.seconds * seeds * sum(int(cell.document["rounds"]) for cell in cells)
 
     def published_values(self, cell: Cell) -> dict[str, str]:
-        """The row of the published table that a cell is compared with; empty where there is none.
+        """The row of the published table that a cell is compared with; empty if there is none.
 
         Raises:
             ExperimentError: several rows fit.
         """
         if self.published is None:
             return {}
-        wanted = {self.published.key: cell.method.name} if cell.method.row is None else cell.method.row
-        found = self.published.rows_with({**wanted, **cell.condition.row})
-        if len(found) > 1:
-            raise ExperimentError(f"{self.name}, {cell.label}: {len(found)} rows of {self.published.file} fit")
-        return found[0] if found else {}
+        row = {self.published.key: cell.method.name} if cell.method.row is None else cell.method.row
+        rows = self.published.rows_with({**row, **cell.condition.row})
+        if len(rows) > 1:
+            raise ExperimentError(f"{self.name}, {cell.label}: {len(rows)} rows of {self.published.file} fit")
+        return rows[0] if rows else {}
 
     def _cell(self, method: Method, condition: Condition) -> Cell:
         document = merged(merged(self.spec, method.spec), condition.spec)
@@ -337,12 +332,12 @@ def parse(name: str, text: str, place: Traversable = CATALOGUE) -> Experiment:
     """Reads the TOML document of an experiment.
 
     Args:
-        name: of the experiment.
+        name: the experiment's name.
         text: the document.
         place: the directory of the CSV files that it names.
 
     Raises:
-        ExperimentError: it is wrong; each wrong key is named.
+        ExperimentError: it is not valid; the message names each wrong key.
     """
     try:
         return Experiment.model_validate({**tomllib.loads(text), "name": name}, context={"place": place})
@@ -354,7 +349,7 @@ def parse(name: str, text: str, place: Traversable = CATALOGUE) -> Experiment:
 
 
 def chosen(kind: str, existing: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
-    """The existing names that are wanted, capitals aside; all of them when none is.
+    """The existing names that are wanted, regardless of case; all existing names if none is wanted.
 
     Raises:
         ExperimentError: a wanted name does not exist.
@@ -362,7 +357,7 @@ def chosen(kind: str, existing: Sequence[str], wanted: Sequence[str]) -> tuple[s
     by_slug = {slug(name): name for name in existing}
     for name in wanted:
         if slug(name) not in by_slug:
-            there = ", ".join(map(repr, filter(None, existing)))  # which may hold commas
+            there = ", ".join(map(repr, filter(None, existing)))  # quoted, since names can contain commas
             raise ExperimentError(f"no {kind} {name!r}: there are {there or 'none'}")
     return tuple(by_slug[slug(name)] for name in wanted) or tuple(existing)
 
@@ -377,7 +372,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Overrides:
 
 
 def slug(text: str) -> str:
-    """A name as it may stand in the name of a run and of a file: lower-case letters, digits and hyphens."""
+    """A text as part of the name of a run or file: lower-case letters, digits and hyphens."""
     spelled = text.lower().replace("+", "-plus").replace("%", "-percent")
     return re.sub(r"[^a-z0-9]+", "-", spelled).strip("-")
 

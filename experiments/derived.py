@@ -1,4 +1,4 @@
-"""What takes more than one look at one run: rounds to a target, losses against single objectives, order on a front."""
+"""Measures of several runs or rounds: rounds to a target, losses against single objectives, order on a front."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,45 +13,45 @@ from experiments.results import Measures, Result
 
 
 def derived(experiment: Experiment, results: Sequence[Result]) -> list[Result]:
-    """The results with what the experiment wants to know beyond single runs, in `final`.
+    """The results, with the experiment's derived measures in `final`.
 
-    Of each target `rounds_to/VALUE/MEASURE`, the first evaluated round that reached it, `uploaded_to/...`, what each
-    participant had sent by then (MB), and `steps_to/...`, the local steps that it had made. `delta_m` (%), see
-    `coordinator.rounds.metrics.delta_m`, of the same seed and condition. On a front, of methods with a preference:
-    `front/wanted` and `front/place`, the ranks by preference and by what came out, from 1, where the first objective
-    counts most; `front/tau`, Kendall's tau-b of the two, the same for all and NaN for a single method;
-    `front/divergence`, mu of the last losses from the preference, and `front/spread`, the largest r_k F_k over the
-    smallest.
+    For each target: `rounds_to/VALUE/MEASURE`, the first evaluated round that reached it; `uploaded_to/...`, the amount
+    that each participant had sent by then (MB); `steps_to/...`, the number of its local steps. `delta_m` (%) against
+    the baselines of the same seed and condition, see `coordinator.rounds.metrics.delta_m`. On a front, for methods with
+    a preference: `front/wanted` and `front/place`, the ranks by preference and by result, from 1, where the first
+    objective counts most; `front/tau`, Kendall's tau-b of the two ranks, the same for all methods and NaN for a single
+    one; `front/divergence`, mu of the last losses and the preference; `front/spread`, the largest r_k F_k divided by
+    the smallest.
     """
     wanted = experiment.derived
-    found = []
+    extended = []
     for item in results:
         together = [other for other in results if (other.condition, other.seed) == (item.condition, item.seed)]
-        own = dict(item.final)
+        final = dict(item.final)
         for target in wanted.targets:
-            own |= _reached(target, item.rounds)
-        own |= _against_baselines(wanted, own, {other.method: other.final for other in together})
+            final |= _reached(target, item.rounds)
+        final |= _against_baselines(wanted, final, {other.method: other.final for other in together})
         if wanted.front is not None:
-            own |= _on_the_front(wanted.front, item, together)
-        found.append(replace(item, final=own))
-    return found
+            final |= _on_the_front(wanted.front, item, together)
+        extended.append(replace(item, final=final))
+    return extended
 
 
 def _reached(target: Target, rounds: Iterable[Measures]) -> Measures:
     for measures in rounds:
         value = measures.get(target.measure, math.nan)
         beyond = value > target.value if _higher_is_better(target.measure) else value < target.value
-        if beyond or math.isclose(value, target.value):  # a mean of exactly 90 may be 1e-14 short of it
+        if beyond or math.isclose(value, target.value):  # rounding can make a mean of 90 smaller by 1e-14
             name = f"{target.value:g}/{target.measure}"
             first = {"rounds_to": "round", "uploaded_to": "uploaded", "steps_to": "steps"}
             return {f"{what}/{name}": measures[key] for what, key in first.items() if key in measures}
     return {}
 
 
-def _against_baselines(wanted: Derived, own: Measures, by_method: Mapping[str, Measures]) -> Measures:
+def _against_baselines(wanted: Derived, final: Measures, by_method: Mapping[str, Measures]) -> Measures:
     names = list(wanted.delta_m)
     baselines = [by_method.get(wanted.delta_m[name], {}).get(name, math.nan) for name in names]
-    values = [own.get(name, math.nan) for name in names]
+    values = [final.get(name, math.nan) for name in names]
     if not names or not np.isfinite([*values, *baselines]).all():
         return {}
     return {"delta_m": delta_m(values, baselines, [_higher_is_better(name) for name in names])}
@@ -62,9 +62,9 @@ def _on_the_front(front: tuple[str, str], item: Result, together: Iterable[Resul
     points = {method: point for method, point in points.items() if all(map(len, point))}
     if item.method not in points:
         return {}
-    # r_1 F_1 = r_2 F_2 where F_2 / F_1 = r_1 / r_2, which is the larger the smaller the first loss is to be.
     from scipy.stats import kendalltau  # noqa: PLC0415 - loading takes 0.7 s
 
+    # On the ray r_1 F_1 = r_2 F_2, F_2 / F_1 = r_1 / r_2: the larger, the smaller the first loss should be.
     wanted = {method: r[0] / r[1] for method, (r, _) in points.items()}
     reached = {method: F[1] / F[0] for method, (_, F) in points.items()}
     tau = float(kendalltau(list(wanted.values()), list(reached.values())).statistic) if len(points) > 1 else math.nan
@@ -79,15 +79,15 @@ def _on_the_front(front: tuple[str, str], item: Result, together: Iterable[Resul
 
 
 def _losses(front: tuple[str, str], result: Result) -> tuple[float, ...]:
-    found = tuple(result.final.get(name, math.nan) for name in front)
-    return found if np.isfinite(found).all() and min(found) > 0 else ()
+    losses = tuple(result.final.get(name, math.nan) for name in front)
+    return losses if np.isfinite(losses).all() and min(losses) > 0 else ()
 
 
 def preference_of(spec: Mapping[str, object]) -> tuple[float, ...]:
-    """The preference over two objectives in a run's specification; empty where there is none."""
+    """The preference over two objectives in a run specification; empty if there is none."""
     algorithm = spec.get("algorithm")
-    found = tuple(algorithm.get("preference", ())) if isinstance(algorithm, Mapping) else ()
-    return found if len(found) == 2 else ()
+    preference = tuple(algorithm.get("preference", ())) if isinstance(algorithm, Mapping) else ()
+    return preference if len(preference) == 2 else ()
 
 
 def _higher_is_better(measure: str) -> bool:

@@ -1,9 +1,9 @@
-"""What is measured in a simulation, over clients and in percent."""
+"""Measures of a simulation: accuracies in percent over clients, losses, bytes, and measures of its rounds."""
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from coordinator.rounds.metrics import accuracies
@@ -12,7 +12,7 @@ from experiments.results import Measures
 if TYPE_CHECKING:
     from simulation.history import History
 
-FEW = 10  # clients, so many of which are shown one by one
+FEW = 10  # up to this number, clients are shown one by one
 
 _SHARES = ("mean", "std", "worst", "best", "worst5", "best5", "p5", "p95")
 _OF_ROUNDS = (
@@ -29,13 +29,16 @@ _OF_ROUNDS = (
 )
 _SHARES_OF_ROUNDS = ("improved", "backdoor")
 _OF_OBJECTIVES = r"loss/[a-z]+/.+|(weight|objective|preference)/.+"
+_OF_THE_LAST_ROUND = "|".join(
+    [*_SHARES, "variance", "jain", "pooled", "backdoor", "loss/(train|validation|test)", "accuracy/.+", _OF_OBJECTIVES]
+)
 _ACCURACY = "accuracy/objective/"
 _MEGABYTE = 1e6
 _FLOAT = 4  # bytes
 
 
-def final(history: "History", *, exclude: Iterable[str] = ()) -> Measures:
-    """What a finished run came to: the last model, not the best.
+def final(history: "History", *, exclude: Collection[str] = ()) -> Measures:
+    """The measures of a finished run, with its last model.
 
     Args:
         history: of the run.
@@ -43,34 +46,36 @@ def final(history: "History", *, exclude: Iterable[str] = ()) -> Measures:
 
     Returns:
         `mean`, `std`, `variance`, `worst`, `best`, `worst5`, `best5`, `p5`, `p95` of the clients' test accuracies (%)
-        and their `jain` index; `pooled`, the accuracy over all samples; `client/NAME` where clients are few;
-        `loss/train` and `loss/test` where they were evaluated; of several objectives `accuracy/NAME` (%),
-        `loss/SPLIT/NAME` and what else the last evaluated round tells of them; `improved`, the mean share of improved
-        participants, attackers among them, over the evaluated rounds, `improved_late`, the same over the last tenth of
-        these, `backdoor`, its success at the end
-        (%); `uploaded`, what each participant sent (MB), `upload/d`, in how many floats a round for each parameter of
-        the model; `agreement`, the mean over the rounds; `rate/first` and `rate/last`, the server's learning rate in
-        the first and the last round that made a step; `rounds`, `skipped`, `stationary` rounds, `refusals` of
-        updates, `seconds`.
+        and their `jain` index; `pooled`, the accuracy over all samples; `client/NAME` if there are at most `FEW`
+        clients; `loss/train` and `loss/test` if they were evaluated; of several objectives `accuracy/NAME` (%),
+        `loss/SPLIT/NAME` and the other measures of objectives in the last evaluated round; `improved`, the mean share
+        of improved participants, attackers included, over the evaluated rounds, and `improved_late`, the same over the
+        last tenth of these; `backdoor`, the success of a backdoor at the end (%); `uploaded`, the bytes that each
+        participant sent (MB); `upload/d`, the same as floats per round and parameter of the model; `agreement`, the
+        mean over the rounds; `rate/first` and `rate/last`, the server's learning rate in the first and the last step;
+        `rounds`, `skipped`, `stationary` rounds; `refusals` of updates; `seconds`.
     """
-    excluded = frozenset(exclude)
-    every = rounds(history, exclude=excluded)
-    tested = _accuracies(history, excluded)
+    evaluated = rounds(history, exclude=exclude)
+    tested = _accuracies(history, exclude)
     clients = tested[max(tested)] if tested else {}
     records = history.round_records
     improved = [100 * record["improved"] for record in records if _known(record.get("improved"))]
-    late = improved[-math.ceil(len(improved) / 10) :]
-    last = {} if not every else {key: value for key, value in every[-1].items() if re.fullmatch(_AT_THE_END, key)}
-    uploads, agreements = _uploads(history), _agreements(history)
+    last = evaluated[-1] if evaluated else {}
+    uploads, agreements = _uploads(history).values(), _agreements(history).values()
     rates = [float(record["step/rate"]) for record in records if _known(record.get("step/rate"))]
+    optional = {
+        "improved": _mean(improved),
+        "improved_late": _mean(improved[-math.ceil(len(improved) / 10) :]),
+        "uploaded": sum(uploads) / _MEGABYTE if uploads else math.nan,
+        "upload/d": _mean(uploads) / (_FLOAT * len(history.model)),
+        "agreement": _mean(agreements),
+        "rate/first": rates[0] if rates else math.nan,
+        "rate/last": rates[-1] if rates else math.nan,
+    }
     return {
-        **last,
-        **({f"client/{name}": 100 * value for name, (value, _) in clients.items()} if len(clients) <= FEW else {}),
-        **({"improved": sum(improved) / len(improved), "improved_late": sum(late) / len(late)} if improved else {}),
-        **({"uploaded": sum(uploads.values()) / _MEGABYTE} if uploads else {}),
-        **({"upload/d": _mean(uploads.values()) / (_FLOAT * len(history.model))} if uploads else {}),
-        **({"agreement": _mean(agreements.values())} if agreements else {}),
-        **({"rate/first": rates[0], "rate/last": rates[-1]} if rates else {}),
+        **{key: value for key, value in last.items() if re.fullmatch(_OF_THE_LAST_ROUND, key)},
+        **{f"client/{name}": 100 * value for name, (value, _) in clients.items() if len(clients) <= FEW},
+        **{name: value for name, value in optional.items() if _known(value)},
         "rounds": float(len(records)),
         "skipped": float(sum(record["state"] == "SKIPPED" for record in records)),
         "stationary": float(sum(record.get("stationary") or 0.0 for record in records)),
@@ -79,64 +84,56 @@ def final(history: "History", *, exclude: Iterable[str] = ()) -> Measures:
     }
 
 
-def rounds(history: "History", *, exclude: Iterable[str] = ()) -> list[Measures]:
-    """What is measured in every evaluated round; `round` counts the steps that were made, from 1.
+def rounds(history: "History", *, exclude: Collection[str] = ()) -> list[Measures]:
+    """The measures of every evaluated round; `round` counts the rounds that have ended, from 1.
 
-    `steps` are the local steps that a client had made in each of the rounds so far, where the specification says how
-    many; `uploaded` is what each participant had sent so far (MB): over the rounds, the sum of the bytes of all phases
-    divided by the participants. `agreement` is the mean over the participants of the cosine of the update with the
-    direction: clients that pull apart make it small, and so does the noise of minibatches, most of all in few steps.
+    `steps` is the number of local steps of a client up to the round, if the specification gives one; `uploaded` is the
+    amount that each participant sent up to the round (MB): over the rounds, the sum of the bytes of all phases divided
+    by the participants. `agreement` is the mean over the participants of the cosine of the update with the direction.
+    It is small if clients disagree, and also if few steps on minibatches make the updates noisy.
 
     Args:
         history: of the run.
         exclude: clients whose accuracies and losses do not count.
     """
-    excluded = frozenset(exclude)
-    tested = _accuracies(history, excluded)
-    losses = _losses(history, excluded)
+    tested, losses = _accuracies(history, exclude), _losses(history, exclude)
     records = {record["round"]: record for record in history.round_records}
     uploads, agreements = _uploads(history), _agreements(history)
-    found = []
+    steps = history.spec.train.steps
+    evaluated = []
     for number in sorted({record["round"] for record in history.client_records}):
         record, clients = records[number], tested.get(number, {})
-        found.append(
-            {
-                "round": float(number + 1),
-                **({"steps": float((number + 1) * history.spec.train.steps)} if history.spec.train.steps else {}),
-                **({"uploaded": sum(uploads[t] for t in uploads if t <= number) / _MEGABYTE} if uploads else {}),
-                **_percent([value for value, _ in clients.values()]),
-                **({"pooled": 100 * _pooled(clients.values())} if clients else {}),
-                **{f"loss/{split}": value for split, value in losses.get(number, {}).items()},
-                **{name: 100 * record[name] for name in _SHARES_OF_ROUNDS if _known(record.get(name))},
-                **{name: float(record[name]) for name in _OF_ROUNDS if _known(record.get(name))},
-                **_of_objectives(record),
-                **({"agreement": agreements[number]} if number in agreements else {}),
-            }
-        )
-    return found
+        measures = {
+            "round": float(number + 1),
+            **({"steps": float((number + 1) * steps)} if steps else {}),
+            **({"uploaded": sum(uploads[t] for t in uploads if t <= number) / _MEGABYTE} if uploads else {}),
+            **_percent([value for value, _ in clients.values()]),
+            **({"pooled": 100 * _pooled(clients.values())} if clients else {}),
+            **{f"loss/{split}": _mean(values) for split, values in losses.get(number, {}).items()},
+            **{name: 100 * record[name] for name in _SHARES_OF_ROUNDS if _known(record.get(name))},
+            **{name: float(record[name]) for name in _OF_ROUNDS if _known(record.get(name))},
+            **_of_objectives(record),
+            **({"agreement": agreements[number]} if number in agreements else {}),
+        }
+        evaluated.append(measures)
+    return evaluated
 
 
 def all_skipped(final: Measures) -> bool:
-    """Whether a finished run made no step at all."""
+    """Whether a finished run made no step."""
     return 0 < final.get("rounds", 0) == final.get("skipped")
 
 
-_AT_THE_END = "|".join(
-    [*_SHARES, "variance", "jain", "pooled", "backdoor", "loss/(train|validation|test)", "accuracy/.+", _OF_OBJECTIVES]
-)
-
-
 def _of_objectives(record: Mapping[str, Any]) -> Measures:
-    """What a round tells of each of several objectives."""
-    shares = {f"accuracy/{name.removeprefix(_ACCURACY)}": name for name in record if name.startswith(_ACCURACY)}
+    known = {key: value for key, value in record.items() if not isinstance(value, str) and _known(value)}
     return {
-        **{name: 100 * record[key] for name, key in shares.items() if _known(record[key])},
-        **{key: float(record[key]) for key in record if re.fullmatch(_OF_OBJECTIVES, key) and _known(record[key])},
+        **{f"accuracy/{key.removeprefix(_ACCURACY)}": 100 * known[key] for key in known if key.startswith(_ACCURACY)},
+        **{key: float(known[key]) for key in known if re.fullmatch(_OF_OBJECTIVES, key)},
     }
 
 
 def _uploads(history: "History") -> dict[int, float]:
-    """By round: the bytes of all phases, for each client that took part."""
+    """By round: the bytes of all phases, per participant."""
     participants: dict[int, set[str]] = defaultdict(set)
     for update in history.update_records:
         participants[update["round"]].add(update["client"])
@@ -162,32 +159,31 @@ def _percent(values: Sequence[float]) -> Measures:
     return {name: scale.get(name, 1.0) * value for name, value in shares.items()}
 
 
-def _accuracies(history: "History", exclude: Iterable[str]) -> dict[int, dict[str, tuple[float, int]]]:
-    """By evaluated round and client: the accuracy on its test part, in [0, 1], and the samples of that."""
-    found: dict[int, dict[str, tuple[float, int]]] = {}
+def _accuracies(history: "History", exclude: Collection[str]) -> dict[int, dict[str, tuple[float, int]]]:
+    """By evaluated round and client: the accuracy on its test split, in [0, 1], and the number of its samples."""
+    found: dict[int, dict[str, tuple[float, int]]] = defaultdict(dict)
     for record in history.client_records:
         if record["split"] == "test" and record["client"] not in exclude and _known(record["accuracy"]):
-            found.setdefault(record["round"], {})[record["client"]] = record["accuracy"], record["samples"]
+            found[record["round"]][record["client"]] = record["accuracy"], record["samples"]
     return found
 
 
-def _losses(history: "History", exclude: Iterable[str]) -> dict[int, dict[str, float]]:
-    """By evaluated round and split: the mean loss of the clients."""
-    values: dict[int, dict[str, list[float]]] = {}
+def _losses(history: "History", exclude: Collection[str]) -> dict[int, dict[str, list[float]]]:
+    """By evaluated round and split: the clients' losses."""
+    found: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in history.client_records:
         if record["client"] not in exclude and record["loss"] is not None:
-            values.setdefault(record["round"], {}).setdefault(record["split"], []).append(record["loss"])
-    return {number: {split: _mean(items) for split, items in splits.items()} for number, splits in values.items()}
+            found[record["round"]][record["split"]].append(record["loss"])
+    return found
 
 
-def _pooled(clients: Iterable[tuple[float, int]]) -> float:
-    pairs = list(clients)
-    samples = sum(count for _, count in pairs)
-    return sum(value * count for value, count in pairs) / samples if samples else math.nan
+def _pooled(clients: Collection[tuple[float, int]]) -> float:
+    samples = sum(count for _, count in clients)
+    return sum(value * count for value, count in clients) / samples if samples else math.nan
 
 
 def _mean(values: Collection[float]) -> float:
-    return sum(values) / len(values)
+    return sum(values) / len(values) if values else math.nan
 
 
 def _known(value: Any) -> bool:

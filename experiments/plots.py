@@ -1,6 +1,6 @@
 """PNG figures of an experiment; needs matplotlib (`fedpareto[experiments]`)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from experiments.definition import Cell, Experiment, Plot
 from experiments.derived import preference_of
 from experiments.published import number
 from experiments.results import Result
-from experiments.tables import SKIPPED, ours
+from experiments.tables import SKIPPED, Spread, ours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ Series = NDArray[np.float64]
 
 
 def draw(experiment: Experiment, results: Sequence[Result], directory: Path) -> list[Path]:
-    """Draws every figure of an experiment for which there is something to show, and removes the others.
+    """Draws each figure of an experiment for which there are results, and removes the others.
 
     Returns:
         The files that were written.
@@ -28,14 +28,7 @@ def draw(experiment: Experiment, results: Sequence[Result], directory: Path) -> 
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    kinds: Mapping[str, Callable[[Axes, Experiment, Plot, Sequence[Result]], bool]] = {
-        "curves": _curves,
-        "bars": _bars,
-        "sweep": _sweep,
-        "heat": _heat,
-        "plane": _plane,
-        "radar": _radar,
-    }
+    kinds = {"curves": _curves, "bars": _bars, "sweep": _sweep, "heat": _heat, "plane": _plane, "radar": _radar}
     written = []
     for plot in experiment.plots:
         figure = Figure(figsize=(10, 6), layout="constrained")
@@ -52,33 +45,30 @@ def draw(experiment: Experiment, results: Sequence[Result], directory: Path) -> 
 
 
 def _curves(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
-    """The mean over the seeds for each cell; published curves, which are over rounds, dashed in the same colour.
+    """The mean over the seeds for each cell; published curves over rounds are dashed, in the same colour.
 
-    A method that was made for one objective alone is shown where that is measured.
+    A method that optimises one objective alone is shown only in the figures of this objective.
     """
     shown = dashed = False
     for index, cell in enumerate(experiment.cells()):
         if _is_of_another_objective(experiment, cell, plot.measure):
             continue
-        along, values = _mean_curve([item for item in results if _is_of(item, cell)], plot.over, plot.measure)
-        if not len(along) or len(along) < plot.smooth:
+        along, values = _mean_curve([item for item in results if item.is_of(cell)], plot.over, plot.measure)
+        if len(along) < plot.smooth:
             continue
-        colour = _colour(index)
         smoothed = np.convolve(values, np.full(plot.smooth, 1 / plot.smooth), mode="valid")
-        axes.plot(along[plot.smooth - 1 :], smoothed, color=colour, label=cell.label, linewidth=1.5)
+        axes.plot(along[plot.smooth - 1 :], smoothed, color=_colour(index), label=cell.label, linewidth=1.5)
         shown = True
         if experiment.curves is not None and cell.method.curve and plot.over == "round":
             theirs = experiment.curves.curve(cell.method.curve, plot.measure)
-            axes.plot(*theirs, color=colour, linestyle="--", linewidth=1)
+            axes.plot(*theirs, color=_colour(index), linestyle="--", linewidth=1)
             dashed = dashed or bool(theirs[0])
-    axes.set_xlabel((plot.x or plot.over) + (" (dashed: published)" if dashed else ""))
-    axes.set_ylabel(plot.axis)
-    _legend(axes)
+    _label(axes, (plot.x or plot.over) + (" (dashed: published)" if dashed else ""), plot.axis)
     return shown
 
 
 def _mean_curve(results: Sequence[Result], *names: str) -> tuple[Series, ...]:
-    """Several measures in the rounds that every seed has evaluated, in their order, each a mean over the seeds."""
+    """Measures in the rounds that every seed has evaluated, in their order, each as a mean over the seeds."""
     curves = [
         {
             item["round"]: [item[name] for name in names]
@@ -89,105 +79,84 @@ def _mean_curve(results: Sequence[Result], *names: str) -> tuple[Series, ...]:
     ]
     rounds = sorted(set.intersection(*map(set, curves))) if curves else []
     values = [np.mean([curve[t] for curve in curves], axis=0) for t in rounds]
-    return tuple(np.array(values).T) if values else tuple(np.empty(0) for _ in names)
+    return tuple(np.array(values).reshape(-1, len(names)).T)
 
 
 def _bars(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
-    """A bar for each cell with the deviation over its seeds; what was published as a dot."""
-    cells = [cell for cell in experiment.cells() if np.isfinite(ours(results, cell, plot.measure).mean)]
-    spreads = [ours(results, cell, plot.measure) for cell in cells]
-    positions = np.arange(len(cells))
-    axes.barh(
-        positions,
-        [item.mean for item in spreads],
-        xerr=np.nan_to_num([item.deviation for item in spreads]),
-        color="tab:blue",
-        label="ours",
-    )
+    """A bar for each cell with the deviation over its seeds; a dot for the published number."""
+    measured = _measured(experiment, results, plot.measure)
+    positions = np.arange(len(measured))
+    deviations = np.nan_to_num([spread.deviation for _, spread in measured])
+    axes.barh(positions, [spread.mean for _, spread in measured], xerr=deviations, color="tab:blue", label="ours")
     column = next((item.published for item in experiment.columns if item.measure == plot.measure), "")
     if column:
-        theirs = [number(experiment.published_values(cell), column) for cell in cells]
+        theirs = [number(experiment.published_values(cell), column) for cell, _ in measured]
         axes.plot(theirs, positions, "o", color="tab:orange", label="published")
-        _legend(axes)
-    axes.set_yticks(positions, [cell.label for cell in cells])
+    axes.set_yticks(positions, [cell.label for cell, _ in measured])
     axes.invert_yaxis()
-    axes.set_xlabel(plot.axis)
-    return bool(cells)
+    _label(axes, plot.axis, "", legend=bool(column))
+    return bool(measured)
 
 
 def _sweep(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
-    """The methods that have an `x`, in its order, a line for each condition; the others are level lines."""
-    shown = False
+    """A line for each condition through the methods with an `x`; a horizontal line for each other method."""
+    measured, shown = _measured(experiment, results, plot.measure), False
     for index, condition in enumerate(experiment.conditions):
-        cells = [cell for cell in experiment.cells() if cell.condition.name == condition.name]
-        points = [
-            (cell.method.x, item)
-            for cell in cells
-            if cell.method.x is not None and np.isfinite((item := ours(results, cell, plot.measure)).mean)
-        ]
-        points.sort(key=lambda point: point[0])
+        line = [(cell.method.x, spread) for cell, spread in measured if cell.condition == condition]
+        points = sorted(((x, spread) for x, spread in line if x is not None), key=lambda point: point[0])
         if points:
             axes.errorbar(
                 [x for x, _ in points],
-                [item.mean for _, item in points],
-                np.nan_to_num([item.deviation for _, item in points]),
+                [spread.mean for _, spread in points],
+                np.nan_to_num([spread.deviation for _, spread in points]),
                 marker="o",
                 capsize=3,
                 color=_colour(index),
                 label=condition.name or "ours",
             )
             shown = True
-        for cell in cells:
-            level = ours(results, cell, plot.measure).mean
-            if cell.method.x is None and np.isfinite(level):
-                axes.axhline(level, linestyle=":", color="grey")
-                axes.annotate(cell.label, (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom")
-    axes.set_xlabel(plot.x)
-    axes.set_ylabel(plot.axis)
-    _legend(axes)
+    for cell, level in measured:
+        if cell.method.x is None:
+            axes.axhline(level.mean, linestyle=":", color="grey")
+            axes.annotate(cell.label, (1, level.mean), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+    _label(axes, plot.x, plot.axis)
     return shown
 
 
 def _heat(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
     """Methods down, conditions across, the measure as colour and number."""
-    known = {
-        (cell.method.name, cell.condition.name): item.mean
-        for cell in experiment.cells()
-        if np.isfinite((item := ours(results, cell, plot.measure)).mean) or item.skipped
-    }
-    names = (
-        [item.name for item in experiment.methods if item.name in {method for method, _ in known}],
-        [item.name for item in experiment.conditions if item.name in {condition for _, condition in known}],
-    )
-    values = np.array([[known.get((method, condition), np.nan) for condition in names[1]] for method in names[0]])
+    means = {cell.key: spread.mean for cell, spread in _measured(experiment, results, plot.measure, skipped=True)}
+    methods = [item.name for item in experiment.methods if item.name in {method for method, _ in means}]
+    conditions = [item.name for item in experiment.conditions if item.name in {condition for _, condition in means}]
+    values = np.array([[means.get((method, condition), np.nan) for condition in conditions] for method in methods])
     if not np.isfinite(values).any():
         return False
     figure: Any = axes.figure
-    figure.set_size_inches(3 + 0.55 * values.shape[1], 2.5 + 0.4 * values.shape[0])
+    figure.set_size_inches(3 + 0.55 * len(conditions), 2.5 + 0.4 * len(methods))
     image = axes.imshow(values, cmap="viridis", vmin=0, vmax=100, aspect="auto")
-    axes.set_xticks(range(values.shape[1]), names[1], rotation=60, ha="right")
-    axes.set_yticks(range(values.shape[0]), names[0])
+    axes.set_xticks(range(len(conditions)), conditions, rotation=60, ha="right")
+    axes.set_yticks(range(len(methods)), methods)
     for (i, j), value in np.ndenumerate(values):
         if np.isfinite(value):
             axes.text(j, i, f"{value:.0f}", ha="center", va="center", color="white" if value < 60 else "black")
-        elif (names[0][i], names[1][j]) in known:
+        elif (methods[i], conditions[j]) in means:
             axes.text(j, i, SKIPPED, ha="center", va="center", color="grey", fontsize="xx-small")
     figure.colorbar(image, label=plot.axis)
     return True
 
 
 def _plane(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
-    """Where two objectives went: thin paths over the rounds, dots at the end; dashed, the rays of preferences.
+    """Paths over the rounds in the plane of two objectives, with a dot at each end.
 
-    Along a ray r_1 F_1 = r_2 F_2. Methods that were made for one objective alone are dotted lines at what they got it
-    to.
+    The ray of a preference, r_1 F_1 = r_2 F_2, is dashed. A method that optimises one objective alone is a dotted line
+    at its value of this objective.
     """
     names = (plot.measure, plot.against)
     alone = {method: name for name, method in experiment.derived.delta_m.items()}
-    ends, rays = list[tuple[float, float]](), list[tuple[str, tuple[float, ...]]]()
+    ends, rays = list[tuple[float, ...]](), list[tuple[str, tuple[float, ...]]]()
     for index, cell in enumerate(experiment.cells()):
-        own = [item for item in results if _is_of(item, cell)]
-        end = tuple(ours(own, cell, name).mean for name in names)
+        runs = [item for item in results if item.is_of(cell)]
+        end = tuple(ours(runs, cell, name).mean for name in names)
         if not np.isfinite(end).all():
             continue
         colour = _colour(index)
@@ -195,31 +164,30 @@ def _plane(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
             first = _objective(alone[cell.method.name]) == _objective(plot.measure)
             (axes.axvline if first else axes.axhline)(end[not first], color=colour, linestyle=":", label=cell.label)
             continue
-        axes.plot(*_mean_curve(own, *names), color=colour, linewidth=0.7, alpha=0.6)
+        axes.plot(*_mean_curve(runs, *names), color=colour, linewidth=0.7, alpha=0.6)
         axes.plot(*end, "o", color=colour, label=cell.label, zorder=3)
-        ends.append((end[0], end[1]))
+        ends.append(end)
         if preference := preference_of(cell.document):
             rays.append((colour, preference))
     if not ends:
         return False
-    # The beginning of a path is far away: the picture is of where they end.
-    axes.set_xlim(0, 1.4 * max(x for x, _ in ends))
-    axes.set_ylim(0, 1.4 * max(y for _, y in ends))
+    # Paths begin far from where they end; the limits show the ends.
+    right, top = 1.4 * np.max(ends, axis=0)
+    axes.set_xlim(0, right)
+    axes.set_ylim(0, top)
     for colour, r in rays:
         axes.axline((0, 0), slope=r[0] / r[1], color=colour, linestyle="--", linewidth=0.8)
-    axes.set_xlabel(plot.axis)
-    axes.set_ylabel(plot.x)
-    _legend(axes)
+    _label(axes, plot.axis, plot.x)
     return True
 
 
 def _radar(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[Result]) -> bool:
-    """Each measure as a share of the largest of those compared (section 9.7); for losses, inside is better."""
-    cells = [cell for cell in experiment.cells() if any(_is_of(item, cell) for item in results)]
+    """Each measure divided by the largest value of the cells; for losses, a smaller polygon is better."""
+    cells = [cell for cell in experiment.cells() if any(item.is_of(cell) for item in results)]
     names = list(dict.fromkeys(name for item in results for name in item.final if name.startswith(plot.measure)))
-    values = np.array([[ours(results, cell, name).mean for name in names] for cell in cells])
     if len(names) < 3:
         return False
+    values = np.array([[ours(results, cell, name).mean for name in names] for cell in cells])
     shares = values / np.nanmax(values, axis=0)
     angles = np.linspace(0, 2 * np.pi, len(names), endpoint=False)
     for index, cell in enumerate(cells):
@@ -231,23 +199,29 @@ def _radar(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[R
     return True
 
 
+def _measured(
+    experiment: Experiment, results: Sequence[Result], measure: str, *, skipped: bool = False
+) -> list[tuple[Cell, Spread]]:
+    """The cells for which a measure is known and, if wanted, those whose runs made no step."""
+    spreads = [(cell, ours(results, cell, measure)) for cell in experiment.cells()]
+    return [(cell, spread) for cell, spread in spreads if np.isfinite(spread.mean) or (skipped and spread.skipped)]
+
+
 def _is_of_another_objective(experiment: Experiment, cell: Cell, measure: str) -> bool:
-    own = [_objective(name) for name, method in experiment.derived.delta_m.items() if method == cell.method.name]
-    return bool(own) and _objective(measure) not in own
+    alone = [_objective(name) for name, method in experiment.derived.delta_m.items() if method == cell.method.name]
+    return bool(alone) and _objective(measure) not in alone
 
 
 def _objective(measure: str) -> str:
     return measure.rpartition("/")[2]
 
 
-def _is_of(result: Result, cell: Cell) -> bool:
-    return (result.method, result.condition) == (cell.method.name, cell.condition.name)
-
-
 def _colour(index: int) -> str:
     return f"C{index}" if index < 10 else ("black", "gold", "navy", "lime", "maroon", "teal", "coral")[index % 7]
 
 
-def _legend(axes: "Axes") -> None:
-    if axes.get_legend_handles_labels()[0]:
+def _label(axes: "Axes", horizontal: str, vertical: str, *, legend: bool = True) -> None:
+    axes.set_xlabel(horizontal)
+    axes.set_ylabel(vertical)
+    if legend and axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize="small", ncols=2)

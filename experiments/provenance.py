@@ -1,4 +1,4 @@
-"""How results came about: the command, versions, the machine, the commit."""
+"""How results were made: the command, versions, the machine, the commit."""
 
 import os
 import platform
@@ -16,22 +16,17 @@ _PACKAGES = ("fedpareto", "numpy", "torch", "torchvision", "scikit-learn", "pand
 
 
 def session(words: Sequence[str], began: datetime, device: str) -> Session:
-    """The call that runs are made by.
+    """The call of a command that makes runs.
 
     Args:
-        words: of the command, its name first.
+        words: the command line, beginning with the command's name.
         began: when it began.
-        device: where clients train, as `hardware` takes it.
+        device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
     """
-    return Session(command(words), began.isoformat(), hardware(device), versions(), commit())
+    return Session(command(words), began.isoformat(), _hardware(device), _versions(), _commit())
 
 
-def hardware(device: str) -> dict[str, Any]:
-    """The machine.
-
-    Args:
-        device: where clients train, as `simulate` takes it: "auto", "cpu", "cuda" or "cuda:N".
-    """
+def _hardware(device: str) -> dict[str, Any]:
     import torch  # noqa: PLC0415
 
     from federation.training.determinism import pick_device  # noqa: PLC0415
@@ -45,22 +40,21 @@ def hardware(device: str) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Of Python and of what the numbers depend on."""
-    found = {"python": platform.python_version()}
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def command(words: Sequence[str]) -> str:
-    """A command line as others would type it: their directories are not ours.
+    """A command line with names in place of this machine's directories.
 
     Args:
-        words: of the command, its name first.
+        words: the command line, beginning with the command's name.
     """
     shown = list(words)
     for option in ("--data", "--out", "--code"):
@@ -72,8 +66,8 @@ def command(words: Sequence[str]) -> str:
     return shlex.join(shown)
 
 
-def commit() -> str | None:
-    """The commit that this code is of, with "-dirty" when files differ from it; None outside a git tree."""
+def _commit() -> str | None:
+    """The commit of this code, with "-dirty" if files differ from it; None outside a Git tree."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],

@@ -1,4 +1,4 @@
-"""Published numbers: CSV files whose lines that begin with # say where they come from and under which conditions."""
+"""Published numbers as CSV files; lines that begin with # name their source and its conditions."""
 
 import csv
 import math
@@ -7,37 +7,28 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationInfo, model_validator
 
 CATALOGUE: Traversable = files("experiments") / "catalogue"
 
 
 class _Published(BaseModel):
-    """A CSV file beside the experiment, in the directory `place` of the validation's context.
-
-    Attributes:
-        file: its name.
-    """
+    """A CSV file beside the experiment, in the directory `place` of the validation's context."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     file: str
     _directory: Traversable = PrivateAttr(CATALOGUE)
 
-    @field_validator("file")
-    @classmethod
-    def _exists(cls, value: str, info: ValidationInfo) -> str:
-        if not (_place(info) / value).is_file():
-            raise ValueError("no such file beside the experiment")
-        return value
-
     @model_validator(mode="after")
     def _beside_the_experiment(self, info: ValidationInfo) -> Self:
-        self._directory = _place(info)
+        self._directory = (info.context or {}).get("place", CATALOGUE)
+        if not (self._directory / self.file).is_file():
+            raise ValueError(f"there is no file {self.file!r} beside the experiment")
         return self
 
     def rows(self) -> list[dict[str, str]]:
-        """The file, without its comments."""
+        """The rows of the file, without its comments."""
         text = (self._directory / self.file).read_text(encoding="utf-8")
         return list(csv.DictReader(line for line in text.splitlines() if line and not line.startswith("#")))
 
@@ -51,19 +42,19 @@ class PublishedTable(_Published):
 
     key: str = "method"
 
-    def rows_with(self, wanted: Mapping[str, str]) -> list[dict[str, str]]:
-        """The rows that have these values in these columns."""
-        return [row for row in self.rows() if all(row.get(column) == value for column, value in wanted.items())]
+    def rows_with(self, values: Mapping[str, str]) -> list[dict[str, str]]:
+        """The rows with these values, by column."""
+        return [row for row in self.rows() if values.items() <= row.items()]
 
 
 class PublishedCurves(_Published):
-    """A figure of a paper as numbers, in long form.
+    """The curves of a figure of a paper.
 
     Attributes:
-        key: the column that tells the curves apart.
-        metric: the column that says what a row measures, where a row holds one number, in column "value".
-        columns: our measure and the column that holds it, or what `metric` calls it.
-        scale: what numbers are multiplied by, by our measure: 100 makes percent of shares.
+        key: the column with the name of the curve.
+        metric: the column with the name of the measure, if each row holds one number, in column "value".
+        columns: by our measure, its column, or its name in column `metric`.
+        scale: by our measure, the factor of the published numbers, such as 100 for percent.
     """
 
     key: str = "run"
@@ -72,7 +63,7 @@ class PublishedCurves(_Published):
     scale: dict[str, float] = {}
 
     def curve(self, key: str, measure: str) -> tuple[list[float], list[float]]:
-        """Rounds and values of one curve; empty where it was not published."""
+        """The rounds and values of a curve; empty if it was not published."""
         if measure not in self.columns:
             return [], []
         name, scale = self.columns[measure], self.scale.get(measure, 1.0)
@@ -81,13 +72,8 @@ class PublishedCurves(_Published):
         return [float(row["round"]) for row in rows], [scale * float(row[column]) for row in rows]
 
 
-def _place(info: ValidationInfo) -> Traversable:
-    place: Traversable = (info.context or {}).get("place", CATALOGUE)
-    return place
-
-
 def number(row: Mapping[str, str], column: str) -> float:
-    """A number of a row; NaN where it is empty or was not printed whole."""
+    """A number of a row; NaN if the field is not a number."""
     try:
         return float(row.get(column, ""))
     except ValueError:

@@ -1,22 +1,25 @@
-"""What came out: one JSON file for each finished run."""
+"""Results of finished runs: one JSON file for each run."""
 
 import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BeforeValidator, TypeAdapter, ValidationError
 
 from experiments.definition import Cell
 from federation.problems import explain
 
-Measures = dict[str, float]
+Measures = dict[str, Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]]
+Key = tuple[str, str, int]  # the names of method and condition, and the seed
 
 _UNSET = object()
+_Document = TypeVar("_Document")
 
 
 @dataclass(frozen=True)
@@ -28,35 +31,40 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Of its files, and of the run."""
+        """The name of the run and of its files."""
         return f"{self.cell.slug}-{self.seed}"
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """The name that is shown."""
         return f"{self.cell.label}, seed {self.seed}"
 
     @property
+    def key(self) -> Key:
+        """The key of the run in tables."""
+        return *self.cell.key, self.seed
+
+    @property
     def given(self) -> dict[str, Any]:
-        """The specification of the run as it is written: without the defaults."""
+        """The run specification as it is written, without defaults."""
         return self.cell.given(self.seed)
 
     @property
     def document(self) -> dict[str, Any]:
-        """The specification of the run, whole, as JSON has it."""
+        """The whole run specification, as JSON values."""
         return self.cell.spec(self.seed).model_dump(mode="json")
 
 
 @dataclass(frozen=True)
 class Session:
-    """The call that made a run; unknown unless said.
+    """The call of a command that made runs; an empty command if unknown.
 
     Attributes:
-        command: the command line, without the directories of the machine.
+        command: the command line, without directories.
         began: when the call began (ISO 8601, UTC).
         hardware: the machine; `device` is where clients were trained.
-        versions: of Python and the packages that the numbers depend on.
-        commit: of the code; None outside a git tree.
+        versions: of Python and of the packages that the numbers depend on.
+        commit: of the code; None outside a Git tree.
     """
 
     command: str = ""
@@ -66,89 +74,82 @@ class Session:
     commit: str | None = None
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished run.
-
-    Attributes:
-        method: the method's name.
-        condition: the condition's name.
-        seed: the run's seed.
-        spec: its whole specification.
-        final: what is measured at the end (`measures.final`).
-        rounds: what is measured in every evaluated round (`measures.rounds`).
-        session: the call that made it.
-    """
-
-    method: str
-    condition: str
-    seed: int
-    spec: dict[str, Any]
-    final: Measures
-    rounds: list[Measures]
-    session: Session = field(default_factory=Session)
-
-
-class DamagedError(ValueError):
-    """A file that is not what was written; the message says what is wrong with it."""
-
-
-class _Stored(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-def _with_a_number(measures: dict[str, float | None]) -> dict[str, float | None]:
-    if measures.get("round") is None:
+def _must_have_a_round(measures: Measures) -> Measures:
+    if math.isnan(measures.get("round", math.nan)):
         raise ValueError("no round")
     return measures
 
 
-_Document = TypeVar("_Document", bound=BaseModel)
+@dataclass(frozen=True)
+class Keyed:
+    """A run by the names of its method and condition, and its seed."""
+
+    method: str
+    condition: str
+    seed: int
+
+    @property
+    def key(self) -> Key:
+        """The key of the run in tables."""
+        return self.method, self.condition, self.seed
 
 
-class _StoredResult(_Stored):
+@dataclass(frozen=True)
+class Result(Keyed):
+    """A finished run.
+
+    Attributes:
+        spec: the whole run specification.
+        final: the measures of the whole run (`measures.final`).
+        rounds: the measures of every evaluated round (`measures.rounds`).
+        session: the call that made the run.
+    """
+
     spec: dict[str, Any]
-    final: dict[str, float | None]
-    rounds: list[Annotated[dict[str, float | None], AfterValidator(_with_a_number)]]
-    session: Session = Session()
+    final: Measures
+    rounds: list[Annotated[Measures, AfterValidator(_must_have_a_round)]]
+    session: Session = field(default_factory=Session)
+
+    def is_of(self, cell: Cell) -> bool:
+        """Whether the run is one of a cell's."""
+        return self.key[:2] == cell.key
+
+
+class DamagedError(ValueError):
+    """A file does not hold what was written; the message says what is wrong."""
 
 
 class Store:
-    """The directory of one experiment's results: `runs/` for finished runs, `work/` for those under way.
+    """The directory of an experiment's results: `runs/` for finished runs, `work/` for interrupted ones.
 
     Args:
-        directory: of the results.
+        directory: the directory.
         session: the call that makes the runs that are kept.
     """
 
     def __init__(self, directory: Path, session: Session | None = None) -> None:
         self.directory = directory
+        self._runs = directory / "runs"
         self._session = session or Session()
 
     def workspace(self, job: Job) -> Path:
-        """Where a run under way keeps its state."""
+        """The directory of a run's state until it is finished."""
         return self.directory / "work" / job.name
 
+    def file(self, name: str) -> Path:
+        """The file of a run's result, by the name of the run."""
+        return self._runs / f"{name}.json"
+
     def find(self, job: Job) -> Result | None:
-        """The result of a run; None when there is none, only one of another specification, or one that is damaged."""
-        try:
+        """The result of a run; None if there is none, if it has another specification, or if it is damaged."""
+        with suppress(DamagedError):
             stored = self._stored(job)
-        except DamagedError:
-            return None
-        if stored is None or difference(stored.spec, job.document, job.given):
-            return None
-        return Result(
-            job.cell.method.name,
-            job.cell.condition.name,
-            job.seed,
-            job.document,
-            _numbers(stored.final),
-            [_numbers(item) for item in stored.rounds],
-            stored.session,
-        )
+            if stored and not difference(stored.spec, job.document, job.given):
+                return Result(*job.key, job.document, stored.final, stored.rounds, stored.session)
+        return None
 
     def damage(self, job: Job) -> str:
-        """Why the result of a run cannot be read; empty when it can, or when there is none."""
+        """Why the result of a run cannot be read; empty if it can, or if there is none."""
         try:
             self._stored(job)
         except DamagedError as error:
@@ -156,12 +157,11 @@ class Store:
         return ""
 
     def other(self, job: Job) -> str:
-        """How the specification of the result that is there differs from the run's; empty when it does not."""
-        try:
-            stored = self._stored(job)
-        except DamagedError:
-            return ""
-        return "" if stored is None else difference(stored.spec, job.document, job.given)
+        """How the specification of a stored result differs from the run's; empty if it does not."""
+        with suppress(DamagedError):
+            if stored := self._stored(job):
+                return difference(stored.spec, job.document, job.given)
+        return ""
 
     def names(self) -> set[str]:
         """The names of the finished runs, of any specification."""
@@ -169,90 +169,74 @@ class Store:
 
     def seeds(self) -> set[int]:
         """The seeds of the finished runs."""
-        found = (name.rpartition("-")[2] for name in self.names())
-        return {int(seed) for seed in found if seed.isdecimal()}
+        return {int(seed) for name in self.names() if (seed := name.rpartition("-")[2]).isdecimal()}
 
     def keep(self, job: Job, final: Measures, rounds: list[Measures]) -> None:
-        """Stores what a run came to: whole, or not at all."""
-        method, condition = job.cell.method.name, job.cell.condition.name
-        self.put(Result(method, condition, job.seed, job.document, final, rounds, self._session))
+        """Stores the result of a run atomically."""
+        self.put(Result(*job.key, job.document, final, rounds, self._session))
 
     def put(self, result: Result) -> None:
-        """Stores a result that may be of another call."""
+        """Stores a result, which may come from another call."""
         write_json(self.file(result.spec["name"]), asdict(result))
 
     def forget(self, job: Job) -> None:
-        """Removes the result of a run, and what was there of one under way."""
-        for path in (self.file(job.name), self.workspace(job)):
-            _remove(path)
+        """Removes the result of a run and its workspace."""
+        _remove(self.file(job.name))
+        _remove(self.workspace(job))
 
-    def file(self, name: str) -> Path:
-        """Where the result of the run of that name is."""
-        return self._runs / f"{name}.json"
-
-    @property
-    def _runs(self) -> Path:
-        return self.directory / "runs"
-
-    def _stored(self, job: Job) -> _StoredResult | None:
-        return checked(self.file(job.name), _StoredResult)
+    def _stored(self, job: Job) -> Result | None:
+        return checked(self.file(job.name), Result)
 
 
 def difference(stored: Any, now: Any, given: Any) -> str:
-    """The first key in which a stored specification is not today's, with both values; empty when there is none.
+    """The first key in which two specifications differ, with both values; empty if there is none.
 
-    A key that came since counts as its default, unless it was given.
+    A key that is missing in the stored specification counts as its default, unless it was given.
 
     Args:
-        stored: the specification of what is there.
-        now: the one that is asked for.
+        stored: the specification of a stored run.
+        now: the specification of the experiment.
         given: the same as it is written, without the defaults.
     """
-    found = _differing(stored, now, given)
-    if found is None:
-        return ""
-    key, before, after = found
-    return f"{'.'.join(key)} = {_spelled(before)}, not {_spelled(after)}"
+    return next(_differences("", stored, now, given), "")
 
 
-def write_json(path: Path, document: Any) -> None:
-    """Writes a JSON document, numbers that are not finite as null; whole, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".tmp")
-    text = json.dumps(_plain(document), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    draft.write_text(text, encoding="utf-8")
-    if path.is_dir():  # nothing of ours, and in the way
-        set_aside(path)
-    os.replace(draft, path)
-
-
-def _differing(stored: Any, now: Any, given: Any) -> tuple[tuple[str, ...], Any, Any] | None:
+def _differences(path: str, stored: Any, now: Any, given: Any) -> Iterator[str]:
     if not (isinstance(stored, Mapping) and isinstance(now, Mapping)):
-        return None if stored == now else ((), stored, now)
-    told = given if isinstance(given, Mapping) else {}
+        if stored != now:
+            yield f"{path} = {_spelled(stored)}, not {_spelled(now)}"
+        return
+    given = given if isinstance(given, Mapping) else {}
     for key in dict.fromkeys([*now, *stored]):
-        if key not in stored and key not in told:
-            continue
-        before, after = stored.get(key, _UNSET), now.get(key, _UNSET)
-        if before is _UNSET and isinstance(after, Mapping):
-            before = {}
-        if found := _differing(before, after, told.get(key)):
-            return (key, *found[0]), *found[1:]
-    return None
+        if key in stored or key in given:
+            after = now.get(key, _UNSET)
+            before = stored.get(key, {} if isinstance(after, Mapping) else _UNSET)
+            yield from _differences(f"{path}.{key}".lstrip("."), before, after, given.get(key))
 
 
 def _spelled(value: Any) -> str:
     return "unset" if value is _UNSET else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def checked(path: Path, model: type[_Document]) -> _Document | None:
-    """What a model makes of a file; None when there is no file.
+def write_json(path: Path, document: Any) -> None:
+    """Writes a JSON document atomically; numbers that are not finite become null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    text = json.dumps(_plain(document), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    draft.write_text(text, encoding="utf-8")
+    if path.is_dir():
+        set_aside(path)
+    os.replace(draft, path)
+
+
+def checked(path: Path, kind: type[_Document]) -> _Document | None:
+    """The content of a JSON file as a dataclass; None if there is no file.
 
     Raises:
-        DamagedError: it cannot be read, or the model does not take it.
+        DamagedError: the file cannot be read, or its content is not of this kind.
     """
     try:
-        return model.model_validate_json(path.read_bytes())
+        return TypeAdapter(kind).validate_json(path.read_bytes(), strict=True)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -261,27 +245,19 @@ def checked(path: Path, model: type[_Document]) -> _Document | None:
         raise DamagedError(explain(error.errors()[0], "").partition("; ")[0]) from error
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def set_aside(path: Path) -> Path:
-    """Gives a file that is in the way another name, NAME.bad.
-
-    Returns:
-        Where it is now.
-    """
+    """Renames a file to NAME.bad, and returns its new path."""
     bad = path.with_name(f"{path.name}.bad")
     _remove(bad)
     os.replace(path, bad)
     return bad
 
 
-def _numbers(document: Mapping[str, float | None]) -> Measures:
-    return {key: math.nan if value is None else value for key, value in document.items()}
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Ours beside the published numbers: mean ± population standard deviation over the seeds, and the deviation."""
+"""Tables of an experiment beside the published numbers: means ± population standard deviations over the seeds."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,14 +13,15 @@ from experiments.results import Result
 
 UNKNOWN = "–"
 SKIPPED = "skipped"
+_METHOD, _CONDITION, _RATE = _NAMES = ("Method", "Condition", "Server rate")
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A number with what it varies by; NaN where unknown. `str` shows it with two decimals.
+    """A mean and its deviation, NaN if unknown. `str` shows them with two decimals.
 
     Attributes:
-        skipped: whether it is unknown because there were runs, but every round of them was skipped.
+        skipped: whether it is unknown because every round of the runs was skipped.
     """
 
     mean: float
@@ -42,79 +43,58 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """The table in Markdown: names to the left, numbers to the right."""
-        marks = ["---" if name in _TEXTS else "---:" for name in self.header]
-        lines = [self.header, tuple(marks), *self.rows]
+        """The table in Markdown, with names aligned to the left and numbers to the right."""
+        lines = [self.header, ["---" if name in _NAMES else "---:" for name in self.header], *self.rows]
         return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
-RATE = "Server rate"
-_TEXTS = ("Method", "Condition", RATE)
-
-
 def ours(results: Iterable[Result], cell: Cell, measure: str) -> Spread:
-    """A measure of a cell over its seeds. One seed alone has no deviation."""
-    own = [item.final for item in results if (item.method, item.condition) == _key(cell)]
-    values = [final[measure] for final in own if measure in final]
+    """A measure of a cell over its seeds; without a deviation if there is one seed."""
+    finals = [item.final for item in results if item.is_of(cell)]
+    values = [final[measure] for final in finals if measure in final]
     if not values:
-        return Spread(math.nan, skipped=bool(own) and all(map(measures.all_skipped, own)))
+        return Spread(math.nan, skipped=bool(finals) and all(map(measures.all_skipped, finals)))
     return Spread(float(np.mean(values)), float(np.std(values)) if len(values) > 1 else math.nan)
 
 
 def published(experiment: Experiment, cell: Cell, column: Column) -> Spread:
-    """What the paper prints for a cell."""
+    """The published number of a cell."""
     if not column.published:
         return Spread(math.nan)
     row = experiment.published_values(cell)
     return Spread(number(row, column.published), number(row, f"{column.published}_pm"))
 
 
-def comparison(experiment: Experiment, results: Sequence[Result]) -> Table:
-    """A row for each cell that has results: what came out, what was published, and the difference of the two."""
-    header = _names(experiment, results)
+def comparison(experiment: Experiment, results: Sequence[Result], *, narrow: bool = False) -> Table:
+    """A row for each cell with results: the measured number, the published number, and their difference.
+
+    Args:
+        experiment: the experiment.
+        results: of its runs.
+        narrow: show the means alone, with the difference in brackets.
+    """
+    conditions, rates = any(item.name for item in experiment.conditions), _some_rate_changes(results)
+    header = [_METHOD, *[_CONDITION] * conditions, *[_RATE] * rates, "Seeds"]
     for column in experiment.columns:
-        header += [column.title, "published", "Δ"] if column.published else [column.title]
+        if narrow:
+            header.append(f"{column.title} (Δ)" if column.published else column.title)
+        else:
+            header += [column.title, "published", "Δ"] if column.published else [column.title]
     rows = []
     for cell in _with_results(experiment, results):
-        row = _named(experiment, results, cell)
+        runs = [item for item in results if item.is_of(cell)]
+        row = [cell.method.name, *[cell.condition.name] * conditions, *[_rates(runs)] * rates, str(len(runs))]
         for column in experiment.columns:
-            measured, printed = ours(results, cell, column.measure), published(experiment, cell, column)
-            row += [str(measured), *([str(printed), _difference(measured, printed)] if column.published else [])]
+            measured, printed = ours(runs, cell, column.measure), published(experiment, cell, column)
+            difference = measured.mean - printed.mean
+            delta = f"{difference:+.2f}" if math.isfinite(difference) else UNKNOWN
+            if narrow:
+                mean = str(replace(measured, deviation=math.nan))
+                row.append(mean if delta == UNKNOWN else f"{mean} ({delta})")
+            else:
+                row += [str(measured), str(printed), delta] if column.published else [str(measured)]
         rows.append(tuple(row))
     return Table(experiment.title, tuple(header), tuple(rows))
-
-
-def summary(experiment: Experiment, results: Sequence[Result]) -> Table:
-    """The same where room is scarce: means, with the difference from the published ones in brackets."""
-    header = _names(experiment, results) + [
-        f"{item.title} (Δ)" if item.published else item.title for item in experiment.columns
-    ]
-    rows = []
-    for cell in _with_results(experiment, results):
-        row = _named(experiment, results, cell)
-        for column in experiment.columns:
-            measured = replace(ours(results, cell, column.measure), deviation=math.nan)
-            difference = _difference(measured, published(experiment, cell, column))
-            row.append(str(measured) if difference == UNKNOWN else f"{measured} ({difference})")
-        rows.append(tuple(row))
-    return Table(experiment.title, tuple(header), tuple(rows))
-
-
-def _difference(measured: Spread, printed: Spread) -> str:
-    difference = measured.mean - printed.mean
-    return f"{difference:+.2f}" if math.isfinite(difference) else UNKNOWN
-
-
-def _names(experiment: Experiment, results: Iterable[Result]) -> list[str]:
-    conditions = ["Condition"] if any(item.name for item in experiment.conditions) else []
-    return ["Method", *conditions, *([RATE] if _some_rate_changes(results) else []), "Seeds"]
-
-
-def _named(experiment: Experiment, results: Sequence[Result], cell: Cell) -> list[str]:
-    own = [item for item in results if (item.method, item.condition) == _key(cell)]
-    names = _names(experiment, results)
-    conditions = [cell.condition.name] if "Condition" in names else []
-    return [cell.method.name, *conditions, *([_rates(own)] if RATE in names else []), str(len(own))]
 
 
 def _some_rate_changes(results: Iterable[Result]) -> bool:
@@ -122,52 +102,49 @@ def _some_rate_changes(results: Iterable[Result]) -> bool:
 
 
 def _rates(results: Iterable[Result]) -> str:
-    """The server's learning rates in the first and the last step; unknown where they are not the same in all runs."""
-    found = {(item.final.get("rate/first", math.nan), item.final.get("rate/last", math.nan)) for item in results}
-    first, last = found.pop() if len(found) == 1 else (math.nan, math.nan)
+    """The server's learning rates in the first and the last step; unknown if runs differ."""
+    rates = {(item.final.get("rate/first", math.nan), item.final.get("rate/last", math.nan)) for item in results}
+    first, last = rates.pop() if len(rates) == 1 else (math.nan, math.nan)
     if not math.isfinite(first):
         return UNKNOWN
     return f"{first:.3g}" if first == last else f"{first:.3g} to {last:.3g}"
 
 
 def grids(experiment: Experiment, results: Sequence[Result]) -> tuple[Table, ...]:
-    """For each measure a table of the methods and conditions that have results; none for a single condition."""
+    """For each measure a table of the methods and conditions that have results; empty for a single condition."""
     if len(experiment.conditions) < 2:
         return ()
-    found = []
+    cells = {cell.key: cell for cell in _with_results(experiment, results)}
+    methods = [item.name for item in experiment.methods if item.name in {method for method, _ in cells}]
+    conditions = [item.name for item in experiment.conditions if item.name in {condition for _, condition in cells}]
+    rates = _some_rate_changes(results)
+    tables = []
     for column in experiment.columns:
-        known = {_key(cell): ours(results, cell, column.measure) for cell in _with_results(experiment, results)}
-        names = [item.name for item in experiment.conditions if item.name in {condition for _, condition in known}]
-        rates = _some_rate_changes(results)
+        values = {key: str(ours(results, cell, column.measure)) for key, cell in cells.items()}
         rows = [
             (
-                method.name,
-                *([_rates(item for item in results if item.method == method.name)] if rates else []),
-                *(str(known.get((method.name, name), "")) for name in names),
+                method,
+                *[_rates(item for item in results if item.method == method)] * rates,
+                *(values.get((method, condition), "") for condition in conditions),
             )
-            for method in experiment.methods
-            if method.name in {name for name, _ in known}
+            for method in methods
         ]
-        found.append(Table(column.title, ("Method", *([RATE] if rates else []), *names), tuple(rows)))
-    return tuple(found)
+        tables.append(Table(column.title, (_METHOD, *[_RATE] * rates, *conditions), tuple(rows)))
+    return tuple(tables)
 
 
 def shown(experiment: Experiment, results: Sequence[Result]) -> tuple[Table, ...]:
-    """The tables that an experiment is judged by: grids of methods and conditions where nothing was published."""
+    """The main tables: the comparison, or grids of methods and conditions if nothing was published."""
     if any(column.published for column in experiment.columns):
         return (comparison(experiment, results),)
     return grids(experiment, results) or (comparison(experiment, results),)
 
 
 def page(experiment: Experiment, results: Sequence[Result]) -> str:
-    """table.md: where it comes from, how it was made, and the tables."""
-    lines = [
-        f"# {experiment.title}",
-        "",
-        *([f"{experiment.source}.", ""] if experiment.source else []),
-        _made(experiment, results),
-        "",
-    ]
+    """The text of table.md: the source, how the runs were made, and the tables."""
+    lines = [f"# {experiment.title}", ""]
+    lines += [f"{experiment.source}.", ""] if experiment.source else []
+    lines += [_made(experiment, results), ""]
     for table in shown(experiment, results):
         lines += ([f"## {table.title}", ""] if table.title != experiment.title else []) + [table.markdown(), ""]
     if experiment.published is not None:
@@ -177,11 +154,9 @@ def page(experiment: Experiment, results: Sequence[Result]) -> str:
 
 def _made(experiment: Experiment, results: Sequence[Result]) -> str:
     seeds = ", ".join(str(seed) for seed in sorted({item.seed for item in results})) or "none yet"
-    rounds = experiment.spec["rounds"]
     wanted = len(experiment.cells()) * len(experiment.seeds)
-    text = f"{rounds} rounds; seeds {seeds}; {len(results)} of {wanted} runs."
-    known = [item.session for item in results if item.session.command]
-    sessions = sorted(known, key=lambda session: session.began)
+    text = f"{experiment.spec['rounds']} rounds; seeds {seeds}; {len(results)} of {wanted} runs."
+    sessions = sorted((item.session for item in results if item.session.command), key=lambda session: session.began)
     commands = list(dict.fromkeys(session.command for session in sessions))
     if commands:
         hours = sum(item.final.get("seconds", 0.0) for item in results) / 3600
@@ -191,10 +166,6 @@ def _made(experiment: Experiment, results: Sequence[Result]) -> str:
     return text
 
 
-def _with_results(experiment: Experiment, results: Iterable[Result]) -> list[Cell]:
-    there = {(item.method, item.condition) for item in results}
-    return [cell for cell in experiment.cells() if _key(cell) in there]
-
-
-def _key(cell: Cell) -> tuple[str, str]:
-    return cell.method.name, cell.condition.name
+def _with_results(experiment: Experiment, results: Sequence[Result]) -> list[Cell]:
+    keys = {item.key[:2] for item in results}
+    return [cell for cell in experiment.cells() if cell.key in keys]

@@ -36,6 +36,16 @@ def size(count: float) -> str:
     raise AssertionError("unreachable")
 
 
+def span(seconds: float) -> str:
+    """A length of time in the unit that fits, rounded up to whole seconds."""
+    whole = max(0, math.ceil(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min" if whole < 360_000 else f"{whole // 86400} days"
+
+
 def short(digest: str) -> str:
     """The first digits of a digest or a key id."""
     return digest.rpartition(":")[2][:DIGITS]

@@ -1,4 +1,4 @@
-"""Generates federation/v1 from proto/; `make proto` runs it, and a test compares its output with what is checked in."""
+"""Generates federation/v1 from proto/ for `make proto`; a test compares its output with the committed files."""
 
 import shutil
 import sys
@@ -11,10 +11,10 @@ PROTO = Path(__file__).resolve().parent
 
 
 def generate(out: Path) -> None:
-    """Writes the Python stubs and their type hints for every .proto file below `out`.
+    """Writes the Python stubs of every .proto file, with type hints, below `out`.
 
     Raises:
-        RuntimeError: protoc refused; its own message is on stderr.
+        RuntimeError: protoc failed; its message is on stderr.
     """
     scripts = Path(sysconfig.get_path("scripts"))
     well_known = Path(protoc.__file__).parent / "_proto"
@@ -36,7 +36,7 @@ def generate(out: Path) -> None:
     if status:
         raise RuntimeError(f"protoc ended with status {status}")
     for empty in out.rglob("common_pb2_grpc.py*"):
-        empty.unlink()  # no service is defined there
+        empty.unlink()  # common.proto defines no service
 
 
 if __name__ == "__main__":

@@ -40,13 +40,13 @@ SECONDS = 120.0  # how long anything may take before the test fails; nothing dep
 
 
 def wait_for(condition: Callable[[], T | None], what: str, seconds: float = SECONDS) -> T:
-    """Looks until the condition gives something true."""
+    """Waits until a condition returns a true value, and returns the value."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = condition()
         if found:
             return found
-        time.sleep(0.02)
+        time.sleep(0.02)  # the condition is in another process or its files, which do not notify the test
     raise AssertionError(f"waited {seconds:.0f} s for {what}")
 
 

@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from forked import completed
+from harness import wait_for
 
 SECONDS = 240.0
 
@@ -37,13 +36,6 @@ def processes_of(directory: Path) -> list[int]:
         if "fedpareto.cli.child" in words and any(str(directory) in word for word in words):
             found.append(process.pid)
     return found
-
-
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, f"waited {SECONDS:.0f} s for {what}"
-        time.sleep(0.02)
 
 
 def fedpareto(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -101,7 +93,7 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, stage: str) -> None:
         "joining": directory / "members" / "member-1" / "home" / "tls.key",
         "training": directory / "members" / "member-1" / "home" / "receipts.jsonl",
     }[stage]
-    wait_for(lambda: sign.exists() or demo.poll() is not None, f"the demo to come to {stage}")
+    wait_for(lambda: sign.exists() or demo.poll() is not None, f"the demo to come to {stage}", SECONDS)
     running = processes_of(directory)
     os.kill(demo.pid, signal.SIGINT)
     out, errors = demo.communicate(timeout=SECONDS)
@@ -115,10 +107,12 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path, stage: str) -> None:
 def test_even_a_killed_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
     demo = start(directory, "--rounds", "1000", "--workers", "2")
-    wait_for(lambda: len(processes_of(directory)) >= 2 or demo.poll() is not None, "the demo to start processes")
+    wait_for(
+        lambda: len(processes_of(directory)) >= 2 or demo.poll() is not None, "the start of its processes", SECONDS
+    )
     demo.kill()
     demo.communicate(timeout=SECONDS)
-    wait_for(lambda: not processes_of(directory), "the kernel to end them")
+    wait_for(lambda: not processes_of(directory), "the kernel to end them", SECONDS)
 
 
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_a_restored_run_has_its_specification_and_every_number_of_the_files(out:
     whole = store.find(job)
     assert whole is not None
     final = {**whole.final, "loss/test": math.nan}
-    record.write(store, "small", [Result(*job_heading(job), whole.spec, final, whole.rounds, whole.session)], {})
+    record.write(store, "small", [Result(*job.key, whole.spec, final, whole.rounds, whole.session)], {})
     shutil.rmtree(out / "runs")
     record.restore(store)
     restored = store.find(job)
@@ -120,10 +120,6 @@ def test_a_restored_run_has_its_specification_and_every_number_of_the_files(out:
     assert math.isnan(restored.final.pop("loss/test"))
     assert restored.final == pytest.approx({key: value for key, value in final.items() if key != "loss/test"}, rel=1e-5)
     assert [item.keys() for item in restored.rounds] == [item.keys() for item in whole.rounds]
-
-
-def job_heading(job: Job) -> tuple[str, str, int]:
-    return job.cell.method.name, job.cell.condition.name, job.seed
 
 
 def test_restored_runs_of_another_specification_are_refused_and_never_mixed(out: Path) -> None:
@@ -186,7 +182,7 @@ def test_a_damaged_csv_file_is_set_aside_not_overwritten(out: Path, name: str, c
 
 @pytest.mark.parametrize("directory", sorted(path.parent for path in (ROOT / "docs/results").glob("*/run.json")))
 def test_every_published_run_json_lists_the_runs_of_its_table(directory: Path) -> None:
-    runs = [run.heading for part in record.read(Store(directory)).sessions for run in part.runs]
+    runs = [run.key for part in record.read(Store(directory)).sessions for run in part.runs]
     there = [(row["method"], row["condition"], int(row["seed"])) for row in rows(directory)]
     assert sorted(runs) == sorted(there)
     assert {(row["method"], row["condition"], int(row["seed"])) for row in rows(directory, "curves.csv")} <= set(runs)

@@ -7,12 +7,12 @@ import multiprocessing
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tomli_w
+from harness import wait_for
 from typer.testing import CliRunner
 
 from coordinator.aggregation.registry import algorithm
@@ -134,7 +134,7 @@ def test_published_numbers_are_those_of_the_reference_tables() -> None:
     [
         ("nonsense = 1", "nonsense: no such key"),
         ("conditions = [{ name = 'a' }, { name = 'a' }]", "conditions: twice 'a'"),
-        ("curves = { file = 'none.csv', columns = {} }", "curves.file: no such file"),
+        ("curves = { file = 'none.csv', columns = {} }", "curves: there is no file 'none.csv' beside the experiment"),
         ("quick.methods = ['FedProx']", "no method 'FedProx': there are 'FedAvg', 'FedMGDA+ eps=0.1'"),
         ("derived.delta_m = { mean = 'alone' }", "no method 'alone': there are 'FedAvg', 'FedMGDA+ eps=0.1'"),
         ("seeds = ", "not a TOML document"),
@@ -189,7 +189,7 @@ def test_the_table_shows_ours_the_published_number_and_the_difference() -> None:
     assert table.header == ("Method", "Seeds", "Avg.", "published", "Δ", "Std")
     assert table.rows == (("FedAvg", "2", "81.00 ± 1.00", "80.42 ± 0.76", "+0.58", "1.00 ± 0.00"),)
     assert table.markdown().splitlines()[1] == "| --- | ---: | ---: | ---: | ---: | ---: |"
-    assert tables.summary(tiny(), results).rows == (("FedAvg", "2", "81.00 (+0.58)", "1.00"),)
+    assert tables.comparison(tiny(), results, narrow=True).rows == (("FedAvg", "2", "81.00 (+0.58)", "1.00"),)
 
 
 def test_one_seed_has_no_deviation_and_what_was_not_published_no_difference() -> None:
@@ -216,7 +216,7 @@ def test_runs_whose_rounds_were_all_skipped_say_so_and_are_not_like_those_that_w
     experiment = load("robustness")
     table = tables.grids(experiment, results)[0]
     assert table.rows == (("FedAvg", "50.00", "skipped"), ("median", "40.00", ""))
-    assert tables.summary(experiment, results).rows[1][3] == "skipped"
+    assert tables.comparison(experiment, results, narrow=True).rows[1][3] == "skipped"
     from matplotlib.figure import Figure
 
     axes = Figure().add_subplot()
@@ -415,14 +415,15 @@ def test_results_of_another_specification_say_in_what_they_differ(
     )
 
 
+HEADING = b'"method": "FedAvg", "condition": "", "seed": 7, "spec": {}'
 DAMAGE = {
     b"[]": "(the document): Input should be an object",
     b'"x"': "(the document): Input should be an object",
     b"null": "(the document): Input should be an object",
     b"\xff\xfe\x00": "(the document): Invalid JSON: expected value at line 1 column 1",
-    b'{"spec": {}, "rounds": []}': "final: missing",
-    b'{"spec": {}, "final": {"mean": "80"}, "rounds": []}': "final.mean: Input should be a valid number",
-    b'{"spec": {}, "final": {}, "rounds": [{"mean": 80}]}': "rounds.0: no round",
+    b'{%b, "rounds": []}' % HEADING: "final: missing",
+    b'{%b, "final": {"mean": "80"}, "rounds": []}' % HEADING: "final.mean: Input should be a valid number",
+    b'{%b, "final": {}, "rounds": [{"mean": 80}]}' % HEADING: "rounds.0: no round",
     b"": "(the document): Invalid JSON: EOF while parsing a value at line 1 column 0",
 }
 
@@ -649,10 +650,7 @@ def test_children_whose_parent_is_killed_end_and_so_do_those_that_are_told_to(tm
     else:
         for child in children:
             os.kill(child, signal.SIGTERM)
-    deadline = time.monotonic() + 30
-    while any(map(is_running, children)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(map(is_running, children))
+    wait_for(lambda: not any(map(is_running, children)), "the end of the children", 30)
     parent.join()
     endless = Job(parse("tiny", TINY.replace("rounds = 3", "rounds = 1000000")).cells()[0], 1)
     runner = Runner(Store(tmp_path), Settings())

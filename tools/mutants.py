@@ -1,9 +1,9 @@
-"""Changes the product's code in small ways, and tells which changes no test notices: `make mutants MODULE=qp`.
+"""Changes the product's code in small ways, and lists the changes that no test detects: `make mutants MODULE=qp`.
 
 Cosmic Ray makes the changes (operators, numbers, `not`, decorators, exceptions, loops), and `DeleteStatement` below
-removes a statement. The changes are drawn by a seed, spread over all places in the files. Each one is made in a copy of
-the working tree; a named subset of the tests runs there. Tests and the processes that they start import the copy: a
-module that cannot be imported must fail the tests before the first change is tried.
+removes a statement. A seed draws the changes, spread over all places in the files. Each change is made in a copy of the
+working tree, and a subset of the tests runs there. To prove that the tests and their processes import the copy, each
+module is first replaced by one that cannot be imported, and the tests must fail.
 
 Not changed: annotations, docstrings, log lines, `@abstractmethod`, and lines with the comment `# no mutant: REASON`.
 """
@@ -28,17 +28,17 @@ from typing import IO, Any, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 REASON = "# no mutant: "
-SAME = re.compile("_(Is_Eq|Eq_Is|IsNot_NotEq|NotEq_IsNot|BitOr_BitXor)$")  # the same for enums, None and flags
+SAME = re.compile("_(Is_Eq|Eq_Is|IsNot_NotEq|NotEq_IsNot|BitOr_BitXor)$")  # no change for enums, None and flags
 DELETABLE = {"expr_stmt", "atom_expr", "raise_stmt", "del_stmt", "return_stmt", "assert_stmt"}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Code, and the tests that defend it.
+    """Modules and their tests.
 
     Attributes:
         files: the modules that are changed.
-        tests: what pytest runs, the nearest tests first; less than 20 seconds in all.
+        tests: the tests of these modules, the most specific first; less than 20 seconds in total.
     """
 
     files: tuple[str, ...]
@@ -85,8 +85,8 @@ class Mutant:
 
     Attributes:
         file: its path in the tree.
-        operator: what was done, by Cosmic Ray's name.
-        line: where, from 1.
+        operator: Cosmic Ray's name of the change.
+        line: the line of the change, from 1.
         before: the text of the file.
         after: the text with the change.
     """
@@ -109,7 +109,7 @@ class DeleteStatement:
     """Replaces a statement with `pass`; it has the methods of an operator of Cosmic Ray."""
 
     def mutation_positions(self, node: Any) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        """The place of a statement that may be deleted: no constant, field of a class, docstring or log line."""
+        """The place of a statement, unless it is a constant, a field of a class, a docstring or a log line."""
         if node.type == "simple_stmt" and node.children[0].type in DELETABLE:
             block = node.parent
             if block.type == "file_input" or block.parent.type == "classdef":
@@ -126,16 +126,16 @@ class DeleteStatement:
 
 
 def operators() -> dict[str, Any]:
-    """Those of Cosmic Ray that need no arguments, and ours."""
-    from cosmic_ray import plugins  # noqa: PLC0415 - in an environment of its own
+    """The operators of Cosmic Ray that need no arguments, and `DeleteStatement`."""
+    from cosmic_ray import plugins  # noqa: PLC0415 - not among the dependencies of fedpareto
 
-    found = {name.partition("/")[2]: plugins.get_operator(name) for name in plugins.operator_names()}
-    made = {name: kind() for name, kind in sorted(found.items()) if not kind.arguments() and not SAME.search(name)}
-    return {**made, "DeleteStatement": DeleteStatement()}
+    kinds = {name.partition("/")[2]: plugins.get_operator(name) for name in plugins.operator_names()}
+    usable = {name: kind() for name, kind in sorted(kinds.items()) if not kind.arguments() and not SAME.search(name)}
+    return {**usable, "DeleteStatement": DeleteStatement()}
 
 
 def in_annotation(node: Any) -> bool:
-    """Whether a node of a syntax tree is part of an annotation, which does nothing when the program runs."""
+    """Whether a node of a syntax tree is part of an annotation, which has no effect at run time."""
     while (parent := node.parent) is not None:
         if (
             (parent.type == "annassign" and node is parent.children[1])
@@ -148,7 +148,7 @@ def in_annotation(node: Any) -> bool:
 
 
 def places(file: str, source: str) -> dict[tuple[str, str, tuple[int, int]], list[tuple[str, int]]]:
-    """Every change that can be made to a file: operators and occurrences, by file, family of operators and place."""
+    """Every possible change of a file: operators and occurrences, by file, family of operators and place."""
     from cosmic_ray import ast  # noqa: PLC0415
 
     found: dict[tuple[str, str, tuple[int, int]], list[tuple[str, int]]] = defaultdict(list)
@@ -196,7 +196,7 @@ class Copy:
 
     def __init__(self, root: Path, python: Path) -> None:
         self._root = root
-        self._time = time.time() - 1_000_000  # of the last change: Python compiles a file when its time has changed
+        self._time = time.time() - 1_000_000  # modification time; Python compiles a file again if it differs
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=ROOT,
@@ -234,7 +234,7 @@ class Copy:
         return answer
 
     def last_output(self) -> str:
-        """What pytest printed last."""
+        """The output of the last run of pytest."""
         return (self._root / "warm-tests.log").read_text()
 
     def close(self) -> None:
@@ -250,7 +250,7 @@ def judge(name: str, count: int, seed: int, seconds: float, python: Path, out: I
     with tempfile.TemporaryDirectory() as directory:
         copy = Copy(Path(directory).resolve(), python)
         try:
-            copy.run(subject, 600)  # compiles the copy
+            copy.run(subject, 600)  # compiles the copy, so that the next run shows the usual time
             began = time.monotonic()
             if copy.run(subject, 600) != 0:
                 raise SystemExit(f"the tests fail before any change:\n{copy.last_output()}")
@@ -283,7 +283,7 @@ def judge(name: str, count: int, seed: int, seconds: float, python: Path, out: I
 
 def main() -> None:
     """Exit code 1 when a mutant survived."""
-    parser = argparse.ArgumentParser(description="Tells which small changes of the code no test notices.")
+    parser = argparse.ArgumentParser(description="Lists small changes of the code that no test detects.")
     parser.add_argument("module", choices=[*SUBJECTS])
     parser.add_argument("--count", type=int, default=150, help="how many mutants to draw (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (%(default)s)")

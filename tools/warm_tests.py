@@ -1,8 +1,8 @@
-"""Runs tests many times without importing PyTorch, gRPC and the rest each time: `tools/mutants.py` starts it.
+"""Runs tests many times and imports PyTorch, gRPC and other libraries only once; `tools/mutants.py` starts it.
 
-Each line of standard input is a JSON object: `arguments` of pytest, and `limit`, in seconds. For each one, a fork of
-this process imports our own code and runs pytest. The answer is a line with its exit code, or "late" when the limit
-has passed.
+Each line of standard input is a JSON object: the `arguments` of pytest and a `limit` in seconds. For each line, a fork
+of this process imports this project's code and runs pytest. It prints a line with the exit code, or "late" after the
+limit.
 """
 
 import importlib
@@ -35,7 +35,7 @@ LATE = "late"
 
 
 def preload(root: Path) -> None:
-    """Imports what others wrote, and nothing of the tree of tests."""
+    """Imports the libraries, and removes all modules of this project."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     importlib.import_module("federation.tls").require_tls13()  # gRPC reads its settings once
     for name in PRELOADED:
@@ -46,7 +46,7 @@ def preload(root: Path) -> None:
 
 
 def run(arguments: list[str], limit: float) -> int | str:
-    """The exit code of pytest; "late" when it was ended after `limit` seconds."""
+    """The exit code of pytest; "late" if it was ended after `limit` seconds."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -64,9 +64,9 @@ def run(arguments: list[str], limit: float) -> int | str:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             with suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)  # what the tests left running
+                os.killpg(child, signal.SIGKILL)  # processes that the tests left
             return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
+        time.sleep(0.02)  # waiting for a child with a time limit needs polling
     for process in [*psutil.Process(child).children(recursive=True), psutil.Process(child)]:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -75,7 +75,7 @@ def run(arguments: list[str], limit: float) -> int | str:
 
 
 def main() -> None:
-    """Answers line after line."""
+    """Answers each line of standard input."""
     preload(Path.cwd())
     for line in sys.stdin:
         print(json.dumps(run(**json.loads(line))), flush=True)

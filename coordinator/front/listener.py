@@ -204,7 +204,7 @@ def _patiently(family: socket.AddressFamily, where: tuple[str, int], *, dualstac
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() > end:
                 raise
-            time.sleep(0.05)
+            time.sleep(0.05)  # the previous owner of the port may still be ending; the kernel does not notify
 
 
 def _end(process: "subprocess.Popen[bytes]") -> int:

@@ -153,7 +153,7 @@ def wait_until(
                 raise child.failure()
         if time.monotonic() > deadline:
             raise Failure(f"{what} is taking more than {seconds:.0f} seconds; giving up")
-        time.sleep(pause)
+        time.sleep(pause)  # the condition is in files of other processes, which do not notify
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -72,7 +72,7 @@ def status(update: WatchRunResponse, late: float = 0.0) -> Text:
 
 def _phase(phase: PhaseProgress, left: float) -> str:
     kind = phase.kind
-    words = f"round {phase.round}: {kind}, {phase.replied} of {phase.asked} replied, {_span(left)} left"
+    words = f"round {phase.round}: {kind}, {phase.replied} of {phase.asked} replied, {formatting.span(left)} left"
     if not phase.outstanding:
         return words
     names = ", ".join(_waited_for(one) for one in phase.outstanding[:NAMED])
@@ -93,13 +93,6 @@ def _waited_for(member: Outstanding) -> str:
 def _seconds_left(update: WatchRunResponse) -> float:
     """Until the deadline of the open phase, by the coordinator's clock."""
     return (update.phase.deadline.ToNanoseconds() - update.now.ToNanoseconds()) / 1e9
-
-
-def _span(seconds: float) -> str:
-    whole = max(0, math.ceil(seconds))
-    if whole < 120:
-        return f"{whole} s"
-    return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _clock(nanoseconds: int) -> str:
@@ -141,7 +134,7 @@ def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator
         if not lost:
             tell(f"lost the coordinator, trying again until it answers (Ctrl-C ends this): {escaped(why)}")
             lost = True
-        time.sleep(pause)
+        time.sleep(pause)  # the coordinator may be restarting; longer each time, so as not to load it
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
