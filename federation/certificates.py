@@ -129,19 +129,11 @@ def issue_certificate(
     lifetime: timedelta,
     hosts: Sequence[str] = (),
 ) -> x509.Certificate:
-    """Issues the certificate of a member, or of the coordinator when there are hosts.
+    """Issues the certificate of a member, or of the coordinator when there are hosts (DNS names and IP addresses).
 
-    Args:
-        ca: the federation's CA certificate.
-        ca_key: its key.
-        public_key: the P-256 key to certify; the caller has verified the proof of possession.
-        federation_id: the federation.
-        common_name: for people; nothing reads it.
-        uris: who the holder is.
-        now: the time.
-        lifetime: how long from now; never longer than the CA's own.
-        hosts: DNS names and IP addresses of a server. A server's certificate carries the CA's certificate as its
-            issuer's address (RFC 5280, 4.2.2.1), so that a newcomer with the CA's fingerprint can fetch it.
+    The caller has verified that the holder has the private part of `public_key`, P-256. `uris` name the holder; nothing
+    reads `common_name`. The certificate does not last longer than the CA's own. A server's certificate carries the CA's
+    certificate as its issuer's address (RFC 5280, 4.2.2.1), so that a newcomer with the CA's fingerprint can fetch it.
     """
     names: list[x509.GeneralName] = []
     for host in hosts:

@@ -34,14 +34,8 @@ class Role(StrEnum):
 class PeerIdentity:
     """The holder of a certificate, as the certificate names it.
 
-    Attributes:
-        federation_id: the federation.
-        kind: what the holder is.
-        name: the client id or the administrator's name; "coordinator" for the coordinator.
-        roles: an administrator's roles; empty for others.
-        serial: the certificate's serial number, hexadecimal without leading zeros.
-        not_after: when the certificate expires.
-        uri: the URI that names the holder, for the record.
+    `name` is the client id or the administrator's name, or "coordinator"; only an administrator has roles; `serial` is
+    hexadecimal without leading zeros; `uri` names the holder in records.
     """
 
     federation_id: str

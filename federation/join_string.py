@@ -18,13 +18,9 @@ _PREFIX = "fpjoin1_"
 
 @dataclass(frozen=True)
 class JoinString:
-    """What a new client needs to know before it can enroll.
+    """What a new client needs to know before it can enroll: the enrollment port ("host:port"), and its future name.
 
-    Attributes:
-        address: the enrollment port, "host:port".
-        ca_fingerprint: the SHA-256 of the CA certificate's DER, hexadecimal.
-        secret: the one-time secret, 32 bytes.
-        client_id: the name that the client will have.
+    `ca_fingerprint` is the SHA-256 of the CA certificate's DER, hexadecimal; `secret` is used once, 32 bytes.
     """
 
     address: str

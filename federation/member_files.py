@@ -36,13 +36,8 @@ _HOLDERS = {"client_id": "a worker", "admin": "an administrator"}
 class _Files:
     """The keys and certificates that clients and administrators both have.
 
-    Attributes:
-        federation_id: the federation.
-        address: the federation port, "host:port".
-        ca: the CA certificate, PEM.
-        certificate: the holder's certificate, PEM.
-        tls_key: the key of that certificate.
-        name_key: the key of the holder's name in `member.toml`.
+    The certificates are PEM, `tls_key` is the key of `certificate`, and the address is the federation port,
+    "host:port". `name_key` is the key of the holder's name in `member.toml`.
     """
 
     name_key: ClassVar[str]

@@ -29,12 +29,9 @@ class PluginError(ValueError):
 
 @dataclass(frozen=True)
 class Offer:
-    """A plug-in, or something built in, that this machine can load by a name.
+    """A plug-in, or something built in, that this machine can load by a name; its origin is written `module:Class`.
 
-    Attributes:
-        name: of the entry point.
-        origin: the class, as `module:Class`.
-        package: the installed package that brings it; empty where the package does not say its name.
+    `package` is the installed package that brings it; empty where the package does not say its name.
     """
 
     name: str
@@ -44,14 +41,10 @@ class Offer:
 
 @dataclass(frozen=True)
 class Origin:
-    """Which code a class is.
+    """Which code a class is, such as that of an "algorithm".
 
-    Attributes:
-        kind: what it is, such as "algorithm".
-        class_name: as `module:Class`.
-        package: the installed package that brings it; empty for a class in a directory of `--code`.
-        version: of that package.
-        digest: of the file of its module, as this process imported it; empty for what is built in.
+    The package is empty for a class in a directory of `--code`. `digest` is of the file of its module, as this process
+    imported it; empty for what is built in.
     """
 
     kind: str
@@ -121,10 +114,7 @@ class Plugins(Generic[T]):
     def code(self, name: str, doing: str, *passes: type[Exception]) -> Iterator[None]:
         """Turns an error of a plug-in's code into a PluginError that says where it was raised.
 
-        Args:
-            name: of the plug-in, as it was asked for.
-            doing: what its code does, such as "importing mine".
-            passes: exceptions that are the plug-in's own answer, and are passed on.
+        `doing` is what the code does, such as "importing mine"; the exceptions `passes` are the plug-in's own answer.
 
         Raises:
             PluginError: the code raised an exception, or tried to end the process.

@@ -21,12 +21,9 @@ MAX_MANIFEST_BYTES = 512 << 10
 
 
 class Declined(Exception):
-    """An assignment that this worker will not do.
+    """An assignment that this worker will not do, for a stable reason, which the coordinator records.
 
-    Attributes:
-        assignment_id: empty if it could not be read.
-        reason: a stable reason, told to the coordinator and recorded there.
-        message: the reason in words.
+    `assignment_id` is empty if it could not be read.
     """
 
     def __init__(self, assignment_id: str, reason: str, message: str) -> None:
@@ -38,15 +35,10 @@ class Declined(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """An assignment that passed every check.
+    """An assignment that passed every check, as the coordinator signed it.
 
-    Attributes:
-        envelope: as the coordinator signed it.
-        manifest: in the envelope.
-        work: what to do.
-        shape: of model and task.
-        rows: of the reply's payload; none for a reply without one.
-        deadline: by the coordinator's clock, aware; later replies are refused.
+    The reply has `rows` in its payload; none for a reply without one. It is refused after the deadline, which is aware
+    and by the coordinator's clock.
     """
 
     envelope: SignedEnvelope

@@ -33,6 +33,19 @@ from worker.sessions import Sessions
 from worker.spool import Payload, Spool
 
 LOGGER = logging.getLogger("fedpareto.worker")
+# What a reply repeats of its assignment.
+_REPEATED = [
+    "federation_id",
+    "run_id",
+    "round",
+    "attempt",
+    "phase",
+    "assignment_id",
+    "base_model",
+    "spec",
+    "rows",
+    "task",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,23 +198,14 @@ class Execution:
         if order.rows:
             payload = self.spool.write_payload(asked.assignment_id, payload_layout(order.rows), result.rows)
         reply = UpdateManifest(
-            federation_id=asked.federation_id,
-            run_id=asked.run_id,
-            round=asked.round,
-            attempt=asked.attempt,
-            phase=asked.phase,
-            assignment_id=asked.assignment_id,
+            **{name: getattr(asked, name) for name in _REPEATED},
             client_id=self.member.client_id,
-            base_model=asked.base_model,
-            spec=asked.spec,
-            rows=asked.rows,
             payload=payload.digest if payload else "",
             payload_bytes=payload.size if payload else 0,
             samples=result.samples,
             losses=dict(result.losses),
             metrics=dict(result.metrics),
             software=software(),
-            task=asked.task,
             seconds=result.seconds,
         )
         reply.created.FromDatetime(self.session.now())

@@ -14,29 +14,18 @@ class HomeError(Exception):
 
 
 class Home:
-    """The directory of a worker, made by `fedpareto worker join` with mode 0700, and the paths in it.
-
-    Attributes:
-        spool: finished replies that no receipt has acknowledged.
-        handed_in: the payloads of the last replies that were acknowledged; safe to delete.
-        cache: models by digest; safe to delete.
-        sessions: what is remembered of rounds that are under way, and which questions were answered.
-        receipts: the coordinator's signed receipts, JSON lines.
-        policy: what the owner allows; written by hand, may be missing.
-        progress: the coordinator's newest signed time and rounds.
-        accepted_restore: names the restore that the owner accepts, until the worker has read it.
-    """
+    """The directory of a worker, made by `fedpareto worker join` with mode 0700, and the paths in it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.spool = directory / "spool"
-        self.handed_in = directory / "handed-in"
-        self.cache = directory / "cache"
-        self.sessions = directory / "sessions.db"
-        self.receipts = directory / "receipts.jsonl"
-        self.policy = directory / "policy.toml"
-        self.progress = directory / "progress.json"
-        self.accepted_restore = directory / "restore-accepted"
+        self.spool = directory / "spool"  # finished replies that no receipt has acknowledged
+        self.handed_in = directory / "handed-in"  # payloads of the last acknowledged replies; safe to delete
+        self.cache = directory / "cache"  # models by digest; safe to delete
+        self.sessions = directory / "sessions.db"  # values of rounds that are under way; answered questions
+        self.receipts = directory / "receipts.jsonl"  # the coordinator's signed receipts
+        self.policy = directory / "policy.toml"  # what the owner allows; written by hand, may be missing
+        self.progress = directory / "progress.json"  # the coordinator's newest signed time and rounds
+        self.accepted_restore = directory / "restore-accepted"  # names the restore that the owner accepts
 
     @property
     def joined(self) -> bool:

@@ -27,16 +27,10 @@ class ReceiptsError(ValueError):
 
 @dataclass(frozen=True)
 class Receipt:
-    """One line, with its signatures verified.
+    """One line, with its signatures verified. An occasion is a run, round and phase.
 
-    Attributes:
-        client_id: the member.
-        occasion: run, round and phase.
-        assignment_id: the assignment.
-        base_model: the digest of the model that the work started from.
-        previous_step: the digest of the signed step that made that model; empty before the run's first step.
-        accepted: whether the reply counts.
-        reason: why not.
+    `base_model` is the digest of the model that the work started from, and `previous_step` that of the signed step
+    which made it; empty before the run's first step. `reason` says why a reply does not count.
     """
 
     client_id: str
@@ -52,18 +46,11 @@ def receipt_line(
     update: SignedEnvelope, assignment: SignedEnvelope, receipt: SignedEnvelope, manifest: ReceiptManifest
 ) -> str:
     """The line that is kept of a receipt for an update; the assignment says on which step the work builds."""
-    asked = AssignmentManifest.FromString(assignment.manifest)
+    told = ("assignment_id", "run_id", "round", "phase", "accepted", "reason", "base_model", "payload")
     line = {
-        "assignment_id": manifest.assignment_id,
-        "run_id": manifest.run_id,
-        "round": manifest.round,
-        "phase": manifest.phase,
-        "accepted": manifest.accepted,
-        "reason": manifest.reason,
+        **{name: getattr(manifest, name) for name in told},
         "created": _when(manifest),
-        "base_model": manifest.base_model,
-        "previous_step": asked.previous_step,
-        "payload": manifest.payload,
+        "previous_step": AssignmentManifest.FromString(assignment.manifest).previous_step,
         "envelope": envelope_digest(update),
         "assignment": to_text(assignment),
         "receipt": to_text(receipt),

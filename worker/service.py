@@ -49,14 +49,8 @@ def prepare_offers(
 ) -> tuple[dict[str, Trainer], str]:
     """Loads the owner's tasks and this client's data, and tries each task on a batch of it.
 
-    Args:
-        names: the allow-list.
-        source: where the data is.
-        device: as torch names it, or "auto".
-        threads: CPU threads of torch; None leaves its own choice.
-        attack: what poisons the training data of `client_id`; None for an honest member.
-        client_id: whose data it is.
-        objectives: those that the owner serves, by task; of a task that is not named, all.
+    `names` is the allow-list; an attack poisons the training data of `client_id`; `objectives` are those that the owner
+    serves, by task, and all of a task that is not named. `device` and `threads` are as for `Trainer`.
 
     Returns:
         What trains each task, by its name, and the device in words.

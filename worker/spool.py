@@ -61,13 +61,9 @@ class Payload:
 
 @dataclass(frozen=True)
 class Entry:
-    """A finished reply.
+    """A finished reply: its envelope, as it is sent at each attempt, and the signed assignment that it fulfils.
 
-    Attributes:
-        envelope: as signed; it is sent as it is at each attempt.
-        manifest: the update manifest inside.
-        assignment: the signed assignment that it fulfils.
-        payload: the file, or the bytes; None for a reply without payload.
+    The payload is a file or bytes; None for a reply without payload.
     """
 
     envelope: SignedEnvelope

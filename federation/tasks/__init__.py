@@ -120,12 +120,9 @@ def _known(text: str, forms: dict[str, str | None]) -> bool:
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where a client's data is.
+    """Where a client's data is: the owner's `--data`, or None for data that comes with the task; and which part of it.
 
-    Attributes:
-        directory: the owner's `--data`; None for data that comes with the task.
-        part: the part of it to keep; None for all of it.
-        download: whether a task may fetch a public data set into `directory`.
+    With `download`, a task may fetch a public data set into the directory.
     """
 
     directory: Path | None = None

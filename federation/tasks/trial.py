@@ -21,11 +21,8 @@ _MAX_COLUMNS = 64  # labels of a sample that are looked at one by one
 def try_splits(task: Task, splits: Splits, objectives: Collection[str] = (), whose: str = "") -> None:
     """Tries a client's data on the task's model; an empty split is passed over.
 
-    Args:
-        task: whose model and losses.
-        splits: the client's data.
-        objectives: those that the client serves; none for all of the task's.
-        whose: the client, for messages, where there are several.
+    `objectives` are those that the client serves, none for all; `whose` names the client in messages if there are
+    several.
 
     Raises:
         DataError: values that are not finite make a loss that is not finite; the message names the split.

@@ -15,15 +15,10 @@ _KERNEL = 4
 
 
 class ParameterBuffers:
-    """The trainable parameters and their gradients as two buffers, so that a step is a few operations for any d.
+    """The trainable parameters w and their gradients as two buffers, so that a step is a few operations for any d.
 
-    On a CPU, the kernels of convolutions have their channels last in them, which is up to 1.6 times as fast.
-
-    Attributes:
-        values: w, with the parameters as views into it.
-        gradient: the gradients, likewise; backward adds to it.
-        start: w_t.
-        channels_last: whether there are such kernels.
+    The parameters are views into `values`, their gradients into `gradient`; `start` is w_t. On a CPU, the kernels of
+    convolutions have their channels last in them (`channels_last`), which is up to 1.6 times as fast.
     """
 
     def __init__(self, model: torch.nn.Module, layout: Layout, device: torch.device) -> None:

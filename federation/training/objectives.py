@@ -64,12 +64,9 @@ def weighted(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tens
 
 @dataclass(frozen=True)
 class Measured:
-    """What a model scores on one split.
+    """What a model scores on one split, by objective: mean losses and shares of right samples.
 
-    Attributes:
-        losses: mean loss by objective; empty for an empty split, or where nothing was measured.
-        accuracies: share of right samples by objective; under "" where the task has one for all objectives.
-        samples: of the split.
+    Both are empty for an empty split, or where nothing was measured. An accuracy under "" is for all objectives.
     """
 
     losses: Mapping[str, float]

@@ -31,11 +31,8 @@ _CACHED = 64
 class Trainer:
     """Trains and evaluates one task's model on one client's data. Build it once; each call starts afresh.
 
-    Attributes:
-        layout: the layout that a base model must have.
-        objectives: those that the client serves, in the task's order.
-        shape: of the model, the task and what the client serves.
-        samples: training samples held.
+    A base model must have its `layout`; `objectives` are those that the client serves, in the task's order; `samples`
+    are training samples.
     """
 
     def __init__(
@@ -46,15 +43,10 @@ class Trainer:
         threads: int | None = None,
         objectives: Sequence[str] | None = None,
     ) -> None:
-        """Moves the model and the data to the device.
+        """Moves the model and the data to the device, as torch names it, or "auto" (see `pick_device`).
 
-        Args:
-            task: what is learned.
-            splits: the client's data.
-            device: as torch names it, or "auto" (see `pick_device`).
-            threads: CPU threads of torch, for the whole process; None leaves torch's own choice. Another number may
-                give other last bits.
-            objectives: those that the client serves; None for all of the task's.
+        `threads` are CPU threads of torch, for the whole process; None leaves torch's own choice. Another number may
+        give other last bits. `objectives` are those that the client serves; None for all of the task's.
 
         Raises:
             TaskError: the model does not fit a flat vector, or an objective has a reserved name or does not exist.

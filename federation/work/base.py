@@ -109,16 +109,9 @@ class Memory(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """The client that does the work, in one attempt at a round.
+    """The client that does the work, in one attempt at a round; rounds and attempts count from 0.
 
-    Attributes:
-        client_id: its name.
-        seed: of the run.
-        round: from 0.
-        attempt: from 0.
-        shape: of model and task.
-        memory: of the attempt.
-        inputs: the content of the inputs, by name.
+    `memory` is of the attempt; `inputs` have the content of the inputs, by name.
     """
 
     client_id: str
