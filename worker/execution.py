@@ -34,18 +34,7 @@ from worker.spool import Payload, Spool
 
 LOGGER = logging.getLogger("fedpareto.worker")
 # What a reply repeats of its assignment.
-_REPEATED = [
-    "federation_id",
-    "run_id",
-    "round",
-    "attempt",
-    "phase",
-    "assignment_id",
-    "base_model",
-    "spec",
-    "rows",
-    "task",
-]
+_REPEATED = ("federation_id", "run_id", "round", "attempt", "phase", "assignment_id", "base_model", "spec", "rows")
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +188,7 @@ class Execution:
             payload = self.spool.write_payload(asked.assignment_id, payload_layout(order.rows), result.rows)
         reply = UpdateManifest(
             **{name: getattr(asked, name) for name in _REPEATED},
+            task=asked.task,
             client_id=self.member.client_id,
             payload=payload.digest if payload else "",
             payload_bytes=payload.size if payload else 0,
