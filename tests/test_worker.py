@@ -24,7 +24,7 @@ from works import set_train, set_work
 
 from federation.attacks import AttackError, parse_attack
 from federation.digests import digest
-from federation.envelope import CONTEXTS, seal
+from federation.envelope import CONTEXTS, seal, unseal
 from federation.keys import IdentityError
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
@@ -833,36 +833,37 @@ def test_nobody_at_the_address_is_said_so(coordinator: ScriptedCoordinator, tmp_
 # Parts
 
 
-def _reply(name: str, payload: str = "", size: int = 0) -> SignedEnvelope:
-    manifest = UpdateManifest(assignment_id=name, payload=payload, payload_bytes=size)
-    return seal(manifest, Ed25519PrivateKey.from_private_bytes(bytes(32)))
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
+ASSIGNMENT = seal(AssignmentManifest(previous_step="blake3:1"), KEY)
 
 
-ASSIGNMENT = seal(AssignmentManifest(previous_step="blake3:1"), Ed25519PrivateKey.from_private_bytes(bytes(32)))
+def _reply(name: str, payload: str = "", size: int = 0) -> UpdateManifest:
+    return UpdateManifest(assignment_id=name, payload=payload, payload_bytes=size)
 
 
 def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) -> None:
-    directory, receipts = tmp_path / "spool", tmp_path / "receipts.jsonl"
-    spool = Spool(directory, tmp_path / "handed-in", receipts, Events())
+    directory = tmp_path / "spool"
+    spool = Spool(Home(tmp_path), KEY, Events())
     layout = update_layout([("loss", 5)])
     vector = np.arange(5, dtype=np.float32)
-    payload = spool.write_payload("../a", layout, {"loss": vector})
-    envelope = _reply("../a", payload.digest, payload.size)
-    spool.add(envelope, payload, ASSIGNMENT)
-    spool.add(_reply("b"), None, ASSIGNMENT)
+    spool.add(_reply("../a"), layout, {"loss": vector}, ASSIGNMENT)
+    spool.add(_reply("b"), None, {}, ASSIGNMENT)
+    spool.add(_reply("unwanted"), layout, {"loss": vector}, ASSIGNMENT, lambda: False)
+    assert len(files_in(directory)) == 5
     # A process that dies at the worst moments leaves these.
-    spool.write_payload("c", layout, {"loss": vector})
+    spool._write_payload("c", layout, {"loss": vector})
     (directory / "orphan.payload").write_bytes(b"no envelope")
-    (directory / "lonely.envelope").write_bytes(_reply("d", digest(b"no payload"), 10).SerializeToString())
+    (directory / "lonely.envelope").write_bytes(seal(_reply("d", digest(b"no payload"), 10), KEY).SerializeToString())
     (directory / "lonely.assignment").write_bytes(ASSIGNMENT.SerializeToString())
-    (directory / "unasked.envelope").write_bytes(_reply("e").SerializeToString())
+    (directory / "unasked.envelope").write_bytes(seal(_reply("e"), KEY).SerializeToString())
 
-    again = Spool(directory, tmp_path / "handed-in", receipts, Events())
+    again = Spool(Home(tmp_path), KEY, Events())
     assert [entry.assignment_id for entry in again.entries()] == ["../a", "b"]
     first = again.entries()[0]
-    assert (first.envelope, first.assignment) == (envelope, ASSIGNMENT)
+    assert (first.envelope, first.assignment) == (spool.entries()[0].envelope, ASSIGNMENT)
+    assert unseal(first.envelope, UpdateManifest, KEY.public_key()) == first.manifest
     assert isinstance(first.payload, Path)
-    assert digest(first.payload.read_bytes()) == payload.digest
+    assert digest(first.payload.read_bytes()) == first.manifest.payload
     np.testing.assert_array_equal(read_vector(first.payload)[1], vector)
     assert len(files_in(directory)) == 5
     again.settle(first)
@@ -877,14 +878,13 @@ def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) ->
 
 
 def test_a_damaged_spool_is_named(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "spool", tmp_path / "handed-in", tmp_path / "receipts.jsonl", Events())
-    payload = spool.write_payload("a", update_layout([("loss", 2)]), {"loss": np.ones(2, dtype=np.float32)})
-    spool.add(_reply("a", payload.digest, payload.size), payload, ASSIGNMENT)
+    spool = Spool(Home(tmp_path), KEY, Events())
+    spool.add(_reply("a"), update_layout([("loss", 2)]), {"loss": np.ones(2, dtype=np.float32)}, ASSIGNMENT)
     [entry] = spool.entries()
     assert isinstance(entry.payload, Path)
     entry.payload.write_bytes(b"1234")
     with pytest.raises(SpoolError, match="move the file away"):
-        Spool(tmp_path / "spool", tmp_path / "handed-in", tmp_path / "receipts.jsonl", Events())
+        Spool(Home(tmp_path), KEY, Events())
 
 
 def test_delays_grow_to_a_ceiling_with_full_jitter_and_start_again_after_success() -> None:

@@ -1,4 +1,4 @@
-"""The work itself: what an assignment needs is fetched, the work is done, and the reply is signed."""
+"""The work itself: what an assignment needs is fetched, the work is done, and the reply is put into the spool."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -10,14 +10,13 @@ import grpc
 import numpy as np
 
 from federation.channels import refusal_from_rpc_error
-from federation.envelope import seal
 from federation.member_files import MemberFiles
 from federation.owners_code import described, owners_frame
 from federation.refusals import Refusal
 from federation.tasks import DataError
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.trainer import Trainer
-from federation.v1.common_pb2 import Input, SignedEnvelope, UpdateManifest
+from federation.v1.common_pb2 import Input, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
 from federation.vectors import Vector, read_vector
 from federation.work.base import Client, Lane, Result, WorkError, payload_layout
@@ -30,7 +29,7 @@ from worker.cache import ModelCache, ModelMismatch
 from worker.events import Events
 from worker.session import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND, Session
 from worker.sessions import Sessions
-from worker.spool import Payload, Spool
+from worker.spool import Spool
 
 LOGGER = logging.getLogger("fedpareto.worker")
 # What a reply repeats of its assignment.
@@ -45,11 +44,13 @@ class Control:
         progress: told the share of the computation that is done.
         stopped: asked before every step; True ends the work.
         pause: waits for some seconds; raises TrainingStopped if the work is stopped meanwhile.
+        wanted: whether the reply is still wanted.
     """
 
     progress: Callable[[float], None]
     stopped: Callable[[], bool]
     pause: Callable[[float], None]
+    wanted: Callable[[], bool]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +70,8 @@ class Execution:
     backoff: Backoff
     events: Events
 
-    def do(self, order: Order, control: Control) -> tuple[SignedEnvelope, Payload | None]:
-        """Does what an assignment asks for.
-
-        Returns:
-            The signed reply, and its payload; None for a reply without one.
+    def do(self, order: Order, control: Control) -> None:
+        """Does what an assignment asks for, and puts the reply into the spool.
 
         Raises:
             Declined: the work cannot be done.
@@ -103,7 +101,7 @@ class Execution:
             result = work.answer(client, result)
         words, seconds = f"{work.doing} done in {result.seconds:.2f} s", result.seconds
         self.events.tell_of(manifest, "done", words, kind=manifest.kind, seconds=seconds)
-        return self._reply(order, result)
+        self._reply(order, result, control.wanted)
 
     def _compute(
         self, order: Order, trainer: Trainer, computation: Computation, base: Vector, control: Control
@@ -182,16 +180,12 @@ class Execution:
                 return path
         raise TrainingStopped
 
-    def _reply(self, order: Order, result: Result) -> tuple[SignedEnvelope, Payload | None]:
-        asked, payload = order.manifest, None
-        if order.rows:
-            payload = self.spool.write_payload(asked.assignment_id, payload_layout(order.rows), result.rows)
+    def _reply(self, order: Order, result: Result, wanted: Callable[[], bool]) -> None:
+        asked = order.manifest
         reply = UpdateManifest(
             **{name: getattr(asked, name) for name in _REPEATED},
             task=asked.task,
             client_id=self.member.client_id,
-            payload=payload.digest if payload else "",
-            payload_bytes=payload.size if payload else 0,
             samples=result.samples,
             losses=dict(result.losses),
             metrics=dict(result.metrics),
@@ -199,7 +193,8 @@ class Execution:
             seconds=result.seconds,
         )
         reply.created.FromDatetime(self.session.now())
-        return seal(reply, self.member.signing_key), payload
+        layout = payload_layout(order.rows) if order.rows else None
+        self.spool.add(reply, layout, result.rows, order.envelope, wanted)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from worker.execution import Control, Execution
 from worker.policy import Limits
 from worker.progress import Progress
 from worker.session import Session
-from worker.spool import DiskFull, Payload, Spool
+from worker.spool import DiskFull, Spool
 
 TIDY_SECONDS = 600.0
 
@@ -41,7 +41,7 @@ class _Job:
 
 @dataclass(eq=False, kw_only=True)
 class Runner:
-    """Takes assignments in, has them done in their lanes, and keeps the replies.
+    """Takes assignments in, and has them done in their lanes.
 
     `finished` is called when something new is in the spool; `limits` are the owner's bounds.
     """
@@ -151,7 +151,8 @@ class Runner:
                 control = self._control(job)
                 if control.stopped():
                     raise TrainingStopped
-                self._keep(job, *self.execution.do(job.order, control))
+                self.execution.do(job.order, control)
+                self.finished()
             except Declined as declined:
                 self._decline(declined)
             except (DiskFull, OSError) as error:  # what the owner's own code raises does not get here
@@ -189,16 +190,7 @@ class Runner:
                 if self._changed.wait_for(stopped, timeout=seconds):
                     raise TrainingStopped
 
-        return Control(partial(setattr, job, "progress"), stopped, pause)
-
-    def _keep(self, job: _Job, reply: SignedEnvelope, payload: Payload | None) -> None:
-        """Puts a reply into the spool, unless it was cancelled meanwhile."""
-        with self._changed:
-            if not job.unwanted:
-                self.spool.add(reply, payload, job.order.envelope)
-            elif payload is not None:
-                payload.discard()
-        self.finished()
+        return Control(partial(setattr, job, "progress"), stopped, pause, lambda: not job.unwanted)
 
     def _late(self, job: _Job) -> Declined | None:
         """Why the time for a job is over; None when it is not."""

@@ -96,7 +96,7 @@ class Worker:
             TaskOffer(task=name, samples=trainer.samples, objectives=trainer.objectives)
             for name, trainer in offers.items()
         ]
-        spool = Spool(home.spool, home.handed_in, home.receipts, events)
+        spool = Spool(home, member.signing_key, events)
         progress = Progress(
             home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
         )

@@ -8,18 +8,20 @@ does not take replies, a few are kept in memory.
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import DecodeError
 
 from federation.digests import DEFAULT_ALGORITHM, digest, hasher
+from federation.envelope import seal
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope, UpdateManifest
 from federation.vectors import Array, Layout, payload_bytes
 from worker.events import Events
-from worker.home import sync_directory
+from worker.home import Home, sync_directory
 from worker.receipts import append, receipt_line
 
 _ENVELOPE = ".envelope"
@@ -27,7 +29,6 @@ _PAYLOAD = ".payload"
 _ASSIGNMENT = ".assignment"
 _SUFFIXES = (_ENVELOPE, _PAYLOAD, _ASSIGNMENT)
 _TEMPORARY = ".tmp"
-_READ_BYTES = 1 << 20
 # Replies that are kept after their receipts, with their payloads, should the coordinator ask for them again.
 _KEPT = 2
 _IN_MEMORY = 2  # payloads
@@ -40,23 +41,6 @@ class SpoolError(Exception):
 
 class DiskFull(Exception):
     """A reply that neither the disk nor the memory may hold; the message says why."""
-
-
-@dataclass(frozen=True)
-class Payload:
-    """A payload on its way into the spool: its digest and size in bytes.
-
-    `content` is a temporary file, or the bytes if the disk does not take them.
-    """
-
-    content: Path | bytes
-    digest: str
-    size: int
-
-    def discard(self) -> None:
-        """Removes the temporary file."""
-        if isinstance(self.content, Path):
-            self.content.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -78,16 +62,16 @@ class Entry:
 
 
 class Spool:
-    """The directory of finished replies. One process owns it; any of its threads may call.
+    """The directory of finished replies, which `key` signs. One process owns it; any of its threads may call.
 
-    The payloads of settled replies are moved to `handed_in`, which is emptied at the start; `receipts` is the file to
-    which receipts are appended.
+    The payloads of settled replies are moved to the home's `handed_in`, which is emptied at the start.
     """
 
-    def __init__(self, directory: Path, handed_in: Path, receipts: Path, events: Events) -> None:
-        self._directory = directory
-        self._handed_in = handed_in
-        self._receipts = receipts
+    def __init__(self, home: Home, key: Ed25519PrivateKey, events: Events) -> None:
+        self._directory = directory = home.spool
+        self._handed_in = handed_in = home.handed_in
+        self._receipts = home.receipts
+        self._key = key
         self._events = events
         self._unrecorded: list[str] = []  # lines of receipts that the disk did not take
         self._lock = threading.Lock()
@@ -109,11 +93,12 @@ class Spool:
             if path.suffix in (*_SUFFIXES, _TEMPORARY) and path not in whole:
                 path.unlink()
 
-    def write_payload(self, assignment_id: str, layout: Layout, rows: Mapping[str, Array]) -> Payload:
+    def _write_payload(
+        self, assignment_id: str, layout: Layout, rows: Mapping[str, Array]
+    ) -> tuple[Path | bytes, str, int]:
         """Makes a payload durable under a temporary name, or keeps it in memory when the disk does not take it.
 
-        Raises:
-            DiskFull: the disk does not take it, and too many replies are in memory already.
+        Returns the file or the bytes, and the payload's digest and size.
         """
         path = self._path(assignment_id, _PAYLOAD + _TEMPORARY)
         pieces, state = payload_bytes(layout, rows), hasher()
@@ -136,18 +121,33 @@ class Spool:
                 "disk; if this worker ends before the update is handed in, it is made again"
             )
             data = b"".join(pieces)
-            return Payload(data, digest(data), len(data))
-        return Payload(path, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", layout.file_bytes)
+            return data, digest(data), len(data)
+        return path, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", layout.file_bytes
 
-    def add(self, envelope: SignedEnvelope, payload: Payload | None, assignment: SignedEnvelope) -> None:
-        """Takes in a signed reply to an assignment; if the disk takes it, it survives a restart."""
-        manifest = UpdateManifest.FromString(envelope.manifest)
-        content = payload.content if payload is not None else None
-        entry = Entry(envelope, manifest, assignment, content)
-        if not isinstance(content, bytes):
-            entry = self._write(entry)
+    def add(
+        self,
+        reply: UpdateManifest,
+        layout: Layout | None,
+        rows: Mapping[str, Array],
+        assignment: SignedEnvelope,
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Signs a reply and keeps it with its payload, if it is still wanted then.
+
+        If the disk takes them, they survive a restart. Without a layout, there is no payload.
+
+        Raises:
+            DiskFull: the disk does not take the payload, and too many replies are in memory already.
+        """
+        content = None
+        if layout is not None:
+            content, reply.payload, reply.payload_bytes = self._write_payload(reply.assignment_id, layout, rows)
+        entry = Entry(seal(reply, self._key), reply, assignment, content)
         with self._lock:
-            self._entries[manifest.assignment_id] = entry
+            if wanted():
+                self._entries[entry.assignment_id] = entry if isinstance(content, bytes) else self._write(entry)
+            elif isinstance(content, Path):
+                content.unlink(missing_ok=True)
 
     def _write(self, entry: Entry) -> Entry:
         """Puts a reply on the disk; without room it stays in memory, with its payload where it is."""
