@@ -3,9 +3,8 @@
 import math
 from datetime import UTC
 
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
-
-from federation.v1.admin_pb2 import Administrator, Client, PhaseProgress, RoundSummary, Run, Token, Update
 
 DIGITS = 12  # of a digest
 UNKNOWN = "–"
@@ -29,11 +28,13 @@ def size(count: float) -> str:
     """Bytes in decimal units; a dash if they are not finite."""
     if not math.isfinite(count):
         return UNKNOWN
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
+    power = next((power for power in range(3) if count < 1000 ** (power + 1)), 3)
+    return f"{count:.0f} B" if power == 0 else f"{count / 1000**power:.1f} {('kB', 'MB', 'GB')[power - 1]}"
+
+
+def seconds(count: float) -> str:
+    """Seconds with two decimals; a dash if they are not finite."""
+    return f"{count:.2f} s" if math.isfinite(count) else UNKNOWN
 
 
 def span(seconds: float) -> str:
@@ -59,8 +60,6 @@ def local(timestamp: Timestamp) -> str:
         return "not a time"
 
 
-def when(message: Client | Token | Administrator | Run | Update | RoundSummary | PhaseProgress, field: str) -> str:
+def when(message: Message, field: str) -> str:
     """A message's time in the local zone, to the second; a dash if it is not set."""
-    if not message.HasField(field):  # type: ignore[arg-type]
-        return UNKNOWN
-    return local(getattr(message, field))
+    return local(getattr(message, field)) if message.HasField(field) else UNKNOWN

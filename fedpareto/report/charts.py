@@ -1,12 +1,13 @@
 """Charts as inline SVG. Colours are classes of the page's style sheet; details are tooltips."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from fedpareto.report.html import Html, join, points, tag
 from fedpareto.report.marks import fill, fill_key, line_key, mark
+from fedpareto.series import known, mean
 
 WIDTH, HEIGHT = 760.0, 262.0
 LEFT, RIGHT, TOP, BOTTOM = 60.0, 14.0, 26.0, 38.0
@@ -18,7 +19,7 @@ _COLUMNS = 360  # of a heat map; of more rounds, several are averaged
 _SHADES = 12
 _LAYERS = (0, 2, 3)  # how the bars of each layer are filled
 _MINOR_DECADES = 6  # of a log axis that has small ticks between its ticks
-_LARGEST = 1e100  # what is beyond is somebody's claim, and would leave the rest flat
+LARGEST = 1e100  # a value beyond it is a client's claim, and would leave the rest flat
 
 Format = Callable[[float], str]
 
@@ -30,14 +31,7 @@ def general(value: float) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """A line, or a layer of bars.
-
-    Attributes:
-        name: for the legend.
-        values: one for each x; NaN where there is none.
-        colour: the number of its colour, 0 to 5.
-        dashed: for what is only there to compare with.
-    """
+    """A line, or a layer of bars, in one of the colours 0 to 5; NaN where a value is missing."""
 
     name: str
     values: Sequence[float]
@@ -47,15 +41,15 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """The vertical axis.
+    """An axis.
 
     Attributes:
-        name: what is measured, with its unit.
-        format: how a value is written.
-        low: where it must begin at the latest; None where the values say so.
-        high: where it must end at the earliest.
-        log: by decades; values that are not positive are left out.
-        bounded: `low` and `high` are the ends of what is possible: nothing is drawn beyond.
+        name: of the quantity, with its unit.
+        format: writes a value.
+        low: the axis begins here or below; None leaves it to the values.
+        high: the axis ends here or above, likewise.
+        log: logarithmic; values that are not positive are left out.
+        bounded: the axis is from `low` to `high` exactly.
     """
 
     name: str
@@ -66,15 +60,18 @@ class Axis:
     bounded: bool = False
 
 
-class _Scale:
-    """From values to heights."""
+ACCURACY = Axis("accuracy", lambda value: f"{100 * value:.0f} %", low=0.0, high=1.0, bounded=True)
+COSINE = Axis("cosine", lambda value: f"{value:.1f}", low=-1.0, high=1.0, bounded=True)
 
-    def __init__(self, axis: Axis, values: Sequence[float]) -> None:
-        self._log = axis.log
-        self._bounded = axis.bounded
-        known = [value for value in values if self.known(value)]
-        known += [value for value in (axis.low, axis.high) if value is not None]
-        low, high = (min(known), max(known)) if known else (0.1, 1.0)
+
+class Scale:
+    """From values to places along an axis that is drawn from `start` to `end`."""
+
+    def __init__(self, axis: Axis, values: Iterable[float], start: float = HEIGHT - BOTTOM, end: float = TOP) -> None:
+        self._log, self._bounded, self._start, self._end = axis.log, axis.bounded, start, end
+        shown = [value for value in values if self.known(value)]
+        shown += [value for value in (axis.low, axis.high) if value is not None]
+        low, high = (min(shown), max(shown)) if shown else (0.1, 1.0)
         if axis.bounded and axis.low is not None and axis.high is not None:
             low, high = axis.low, axis.high
         self.ticks = decades(low, high) if axis.log else steps(low, high)
@@ -85,13 +82,15 @@ class _Scale:
         return math.log10(value) if self._log else value
 
     def known(self, value: float) -> bool:
-        return abs(value) <= _LARGEST and (value > 0 or not self._log)
+        """Whether a value can be drawn."""
+        return abs(value) <= LARGEST and (value > 0 or not self._log)
 
-    def y(self, value: float) -> float:
+    def at(self, value: float) -> float:
+        """The place of a value."""
         share = (self._of(value) - self._low) / (self._high - self._low)
         if self._bounded:
             share = min(max(share, 0.0), 1.0)
-        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+        return self._start + share * (self._end - self._start)
 
 
 def steps(low: float, high: float) -> list[float]:
@@ -133,31 +132,31 @@ def lines(
     rounds: Sequence[int], series: Sequence[Series], axis: Axis, *, band: tuple[Series, Series] | None = None
 ) -> Html:
     """Lines over rounds; `band` is a shaded area between two more."""
-    scale = _Scale(axis, [value for line in [*series, *(band or ())] for value in line.values])
+    scale = Scale(axis, [value for line in [*series, *(band or ())] for value in line.values])
     x = _rounds_to_x(rounds)
-    parts = [_grid(scale, axis), _round_axis(rounds, x)]
+    parts = [grid(scale, axis), _round_axis(rounds, x)]
     if band:
         edges = [
-            (x[i], scale.y(low), scale.y(high))
+            (x[i], scale.at(low), scale.at(high))
             for i, (low, high) in enumerate(zip(band[0].values, band[1].values, strict=True))
             if scale.known(low) and scale.known(high)
         ]
         outline = [(at, high) for at, _, high in edges] + [(at, low) for at, low, _ in reversed(edges)]
         parts.append(tag("polygon", points=points(outline), class_=f"band f{band[0].colour}"))
     for place, line in enumerate(series):
-        known = [(i, value) for i, value in enumerate(line.values) if scale.known(value)]
-        places = [(x[i], scale.y(value)) for i, value in known]
+        shown = [(i, value) for i, value in enumerate(line.values) if scale.known(value)]
+        places = [(x[i], scale.at(value)) for i, value in shown]
         dashed = " dashed" if line.dashed else ""
         parts.append(tag("polyline", points=points(places), class_=f"line s{line.colour}{dashed}"))
-        sparse = line.dashed or len(known) > _MARKERS
-        every = max(1, math.ceil(len(known) / _SPARSE)) if sparse else 1
-        first = min(place * every // len(series), max(len(known) - 1, 0))  # so that marks of equal lines do not meet
+        sparse = line.dashed or len(shown) > _MARKERS
+        every = max(1, math.ceil(len(shown) / _SPARSE)) if sparse else 1
+        first = min(place * every // len(series), max(len(shown) - 1, 0))  # so that marks of equal lines do not meet
         parts += [
             mark(
                 line.colour, at, height, 3.6 if sparse else 2.8,
                 f"round {rounds[i]}: {line.name} {axis.format(value)}", hollow=line.dashed,
             )
-            for (i, value), (at, height) in list(zip(known, places, strict=True))[first::every]
+            for (i, value), (at, height) in list(zip(shown, places, strict=True))[first::every]
         ]  # fmt: skip
     return join([legend(series), svg(axis.name, HEIGHT, parts)])
 
@@ -165,19 +164,18 @@ def lines(
 def stacked(rounds: Sequence[int], layers: Sequence[Series], axis: Axis) -> Html:
     """Bars over rounds, layer upon layer."""
     totals = [sum(values) for values in zip(*(layer.values for layer in layers), strict=True)]
-    scale = _Scale(axis, [0.0, *totals])
+    scale = Scale(axis, [0.0, *totals])
     x = _rounds_to_x(rounds)
     width = max(0.6, 0.8 * _INNER / max(len(rounds), 8))
-    parts = [_grid(scale, axis), _round_axis(rounds, x)]
+    parts = [grid(scale, axis), _round_axis(rounds, x)]
     for i, number in enumerate(rounds):
         base = 0.0
         for way, layer in zip(_LAYERS, layers, strict=False):
             value = layer.values[i]
             if value > 0:
-                top, bottom = scale.y(base + value), scale.y(base)
-                title = tag("title", f"round {number}: {layer.name} {axis.format(value)}")
-                box = {"x": x[i] - width / 2, "y": top, "width": width, "height": bottom - top}
-                parts.append(tag("rect", title, **box, class_=fill(layer.colour, way)))
+                top, title = scale.at(base + value), f"round {number}: {layer.name} {axis.format(value)}"
+                look = fill(layer.colour, way)
+                parts.append(box(x[i] - width / 2, top, width, scale.at(base) - top, look, title))
                 base += value
     keys = (fill_key(layer.name, layer.colour, way) for way, layer in zip(_LAYERS, layers, strict=False))
     return join([tag("p", *keys, class_="legend"), svg(axis.name, HEIGHT, parts)])
@@ -185,23 +183,22 @@ def stacked(rounds: Sequence[int], layers: Sequence[Series], axis: Axis) -> Html
 
 def bars(names: Sequence[str], values: Sequence[float], axis: Axis, *, marked: int, line: Series) -> Html:
     """A bar for each name, in order, the first `marked` outlined in another colour; a line goes across at a value."""
-    scale = _Scale(axis, [0.0, *values, *line.values])
+    scale = Scale(axis, [0.0, *values, *line.values])
     slot = _INNER / max(len(names), 1)
     width = min(0.8 * slot, 40.0)
-    parts = [_grid(scale, axis)]
+    parts = [grid(scale, axis)]
     labelled = len(names) <= 40
     height = HEIGHT + (min(max(map(len, names), default=0), 24) * 5.0 if labelled else 0.0)
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
         middle = LEFT + (i + 0.5) * slot
-        top, bottom = scale.y(max(value, 0.0)), scale.y(min(value, 0.0))
-        box = {"x": middle - width / 2, "y": top, "width": width, "height": bottom - top}
-        title = tag("title", f"{name}: {axis.format(value)}")
-        parts.append(tag("rect", title, **box, class_=fill(1, 1) if i < marked else fill(0, 0)))
+        top, bottom = scale.at(max(value, 0.0)), scale.at(min(value, 0.0))
+        look = fill(1, 1) if i < marked else fill(0, 0)
+        parts.append(box(middle - width / 2, top, width, bottom - top, look, f"{name}: {axis.format(value)}"))
         if labelled:
             foot = HEIGHT - BOTTOM + 12
             turn = f"rotate(-50 {middle:.1f} {foot:.1f})"
             parts.append(tag("text", cut(name), x=middle, y=foot, text_anchor="end", transform=turn))
-    across = scale.y(line.values[0])
+    across = scale.at(line.values[0])
     ends = {"x1": LEFT, "x2": WIDTH - RIGHT, "y1": across, "y2": across}
     parts.append(tag("line", tag("title", line.name), **ends, class_=f"line s{line.colour} dashed"))
     return svg(axis.name, height, parts)
@@ -210,16 +207,15 @@ def bars(names: Sequence[str], values: Sequence[float], axis: Axis, *, marked: i
 def pairs(rows: Sequence[tuple[str, float, float]], names: tuple[str, str], format_: Format, *, alt: str) -> Html:
     """Two bars for each row, lying below each other, with their values beside them."""
     left, thick, slot = LEFT + 110, 13.0, 38.0
-    largest = max((value for row in rows for value in row[1:] if math.isfinite(value)), default=0.0) or 1.0
+    largest = max(known(value for _, *values in rows for value in values), default=0.0) or 1.0
     parts = []
     for i, (name, *values) in enumerate(rows):
         top = 4.0 + i * slot
         parts.append(tag("text", cut(name), x=left - 6, y=top + thick + 4, text_anchor="end", class_="axis"))
         for k, value in enumerate(values):
-            known = value if math.isfinite(value) else 0.0
-            width = (WIDTH - left - 130) * known / largest
+            width = (WIDTH - left - 130) * (value if math.isfinite(value) else 0.0) / largest
             y = top + k * (thick + 1)
-            parts.append(tag("rect", x=left, y=y, width=width, height=thick, class_=fill(2 * k, k)))
+            parts.append(box(left, y, width, thick, fill(2 * k, k), f"{name}: {names[k]} {format_(value)}"))
             parts.append(tag("text", f"{names[k]} {format_(value)}", x=left + width + 5, y=y + thick - 3))
     keys = [fill_key(name, 2 * k, k) for k, name in enumerate(names)]
     return join([tag("p", *keys, class_="legend"), svg("", 4.0 + slot * len(rows), parts, alt)])
@@ -228,8 +224,8 @@ def pairs(rows: Sequence[tuple[str, float, float]], names: tuple[str, str], form
 def heat(rounds: Sequence[int], names: Sequence[str], values: Sequence[Sequence[float]], format_: Format) -> Html:
     """Shades for `values` (a row for each name, a column for each round), from 0 to the largest; NaN is left blank."""
     together = -(-len(rounds) // _COLUMNS)
-    rows = [[_mean(row[i : i + together]) for i in range(0, len(row), together)] for row in values]
-    largest = max((value for row in rows for value in row if math.isfinite(value)), default=0.0)
+    rows = [[mean(row[i : i + together]) for i in range(0, len(row), together)] for row in values]
+    largest = max(known(value for row in rows for value in row), default=0.0)
     columns = len(rows[0]) if rows else 1
     cell = (_INNER - 60) / columns, min(16.0, max(3.0, 560.0 / max(len(names), 1)))
     left, top = LEFT + 60, 4.0
@@ -255,10 +251,9 @@ def heat(rounds: Sequence[int], names: Sequence[str], values: Sequence[Sequence[
         tag("text", str(rounds[i]), x=left + (i // together + 0.5) * cell[0], y=height + 16, text_anchor="middle")
         for i in _spread(len(rounds))
     ]
-    steps = [k / 4 for k in range(5)]
-    keys = [
-        join([tag("i", class_="key b0", style=f"opacity:{_shade(k):.2f}"), f" {format_(largest * k)} "]) for k in steps
-    ]
+    keys = []
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        keys += [tag("i", class_="key b0", style=f"opacity:{_shade(share):.2f}"), f" {format_(largest * share)} "]
     averaged = f" (each column is the mean of {together} rounds)" if together > 1 else ""
     key = tag("p", *keys, averaged, class_="legend")
     drawing = [tag("g", *cells, transform=frame, shape_rendering="crispEdges"), *labels, *ticks]
@@ -267,12 +262,17 @@ def heat(rounds: Sequence[int], names: Sequence[str], values: Sequence[Sequence[
 
 
 def _shade(share: float) -> float:
-    """The opacity of a cell; the lightest one still tells itself from a blank."""
+    """The opacity of a cell; the lightest one still differs from a blank."""
     return 0.05 + 0.95 * share
 
 
+def box(x: float, y: float, width: float, height: float, look: str, title: str) -> Html:
+    """A rectangle from its upper left corner, with a tooltip."""
+    return tag("rect", tag("title", title), x=x, y=y, width=width, height=height, class_=look)
+
+
 def svg(name: str, height: float, parts: Sequence[str], alt: str = "") -> Html:
-    """A drawing of the usual width; `name` is written at its upper left, `alt` said to whoever cannot see it."""
+    """A drawing of the usual width; `name` is written at its upper left, `alt` describes it to screen readers."""
     title = [tag("text", name, x=4.0, y=12.0, class_="axis")] if name else []
     label = alt or name or "weights"
     return tag("svg", *title, *parts, viewBox=f"0 0 {WIDTH:.0f} {height:.0f}", role="img", aria_label=label)
@@ -283,21 +283,15 @@ def legend(series: Sequence[Series]) -> Html:
     return tag("p", *(line_key(line.name, line.colour, dashed=line.dashed) for line in series), class_="legend")
 
 
-def _grid(scale: _Scale, axis: Axis) -> Html:
-    ticks = (
-        join(
-            [
-                tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=scale.y(tick), y2=scale.y(tick), class_="grid"),
-                tag("text", axis.format(tick), x=LEFT - 6, y=scale.y(tick) + 3.5, text_anchor="end"),
-            ]
-        )
-        for tick in scale.ticks
-    )
-    small = (
-        tag("line", x1=LEFT, x2=LEFT + 5, y1=scale.y(tick), y2=scale.y(tick), class_="tick")
-        for tick in scale.small_ticks
-    )
-    return join([*ticks, *small])
+def grid(scale: Scale, axis: Axis) -> Html:
+    """Horizontal lines at the ticks of a vertical axis, with their values."""
+    parts = []
+    for y, tick in ((scale.at(tick), tick) for tick in scale.ticks):
+        parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
+        parts.append(tag("text", axis.format(tick), x=LEFT - 6, y=y + 3.5, text_anchor="end"))
+    for y in map(scale.at, scale.small_ticks):
+        parts.append(tag("line", x1=LEFT, x2=LEFT + 5, y1=y, y2=y, class_="tick"))
+    return join(parts)
 
 
 def _round_axis(rounds: Sequence[int], x: Sequence[float]) -> Html:
@@ -319,11 +313,6 @@ def _spread(count: int) -> list[int]:
     """At most about ten indices, evenly apart."""
     step = next(step for power in range(9) for step in (10**power, 2 * 10**power, 5 * 10**power) if count <= 10 * step)
     return list(range(0, count, step))
-
-
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if math.isfinite(value)]
-    return math.fsum(known) / len(known) if known else math.nan
 
 
 def cut(name: str) -> str:

@@ -1,7 +1,7 @@
-"""What a report is made of: three calls of the Admin service for each run, whatever the number of rounds."""
+"""The data of a report: three calls of the Admin service for each run, whatever the number of rounds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,16 +20,17 @@ from federation.v1.admin_pb2 import (
 )
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.messages import accepted, whole
+from fedpareto.series import known, last, metric
 
 
 @dataclass(frozen=True)
 class Final:
-    """What every client scored at the end.
+    """The scores of all clients after the last evaluated round.
 
     Attributes:
-        round: the last round that was evaluated.
-        split: of "test", "validation", "train".
-        measure: "accuracy", or "loss" where nobody has an accuracy.
+        round: its number.
+        split: "test", "validation" or "train".
+        measure: "accuracy", or "loss" where no client has an accuracy.
         values: by client.
     """
 
@@ -41,13 +42,7 @@ class Final:
 
 @dataclass(frozen=True)
 class RunData:
-    """A run, whole.
-
-    Attributes:
-        run: with its specification.
-        rounds: in order.
-        members: the federation's clients by name.
-    """
+    """A run with its specification, its rounds in order, and the federation's clients by name."""
 
     run: Run
     rounds: list[ExportRoundsResponse]
@@ -74,7 +69,7 @@ class RunData:
 
     def metric(self, name: str) -> list[float]:
         """A metric over the rounds; NaN where it is not known."""
-        return [item.summary.metrics.get(name, math.nan) for item in self.rounds]
+        return [metric(item.summary, name) for item in self.rounds]
 
     @cached_property
     def clients(self) -> list[str]:
@@ -82,40 +77,30 @@ class RunData:
         names = {part.client_id for item in self.rounds for part in item.participations}
         return sorted(names | {scored.client_id for item in self.rounds for scored in item.scores})
 
-    def parts(self, client: str) -> list[Participation]:
-        """A client's parts in the rounds that asked it for more than an evaluation."""
-        return self._parts.get(client, [])
-
-    def accepted(self, client: str) -> list[Participation]:
-        """Those of them whose update counts."""
-        return self._accepted.get(client, [])
-
     @cached_property
-    def _parts(self) -> dict[str, list[Participation]]:
-        found: dict[str, list[Participation]] = {}
+    def parts(self) -> dict[str, list[Participation]]:
+        """Every client's parts in the rounds that asked it for more than an evaluation."""
+        found: dict[str, list[Participation]] = {client: [] for client in self.clients}
         for item in self.rounds:
             for part in item.participations:
-                found.setdefault(part.client_id, []).append(part)
+                found[part.client_id].append(part)
         return found
 
     @cached_property
-    def _accepted(self) -> dict[str, list[Participation]]:
-        found: dict[str, list[Participation]] = {}
-        for item in self.rounds:
-            for part in item.participations:
-                if accepted(item.phases, part):
-                    found.setdefault(part.client_id, []).append(part)
-        return found
+    def samples(self) -> dict[str, int]:
+        """The training samples of every client whose update counted, by its own last word."""
+        parts = ((item.phases, part) for item in self.rounds for part in item.participations)
+        return {part.client_id: part.samples for phases, part in parts if accepted(phases, part)}
 
     @cached_property
     def weights(self) -> dict[str, list[float]]:
         """Every client's lambda over the rounds; NaN where it had none."""
-        found = {client: [math.nan] * len(self.rounds) for client in self._parts}
+        found = {client: [math.nan] * len(self.rounds) for client, parts in self.parts.items() if parts}
         for i, item in enumerate(self.rounds):
             for part in item.participations:
                 if math.isfinite(part.weight):
                     found[part.client_id][i] = part.weight
-        return dict(sorted(found.items()))
+        return found
 
     @cached_property
     def final(self) -> Final | None:
@@ -143,14 +128,11 @@ class RunData:
 
     def split(self, order: Sequence[str]) -> str | None:
         """The first of these splits on which somebody measured an objective."""
-        return next((split for split in order if any(map(_any, self.losses(split).values()))), None)
+        return next((split for split in order if any(map(known, self.losses(split).values()))), None)
 
     def at_the_end(self, prefix: str) -> list[float]:
         """The last known value of a number of each objective; NaN where there is none."""
-        return [
-            next((value for value in reversed(self.metric(f"{prefix}{name}")) if math.isfinite(value)), math.nan)
-            for name in self.objectives
-        ]
+        return [last(self.metric(f"{prefix}{name}")) for name in self.objectives]
 
     @cached_property
     def _hyperparameters(self) -> Mapping[str, Any]:
@@ -179,21 +161,15 @@ class RunData:
     @cached_property
     def up(self) -> list[float]:
         """Bytes that each client sent in a round, on average over those that sent something."""
-        senders = [sum(part.payload_bytes > 0 for part in item.participations) for item in self.rounds]
-        return [
-            total / count if count else math.nan for total, count in zip(self.metric("bytes/up"), senders, strict=True)
-        ]
+        senders = (sum(part.payload_bytes > 0 for part in item.participations) for item in self.rounds)
+        return self._per_client("bytes/up", senders)
 
     @cached_property
     def down(self) -> list[float]:
         """Bytes that each client fetched in a round, on average over those that answered or evaluated."""
-        found = []
-        for item, total in zip(self.rounds, self.metric("bytes/down"), strict=True):
-            there = {part.client_id for part in item.participations if part.answered}
-            there |= {scored.client_id for scored in item.scores}
-            found.append(total / len(there) if there else math.nan)
-        return found
+        answered = ({part.client_id for part in item.participations if part.answered} for item in self.rounds)
+        scored = ({score.client_id for score in item.scores} for item in self.rounds)
+        return self._per_client("bytes/down", (len(a | b) for a, b in zip(answered, scored, strict=True)))
 
-
-def _any(values: Sequence[float]) -> bool:
-    return any(math.isfinite(value) for value in values)
+    def _per_client(self, name: str, clients: Iterable[int]) -> list[float]:
+        return [total / count if count else math.nan for total, count in zip(self.metric(name), clients, strict=True)]

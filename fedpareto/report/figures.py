@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from fedpareto.formatting import number, percent
 from fedpareto.report import charts, objectives, traffic
-from fedpareto.report.charts import Axis, Series, general
+from fedpareto.report.charts import ACCURACY, COSINE, Axis, Series, general
 from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, table
-from fedpareto.report.layout import absent, figure, known, last, over_rounds, same, some, whole
+from fedpareto.report.layout import absent, figure, line_figure, same, some, whole
+from fedpareto.series import known, last, mean
 
-_SHARE = Axis("share of the clients", lambda value: f"{100 * value:.0f} %", low=0.0, high=1.0, bounded=True)
+_NO_ACCURACY = "No client reported an accuracy in this run."
+_NO_STEP = "No round of this run has made a step."
 
 
 def all_figures(data: RunData, beside: Sequence[RunData]) -> Iterator[tuple[str, str, list[Html]]]:
@@ -33,20 +36,18 @@ def _accuracy(data: RunData) -> Html:
         name: data.metric(f"accuracy/{name}")
         for name in ("mean", "std", "worst5", "best5", "worst", "best", "p5", "p95")
     }
-    mean, std = found["mean"], found["std"]
-    if not known(mean):
-        return absent(title, "No client reported an accuracy in this run.")
-    series = [Series("mean", mean, 0), Series("best 5 %", found["best5"], 2)]
+    average, std = found["mean"], found["std"]
+    series = [Series("mean", average, 0), Series("best 5 %", found["best5"], 2)]
     if same(found["worst5"], found["worst"]):
         series.append(Series("worst client (fewer than 40 evaluate, so it is also the worst 5 %)", found["worst"], 1))
     else:
         series.append(Series("worst 5 %", found["worst5"], 1))
         series.append(Series("worst client", found["worst"], 4, dashed=True))
     band = (
-        Series("", [m - s for m, s in zip(mean, std, strict=True)], 0),
-        Series("", [m + s for m, s in zip(mean, std, strict=True)], 0),
+        Series("", [m - s for m, s in zip(average, std, strict=True)], 0),
+        Series("", [m + s for m, s in zip(average, std, strict=True)], 0),
     )
-    gap = last(mean) - last(found["worst5"])
+    gap = last(average) - last(found["worst5"])
     caption = (
         "Every client tests the model on its own data and counts the same, however much data it has. The shaded band "
         "is one standard deviation of the clients about their mean. A mean that rises while the worst 5 % stay "
@@ -54,25 +55,21 @@ def _accuracy(data: RunData) -> Html:
         "worst 5 % are the mean of the lowest floor(0.05 N) clients, at least one; percentiles are in the table."
     )
     columns = [(name, values, percent) for name, values in found.items()]
-    axis = Axis("accuracy", _SHARE.format, low=0.0, high=1.0, bounded=True)
-    chart = charts.lines(data.numbers, series, axis, band=band)
-    return figure(title, chart, caption, over_rounds(data, columns))
+    return line_figure(data, title, _NO_ACCURACY, series, ACCURACY, caption, columns, band=band)
 
 
 def _spread(data: RunData) -> Html:
     title = "Spread of the accuracies"
     std, jain, variance = (data.metric(f"accuracy/{name}") for name in ("std", "jain", "variance"))
-    if not known(std):
-        return absent(title, "No client reported an accuracy in this run.")
     caption = (
         "The standard deviation of the clients' accuracies: 0 would be the same accuracy for everybody. It also "
         "falls when everybody becomes equally bad, so read it beside the mean. Jain's index, in the table, says the "
         "same in relation to the mean: 1 for perfect equality, 1/N when one client has everything; at the end it is "
         f"{number(last(jain))}."
     )
-    chart = charts.lines(data.numbers, [Series("standard deviation", std, 3)], Axis("accuracy", percent, low=0.0))
     columns = [("std", std, percent), ("variance", variance, number), ("Jain's index", jain, number)]
-    return figure(title, chart, caption, over_rounds(data, columns))
+    series = [Series("standard deviation", std, 3)]
+    return line_figure(data, title, _NO_ACCURACY, series, Axis("accuracy", percent, low=0.0), caption, columns)
 
 
 def _final(data: RunData) -> Html:
@@ -83,16 +80,16 @@ def _final(data: RunData) -> Html:
     better_high = final.measure == "accuracy"
     ordered = sorted(final.values.items(), key=lambda item: (item[1] if better_high else -item[1], item[0]))
     values = [value for _, value in ordered]
-    mean, tail = math.fsum(values) / len(values), max(1, int(0.05 * len(values)))
+    average, tail = mean(values), max(1, int(0.05 * len(values)))
     format_ = percent if better_high else number
-    axis = Axis(f"{final.split} {final.measure}", _SHARE.format if better_high else general, low=0.0)
-    line = Series(f"mean {format_(mean)}", [mean], 2)
+    axis = Axis(f"{final.split} {final.measure}", ACCURACY.format if better_high else general, low=0.0)
+    line = Series(f"mean {format_(average)}", [average], 2)
     chart = charts.bars([name for name, _ in ordered], values, axis, marked=tail, line=line)
     caption = (
         f"After round {final.round}, {len(values)} clients on their own {final.split} data, the worst first; the "
-        f"worst 5 % are outlined, the dashed line is the mean, {format_(mean)}. The worst off is {ordered[0][0]} with "
-        f"{format_(values[0])}. A steep left end is a group that the model does not serve: look there for data that "
-        "no other client has, or for few rounds taken part in."
+        f"worst 5 % are outlined, the dashed line is the mean, {format_(average)}. The worst off is {ordered[0][0]} "
+        f"with {format_(values[0])}. A steep left end is a group that the model does not serve: look there for data "
+        "that no other client has, or for few rounds taken part in."
     )
     rows = [(name, format_(value)) for name, value in ordered]
     return figure(title, chart, caption, table(["client", f"{final.split} {final.measure}"], rows))
@@ -105,37 +102,33 @@ def _losses(data: RunData) -> Html:
     title = "Loss over the rounds"
     found = {split: data.metric(f"loss/{split}") for split in ("train", "validation", "test")}
     series = [Series(split, values, i) for i, (split, values) in enumerate(found.items()) if known(values)]
-    if not series:
-        return absent(title, "No client reported a loss of a new model in this run.")
+    absence = "No client reported a loss of a new model in this run."
     caption = (
         "Mean of the losses that the clients measured on their own data, on a logarithmic scale. Losses are claims: "
         "a client that inflates its own raises this mean as it likes, and gains influence under a rule that reads "
         "losses. A training loss that falls while the test loss rises is overfitting."
     )
-    chart = charts.lines(data.numbers, series, Axis("mean loss", general, log=True))
-    return figure(title, chart, caption, over_rounds(data, [(line.name, line.values, number) for line in series]))
+    columns = [(line.name, line.values, number) for line in series]
+    return line_figure(data, title, absence, series, Axis("mean loss", general, log=True), caption, columns)
 
 
 def _improved(data: RunData) -> Html:
     title = "Improved participants"
     promised, kept = data.metric("descent_share"), data.metric("improved")
-    if not known(promised) and not known(kept):
-        return absent(title, "Neither steps nor training losses are known in this run.")
+    absence = "Neither steps nor training losses are known in this run."
     series = [
         Series("training loss did not rise", kept, 0),
         Series("promised: update not against the direction", promised, 4, dashed=True),
     ]
-    average = math.fsum(known(kept)) / max(len(known(kept)), 1)
-    measured = f" On average {percent(average)} of the participants were better off." if known(kept) else ""
+    measured = f" On average {percent(mean(kept))} of the participants were better off." if known(kept) else ""
     caption = (
         "The share of a round's participants whose training loss did not rise in the step. The dashed line is what "
         "the direction promises to first order: the share of updates that have no negative cosine with it. For pure "
         "multi-gradient descent it is always 100 %. Where the promise is kept by fewer, the step was too long, or "
         f"one client's batch misled it.{measured}"
     )
-    chart = charts.lines(data.numbers, series, _SHARE)
     columns = [("improved", kept, percent), ("promised", promised, percent)]
-    return figure(title, chart, caption, over_rounds(data, columns))
+    return line_figure(data, title, absence, series, replace(ACCURACY, name="share of the clients"), caption, columns)
 
 
 # --- weights
@@ -145,13 +138,13 @@ def _weights(data: RunData) -> Html:
     title = "Weights λ, client by client"
     weights = data.weights
     if not any(map(known, weights.values())):
-        return absent(title, "No round of this run has made a step.")
+        return absent(title, _NO_STEP)
     chart = charts.heat(data.numbers, list(weights), list(weights.values()), number)
     rows = []
     for name, values in weights.items():
         own = known(values)
-        mean = math.fsum(own) / len(own) if own else math.nan
-        rows.append((name, str(len(own)), *map(number, (mean, min(own, default=mean), max(own, default=mean)))))
+        least, largest = min(own, default=math.nan), max(own, default=math.nan)
+        rows.append((name, str(len(own)), *map(number, (mean(own), least, largest))))
     caption = (
         "A row for each client, a column for each round, the darker the larger its weight; blank where it took no "
         "part. Plain averaging gives even rows. Multi-gradient descent gives weight to those whom the others would "
@@ -164,8 +157,6 @@ def _weights(data: RunData) -> Html:
 def _entropy(data: RunData) -> Html:
     title = "How many clients decided"
     entropy = data.metric("entropy")
-    if not known(entropy):
-        return absent(title, "No round of this run has made a step.")
     effective = [math.exp(value) for value in entropy]
     present = [
         float(item.summary.accepted) if math.isfinite(value) else math.nan
@@ -177,8 +168,7 @@ def _entropy(data: RunData) -> Html:
         "one has all the weight. The further below the dashed line, the more selective the algorithm was."
     )
     columns = [("entropy", entropy, number), ("effective", effective, number), ("accepted", present, whole)]
-    chart = charts.lines(data.numbers, series, Axis("clients", general, low=0.0))
-    return figure(title, chart, caption, over_rounds(data, columns))
+    return line_figure(data, title, _NO_STEP, series, Axis("clients", general, low=0.0), caption, columns)
 
 
 # --- geometry
@@ -187,25 +177,21 @@ def _entropy(data: RunData) -> Html:
 def _conflicts(data: RunData) -> Html:
     title = "Pairs in conflict"
     pairs = data.metric("conflicts")
-    if not known(pairs):
-        return absent(title, "No round of this run has made a step.")
     caption = (
         "How many pairs of updates have a negative inner product: what is good for the one is, to first order, bad "
         "for the other. The more the clients' data differ, and the nearer training is to its end, the more there "
         "are. They are why an average can hurt some of those whom it averages."
     )
-    chart = charts.lines(data.numbers, [Series("pairs", pairs, 1)], Axis("pairs of updates", whole, low=0.0))
-    return figure(title, chart, caption, over_rounds(data, [("pairs", pairs, whole)]))
+    axis = Axis("pairs of updates", whole, low=0.0)
+    return line_figure(data, title, _NO_STEP, [Series("pairs", pairs, 1)], axis, caption, [("pairs", pairs, whole)])
 
 
 def _cosines(data: RunData) -> Html:
     title = "How deep the conflicts are, and whether the direction serves all"
-    depth, mean, least = (data.metric(name) for name in ("conflict_depth", "conflict_mean", "descent_min"))
-    if not known(depth):
-        return absent(title, "No round of this run has made a step.")
+    depth, average, least = (data.metric(name) for name in ("conflict_depth", "conflict_mean", "descent_min"))
     series = [
         Series("least cosine of two updates in conflict", depth, 1),
-        Series("mean of the pairs in conflict", mean, 4, dashed=True),
+        Series("mean of the pairs in conflict", average, 4, dashed=True),
         Series("least cosine of an update with the direction", least, 0),
     ]
     against = sum(value < -1e-9 for value in known(least))
@@ -214,19 +200,14 @@ def _cosines(data: RunData) -> Html:
         "other. The line with circles is the verdict on the step: above 0 it makes nobody worse, to first order; "
         f"below 0 somebody pays. Here that was so in {against} of {len(known(least))} steps."
     )
-    columns = [("least", depth, number), ("mean in conflict", mean, number), ("with the direction", least, number)]
-    chart = charts.lines(
-        data.numbers, series, Axis("cosine", lambda value: f"{value:.1f}", low=-1.0, high=1.0, bounded=True)
-    )
-    return figure(title, chart, caption, over_rounds(data, columns))
+    columns = [("least", depth, number), ("mean in conflict", average, number), ("with the direction", least, number)]
+    return line_figure(data, title, _NO_STEP, series, COSINE, caption, columns)
 
 
 def _norms(data: RunData) -> Html:
     title = "Length of the direction, and what was left to gain for all"
     names = ("direction_norm", "stationarity", "stationarity/relative", "step/rate")
     norm, left, relative, rate = map(data.metric, names)
-    if not known(norm):
-        return absent(title, "No round of this run has made a step.")
     still = [str(item.summary.round) for item in data.rounds if item.summary.metrics.get("stationary") == 1]
     stood = (
         f" In {len(still)} rounds there was no such direction and the model stayed as it was ({some(still)}): it is "
@@ -242,7 +223,6 @@ def _norms(data: RunData) -> Html:
         f"another scale than theirs.{stood}"
     )
     series = [Series("direction", norm, 0), Series("shortest common direction", left, 2)]
-    found = {"direction": norm, "stationarity": left, "relative": relative, "rate": rate}
-    columns = [(name, values, number) for name, values in found.items()]
-    chart = charts.lines(data.numbers, series, Axis("norm", general, log=True))
-    return figure(title, chart, caption, over_rounds(data, columns))
+    names = ("direction", "stationarity", "relative", "rate")
+    columns = [(name, values, number) for name, values in zip(names, (norm, left, relative, rate), strict=True)]
+    return line_figure(data, title, _NO_STEP, series, Axis("norm", general, log=True), caption, columns)

@@ -1,11 +1,16 @@
-"""What figures are made of: title, chart, caption, numbers."""
+"""Parts of figures: title, chart, caption, numbers."""
 
 import math
 from collections.abc import Sequence
 
-from fedpareto.report.charts import Format
+from fedpareto.formatting import UNKNOWN
+from fedpareto.report import charts
+from fedpareto.report.charts import Axis, Format, Series
 from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, table, tag
+from fedpareto.series import known
+
+Column = tuple[str, Sequence[float], Format]  # of a table: its name, its numbers, and how they are written
 
 
 def figure(title: str, chart: Html, caption: str, numbers: Html | None = None) -> Html:
@@ -17,24 +22,36 @@ def figure(title: str, chart: Html, caption: str, numbers: Html | None = None) -
 
 
 def absent(title: str, why: str) -> Html:
-    """In place of a figure that a run has no numbers for."""
+    """A title and a reason, in place of a figure that a run has no numbers for."""
     return tag("figure", tag("h3", title), tag("p", why, class_="absent"))
 
 
-def over_rounds(data: RunData, columns: Sequence[tuple[str, Sequence[float], Format]]) -> Html:
+def line_figure(
+    data: RunData,
+    title: str,
+    absence: str,
+    series: Sequence[Series],
+    axis: Axis,
+    caption: str,
+    columns: Sequence[Column],
+    *,
+    band: tuple[Series, Series] | None = None,
+) -> Html:
+    """Lines over the rounds, or the reason `absence` if no value is known; `band` is as for `charts.lines`."""
+    if not any(known(line.values) for line in series):
+        return absent(title, absence)
+    return figure(title, charts.lines(data.numbers, series, axis, band=band), caption, over_rounds(data, columns))
+
+
+def over_rounds(data: RunData, columns: Sequence[Column]) -> Html:
     """The rounds in which at least one of the numbers is known."""
     rows = []
     for i, round_ in enumerate(data.numbers):
         values = [(found[i], format_) for _, found, format_ in columns]
         if any(math.isfinite(value) for value, _ in values):
-            cells = ("–" if math.isnan(value) else format_(value) for value, format_ in values)
+            cells = (UNKNOWN if math.isnan(value) else format_(value) for value, format_ in values)
             rows.append([str(round_), *cells])
     return table(["round", *(name for name, _, _ in columns)], rows, words=0)
-
-
-def known(values: Sequence[float]) -> list[float]:
-    """Without what is not known."""
-    return [value for value in values if math.isfinite(value)]
 
 
 def same(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -42,17 +59,12 @@ def same(a: Sequence[float], b: Sequence[float]) -> bool:
     return all(x == y or (math.isnan(x) and math.isnan(y)) for x, y in zip(a, b, strict=True))
 
 
-def last(values: Sequence[float]) -> float:
-    """The last one that is known; NaN where none is."""
-    return next((value for value in reversed(values) if math.isfinite(value)), math.nan)
-
-
 def whole(value: float) -> str:
-    """A number that is whole, mostly."""
+    """A number without decimals if it is whole, else with one."""
     return f"{value:.0f}" if abs(value - round(value)) < 1e-9 else f"{value:.1f}"
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
-    """The first of many."""
+    """The first names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

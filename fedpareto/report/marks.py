@@ -10,15 +10,9 @@ FILLS = 4  # ways to fill a bar: solid, outlined, half, dashed; classes q0 to q3
 
 
 def mark(shape: int, x: float, y: float, size: float, title: str, *, hollow: bool = False) -> Html:
-    """One of `GLYPHS` in the colour of the same number, with a tooltip.
+    """The shape number `shape` of `GLYPHS` around (x, y), in the colour of that number, with a tooltip.
 
-    Args:
-        shape: the place in `GLYPHS`.
-        x: its middle.
-        y: likewise.
-        size: from its middle to a circle's edge; the other shapes cover about the same area.
-        title: the tooltip.
-        hollow: only its outline.
+    `size` is the radius of the circle; the other shapes have about the same area.
     """
     look = f"hollow s{shape}" if hollow else f"f{shape}"
     if shape == 0:

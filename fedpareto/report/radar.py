@@ -17,9 +17,9 @@ def radar(names: Sequence[str], runs: Sequence[Series], largest: Sequence[float]
     """Shares of the largest value along each axis.
 
     Args:
-        names: of the objectives, M of them, at least 3.
-        runs: the shares of each run, M of them in [0, 1]; the axes where one is NaN are passed over.
-        largest: what 1 stands for, by objective.
+        names: of the M objectives, M >= 3.
+        runs: M shares in [0, 1] for each run; axes with NaN are left out.
+        largest: the value of share 1, by objective.
         alt: the drawing in words.
     """
     parts = [_web(names, largest)]

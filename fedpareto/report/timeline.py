@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedpareto.report.charts import WIDTH, general, steps, svg
+from fedpareto.report.charts import WIDTH, box, general, steps, svg
 from fedpareto.report.html import Html, join, tag
 from fedpareto.report.marks import fill, fill_key
+from fedpareto.series import known
 
 _LEFT, _RIGHT, _TOP, _ROW = 66.0, 110.0, 6.0, 17.0
 _BAR = 11.0
@@ -18,13 +19,12 @@ class Bar:
     """A phase.
 
     Attributes:
-        name: what it asked for.
+        name: its kind of work.
         words: beside the row: how many replied of how many asked.
-        title: the whole of it, for its tooltip.
-        began: seconds after the round's beginning.
-        ended: likewise.
+        title: for its tooltip.
+        began: seconds after the round's beginning; `ended` likewise.
         colour: the number of its colour.
-        way: how it is filled; see `marks.FILLS`.
+        way: how it is filled, 0 to 3: solid, outlined, half, dashed.
     """
 
     name: str
@@ -37,14 +37,9 @@ class Bar:
 
 
 def timeline(rounds: Sequence[tuple[int, float, Sequence[Bar]]], *, alt: str) -> Html:
-    """Rounds below each other, each from its own beginning.
-
-    Args:
-        rounds: number, seconds that it took (NaN while it lasts), phases.
-        alt: the drawing in words.
-    """
+    """Rounds below each other: number, seconds (NaN while it runs) and phases of each; `alt` is the text for it."""
     ends = [bar.ended for _, _, bars in rounds for bar in bars] + [seconds for _, seconds, _ in rounds]
-    ticks = steps(0.0, max((end for end in ends if math.isfinite(end)), default=1.0))
+    ticks = steps(0.0, max(known(ends), default=1.0))
     scale = (WIDTH - _LEFT - _RIGHT) / ticks[-1]
     foot = _TOP + _ROW * len(rounds)
     parts = []
@@ -64,8 +59,7 @@ def timeline(rounds: Sequence[tuple[int, float, Sequence[Bar]]], *, alt: str) ->
         for bar in bars:
             kinds[bar.name] = bar.colour, bar.way
             x, width = _LEFT + bar.began * scale, max((bar.ended - bar.began) * scale, _LEAST)
-            box = {"x": x, "y": top, "width": width, "height": _BAR, "class_": fill(bar.colour, bar.way)}
-            parts.append(tag("rect", tag("title", bar.title), **box))
+            parts.append(box(x, top, width, _BAR, fill(bar.colour, bar.way), bar.title))
             free = max(free, x + width)
         if bars and math.isfinite(seconds):
             end = _LEFT + seconds * scale

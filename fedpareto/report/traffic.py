@@ -1,22 +1,23 @@
 """The figures of what a run cost: replies, bytes, time; beside other runs of the same task."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC
+from itertools import accumulate
 
 from coordinator.rounds.record import SCORED
 from federation.v1.admin_pb2 import ExportRoundsResponse, PhaseProgress
 from federation.v1.common_pb2 import AssignmentState
-from fedpareto.formatting import number, percent, size
+from fedpareto.formatting import UNKNOWN, number, percent, size
 from fedpareto.messages import duration, name_of
 from fedpareto.report import charts
-from fedpareto.report.charts import COLOURS, Axis, Series
+from fedpareto.report.charts import COLOURS, Axis, Format, Series
 from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, join, table
-from fedpareto.report.layout import absent, figure, known, over_rounds, some, whole
+from fedpareto.report.layout import absent, figure, line_figure, over_rounds, some, whole
 from fedpareto.report.plane import Path, plane
 from fedpareto.report.timeline import Bar, timeline
+from fedpareto.series import known, mean
 
 _SHOWN = 24  # rounds of the timeline
 _LOOKS = {"TRAIN": (0, 0), "EVALUATE": (2, 1), "JACOBIAN": (4, 2), "RESIDUAL": (1, 3)}  # colour and fill
@@ -39,15 +40,14 @@ def _replies(data: RunData) -> Html:
         Series(name, [float(getattr(item.summary, name)) for item in data.rounds], colour)
         for name, colour in (("accepted", 2), ("rejected", 1), ("missing", 4))
     ]
-    reasons: Counter[tuple[str, str]] = Counter()
-    whose: dict[tuple[str, str], set[str]] = {}
-    for client in data.clients:
-        for part in data.parts(client):
+    whose: dict[tuple[str, str], list[str]] = {}  # the clients of a state and reason, once for each reply
+    for client, parts in data.parts.items():
+        for part in parts:
             if part.state not in (AssignmentState.ASSIGNMENT_STATE_FULFILLED, AssignmentState.ASSIGNMENT_STATE_OPEN):
-                key = (name_of(part, "state").lower(), part.reason.partition(":")[0] or "–")
-                reasons[key] += 1
-                whose.setdefault(key, set()).add(client)
-    rows = [(*key, some(sorted(whose[key])), str(count)) for key, count in reasons.most_common()]
+                key = (name_of(part, "state").lower(), part.reason.partition(":")[0] or UNKNOWN)
+                whose.setdefault(key, []).append(client)
+    ordered = sorted(whose.items(), key=lambda item: -len(item[1]))
+    rows = [(*key, some(sorted(set(clients))), str(len(clients))) for key, clients in ordered]
     caption = (
         "Of those who were asked to train, or failed before that. A rejected update was signed by its client and wrong "
         "in content, and stays in the record; missing are those who declined, were too late, or were no longer needed. "
@@ -64,8 +64,7 @@ def _replies(data: RunData) -> Html:
 def _bytes(data: RunData) -> Html:
     title = "Bytes"
     up, refused, down = (data.metric(f"bytes/{name}") for name in ("up", "refused", "down"))
-    if not known(up):
-        return absent(title, "No round of this run has ended.")
+    absence = "No round of this run has ended."
     total_up, total_down = math.fsum(known(up)), math.fsum(known(down))
     caption = (
         f"Update files that came up and model files that went down, {size(total_up)} and {size(total_down)} in all. "
@@ -74,8 +73,7 @@ def _bytes(data: RunData) -> Html:
     )
     series = [Series("up", up, 0), Series("down", down, 2)]
     columns = [("up", up, size), ("of it refused", refused, size), ("down", down, size)]
-    chart = charts.lines(data.numbers, series, Axis("bytes per round", size, low=0.0))
-    return figure(title, chart, caption, over_rounds(data, columns))
+    return line_figure(data, title, absence, series, Axis("bytes per round", size, low=0.0), caption, columns)
 
 
 def _for_each_client(runs: Sequence[RunData]) -> Html:
@@ -85,9 +83,9 @@ def _for_each_client(runs: Sequence[RunData]) -> Html:
     rows: list[tuple[str, ...]] = []
     bars: list[tuple[str, float, float]] = []
     for run in runs:
-        up, down = _mean(known(run.up)), _mean(known(run.down))
+        up, down = mean(run.up), mean(run.down)
         model = 4.0 * run.run.parameters
-        models = [f"{mean / model:.2f}" if model and math.isfinite(mean) else "–" for mean in (up, down)]
+        models = [f"{count / model:.2f}" if model and math.isfinite(count) else UNKNOWN for count in (up, down)]
         bars.append((run.run.name, up, down))
         total = size(math.fsum(known(run.metric("bytes/up"))))
         rows.append((run.run.name, run.run.algorithm, size(up), models[0], size(down), models[1], total))
@@ -107,33 +105,24 @@ def _for_each_client(runs: Sequence[RunData]) -> Html:
 def _against_bytes(runs: Sequence[RunData]) -> Html:
     """What each run made of what its clients sent."""
     title = "Progress against uploaded bytes"
-    name, words = next(
-        (
-            (name, words)
-            for name, words in (("accuracy/mean", percent), *((f"loss/{split}", number) for split in SCORED))
-            if known(runs[0].metric(name))
-        ),
-        ("", number),
-    )
-    if not name:
+    measures = {"accuracy/mean": "mean accuracy", **{f"loss/{split}": f"mean {split} loss" for split in SCORED}}
+    name = next((name for name in measures if known(runs[0].metric(name))), None)
+    if name is None:
         return absent(title, "No round of this run has been evaluated.")
-    label = "mean accuracy" if name == "accuracy/mean" else f"mean {name.removeprefix('loss/')} loss"
+    label, accuracy = measures[name], name == "accuracy/mean"
+    words: Format = percent if accuracy else number
     paths = []
     for place, run in enumerate(runs):
-        sent, total = [], 0.0
-        for value in run.up:
-            total += value if math.isfinite(value) else 0.0
-            sent.append(total)
+        sent = list(accumulate(value if math.isfinite(value) else 0.0 for value in run.up))
         values = run.metric(name)
         labels = [
             f"round {round_}: {words(value)} after {size(cost)}"
             for round_, value, cost in zip(run.numbers, values, sent, strict=True)
         ]
         paths.append(Path(run.run.name, sent, values, labels, place % COLOURS))
-    high = 1.0 if name == "accuracy/mean" else None
     axes = (
         Axis("bytes that a client sends in all the rounds that it takes part in", size, low=0.0),
-        Axis(label, words, low=0.0, high=high),
+        Axis(label, words, low=0.0, high=1.0 if accuracy else None),
     )
     ends = "; ".join(
         f"{path.name} {words(path.known[-1][1])} after {size(path.known[-1][0])}" for path in paths if path.known
@@ -171,21 +160,11 @@ def _phases(data: RunData) -> Html:
         lasted = known([duration(phase) for phase in phases])
         replied, asked = sum(phase.replied for phase in phases), sum(phase.asked for phase in phases)
         sent = math.fsum(phase.bytes_up for phase in phases)
-        share = percent(replied / asked) if asked else "–"
-        rows.append(
-            (
-                kind,
-                str(len(phases)),
-                share,
-                number(_mean(lasted)),
-                number(max(lasted, default=math.nan)),
-                size(sent),
-            )
-        )
+        share = percent(replied / asked) if asked else UNKNOWN
+        longest = number(max(lasted, default=math.nan))
+        rows.append((kind, str(len(phases)), share, number(mean(lasted)), longest, size(sent)))
     columns = ["phase", "times", "replied", "mean seconds", "longest", "bytes up"]
-    alt = "; ".join(
-        f"{kind}: {times} times, {share} replied, {mean} s on average" for kind, times, share, mean, *_ in rows
-    )
+    alt = "; ".join(f"{row[0]}: {row[1]} times, {row[2]} replied, {row[3]} s on average" for row in rows)
     return figure(title, timeline(shown, alt=f"Timeline of {which}. {alt}."), caption, table(columns, rows))
 
 
@@ -193,17 +172,12 @@ def _bars(item: ExportRoundsResponse) -> list[Bar]:
     found = []
     start = item.summary.started.ToDatetime(UTC)
     for phase in item.phases:
-        kind = phase.kind
         began = (phase.started.ToDatetime(UTC) - start).total_seconds()
         lasted = duration(phase)
         ended = began + lasted if math.isfinite(lasted) else began
         words = f"{phase.replied}/{phase.asked}"
         took = f"{lasted:.2f} s" if math.isfinite(lasted) else "open"
-        what = f"round {phase.round}, phase {phase.phase}, {kind}"
+        what = f"round {phase.round}, phase {phase.phase}, {phase.kind}"
         title = f"{what}: {words} replied, {took}, {size(phase.bytes_up)} up"
-        found.append(Bar(kind, words, title, began, ended, *_LOOKS.get(kind, (3, 0))))
+        found.append(Bar(phase.kind, words, title, began, ended, *_LOOKS.get(phase.kind, (3, 0))))
     return found
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
