@@ -39,66 +39,25 @@ if TYPE_CHECKING:
     from fedpareto.notebook import simulate as simulate
     from simulation.history import History as History
 
-# Where each name comes from.
+# Where the names come from.
 _PLACES = {
-    "Aggregate": "coordinator.aggregation",
-    "Attack": "federation.attacks.base",
-    "AttackError": "federation.attacks.base",
-    "Combination": "coordinator.aggregation.rules",
-    "DataError": "federation.tasks",
-    "DataSource": "federation.tasks",
-    "Dataset": "federation.tasks",
-    "History": "simulation.history",
-    "HyperparameterError": "coordinator.aggregation.rules",
-    "LinearSketch": "federation.sketches.base",
-    "Mixture": "coordinator.aggregation.pre",
-    "Pool": "federation.tasks",
-    "Rows": "coordinator.aggregation.rules",
-    "Rule": "coordinator.aggregation.base",
-    "RunSpec": "federation.runs",
-    "Sketch": "federation.sketches.base",
-    "SketchError": "federation.sketches.base",
-    "Splits": "federation.tasks",
-    "Stage": "coordinator.aggregation.pre",
-    "Task": "federation.tasks",
-    "TooFewUpdatesError": "coordinator.aggregation.rules",
-    "aggregate": "coordinator.aggregation",
-    "conclude": "coordinator.aggregation.base",
-    "hyperparameter": "coordinator.aggregation.hyperparameters",
-    "option": "federation.attacks.base",
-    "simulate": "fedpareto.notebook",
-    "task": "federation.tasks",
+    name: module
+    for module, names in {
+        "coordinator.aggregation": "Aggregate aggregate",
+        "coordinator.aggregation.base": "Rule conclude",
+        "coordinator.aggregation.hyperparameters": "hyperparameter",
+        "coordinator.aggregation.pre": "Mixture Stage",
+        "coordinator.aggregation.rules": "Combination HyperparameterError Rows TooFewUpdatesError",
+        "federation.attacks.base": "Attack AttackError option",
+        "federation.runs": "RunSpec",
+        "federation.sketches.base": "LinearSketch Sketch SketchError",
+        "federation.tasks": "DataError DataSource Dataset Pool Splits Task task",
+        "fedpareto.notebook": "simulate",
+        "simulation.history": "History",
+    }.items()
+    for name in names.split()
 }
-
-__all__ = [
-    "Aggregate",
-    "Attack",
-    "AttackError",
-    "Combination",
-    "DataError",
-    "DataSource",
-    "Dataset",
-    "History",
-    "HyperparameterError",
-    "LinearSketch",
-    "Mixture",
-    "Pool",
-    "Rows",
-    "Rule",
-    "RunSpec",
-    "Sketch",
-    "SketchError",
-    "Splits",
-    "Stage",
-    "Task",
-    "TooFewUpdatesError",
-    "aggregate",
-    "conclude",
-    "hyperparameter",
-    "option",
-    "simulate",
-    "task",
-]
+__all__ = sorted(_PLACES)  # noqa: PLE0605 - the imports above declare the names to type checkers
 
 
 def __getattr__(name: str) -> Any:

@@ -23,24 +23,12 @@ def enum_name(descriptor: Any, number: int) -> str:
 
 
 def name_of(message: Message, field: str) -> str:
-    """The short name of the enumeration in `message.<field>`.
-
-    Raises:
-        TypeError: the field is not an enumeration.
-    """
-    descriptor = message.DESCRIPTOR.fields_by_name[field].enum_type
-    if descriptor is None:
-        raise TypeError(f"{field} is not an enumeration")
-    return enum_name(descriptor, getattr(message, field))
+    """The short name of the value of an enumeration in `message.<field>`."""
+    return enum_name(message.DESCRIPTOR.fields_by_name[field].enum_type, getattr(message, field))
 
 
 def whole(call: Callable[[Any], ResponseT], request: Any) -> ResponseT:
-    """Fetches every page of a list and returns them as one response.
-
-    Args:
-        call: an rpc of the Admin service whose request and response have page tokens.
-        request: for the first page.
-    """
+    """Fetches every page of a list, with a call whose messages have page tokens, and returns them as one response."""
     response: Any = call(request)
     while response.next_page_token:
         request.page_token = response.next_page_token

@@ -31,24 +31,24 @@ def simulate(
     Args:
         spec: a run specification: a TOML document, or the path of one (a `Path`, or a text that ends in ".toml").
         data: the directory of the task's data.
-        home: where the record goes; without it only the History is left of it.
+        home: directory of the record; without it, the record is deleted at the end.
         device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
         backend: how they train: "auto", "stacked", "loop", "compiled" or "ray".
         ray_address: of a Ray cluster, for the backend "ray".
         threads: CPU threads of torch, for the whole process; small models are faster with 1.
         resume: go on with the simulation in `home`.
         download: whether the task may fetch a public data set into `data`.
-        progress: is called after every round. Without it a notebook shows a line and a terminal a bar; to show
-            nothing, give `lambda progress: None`.
+        progress: called after every round. Default: a line in a notebook, a bar on a terminal. To show nothing, give
+            `lambda progress: None`.
 
     Returns:
-        What became of it: `rounds`, `clients` and `updates` as tables of pandas, and the `model`.
+        The run: `rounds`, `clients` and `updates` as tables of pandas, and the `model`.
 
     Raises:
-        SpecError, TaskError, DataError, PartError, AttackError: as the specification deserves.
-        SimulationError: nothing to resume, or something else in `home`.
-        ValueError: `resume` without `home`, or no thread at all.
-        TypeError: a specification that is no text and no path.
+        SpecError, TaskError, DataError, PartError, AttackError: the specification cannot be used.
+        SimulationError: there is nothing to resume, or `home` holds something else.
+        ValueError: `resume` without `home`, or `threads` below 1.
+        TypeError: `spec` is neither text nor a path.
     """
     from simulation.simulate import Simulation  # noqa: PLC0415 - it imports PyTorch
 
@@ -62,20 +62,17 @@ def simulate(
         spec = Path(spec)
     text = spec.read_bytes() if isinstance(spec, Path) else spec.encode() if isinstance(spec, str) else spec
     with ExitStack() as stack:
-        directory = (
-            Path(home) if home is not None else Path(stack.enter_context(tempfile.TemporaryDirectory())) / "home"
+        directory = Path(home or Path(stack.enter_context(tempfile.TemporaryDirectory()), "home"))
+        simulation = Simulation(
+            text,
+            directory,
+            data=Path(data) if data is not None else None,
+            device=device,
+            backend=backend,
+            ray_address=ray_address,
+            threads=threads,
+            resume=resume,
+            download=download,
         )
-        simulation = stack.enter_context(
-            Simulation(
-                text,
-                directory,
-                data=Path(data) if data is not None else None,
-                device=device,
-                backend=backend,
-                ray_address=ray_address,
-                threads=threads,
-                resume=resume,
-                download=download,
-            )
-        )
-        return simulation.run(progress if progress is not None else stack.enter_context(shown()))
+        with simulation:
+            return simulation.run(progress if progress is not None else stack.enter_context(shown()))

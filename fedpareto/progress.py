@@ -1,4 +1,4 @@
-"""How far a simulation is, shown where somebody looks: a line in a notebook, a bar on a terminal."""
+"""The progress of a simulation: a line in a notebook, a bar on a terminal."""
 
 import math
 import sys
@@ -8,7 +8,11 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedpareto.formatting import percent
+
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from simulation.simulate import Progress
 
 _SECONDS = 0.2  # between two changes of a line in a notebook
@@ -18,22 +22,19 @@ Tell = Callable[["Progress"], object]
 
 @contextmanager
 def shown() -> Iterator[Tell]:
-    """What to tell of each round, so that it is shown: in a notebook, or on the terminal of standard error.
-
-    Anywhere else nothing is shown.
-    """
+    """A function that shows the progress of each round in a notebook or on the terminal of standard error, if any."""
     display = notebook_display()
     if display is not None:
         yield NotebookLine(display)
-    elif sys.stderr.isatty():
-        with _bar() as tell:
-            yield tell
-    else:
-        yield lambda progress: None
+        return
+    from rich.console import Console  # noqa: PLC0415 - a notebook does not need it
+
+    with bar(Console(stderr=True)) as tell:
+        yield tell
 
 
 def notebook_display() -> Callable[[str], Callable[[str], object]] | None:
-    """Shows a text in the notebook that this runs in, and returns what replaces it; None where there is no notebook."""
+    """A function that shows a text in the notebook and returns a function that replaces it; None outside a notebook."""
     interactive = sys.modules.get("IPython")
     shell = interactive.get_ipython() if interactive is not None else None
     if shell is None or type(shell).__name__ != "ZMQInteractiveShell":
@@ -48,12 +49,7 @@ def notebook_display() -> Callable[[str], Callable[[str], object]] | None:
 
 
 class NotebookLine:
-    """One line of a notebook's output, which says how far a simulation is.
-
-    Args:
-        display: shows a text and returns what replaces it.
-        clock: seconds.
-    """
+    """One line of a notebook's output with the progress; `display` is as from `notebook_display`."""
 
     def __init__(
         self, display: Callable[[str], Callable[[str], object]], clock: Callable[[], float] = time.monotonic
@@ -64,7 +60,7 @@ class NotebookLine:
         self._changed = -math.inf
 
     def __call__(self, progress: "Progress") -> None:
-        """Shows how far it is; not more often than people can read, and always at the end."""
+        """Shows the progress at most five times a second, and always at the end."""
         now = self._clock()
         if now - self._changed < _SECONDS and progress.done < progress.total:
             return
@@ -76,10 +72,10 @@ class NotebookLine:
 
 
 def line(progress: "Progress") -> str:
-    """How far a simulation is, in one line."""
+    """The progress in one line."""
     numbers: list[tuple[str, str, Callable[[float], str]]] = [
-        ("accuracy/mean", "mean accuracy", _percent),
-        ("accuracy/worst5", "worst 5 %", _percent),
+        ("accuracy/mean", "mean accuracy", percent),
+        ("accuracy/worst5", "worst 5 %", percent),
         ("loss/train", "training loss", lambda value: f"{value:.4g}"),
     ]
     words = [
@@ -90,16 +86,13 @@ def line(progress: "Progress") -> str:
     return ", ".join([f"round {progress.done} of {progress.total}: {progress.rate:.1f} rounds/s{rest}", *words])
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
 @contextmanager
-def _bar() -> Iterator[Tell]:
-    from rich.console import Console  # noqa: PLC0415 - only a terminal needs it
+def bar(console: "Console") -> Iterator[Tell]:
+    """A function that shows the progress as a bar; nothing is shown where the console is not a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
     columns: tuple[Any, ...] = ("rounds", BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]:.1f}/s"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("rounds", total=None, rate=0.0)
-        yield lambda progress: bar.update(task, completed=progress.done, total=progress.total, rate=progress.rate)
+    hidden = not console.is_terminal
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as drawn:
+        task = drawn.add_task("rounds", total=None, rate=0.0)
+        yield lambda now: drawn.update(task, completed=now.done, total=now.total, rate=now.rate)

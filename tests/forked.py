@@ -28,7 +28,7 @@ PRELOADED = [
     "fedpareto.cli.client",
     "fedpareto.cli.document",
     "fedpareto.cli.render",
-    "fedpareto.cli.serving",
+    "fedpareto.cli.processes",
     "fedpareto.cli.upload",
     "fedpareto.cli.watch",
     "psycopg",

@@ -75,7 +75,7 @@ def test_a_chart_is_drawn_for_clients_and_classes_of_any_number(tmp_path: Path) 
 
 
 def test_a_chart_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedpareto.cli.data.find_spec", lambda name: None if name == "matplotlib" else name)
+    monkeypatch.setattr("fedpareto.cli.failure.find_spec", lambda name: None if name == "matplotlib" else name)
     with pytest.raises(Failure, match=r"fedpareto\[experiments\]"):
         show("digits", "--plot", "few.png")
 

@@ -11,7 +11,7 @@ from coordinator.disk import run_bytes
 from federation.digests import digest
 from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as admin
-from fedpareto.cli import prospects
+from fedpareto.cli import upload
 from fedpareto.cli.failure import Failure
 from storage.models import RunState
 
@@ -93,9 +93,9 @@ def test_a_run_that_is_larger_than_the_disk_is_warned_of(stage: Stage, capsys: p
     response = ask(stage, spec("large", task, 1_000_000), size=8 << 30)
     assert "the run will take about 17179869.2 GB on the coordinator's disk" in response.warnings[0]
     with pytest.raises(Failure, match="too little space") as caught:
-        prospects.tell(response, as_json=False)
+        upload.show_prospects(response, as_json=False)
     assert caught.value.code == 1
     assert "1 (a); a round asks 1" in capsys.readouterr().out
     nobody = ask(stage, spec("lonely", stage.task()))
     with pytest.raises(Failure, match="0 members could be asked, and selection"):
-        prospects.tell(nobody, as_json=False)
+        upload.show_prospects(nobody, as_json=False)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from federation.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from fedpareto.cli import document, logs, render, render_envelopes, render_members, render_rounds, watch
-from fedpareto.cli.escaping import EscapingChannel, make_safe
+from fedpareto.cli.escaping import escaping_stub, make_safe
 from fedpareto.report.data import RunData
 from fedpareto.report.page import page
 
@@ -213,8 +213,8 @@ def test_every_call_through_the_channel_of_the_command_line_is_escaped() -> None
         port = server.add_insecure_port("127.0.0.1:0")
         admin_pb2_grpc.add_AdminServicer_to_server(Talker(), server)
         server.start()
-        with EscapingChannel(grpc.insecure_channel(f"127.0.0.1:{port}")) as channel:
-            stub = admin_pb2_grpc.AdminStub(channel)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = escaping_stub(channel)
             (client,) = stub.ListClients(admin_pb2.ListClientsRequest()).clients
             (item,) = stub.ExportRounds(admin_pb2.ExportRoundsRequest())
         server.stop(None).wait()

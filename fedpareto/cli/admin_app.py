@@ -1,15 +1,17 @@
-"""What the commands of `fedpareto admin` share: who calls, the way to the coordinator, and how an answer is shown."""
+"""What the commands of `fedpareto admin` share: who calls, the call, and how an answer is shown."""
 
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.options import AdminPassphraseOption, JsonOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,53 +26,88 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+AdminHome = Annotated[Path, typer.Option(envvar="FEDPARETO_ADMIN", help="The administrator's directory.")]
 Home = Annotated[
     Path | None,
     typer.Option(
         "--home", help="The administrator's directory; can also stand before the command.", show_default=False
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, the beginning of its id, or its name.")]
+Reason = Annotated[str, typer.Option(help="Reason, for the record.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
 ClientName = Annotated[str, typer.Argument(metavar="CLIENT", help="The client's name.")]
 
+Answer = tuple[Any, "str | Callable[[], RenderableType]"]  # for programs and for people
 
-@dataclass(frozen=True)
-class _Who:
-    home: Path
-    passphrase_file: Path | None
+
+class Late:
+    """A module that loads slowly: it is imported when one of its names is first used, so that `--help` is quick."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)
 
 
 @app.callback()
 def _options(
-    context: typer.Context,
-    home: Annotated[Path, typer.Option(envvar="FEDPARETO_ADMIN", help="The administrator's directory.")] = DEFAULT_HOME,
-    passphrase_file: Annotated[
-        Path | None, typer.Option(help="File whose first line is the passphrase of the administrator's key.")
-    ] = None,
+    context: typer.Context, home: AdminHome = DEFAULT_HOME, passphrase_file: AdminPassphraseOption = None
 ) -> None:
-    context.obj = _Who(home, passphrase_file)
+    context.obj = home, passphrase_file
 
 
 def connected(context: typer.Context, home: Path | None, *, reads: bool = False) -> "AbstractContextManager[AdminStub]":
     """The Admin service, as the administrator of `home`; `reads` as for `fedpareto.cli.client.connect`."""
     from fedpareto.cli.client import connect
 
-    who: _Who = context.obj
-    return connect(home or who.home, passphrase_file=who.passphrase_file, reads=reads)
+    given, passphrase_file = context.obj
+    return connect(home or given, passphrase_file=passphrase_file, reads=reads)
 
 
-def show(as_json: bool, document: Any, picture: "Callable[[], RenderableType]") -> None:
-    """One JSON document for programs, or a picture for people."""
+def command(
+    name: str | None = None, *, reads: bool = False, **settings: Any
+) -> Callable[[Callable[..., Answer]], None]:
+    """Adds a command of `fedpareto admin` that calls the Admin service.
+
+    The decorated function gets the service and the command's arguments, and returns the answer as a document for --json
+    and, for people, as a sentence or as a function that makes a picture. The options --home and --json are added.
+
+    Args:
+        name: of the command; by default that of the function.
+        reads: as for `fedpareto.cli.client.connect`.
+        settings: of the command, for Typer.
+    """
+
+    def add(function: Callable[..., Answer]) -> None:
+        def run(context: typer.Context, home: Home = None, as_json: JsonOption = False, **arguments: Any) -> None:
+            with connected(context, home, reads=reads) as stub:
+                document, picture = function(stub, **arguments)
+            show(as_json, document, picture)
+
+        _, *own = inspect.signature(function).parameters.values()
+        context, *shared, _ = inspect.signature(run).parameters.values()
+        typed: Any = run
+        typed.__signature__ = inspect.Signature([context, *own, *shared])
+        run.__doc__ = function.__doc__
+        app.command(name or function.__name__.replace("_", "-"), **settings)(run)
+
+    return add
+
+
+def show(as_json: bool, document: Any, picture: "str | Callable[[], RenderableType]") -> None:
+    """Prints one JSON document, or a sentence or picture for people."""
     if as_json:
         from fedpareto.cli.document import dumps
 
         typer.echo(dumps(document))
     else:
+        from rich.text import Text
+
         from fedpareto.cli.render import console
 
-        console().print(picture())
+        console().print(Text(picture) if isinstance(picture, str) else picture())
 
 
 def confirm(yes: bool, question: Callable[[], str]) -> None:
@@ -85,10 +122,3 @@ def confirm(yes: bool, question: Callable[[], str]) -> None:
         raise Failure("this cannot be undone, and there is no terminal to ask at: give --yes", code=USAGE)
     if not typer.confirm(question(), err=True):
         raise Failure("nothing was changed")
-
-
-def sentence(message: str) -> "Callable[[], RenderableType]":
-    """A picture that is one line of text."""
-    from rich.text import Text
-
-    return lambda: Text(message)

@@ -1,6 +1,5 @@
 """`fedpareto aggregate`: one aggregation, off line, on an .npz file."""
 
-# ruff: noqa: PLC0415 - numpy is loaded by the command, not by `fedpareto --help`
 import dataclasses
 import json
 import zipfile
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedpareto.cli import completion
-from fedpareto.cli.code_option import CodeOption
-from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.failure import USAGE, Failure, failing
+from fedpareto.cli.options import CodeOption, JsonOption
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +50,7 @@ def aggregate_command(
     ] = None,
     code: CodeOption = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Write the direction (d,) here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
     as_list: Annotated[bool, typer.Option("--list", help="Show the algorithms and their hyper-parameters.")] = False,
 ) -> None:
     """Combine the updates in a file into one direction.
@@ -74,14 +73,9 @@ def aggregate_command(
 
     arrays = _load(file)
     per_row: dict[str, Any] = {key: arrays[key] for key in _PER_ROW if key in arrays}
+    state, parameters = _state(file, arrays), _parameters(param or [])
     try:
-        result = aggregate(
-            name,
-            arrays["updates"],
-            **per_row,
-            state=_state(file, arrays),
-            **_parameters(param or []),
-        )
+        result = aggregate(name, arrays["updates"], **per_row, state=state, **parameters)
     except HyperparameterError as error:
         raise Failure(str(error), code=USAGE) from None
     except Exception as error:
@@ -91,11 +85,8 @@ def aggregate_command(
             raise
         raise Failure(f"{file}: {error}", code=USAGE if isinstance(error, ValueError) else 1) from None
     if out is not None:
-        try:
-            with out.open("wb") as target:  # np.save on a path would append .npy to it
-                np.save(target, result.direction, allow_pickle=False)
-        except OSError as error:
-            raise Failure(f"could not write the direction to {out}: {error.strerror}") from None
+        with failing(OSError, what=f"could not write the direction to {out}"), out.open("wb") as target:
+            np.save(target, result.direction, allow_pickle=False)  # on a path it would append .npy
     if as_json:
         document = {
             "algorithm": name,
@@ -165,71 +156,56 @@ def _parameters(texts: list[str]) -> dict[str, Any]:
 def _list(as_json: bool) -> None:
     from coordinator.aggregation import torchjd
     from coordinator.aggregation.registry import common_hyperparameters, listed, listed_stages
+    from fedpareto.cli.render import console, new_table
 
-    table = _table("algorithm", "hyper-parameter", "default", "meaning")
-
-    def described(each: "Hyperparameter") -> dict[str, Any]:
-        default = {} if each.default is dataclasses.MISSING else {"default": each.default}
-        return {"name": each.name, **default, "help": each.help}
-
-    def add(name: str, summary: str, fields: "Iterable[Hyperparameter]") -> None:
-        table.add_row(name, "", "", summary)
-        for each in map(described, fields):
-            table.add_row("", each["name"], json.dumps(each["default"]) if "default" in each else "–", each["help"])
+    def described(fields: "Iterable[Hyperparameter]") -> list[dict[str, Any]]:
+        defaults = ({} if each.default is dataclasses.MISSING else {"default": each.default} for each in fields)
+        return [
+            {"name": each.name, **default, "help": each.help} for each, default in zip(fields, defaults, strict=True)
+        ]
 
     def entry(item: "Listed") -> dict[str, Any]:
         brought = {"package": item.package} if item.package else {}
-        own = [described(each) for each in item.hyperparameters]
-        return {"name": item.name, "summary": item.summary, **brought, "hyperparameters": own}
+        parameters = described(item.hyperparameters)
+        return {"name": item.name, "summary": item.summary, **brought, "hyperparameters": parameters}
 
-    rules, stages, common = listed(), listed_stages(), common_hyperparameters()
+    algorithms, stages = list(map(entry, listed())), list(map(entry, listed_stages()))
+    common = described(common_hyperparameters())
     if as_json:
-        document = {
-            "algorithms": [entry(rule) for rule in rules],
-            "stages": [entry(stage) for stage in stages],
-            "common": [described(each) for each in common],
-        }
-        typer.echo(json.dumps(document))
+        typer.echo(json.dumps({"algorithms": algorithms, "stages": stages, "common": common}))
         return
-    for rule in rules:
-        add(rule.name, _with_package(rule), rule.hyperparameters)
-    table.add_row(f"{torchjd.PREFIX}NAME", "", "", torchjd.SUMMARY)
-    add("every algorithm", "What is done to the updates before the algorithm sees them.", common)
-    for stage in stages:
-        add(f"stage {stage.name}", _with_package(stage), stage.hyperparameters)
-    _console().print(table)
-
-
-def _with_package(item: "Listed") -> str:
-    return f"{item.summary} [package {item.package}]" if item.package else item.summary
+    others: dict[str, Any] = {"name": f"{torchjd.PREFIX}NAME", "summary": torchjd.SUMMARY, "hyperparameters": []}
+    every = "What is done to the updates before the algorithm sees them."
+    table = new_table("algorithm", "hyper-parameter", "default", "meaning")
+    table.columns[0].max_width = None
+    for item in [
+        *algorithms,
+        others,
+        {"name": "every algorithm", "summary": every, "hyperparameters": common},
+        *({**stage, "name": f"stage {stage['name']}"} for stage in stages),
+    ]:
+        package = f" [package {item['package']}]" if "package" in item else ""
+        table.add_row(item["name"], "", "", item["summary"] + package)
+        for each in item["hyperparameters"]:
+            default = json.dumps(each["default"]) if "default" in each else "–"
+            table.add_row("", each["name"], default, each["help"])
+    console().print(table)
 
 
 def _print(name: str, result: "Aggregate") -> None:
-    table = _table("row", "weight λ", "coefficient c", "")
+    from fedpareto.cli.render import console, new_table
+
+    table = new_table("row", ">weight λ", ">coefficient c", "")
     for row, weight in enumerate(result.weights):
         note = "dropped: not finite" if row in result.dropped else ""
         coefficient = "-" if result.coefficients is None else f"{result.coefficients[row]:.6g}"
         table.add_row(str(row), f"{weight:.6f}", coefficient, note)
-    console = _console()
-    console.print(table)
-    diagnostics = _table("diagnostic", "value")
+    screen = console()
+    screen.print(table)
+    diagnostics = new_table("diagnostic", ">value")
+    diagnostics.columns[0].max_width = None
     for key, value in result.diagnostics.items():
         diagnostics.add_row(key, f"{value:.6g}")
-    console.print(diagnostics)
+    screen.print(diagnostics)
     if result.diagnostics.get("stationary"):
-        console.print(f"{name}: no direction improves every row; the direction is zero.")
-
-
-def _table(*columns: str) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in {"weight λ", "coefficient c", "value"} else "left")
-    return table
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console(highlight=False)
+        screen.print(f"{name}: no direction improves every row; the direction is zero.")

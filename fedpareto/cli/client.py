@@ -1,8 +1,7 @@
-"""The way to the coordinator: the administrator's directory, the channel, and what its errors mean for a person."""
+"""Calls to the coordinator: the administrator's directory, the channel, and errors in words."""
 
 import json
 import socket
-import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
+import typer
 
 from federation.certificates import load_certificate
 from federation.channels import refusal_from_rpc_error
@@ -18,21 +18,17 @@ from federation.keys import IdentityError
 from federation.member_files import AdminFiles
 from federation.text import escaped, escaped_lines
 from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto.cli.escaping import EscapingChannel
-from fedpareto.cli.failure import USAGE, Failure
-from fedpareto.cli.passphrases import passphrase_for
-from fedpareto.cli.serving import short_lived_coordinator
+from fedpareto.cli.escaping import escaping_stub
+from fedpareto.cli.failure import USAGE, Failure, failing
+from fedpareto.cli.processes import short_lived_coordinator
+from fedpareto.cli.secret_input import passphrase_for
 
 SETTINGS = "coordinator.toml"
 _ANSWER_SECONDS = 2.0
 
 
 def find_home(given: Path) -> Path:
-    """The administrator's directory: what was given, or the one inside it.
-
-    Raises:
-        Failure: there is none.
-    """
+    """The administrator's directory: the given one, or the one inside it; a Failure if there is none."""
     for directory in (given, given / "admin", given / "coordinator" / "admin"):
         if (directory / "certificate.pem").is_file():
             return directory
@@ -50,11 +46,11 @@ def connect(given: Path, *, passphrase_file: Path | None = None, reads: bool = F
     Args:
         given: see `find_home`.
         passphrase_file: its first line is the passphrase of the private key.
-        reads: the caller only reads: where the directory is part of a coordinator's own, and that coordinator is not
-            running, one is started for as long as this takes.
+        reads: the caller only reads: if the directory is part of a coordinator's home, and that coordinator is not
+            running, one is started meanwhile.
 
     Raises:
-        Failure: for whatever goes wrong inside, in words.
+        Failure: the directory cannot be used, or a call fails inside.
     """
     home = find_home(given)
     files = _load(home, passphrase_file)
@@ -62,31 +58,23 @@ def connect(given: Path, *, passphrase_file: Path | None = None, reads: bool = F
     with ExitStack() as stack:
         local = _local_address(home.parent)
         if local is None and reads and (home.parent / SETTINGS).is_file() and not _answers(files.address):
-            print(f"no coordinator serves {home.parent}: starting one for this command", file=sys.stderr)  # noqa: T201
+            typer.echo(f"no coordinator serves {home.parent}: starting one for this command", err=True)
             stack.enter_context(short_lived_coordinator(home.parent, passphrase_file))
             files = _load(home, passphrase_file)  # it has noted its address
             local = _local_address(home.parent)
         channel = stack.enter_context(_channel(files, local))
         try:
-            yield AdminStub(EscapingChannel(channel))
+            yield escaping_stub(channel)
         except grpc.RpcError as error:
-            raise explain(error, files) from None
-
-
-def explain(error: grpc.RpcError, files: AdminFiles) -> Failure:
-    """What a failed call means."""
-    refusal = refusal_from_rpc_error(error, not_after=files.not_after)
-    if refusal.reason == "unreachable":
-        return Failure(f"cannot reach the coordinator at {files.address}: {escaped(refusal.message)}")
-    return Failure(escaped_lines(f"{refusal.message} [{refusal.reason or refusal.status}]"))
+            refusal = refusal_from_rpc_error(error, not_after=files.not_after)
+            if refusal.reason == "unreachable":
+                message = f"cannot reach the coordinator at {files.address}: {escaped(refusal.message)}"
+                raise Failure(message) from None
+            raise Failure(escaped_lines(f"{refusal.message} [{refusal.reason or refusal.status}]")) from None
 
 
 def _must_be_valid(home: Path, files: AdminFiles, now: datetime) -> None:
-    """Says before any attempt why no coordinator will take the administrator's certificate.
-
-    Raises:
-        Failure: the certificate is not valid at the time of this machine's clock.
-    """
+    """Raises a Failure if the administrator's certificate is not valid at the time of this machine's clock."""
     certificate = load_certificate(files.certificate)
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if begins <= now < ends:
@@ -104,10 +92,7 @@ def _must_be_valid(home: Path, files: AdminFiles, now: datetime) -> None:
 
 
 def _channel(files: AdminFiles, local: str | None) -> grpc.Channel:
-    """A channel to the coordinator: by the address on this machine, where there is one, whatever its public name is.
-
-    The server must prove to be the one of the public name all the same.
-    """
+    """A channel to the coordinator, by its address on this machine if it has one; TLS checks its public name."""
     if local is None:
         return files.channel()
     public = files.address.rpartition(":")[0].strip("[]")
@@ -115,11 +100,7 @@ def _channel(files: AdminFiles, local: str | None) -> grpc.Channel:
 
 
 def _local_address(centre: Path) -> str | None:
-    """Where a coordinator that serves this directory listens on this machine; None when none does.
-
-    Args:
-        centre: the directory above the administrator's, which may be a coordinator's.
-    """
+    """The address on this machine of the coordinator that serves the directory `centre`; None if there is none."""
     try:
         port = int(json.loads((centre / "ports.json").read_text())["federation"])
         bind = str(tomllib.loads((centre / SETTINGS).read_text()).get("bind", ""))
@@ -132,14 +113,12 @@ def _local_address(centre: Path) -> str | None:
 
 
 def _load(home: Path, passphrase_file: Path | None) -> AdminFiles:
-    try:
+    with failing(IdentityError, code=USAGE):
         return AdminFiles.load(home, passphrase_for(home / "tls.key", passphrase_file))
-    except IdentityError as error:
-        raise Failure(str(error), code=USAGE) from None
 
 
 def _answers(address: str) -> bool:
-    """Whether anything listens there; TLS finds out later whether it is the coordinator."""
+    """Whether a process listens there; TLS checks later whether it is the coordinator."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS):

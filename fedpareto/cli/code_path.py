@@ -19,12 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]  # the directory that holds this proj
 
 @dataclass(frozen=True)
 class Hidden:
-    """A module that Python does not import, because another one of the same name comes first on its path.
+    """A module at `path` that Python does not import, because another one of its name comes first on its path.
 
-    Attributes:
-        name: of both modules.
-        path: of the module that is hidden.
-        hidden_by: the path of the module that Python imports, or "Python itself" for a built-in one.
+    `hidden_by` is the path of the other module, or "Python itself" for a built-in one.
     """
 
     name: str
@@ -46,10 +43,7 @@ def hidden_packages() -> list[Hidden]:
 
 
 def append(directories: Iterable[Path]) -> list[Hidden]:
-    """Appends directories to Python's path, and to the environment for processes that this one starts.
-
-    Args:
-        directories: of Python modules.
+    """Appends directories of modules to Python's path, and to the environment for processes that this one starts.
 
     Returns:
         The modules in them that Python does not import, because another module of the same name comes first.
@@ -85,11 +79,10 @@ def _hidden_modules(directory: Path) -> Iterator[Hidden]:
 
 def _modules(directory: Path) -> list[str]:
     """The names that Python could import from a directory: files of code, and directories that hold some."""
-    names = set()
-    for path in directory.iterdir():
-        if path.suffix == ".py" or (path.is_dir() and any(path.glob("*.py"))):
-            names.add(path.stem if path.suffix == ".py" else path.name)
-    return sorted(name for name in names if name.isidentifier())
+    files = {path.stem for path in directory.glob("*.py")}
+    return sorted(
+        name for name in files | {path.parent.name for path in directory.glob("*/*.py")} if name.isidentifier()
+    )
 
 
 def _comes_from(spec: ModuleSpec, place: Path) -> bool:

@@ -1,31 +1,25 @@
-"""What Tab offers for names: what is built in, and what installed packages and `--code` bring."""
+"""Completion of names with Tab: what is built in, and what installed packages and `--code` bring."""
 
-# ruff: noqa: PLC0415 - NumPy is loaded when Tab asks for a name of this kind
-
-
-def algorithms(incomplete: str) -> list[str]:
-    """Names of algorithms."""
-    from coordinator.aggregation.registry import names
-
-    return [name for name in names() if name.startswith(incomplete)]
+from collections.abc import Callable
+from importlib import import_module
 
 
-def attacks(incomplete: str) -> list[str]:
-    """Names of attacks."""
-    from federation.attacks.catalogue import names
+def _names_of(module: str) -> Callable[[str], list[str]]:
+    """Completes the names that the function `names` of a module returns; the module is loaded when Tab is pressed."""
 
-    return [name for name in names() if name.startswith(incomplete)]
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in import_module(module).names() if name.startswith(incomplete)]
+
+    return complete
+
+
+algorithms = _names_of("coordinator.aggregation.registry")
+attacks = _names_of("federation.attacks.catalogue")
+experiments = _names_of("experiments.loading")
 
 
 def tasks(incomplete: str) -> list[str]:
     """Names of tasks."""
-    from federation.tasks import available
+    from federation.tasks import available  # loads NumPy
 
     return [offer.name for offer in available() if offer.name.startswith(incomplete)]
-
-
-def experiments(incomplete: str) -> list[str]:
-    """Names of experiments."""
-    from experiments.loading import names
-
-    return [name for name in names() if name.startswith(incomplete)]

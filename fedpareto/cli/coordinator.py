@@ -3,19 +3,21 @@
 import json
 import logging
 import os
+import re
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedpareto.cli import logs
-from fedpareto.cli.code_option import CodeOption
 from fedpareto.cli.code_path import leave_current_directory
-from fedpareto.cli.failure import USAGE, Failure
-from fedpareto.cli.passphrases import new_passphrase, passphrase_for
+from fedpareto.cli.failure import USAGE, Failure, answer, failing
+from fedpareto.cli.options import AskOption, CodeOption, JsonOption, PassphraseOption
+from fedpareto.cli.secret_input import new_passphrase, passphrase_for
 
 if TYPE_CHECKING:
     from coordinator.home import Home
@@ -25,11 +27,6 @@ app = typer.Typer(help="The coordinator: make a federation, and run its daemon."
 
 DEFAULT_HOME = Path("fedpareto-coordinator")
 HomeOption = Annotated[Path, typer.Option("--home", help="Directory of the coordinator: settings, keys, database.")]
-PassphraseOption = Annotated[
-    Path | None, typer.Option("--passphrase-file", help="File whose first line is the passphrase of the private keys.")
-]
-AskOption = Annotated[bool, typer.Option(help="Ask for a passphrase for the private keys.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 PORT_HELP = "0 is one that the kernel picks when it first serves, and that is then kept."
 
 
@@ -70,9 +67,9 @@ def init(
 
     This makes a certificate authority, keys, a database, and an administrator with every role.
     """
-    from coordinator.clock import utc_now  # noqa: PLC0415
-    from coordinator.home import Home, Settings  # noqa: PLC0415
-    from federation.certificates import fingerprint  # noqa: PLC0415
+    from coordinator.clock import utc_now
+    from coordinator.home import Home, Settings
+    from federation.certificates import fingerprint
 
     values: dict[str, Any] = {
         "federation_id": name,
@@ -89,27 +86,25 @@ def init(
         settings = Settings.check(values, "the options")
     with _explained():
         made = Home.init(home, settings, now=utc_now(), passphrase=passphrase)
-    if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "federation_id": made.federation_id,
-                    "home": str(home),
-                    "settings": str(home / "coordinator.toml"),
-                    "admin": str(made.admin_dir),
-                    "ca": str(home / "ca.pem"),
-                    "ca_fingerprint": fingerprint(made.ca),
-                    "hosts": list(made.settings.hosts),
-                }
-            )
-        )
-        return
-    typer.echo(f"Federation {made.federation_id} is in {home}; its settings, with comments, in coordinator.toml there.")
-    typer.echo(f"CA fingerprint (SHA-256): {fingerprint(made.ca)}")
-    typer.echo(f"Administrator with every role: {made.admin_dir}")
-    if passphrase is None:
-        typer.echo("The private keys are not encrypted: whoever can read the directory can act for the federation.")
-    typer.echo(f"Next: fedpareto coordinator serve --home {home}")
+    document = {
+        "federation_id": made.federation_id,
+        "home": str(home),
+        "settings": str(home / "coordinator.toml"),
+        "admin": str(made.admin_dir),
+        "ca": str(home / "ca.pem"),
+        "ca_fingerprint": fingerprint(made.ca),
+        "hosts": list(made.settings.hosts),
+    }
+    unencrypted = "The private keys are not encrypted: whoever can read the directory can act for the federation."
+    answer(
+        as_json,
+        document,
+        f"Federation {made.federation_id} is in {home}; its settings, with comments, in coordinator.toml there.",
+        f"CA fingerprint (SHA-256): {document['ca_fingerprint']}",
+        f"Administrator with every role: {made.admin_dir}",
+        *([unencrypted] if passphrase is None else []),
+        f"Next: fedpareto coordinator serve --home {home}",
+    )
 
 
 @app.command()
@@ -137,16 +132,13 @@ def serve(
     logs.to_standard_error(log_level.upper(), "%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     leave_current_directory()  # a run may name `module:Class`: that is imported from what was installed, or from --code
-    from coordinator.monitor import LockLost  # noqa: PLC0415
-    from coordinator.server import PortTaken  # noqa: PLC0415
-    from coordinator.server import serve as run  # noqa: PLC0415
+    from coordinator.monitor import LockLost
+    from coordinator.server import PortTaken
+    from coordinator.server import serve as run
 
-    with _explained():
-        try:
-            centre = _settled(home, bind, passphrase_file)
-            run(centre, ready=lambda made: _announce(centre, made, port_file, as_json), conduct=not hold)
-        except (LockLost, PortTaken) as error:
-            raise Failure(str(error)) from None
+    with _explained(), failing(LockLost, PortTaken):
+        centre = _settled(home, bind, passphrase_file)
+        run(centre, ready=lambda made: _announce(centre, made, port_file, as_json), conduct=not hold)
 
 
 @app.command()
@@ -157,8 +149,8 @@ def check(
 
     Nothing is changed, and the coordinator may run meanwhile. The exit code is 1 when a check failed.
     """
-    from coordinator.check import Finding, Outcome, check_home  # noqa: PLC0415
-    from coordinator.clock import utc_now  # noqa: PLC0415
+    from coordinator.check import Finding, Outcome, check_home
+    from coordinator.clock import utc_now
 
     findings = list[Finding]()
     try:
@@ -166,11 +158,8 @@ def check(
             findings += check_home(_settled(home, None, passphrase_file), now=utc_now())
     except Failure as failure:
         findings.append(Finding("directory", Outcome.FAILED, failure.message))
-    if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings]))
-    else:
-        for finding in findings:
-            typer.echo(f"{finding.outcome:<8} {finding.subject:<13} {finding.message}")
+    lines = (f"{finding.outcome:<8} {finding.subject:<13} {finding.message}" for finding in findings)
+    answer(as_json, [asdict(finding) for finding in findings], *lines)
     failed = sum(finding.outcome is Outcome.FAILED for finding in findings)
     if failed:
         raise Failure(f"{failed} of {len(findings)} checks failed")
@@ -193,8 +182,8 @@ def admin(
 
     Run it on the coordinator's own machine. If the name has a certificate already, the older one ends.
     """
-    from coordinator.clock import utc_now  # noqa: PLC0415
-    from federation.identity import Role  # noqa: PLC0415
+    from coordinator.clock import utc_now
+    from federation.identity import Role
 
     try:
         roles = [Role(one) for one in role]
@@ -208,19 +197,17 @@ def admin(
                 f"set federation_port in {home / 'coordinator.toml'}"
             )
         passphrase = new_passphrase(new_passphrase_file, ask=ask_passphrase)
-        database = centre.open_database()
-        try:
+        with closing(centre.open_database()) as database:
             files = centre.issue_admin(
                 database, name, roles, out, now=utc_now(), by="coordinator admin", passphrase=passphrase
             )
-        finally:
-            database.close()
-    if as_json:
-        document = {"name": name, "home": str(out), "certificate_expires": files.not_after.isoformat()}
-        typer.echo(json.dumps({**document, "roles": sorted({"viewer", *role})}))
-        return
-    typer.echo(f"Administrator {name} is in {out}, until {files.not_after:%Y-%m-%d %H:%M} UTC.")
-    typer.echo(f"Its commands: fedpareto admin --home {out} ...")
+    document = {"name": name, "home": str(out), "certificate_expires": files.not_after.isoformat()}
+    answer(
+        as_json,
+        {**document, "roles": sorted({"viewer", *role})},
+        f"Administrator {name} is in {out}, until {files.not_after:%Y-%m-%d %H:%M} UTC.",
+        f"Its commands: fedpareto admin --home {out} ...",
+    )
 
 
 @app.command()
@@ -231,27 +218,23 @@ def restored(
 
     Run it after the files are restored, before the coordinator starts.
     """
-    from coordinator.clock import utc_now  # noqa: PLC0415
-    from coordinator.restored import sign_restore  # noqa: PLC0415
+    from coordinator.clock import utc_now
+    from coordinator.restored import sign_restore
 
     with _explained():
         manifest = sign_restore(_settled(home, None, passphrase_file), now=utc_now())
-    if as_json:
-        runs = {run.run_id: run.next_round for run in manifest.runs}
-        typer.echo(json.dumps({"restored": manifest.restored.ToJsonString(), "runs": runs}))
-        return
-    for run in manifest.runs:
-        typer.echo(f"run {run.run_id} goes on with round {run.next_round}")
-    typer.echo(
+    runs = {run.run_id: run.next_round for run in manifest.runs}
+    answer(
+        as_json,
+        {"restored": manifest.restored.ToJsonString(), "runs": runs},
+        *(f"run {run} goes on with round {number}" for run, number in runs.items()),
         "Workers get this statement when they next attend. Now start the coordinator: "
-        f"fedpareto coordinator serve --home {home}"
+        f"fedpareto coordinator serve --home {home}",
     )
 
 
 def _settled(home: Path, bind: str | None, passphrase_file: Path | None) -> "Home":
-    from dataclasses import replace  # noqa: PLC0415
-
-    from coordinator.home import SETTINGS_FILE, Home, Settings  # noqa: PLC0415
+    from coordinator.home import SETTINGS_FILE, Home, Settings
 
     passphrase = None
     if (home / SETTINGS_FILE).is_file():
@@ -267,7 +250,7 @@ def _settled(home: Path, bind: str | None, passphrase_file: Path | None) -> "Hom
 
 
 def _announce(home: "Home", coordinator: "Coordinator", port_file: Path | None, as_json: bool) -> None:
-    from federation.keys import replace_private  # noqa: PLC0415
+    from federation.keys import replace_private
 
     ports = {"federation": coordinator.federation_port, "enrollment": coordinator.enrollment_port}
     if port_file is not None:
@@ -278,9 +261,6 @@ def _announce(home: "Home", coordinator: "Coordinator", port_file: Path | None, 
 
 
 def _own_names() -> list[str]:
-    import re  # noqa: PLC0415
-    import socket  # noqa: PLC0415
-
     name = socket.gethostname()
     own = [name] if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", name) else []
     return list(dict.fromkeys(["localhost", "127.0.0.1", *own]))
@@ -289,19 +269,14 @@ def _own_names() -> list[str]:
 @contextmanager
 def _explained(*, usage: bool = False) -> Iterator[None]:
     """Turns what can go wrong here into a paragraph for a person."""
-    from sqlalchemy.exc import DBAPIError  # noqa: PLC0415
+    from sqlalchemy.exc import DBAPIError
 
-    from coordinator.ownership import HomeError  # noqa: PLC0415
-    from federation.keys import IdentityError  # noqa: PLC0415
-    from storage.database import DatabaseBusy, DatabaseTooNew  # noqa: PLC0415
+    from coordinator.ownership import HomeError
+    from federation.keys import IdentityError
+    from storage.database import DatabaseBusy, DatabaseTooNew
 
-    try:
-        yield
-    except (HomeError, IdentityError) as error:
-        raise Failure(str(error), code=USAGE if usage else 1) from None
-    except (DatabaseBusy, DatabaseTooNew) as error:
-        raise Failure(str(error)) from None
-    except DBAPIError as error:
-        raise Failure(f"the database does not answer as it should: {error.orig}") from None
-    except OSError as error:
-        raise Failure(f"{error.filename or 'the machine'}: {error.strerror or error}") from None
+    with failing(HomeError, IdentityError, code=USAGE if usage else 1), failing(DatabaseBusy, DatabaseTooNew, OSError):
+        try:
+            yield
+        except DBAPIError as error:
+            raise Failure(f"the database does not answer as it should: {error.orig}") from None

@@ -1,17 +1,15 @@
 """`fedpareto data`: what clients hold, before anything is trained."""
 
-# ruff: noqa: PLC0415 - torch is loaded by the command, not by `fedpareto --help`
 import json
 import math
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedpareto.cli import completion
-from fedpareto.cli.code_option import CodeOption
-from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.failure import USAGE, failing, require
+from fedpareto.cli.options import CodeOption, DataOption, DownloadOption, JsonOption
 
 app = typer.Typer(help="Data: show which samples each client would hold.", no_args_is_help=True)
 
@@ -34,15 +32,13 @@ def show(
         str, typer.Option(metavar="SIZES", help="Number of samples of each client: equal or lognormal:SIGMA.")
     ] = "equal",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the partition; `--part-seed` of workers.")] = 0,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the data set.")] = None,
+    data: DataOption = None,
     code: CodeOption = None,
-    download: Annotated[
-        bool, typer.Option("--download", help="Let the task fetch a public data set into --data.")
-    ] = False,
+    download: DownloadOption = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Also draw a bar for each client, stacked by class.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show how many samples of which class each client would hold.
 
@@ -66,41 +62,29 @@ def show(
     from federation.tasks import DataError, DataSource, Part, PartError, TaskError
     from federation.tasks import task as find_task
 
-    if find_spec("torch") is None:
-        raise Failure("a task's data is read with torch, not installed here: install fedpareto[torch]")
-    if plot is not None and find_spec("matplotlib") is None:
-        raise Failure("--plot draws with matplotlib, not installed here: install fedpareto[experiments]")
+    require("a task's data is read with", "torch")
+    if plot is not None:
+        require("--plot draws with", "matplotlib", extra="experiments")
     from federation.tasks.census import census
     from fedpareto.cli import shares
     from fedpareto.cli.render import console
     from simulation.population import client_names
 
-    try:
+    with failing(PartError, TaskError, code=USAGE), failing(DataError):
         part = Part(0, clients, partition, seed, sizes)
-    except PartError as error:
-        raise Failure(str(error), code=USAGE) from error
-    try:
         found = census(find_task(task), DataSource(data, download=download), part, tried=True)
-    except TaskError as error:
-        raise Failure(str(error), code=USAGE) from error
-    except DataError as error:
-        raise Failure(str(error)) from error
     names = client_names(clients)
     if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "task": task,
-                    "partition": partition,
-                    "sizes": sizes,
-                    "seed": seed,
-                    "samples": int(found.sizes.sum()),
-                    "heterogeneity": None if math.isnan(found.heterogeneity) else found.heterogeneity,
-                    "clients": list(shares.document(found, names)),
-                },
-                indent=2,
-            )
-        )
+        document = {
+            "task": task,
+            "partition": partition,
+            "sizes": sizes,
+            "seed": seed,
+            "samples": int(found.sizes.sum()),
+            "heterogeneity": None if math.isnan(found.heterogeneity) else found.heterogeneity,
+            "clients": list(shares.document(found, names)),
+        }
+        typer.echo(json.dumps(document, indent=2))
     else:
         screen = console()
         screen.print(shares.table(found, found.owners or names))

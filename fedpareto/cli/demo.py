@@ -1,29 +1,31 @@
-"""`fedpareto demo`: a federation of this machine's processes learns, survives an attacker, and shows its work."""
+"""`fedpareto demo`: a federation of processes on this machine, with one attacker."""
 
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpareto.cli.failure import INTERRUPTED, Failure
+from fedpareto.cli.failure import INTERRUPTED, require
+from fedpareto.cli.options import ProgressJsonOption
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
 
     from federation.v1.admin_pb2_grpc import AdminStub
-    from fedpareto.cli.outcomes import Outcome
+    from fedpareto.cli.outcomes import Ended, Outcome, Served
     from fedpareto.cli.rehearsal import Rehearsal
-    from fedpareto.cli.second_act import Served
-    from fedpareto.cli.upload import InitialModel
 
 ATTACK = "scale=100,bias=1000"
 DEFAULT_DIRECTORY = Path("fedpareto-demo")
 
 _SPEC = """\
 name = "{name}"
-task = "digits"
+task = "{act.task}"
 rounds = {rounds}
 seed = {seed}
 
@@ -31,18 +33,38 @@ seed = {seed}
 {algorithm}
 
 [train]
-epochs = 1
-batch_size = 10
-learning_rate = 0.2
+{act.train}
 
 [selection]
 minimum = {members}  # a round waits until this number of members attends
 """
-# FedMGDA+ makes each update as long as every other one, so that its step needs a rate of its own.
-_ALGORITHMS = {
-    "fedmgda": 'name = "fedmgda+"\nepsilon = 0.1\n\n[server]\nlearning_rate = 1.5',
-    "fedavg": 'name = "fedavg"',
-}
+
+
+@dataclass(frozen=True)
+class _Act:
+    task: str
+    train: str  # the section of a specification
+    algorithms: dict[str, str]  # likewise, by the beginning of the run's name
+
+
+_DIGITS = _Act(
+    "digits",
+    "epochs = 1\nbatch_size = 10\nlearning_rate = 0.2",
+    {
+        # FedMGDA+ makes each update as long as every other one, so that its step needs a rate of its own.
+        "fedmgda": 'name = "fedmgda+"\nepsilon = 0.1\n\n[server]\nlearning_rate = 1.5',
+        "fedavg": 'name = "fedavg"',
+    },
+)
+_TWO_DIGITS = _Act(
+    "two-digits",
+    "steps = 15\nbatch_size = 20\nlearning_rate = 0.4",
+    {
+        "scalarised": 'name = "scalarised"',
+        "fsmgda": 'name = "fsmgda"',
+        "fedcmoo": 'name = "fedcmoo"\nweights = "exact"\nbudget = 0.1',
+    },
+)
 
 
 def demo_command(
@@ -55,7 +77,7 @@ def demo_command(
     objectives: Annotated[
         bool, typer.Option("--objectives", help="Only the second act: one model for two objectives, no attacker.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document; progress on stderr.")] = False,
+    as_json: ProgressJsonOption = False,
 ) -> None:
     """Run a federation of real processes, with one attacker.
 
@@ -66,11 +88,7 @@ def demo_command(
     honest. In a second, shorter act the members train one model for two digits, one objective for each digit, and one
     member has labels for the left digit only.
     """
-    from importlib.util import find_spec
-
-    missing = [name for name in ("torch", "sklearn") if find_spec(name) is None]
-    if missing:
-        raise Failure(f"the demo trains with {' and '.join(missing)}, not installed here: install fedpareto[torch]")
+    require("the demo trains with", "torch", "sklearn")
     from fedpareto.cli.processes import Processes
     from fedpareto.cli.rehearsal import Rehearsal, fresh_directory
     from fedpareto.cli.render import console as make_console
@@ -88,7 +106,7 @@ def demo_command(
         typer.echo(document)
     else:
         _report(console, rehearsal, outcomes, served)
-    # That plain averaging breaks under attack may be; that anything else does may not.
+    # Plain averaging under attack may break; every other run must complete.
     must = [item.state for item in outcomes if not (item.attacked and item.algorithm == "fedavg")]
     if any(state != "COMPLETED" for state in [*must, *(item.state for item in served)]):
         raise typer.Exit(1)
@@ -97,77 +115,65 @@ def demo_command(
 def _perform(
     console: "Console", rehearsal: "Rehearsal", rounds: int, seed: int, *, attack: bool
 ) -> "tuple[list[Outcome], list[Served]]":
-    from fedpareto.cli import second_act
     from fedpareto.cli.client import connect
-    from fedpareto.cli.upload import made_model
+    from fedpareto.cli.outcomes import outcome, served
 
-    count = len(rehearsal.names)
-    with console.status("making a federation"):
+    count, attacker = len(rehearsal.names), rehearsal.attacker
+    made = f"a federation in {rehearsal.home}: certificate authority, keys, database"
+    with _step(console, "making a federation", made):
         rehearsal.found()
-    _tick(console, f"a federation in {rehearsal.home}: certificate authority, keys, database")
-    with console.status("starting the coordinator"):
+    with _step(console, "starting the coordinator", "the coordinator serves"):
         rehearsal.serve()
-    _tick(console, "the coordinator serves")
     with connect(rehearsal.home / "admin") as stub:
-        with console.status(f"{count} members join, each with a one-time token and keys of its own"):
+        joined = f"{count} members have their certificates, and each its own part of the data"
+        with _step(console, f"{count} members join, each with a one-time token and keys of its own", joined):
             rehearsal.enroll(stub)
-        _tick(console, f"{count} members have their certificates, and each its own part of the data")
-        with console.status(f"{count} workers start"):
+        malicious = f"; {attacker} is malicious: {ATTACK}" if attack else ""
+        with _step(console, f"{count} workers start", f"{count} workers attend{malicious}"):
             for name in rehearsal.names:
-                rehearsal.work(name, ATTACK if attack and name == rehearsal.attacker else "")
-            initial = made_model("digits", seed)
+                rehearsal.work(name, ATTACK if attack and name == attacker else "")
             rehearsal.assemble(stub)
         outcomes: list[Outcome] = []
-        if attack:
-            _tick(console, f"{count} workers attend; {rehearsal.attacker} is malicious: {ATTACK}")
-            outcomes += _both(console, rehearsal, stub, initial, rounds, seed, attacked=True)
-            with console.status(f"{rehearsal.attacker} is replaced by an honest worker"):
-                rehearsal.rest(rehearsal.attacker)
-                rehearsal.work(rehearsal.attacker)
-                rehearsal.assemble(stub)
-            _tick(console, f"{rehearsal.attacker} is honest now")
-            outcomes += _both(console, rehearsal, stub, initial, rounds, seed, attacked=False)
-        _tick(console, f"two digits at once, an objective for each; {rehearsal.left_only} serves the left one only")
-        return outcomes, second_act.perform(console, rehearsal, stub, max(1, rounds // 2), seed)
+        for attacked in (True, False) if attack else ():
+            if not attacked:
+                with _step(console, f"{attacker} is replaced by an honest worker", f"{attacker} is honest now"):
+                    rehearsal.rest(attacker)
+                    rehearsal.work(attacker)
+                    rehearsal.assemble(stub)
+            for run in _play(console, rehearsal, stub, _DIGITS, "attacked" if attacked else "honest", rounds, seed):
+                outcomes.append(outcome(stub, run, attacked=attacked, watched=attacker))
+        console.print(f"✓ two digits at once, an objective for each; {rehearsal.left_only} serves the left one only")
+        second = _play(console, rehearsal, stub, _TWO_DIGITS, "objectives", max(1, rounds // 2), seed)
+        return outcomes, [served(stub, run) for run in second]
 
 
-def _both(
-    console: "Console",
-    rehearsal: "Rehearsal",
-    stub: "AdminStub",
-    initial: "InitialModel",
-    rounds: int,
-    seed: int,
-    *,
-    attacked: bool,
-) -> "list[Outcome]":
-    """Both algorithms from the same model with the same seed, one after the other."""
-    from fedpareto.cli import watch
-    from fedpareto.cli.outcomes import outcome
-    from fedpareto.cli.upload import submit
-
-    found = []
-    for short, algorithm in _ALGORITHMS.items():
-        name = f"{short}-{'attacked' if attacked else 'honest'}"
-        text = _SPEC.format(name=name, rounds=rounds, seed=seed, algorithm=algorithm, members=len(rehearsal.names))
-        spec = rehearsal.keep_spec(name, text)
-        console.print(f"\n{name}  ({spec})", style="bold")
-        run_id = submit(stub, text.encode(), initial).run.run_id
-        watch.show(stub, run_id, console)
-        found.append(outcome(stub, run_id, attacked=attacked, watched=rehearsal.attacker))
-    return found
+@contextmanager
+def _step(console: "Console", doing: str, done: str) -> "Iterator[None]":
+    with console.status(doing):
+        yield
+    console.print("✓", done)
 
 
-def _tick(console: "Console", message: str) -> None:
-    console.print("✓", message)
+def _play(
+    console: "Console", rehearsal: "Rehearsal", stub: "AdminStub", act: _Act, suffix: str, rounds: int, seed: int
+) -> list[str]:
+    """Runs each algorithm from the same model with the same seed, one after the other; returns the ids of the runs."""
+    from fedpareto.cli import upload, watch
+
+    initial, members, ids = upload.made_model(act.task, seed), len(rehearsal.names), []
+    for short, algorithm in act.algorithms.items():
+        name = f"{short}-{suffix}"
+        text = _SPEC.format(name=name, act=act, rounds=rounds, seed=seed, algorithm=algorithm, members=members)
+        console.print(f"\n{name}  ({rehearsal.keep_spec(name, text)})", style="bold")
+        ids.append(upload.submit(stub, text.encode(), initial).run.run_id)
+        watch.show(stub, ids[-1], console)
+    return ids
 
 
 def _record(
     rehearsal: "Rehearsal", outcomes: "Sequence[Outcome]", served: "Sequence[Served]", rounds: int, seed: int
 ) -> str:
-    """The results as a JSON document, also kept in the directory."""
-    from dataclasses import asdict
-
+    """The results as a JSON document, which is also written into the directory."""
     from fedpareto.cli.document import dumps
 
     text = dumps(
@@ -191,43 +197,39 @@ def _record(
 def _report(
     console: "Console", rehearsal: "Rehearsal", outcomes: "Sequence[Outcome]", served: "Sequence[Served]"
 ) -> None:
-    from fedpareto import formatting
-    from fedpareto.cli import second_act
-    from fedpareto.cli.outcomes import table
+    from fedpareto.cli.outcomes import table, table_of_objectives
+    from fedpareto.formatting import percent
 
     if outcomes:
         console.print()
         console.print(table(outcomes, rehearsal.attacker))
-    means = {(item.algorithm, item.attacked): formatting.percent(item.accuracy["mean"]) for item in outcomes}
+    means = {(item.algorithm, item.attacked): percent(item.accuracy["mean"]) for item in outcomes}
     for name in dict.fromkeys(item.algorithm for item in outcomes):
         console.print(f"{name}: {means[name, True]} on average beside the attacker, {means[name, False]} without one")
     console.print()
-    console.print(second_act.table(served))
-    ended: list[Outcome | Served] = [*outcomes, *served]
+    console.print(table_of_objectives(served))
+    ended: list[Ended] = [*outcomes, *served]
     for item in ended:
         if item.state != "COMPLETED":
             console.print(f"{item.name}: {item.state} after {item.rounds_done} rounds: {item.reason}")
     command = _command()
     home = "" if rehearsal.directory == DEFAULT_DIRECTORY else f" --home {rehearsal.home / 'admin'}"
     admin = f"{command} admin{home}"
-    names = [item.name for item in ended]
-    name, last = names[0], names[-1]
+    name, second, last = ended[0].name, ended[1].name, ended[-1].name
+    lines = [
+        f"{admin} rounds {name}",
+        f"{admin} round {second} 0",
+        f"{admin} run {last}",
+        f"{admin} round {last} -1",
+        f"{admin} updates {name} --round 0",
+        f"{command} report {name}{home}",
+        f"{command} coordinator serve --home {rehearsal.home}",
+    ]
     console.print("\nEvery process has been stopped; the record is there to be looked at. Type next:", soft_wrap=True)
-    for line in (
-        f"rounds {name}",
-        f"round {names[1]} 0",
-        f"run {last}",
-        f"round {last} -1",
-        f"updates {name} --round 0",
-    ):
-        console.print(f"    {admin} {line}", soft_wrap=True)
-    console.print(f"    {command} report {name}{home}", soft_wrap=True)
-    console.print(f"    {command} coordinator serve --home {rehearsal.home}", soft_wrap=True)
+    for line in lines:
+        console.print(f"    {line}", soft_wrap=True)
 
 
 def _command() -> str:
-    """How this command was called, so that what is printed can be typed."""
-    import shutil
-    import sys
-
+    """This command as it was called."""
     return "fedpareto" if shutil.which("fedpareto") or not sys.argv[0].endswith("fedpareto") else sys.argv[0]

@@ -1,7 +1,7 @@
 """Protobuf messages as JSON documents.
 
 Names are those of the contract, enumerations appear by their short name, times as ISO 8601 in UTC, NaN and infinities
-(which JSON lacks) as null, bytes as base64, key ids as hexadecimal. Whatever a message holds, there is a document.
+(which JSON lacks) as null, bytes as base64, key ids as hexadecimal. Every message has a document.
 """
 
 import base64
@@ -29,16 +29,13 @@ def document(message: Message) -> dict[str, Any]:
 
 
 def dumps(value: Any) -> str:
-    """One JSON document: indented; letters of all scripts stay, what is not printable is one of JSON's own escapes."""
-    return _printable(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+    """An indented JSON document; letters of all scripts stay, characters that are not printable are escaped."""
+    return line(value, indent=2)
 
 
-def line(value: Any) -> str:
+def line(value: Any, indent: int | None = None) -> str:
     """A JSON document on one line, for a stream of them."""
-    return _printable(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False))
-
-
-def _printable(text: str) -> str:
+    text = json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
     if text.replace("\n", "").isprintable():
         return text
     return "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
@@ -58,7 +55,10 @@ def _field(message: Message, field: Any) -> Any:
 
 def _value(field: Any, value: Any) -> Any:
     if isinstance(value, Timestamp):
-        return _time(value)
+        try:
+            return value.ToDatetime().isoformat() + "Z"
+        except (ValueError, OverflowError):  # another party may have signed it
+            return f"not a time: {value.seconds} s and {value.nanos} ns"
     if isinstance(value, Message):
         result = document(value)
         if field.full_name in _MANIFESTS:
@@ -71,22 +71,12 @@ def _value(field: Any, value: Any) -> Any:
     return _plain(value)
 
 
-def _time(value: Timestamp) -> str:
-    """ISO 8601 in UTC; for an invalid time, which another party may have signed, its two numbers in words."""
-    try:
-        return value.ToDatetime().isoformat() + "Z"
-    except (ValueError, OverflowError):
-        return f"not a time: {value.seconds} s and {value.nanos} ns"
-
-
 def _decoded(kind: type[Message], manifest: bytes) -> dict[str, Any] | None:
-    """A manifest from its signed bytes; None where those are not one."""
-    found = kind()
+    """A manifest from its signed bytes; None if they cannot be read."""
     try:
-        found.ParseFromString(manifest)
+        return document(kind.FromString(manifest))
     except DecodeError:
         return None
-    return document(found)
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A model on its way to a file: checked against its digest, there whole or not at all."""
+"""Writes a model that the coordinator sends to a file: the whole model with the right digest, or nothing."""
 
 import os
 import tempfile
@@ -8,35 +8,27 @@ from typing import BinaryIO
 
 from federation import digests
 from federation.v1.admin_pb2 import ExportModelResponse
-from fedpareto.cli.failure import Failure
+from fedpareto.cli.failure import Failure, failing
 
 
 def save(pieces: Iterable[ExportModelResponse], path: Path) -> tuple[str, int]:
-    """Writes what arrives to `path`.
-
-    Returns:
-        The digest and the size in bytes.
+    """Writes the pieces to `path`; returns the digest and the size in bytes.
 
     Raises:
-        Failure: the bytes are not those that the coordinator named, or the file cannot be written; there is no file
-            then, or the one that was there before.
+        Failure: the bytes are not those that the coordinator named, or the file cannot be written; an older file stays.
     """
-    try:
+    with failing(OSError, what=f"cannot write {path}"):
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror}") from None
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            digest, size = _write(pieces, file)
-            file.flush()
-            os.fsync(descriptor)
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+        temporary = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                digest, size = _write(pieces, file)
+                file.flush()
+                os.fsync(descriptor)
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     return digest, size
 
 

@@ -19,6 +19,6 @@ def main() -> None:
         )
         print(message, file=sys.stderr)  # noqa: T201
         sys.exit(2)
-    from fedpareto.cli.main import main as command  # noqa: PLC0415 - only once the check has passed
+    from fedpareto.cli.main import main as command  # only once the check has passed
 
     command()

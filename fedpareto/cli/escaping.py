@@ -1,11 +1,11 @@
-"""Text of others on the administrator's screen: every string that a coordinator sends is escaped where it arrives.
+"""Text of others on the administrator's screen: every string that a coordinator sends is escaped on arrival.
 
-What the coordinator sends holds words of members and of other operators: names of devices and metrics, reasons,
-specifications. So no command has to think of it: the channel hands out messages whose strings are safe to show.
+Responses hold words of members and of other operators: names of devices and metrics, reasons, specifications.
 """
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 from google.protobuf.descriptor import FieldDescriptor
@@ -13,83 +13,27 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from federation.text import escaped, escaped_lines
+from federation.v1.admin_pb2_grpc import AdminStub
 
 LIMIT = 10_000  # characters of one string; the coordinator cuts what members and operators say to far fewer
 _END_OF_TIME = 253_370_764_800  # the year 9999, in seconds from 1970: every time zone can still show it
 _DOCUMENTS = frozenset({"federation.v1.Run.spec"})  # text of several lines, which it keeps
 
 
-class EscapingChannel(grpc.Channel):
-    """A channel whose responses have no character that a terminal obeys.
+def escaping_stub(channel: grpc.Channel) -> AdminStub:
+    """The Admin service over a channel; the strings in its responses hold no control characters."""
+    kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+    calls = SimpleNamespace(**{kind: partial(_escaping_call, getattr(channel, kind)) for kind in kinds})
+    return AdminStub(cast(grpc.Channel, calls))
 
-    Args:
-        channel: carries the calls; it is closed with this one.
-    """
 
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._channel = channel
+def _escaping_call(make: Any, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
+    def read(data: bytes) -> Any:
+        message = response_deserializer(data)
+        make_safe(message)
+        return message
 
-    def unary_unary(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: Any = False,
-    ) -> Any:
-        """See `grpc.Channel`."""
-        call = self._channel.unary_unary
-        return call(method, request_serializer, _escaping(response_deserializer))
-
-    def unary_stream(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: Any = False,
-    ) -> Any:
-        """See `grpc.Channel`."""
-        call = self._channel.unary_stream
-        return call(method, request_serializer, _escaping(response_deserializer))
-
-    def stream_unary(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: Any = False,
-    ) -> Any:
-        """See `grpc.Channel`."""
-        call = self._channel.stream_unary
-        return call(method, request_serializer, _escaping(response_deserializer))
-
-    def stream_stream(
-        self,
-        method: str,
-        request_serializer: Any = None,
-        response_deserializer: Any = None,
-        _registered_method: Any = False,
-    ) -> Any:
-        """See `grpc.Channel`."""
-        call = self._channel.stream_stream
-        return call(method, request_serializer, _escaping(response_deserializer))
-
-    def subscribe(self, callback: Any, try_to_connect: bool = False) -> None:
-        """See `grpc.Channel`."""
-        self._channel.subscribe(callback, try_to_connect)
-
-    def unsubscribe(self, callback: Any) -> None:
-        """See `grpc.Channel`."""
-        self._channel.unsubscribe(callback)
-
-    def close(self) -> None:
-        """See `grpc.Channel`."""
-        self._channel.close()
-
-    def __enter__(self) -> "EscapingChannel":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    return make(method, request_serializer, read)
 
 
 def make_safe(message: Message) -> None:
@@ -116,16 +60,7 @@ def make_safe(message: Message) -> None:
 
 
 def _escape_map(field: FieldDescriptor, values: Any) -> None:
-    """Escapes keys; of the maps in the contract none has values with strings, which a test holds against it."""
+    """Escapes keys; no map of the contract has strings as its values, which a test checks."""
     for key in list(values):
         if isinstance(key, str) and escaped(key, LIMIT) != key:
             values[escaped(key, LIMIT)] = values.pop(key)
-
-
-def _escaping(deserialise: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def read(data: bytes) -> Any:
-        message = deserialise(data)
-        make_safe(message)
-        return message
-
-    return read

@@ -1,6 +1,5 @@
 """`fedpareto experiment`: runs the papers' experiments and compares the results with the published numbers."""
 
-# ruff: noqa: PLC0415 - torch, numpy and matplotlib are loaded by the commands, not by `fedpareto --help`
 import sys
 import tempfile
 from datetime import UTC, datetime
@@ -10,8 +9,8 @@ from typing import Annotated
 import typer
 
 from fedpareto.cli import completion
-from fedpareto.cli.code_option import CodeOption
 from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure
+from fedpareto.cli.options import CodeOption
 
 _HELP = """Run the papers' experiments.
 

@@ -1,4 +1,4 @@
-"""What a run specification may say: every key, from the models that validate it, as a TOML document with comments."""
+"""Every key of a run specification, from the models that validate it, as a TOML document with comments."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -22,11 +22,11 @@ class Key:
 
     Attributes:
         path: with its section in front.
-        type: as a person would say it, with its bounds.
-        default: as TOML spells it; None when the key must be given.
+        type: in words, with its bounds.
+        default: as TOML; None when the key must be given.
         meaning: in words.
-        algorithm: the algorithm whose hyper-parameter it is; empty for the others.
-        optimisers: the server's optimisers that take it, where not all of them do.
+        algorithm: of which it is a hyper-parameter; empty for other keys.
+        optimisers: of the server that take it, if not all do.
     """
 
     path: str
@@ -39,16 +39,13 @@ class Key:
 
 def every_key() -> list[Key]:
     """Every key, section by section, and every hyper-parameter of every algorithm."""
-    found = []
-    for key in _keys(RunSpec, ""):
-        found.append(key)
-        if key.path == "algorithm.prior":
-            found += _hyperparameters()
-    return found
+    keys = list(_keys(RunSpec, ""))
+    after = next(i for i, key in enumerate(keys) if key.path == "algorithm.prior") + 1
+    return [*keys[:after], *_hyperparameters(), *keys[after:]]
 
 
 def template(items: Iterable[Key]) -> str:
-    """The keys as a complete specification with every default; what only some rules or optimisers take, in comments."""
+    """The keys as a complete specification with every default; keys of single rules or optimisers are comments."""
     lines = ["# A run specification: every key, with its default."]
     section = ""
     for key in items:
@@ -59,11 +56,11 @@ def template(items: Iterable[Key]) -> str:
         must = "must be given" if key.default is None else ""
         what = "; ".join(filter(None, (key.type, must)))
         lines.append("")
-        owners = key.algorithm or ", ".join(key.optimisers)  # only they take it: not everybody's specification does
+        owners = key.algorithm or ", ".join(key.optimisers)  # others refuse it
         lines.append(f"# {owners + ': ' if owners else ''}{key.meaning or name} ({what})")
         value = _EXAMPLES.get(name, '""') if key.default is None else key.default
         lines.append(f"{'# ' if owners else ''}{name} = {value}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
@@ -80,15 +77,9 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
 
 def _hyperparameters() -> Iterator[Key]:
     found = [(rule.name, each) for rule in listed() for each in rule.hyperparameters]
-    found += [("every algorithm", each) for each in common_hyperparameters()]
-    for name, each in found:
-        yield Key(
-            f"algorithm.{each.name}",
-            _type(each.type),
-            None if each.default is MISSING else _toml(each.default),
-            each.help,
-            algorithm=name,
-        )
+    for name, each in [*found, *(("every algorithm", each) for each in common_hyperparameters())]:
+        default = None if each.default is MISSING else _toml(each.default)
+        yield Key(f"algorithm.{each.name}", _type(each.type), default, each.help, algorithm=name)
 
 
 def _bound(constraint: Any) -> str:

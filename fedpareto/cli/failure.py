@@ -1,4 +1,12 @@
-"""What a command raises when it cannot do what it was asked: a paragraph for a person, and an exit code."""
+"""How a command fails, and how it answers: one JSON document, or lines for people."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import typer
 
 USAGE = 2
 INTERRUPTED = 130
@@ -16,3 +24,31 @@ class Failure(Exception):
         super().__init__(message)
         self.message = message
         self.code = code
+
+
+@contextmanager
+def failing(*errors: type[Exception], code: int = 1, what: str = "") -> Iterator[None]:
+    """Turns errors of these classes into a Failure; `what` begins its message, for an OSError by default the file."""
+    try:
+        yield
+    except errors as error:
+        message = str(error)
+        if isinstance(error, OSError):
+            what, message = what or str(error.filename or "this machine"), error.strerror or message
+        raise Failure(f"{what}: {message}" if what else message, code=code) from error
+
+
+def require(what: str, *packages: str, extra: str = "torch") -> None:
+    """Checks that packages are installed; `what` begins the message, such as "the demo trains with".
+
+    Raises:
+        Failure: one of them is missing; the message says which and how to install it.
+    """
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise Failure(f"{what} {' and '.join(missing)}, not installed here: install fedpareto[{extra}]")
+
+
+def answer(as_json: bool, document: Any, *lines: str) -> None:
+    """Prints a document as one line of JSON, or the lines."""
+    for line in [json.dumps(document)] if as_json else lines:
+        typer.echo(line)

@@ -10,7 +10,7 @@ from fedpareto.cli.render import NAME_WIDTH, WIDTH
 
 
 def heat_map(names: Sequence[str], cosines: Sequence[float]) -> RenderableType:
-    """Cosines (m, m), row after row, as many numbers as fit, and what the colours say."""
+    """Cosines (m, m), row after row, with as many digits as fit, and a legend of the colours."""
     m = len(names)
     if not m or len(cosines) != m * m:
         return Text(f"{len(cosines)} cosines are not those of {m} rows")
@@ -23,16 +23,12 @@ def heat_map(names: Sequence[str], cosines: Sequence[float]) -> RenderableType:
         line = Text(f"{i + 1:>3}  {name[:label]:<{label}}")
         for j in range(m):
             value = cosines[i * m + j]
-            line.append(_number_in(value, cell), style=_heat(value))
+            line.append(_number_in(value, cell), style=heat(value))
         lines.append(line)
-    return Group(*lines, Text(), _legend())
-
-
-def _legend() -> Text:
-    line = Text("blue: against each other  ")
+    legend = Text("blue: against each other  ")
     for value in (-1.0, 0.0, 1.0):
-        line.append(f"{value:^6g}", style=_heat(value))
-    return line.append("  red: together")
+        legend.append(f"{value:^6g}", style=heat(value))
+    return Group(*lines, Text(), legend.append("  red: together"))
 
 
 def _number_in(value: float, cell: int) -> str:
@@ -43,7 +39,7 @@ def _number_in(value: float, cell: int) -> str:
     return f"{value:>6.2f}"
 
 
-def _heat(value: float) -> str:
+def heat(value: float) -> str:
     """Blue for -1, white for 0, red for 1; black on it."""
     if not math.isfinite(value):
         return "default"

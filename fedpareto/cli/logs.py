@@ -1,4 +1,4 @@
-"""The log of a daemon: one line for each event, whatever text of others it holds."""
+"""The log of a daemon: one line for each event; text of others is escaped."""
 
 import logging
 import sys
@@ -11,7 +11,7 @@ LIMIT = 4000  # characters of one line
 
 
 class OneLine(logging.Formatter):
-    """Escapes what is not printable, so that no text of others moves a cursor or forges a line."""
+    """Escapes characters that are not printable, so that no text of others moves a cursor or forges a line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
         """The line, without the traceback that may follow it."""
@@ -27,12 +27,7 @@ class OneLine(logging.Formatter):
 
 
 def to_standard_error(level: str, layout: str) -> None:
-    """Sends the log to standard error.
-
-    Args:
-        level: "DEBUG", "INFO", "WARNING" or "ERROR".
-        layout: of a line, as `logging.Formatter` takes it.
-    """
+    """Sends the log from a level ("DEBUG", "INFO", "WARNING" or "ERROR") on to standard error; `layout` is a line."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLine(layout))
     logging.basicConfig(level=level, handlers=[handler])

@@ -1,10 +1,20 @@
-"""`fedpareto admin ...`: members of the federation. Each command is one call of the Admin service."""
+"""`fedpareto admin ...`: members and administrators. Each command is one call of the Admin service."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpareto.cli.admin_app import ClientName, Home, Json, Yes, app, confirm, connected, sentence, show
+from fedpareto.cli.admin_app import Answer, ClientName, Home, Late, Reason, Yes, app, command, confirm, connected
+from fedpareto.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from federation.v1 import admin_pb2 as v1
+    from federation.v1.admin_pb2_grpc import AdminStub
+    from fedpareto import formatting, messages
+    from fedpareto.cli import document, render_members
+else:
+    v1, formatting, messages = map(Late, ("federation.v1.admin_pb2", "fedpareto.formatting", "fedpareto.messages"))
+    document, render_members = map(Late, ("fedpareto.cli.document", "fedpareto.cli.render_members"))
 
 
 @app.command()
@@ -15,120 +25,74 @@ def token(
         float | None, typer.Option(min=0.01, max=720, help="Hours until it expires. Default: the federation's setting.")
     ] = None,
     home: Home = None,
-    as_json: Json = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a join string for a new member. It is shown once, works once, and expires."""
-    from federation.v1.admin_pb2 import CreateTokenRequest
-    from fedpareto.formatting import local
-
     with connected(context, home) as stub:
-        request = CreateTokenRequest(client_id=client, lifetime_seconds=round((hours or 0) * 3600))
+        request = v1.CreateTokenRequest(client_id=client, lifetime_seconds=round((hours or 0) * 3600))
         response = stub.CreateToken(request)
-    if as_json:
-        show(True, response, sentence(""))
-        return
-    typer.echo(response.join)
-    typer.echo(
-        f"\nHand it to {client} in confidence, before {local(response.expires)}. On that machine:\n"
-        f"    fedpareto worker join --home {client}",
-        err=True,
-    )
+    typer.echo(document.dumps(response) if as_json else response.join)
+    if not as_json:
+        typer.echo(
+            f"\nHand it to {client} in confidence, before {formatting.local(response.expires)}. On that machine:\n"
+            f"    fedpareto worker join --home {client}",
+            err=True,
+        )
 
 
-@app.command()
+@command(reads=True)
 def tokens(
-    context: typer.Context,
+    stub: "AdminStub",
     every: Annotated[bool, typer.Option("--all", help="Also list used, cancelled and expired join strings.")] = False,
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """List the join strings that can still be used. Their secrets are not kept."""
-    from federation.v1.admin_pb2 import ListTokensRequest
-    from fedpareto.cli import render_members
-    from fedpareto.messages import whole
-
-    with connected(context, home, reads=True) as stub:
-        response = whole(stub.ListTokens, ListTokensRequest(all=every))
-    show(as_json, response, lambda: render_members.tokens(response.tokens))
+    response = messages.whole(stub.ListTokens, v1.ListTokensRequest(all=every))
+    return response, lambda: render_members.tokens(response.tokens)
 
 
-@app.command("cancel-token")
-def cancel_token(context: typer.Context, client: ClientName, home: Home = None, as_json: Json = False) -> None:
+@command()
+def cancel_token(stub: "AdminStub", client: ClientName) -> Answer:
     """Cancel the unused join strings for a name."""
-    from federation.v1.admin_pb2 import CancelTokensRequest
-
-    with connected(context, home) as stub:
-        response = stub.CancelTokens(CancelTokensRequest(client_id=client))
-    show(as_json, response, sentence(f"join strings of {client} that were cancelled: {len(response.tokens)}"))
+    response = stub.CancelTokens(v1.CancelTokensRequest(client_id=client))
+    return response, f"join strings of {client} that were cancelled: {len(response.tokens)}"
 
 
-@app.command()
-def clients(context: typer.Context, home: Home = None, as_json: Json = False) -> None:
+@command(reads=True)
+def clients(stub: "AdminStub") -> Answer:
     """List the members: state, attendance, tasks, certificates."""
-    from federation.v1.admin_pb2 import ListClientsRequest
-    from fedpareto.cli import render_members
-    from fedpareto.messages import whole
-
-    with connected(context, home, reads=True) as stub:
-        response = whole(stub.ListClients, ListClientsRequest())
-    show(as_json, response, lambda: render_members.clients(response.clients))
+    response = messages.whole(stub.ListClients, v1.ListClientsRequest())
+    return response, lambda: render_members.clients(response.clients)
 
 
-@app.command()
-def approve(context: typer.Context, client: ClientName, home: Home = None, as_json: Json = False) -> None:
+@command()
+def approve(stub: "AdminStub", client: ClientName) -> Answer:
     """Approve a pending member, so that it gets work."""
-    from federation.v1.admin_pb2 import ApproveClientRequest
-
-    with connected(context, home) as stub:
-        response = stub.ApproveClient(ApproveClientRequest(client_id=client))
-    show(as_json, response, sentence(f"{client} is active and gets work"))
+    return stub.ApproveClient(v1.ApproveClientRequest(client_id=client)), f"{client} is active and gets work"
 
 
-@app.command()
-def revoke(
-    context: typer.Context,
-    client: ClientName,
-    reason: Annotated[str, typer.Option(help="Reason, for the record.")] = "",
-    yes: Yes = False,
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
+@command()
+def revoke(stub: "AdminStub", client: ClientName, reason: Reason = "", yes: Yes = False) -> Answer:
     """Revoke a member, at once and permanently."""
-    from federation.v1.admin_pb2 import RevokeClientRequest
-
     confirm(yes, lambda: f"Shut {client} out for good? Its name is never given again.")
-    with connected(context, home) as stub:
-        response = stub.RevokeClient(RevokeClientRequest(client_id=client, reason=reason))
-    show(as_json, response, sentence(f"{client} is revoked; its past updates stay in the record"))
+    response = stub.RevokeClient(v1.RevokeClientRequest(client_id=client, reason=reason))
+    return response, f"{client} is revoked; its past updates stay in the record"
 
 
-# --- administrators
-
-
-@app.command()
-def admins(context: typer.Context, home: Home = None, as_json: Json = False) -> None:
+@command(reads=True)
+def admins(stub: "AdminStub") -> Answer:
     """List the administrators: roles, certificates, last call."""
-    from federation.v1.admin_pb2 import ListAdministratorsRequest
-    from fedpareto.cli import render_members
-
-    with connected(context, home, reads=True) as stub:
-        response = stub.ListAdministrators(ListAdministratorsRequest())
-    show(as_json, response, lambda: render_members.administrators(response.administrators))
+    response = stub.ListAdministrators(v1.ListAdministratorsRequest())
+    return response, lambda: render_members.administrators(response.administrators)
 
 
-@app.command("revoke-admin")
+@command()
 def revoke_admin(
-    context: typer.Context,
+    stub: "AdminStub",
     name: Annotated[str, typer.Argument(metavar="NAME", help="The administrator's name.")],
-    reason: Annotated[str, typer.Option(help="Reason, for the record.")] = "",
+    reason: Reason = "",
     yes: Yes = False,
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
+) -> Answer:
     """Revoke an administrator, at once. `coordinator admin` can issue the name again."""
-    from federation.v1.admin_pb2 import RevokeAdministratorRequest
-
     confirm(yes, lambda: f"End the certificate of the administrator {name}?")
-    with connected(context, home) as stub:
-        response = stub.RevokeAdministrator(RevokeAdministratorRequest(name=name, reason=reason))
-    show(as_json, response, sentence(f"the certificate of {name} has ended, and so have its calls"))
+    response = stub.RevokeAdministrator(v1.RevokeAdministratorRequest(name=name, reason=reason))
+    return response, f"the certificate of {name} has ended, and so have its calls"

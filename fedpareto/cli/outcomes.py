@@ -1,92 +1,116 @@
-"""What a run came to, read from the coordinator's record, and the table that sets runs side by side."""
+"""The results of the demo's runs, read from the coordinator's record, and tables that compare them."""
 
 import math
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
-from federation.v1.admin_pb2 import ExportRoundsRequest, ExportRoundsResponse, GetRunRequest
+from federation.v1.admin_pb2 import ExportRoundsRequest, ExportRoundsResponse, GetRunRequest, Run
 from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto import formatting
-from fedpareto.cli import render
+from fedpareto.formatting import UNKNOWN, number, percent, size
 from fedpareto.messages import name_of
+from fedpareto.series import mean, metric
+
+OBJECTIVES = ("left", "right")
+_ACCURACIES = ("mean", "std", "worst5", "best5", "worst", "best")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A run's end.
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a run ended.
 
     Attributes:
-        run_id: its id.
-        name: its name.
-        algorithm: its algorithm.
-        attacked: whether one member was malicious.
-        state: how it ended, COMPLETED if all went well.
-        reason: why, if it did not.
+        state: COMPLETED if all went well; otherwise `reason` says why.
         rounds_done: rounds that ended.
-        seconds: from its first round to its last.
-        accuracy: of the members on their own test parts after the last evaluated round: "mean", "std", "worst5",
-            "best5", "worst", "best", in [0, 1].
-        improved: the share of participants whose training loss did not rise in a round, averaged over the rounds.
-        weight: lambda of the watched member, averaged over the rounds.
-        pull: the watched member's share of sum |c_i| ||u_i||, what the step is made of, averaged over the rounds.
         model: the digest of the final model.
     """
 
     run_id: str
     name: str
     algorithm: str
-    attacked: bool
     state: str
     reason: str
     rounds_done: int
+    model: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Ended):
+    """The result of a run with one objective.
+
+    Attributes:
+        attacked: whether one member was malicious.
+        seconds: from its first round to its last.
+        accuracy: of the members on their own test parts after the last evaluated round: "mean", "std", "worst5",
+            "best5", "worst", "best", in [0, 1].
+        improved: the share of participants whose training loss did not rise in a round, averaged over the rounds.
+        weight: lambda of the watched member, averaged over the rounds.
+        pull: the watched member's share of sum |c_i| ||u_i|| of the step, averaged over the rounds.
+    """
+
+    attacked: bool
     seconds: float
     accuracy: dict[str, float]
     improved: float
     weight: float
     pull: float
-    model: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served(Ended):
+    """The result of a run with two objectives.
+
+    Attributes:
+        accuracy: of each objective, over the members that serve it, after the last evaluated round, in [0, 1].
+        loss: of each objective, likewise.
+        bytes_up: what one member sent in a round, on average.
+    """
+
+    accuracy: dict[str, float]
+    loss: dict[str, float]
+    bytes_up: float
+
+
+def _read(stub: AdminStub, run_id: str) -> tuple[Run, list[ExportRoundsResponse], dict[str, Any]]:
+    """A run, its rounds, and the fields of `Ended`."""
+    run = stub.GetRun(GetRunRequest(run=run_id)).run
+    names = ("run_id", "name", "algorithm", "reason", "rounds_done", "model")
+    ended = {name: getattr(run, name) for name in names}
+    return run, list(stub.ExportRounds(ExportRoundsRequest(run=run_id))), {**ended, "state": name_of(run, "state")}
 
 
 def outcome(stub: AdminStub, run_id: str, *, attacked: bool, watched: str) -> Outcome:
-    """Reads what a run came to.
-
-    Args:
-        stub: the Admin service.
-        run_id: the run.
-        attacked: whether `watched` was malicious.
-        watched: the member whose weight is of interest.
-    """
-    run = stub.GetRun(GetRunRequest(run=run_id)).run
-    rounds = list(stub.ExportRounds(ExportRoundsRequest(run=run_id)))
+    """Reads the result of a run with one objective; `watched` is the member that is malicious if `attacked`."""
+    run, rounds, ended = _read(stub, run_id)
     shares = [_shares(item, watched) for item in rounds]
-    seconds = math.nan
-    if run.HasField("started") and run.HasField("ended"):
-        seconds = (run.ended.ToNanoseconds() - run.started.ToNanoseconds()) / 1e9
+    over = run.HasField("started") and run.HasField("ended")
     return Outcome(
-        run_id=run.run_id,
-        name=run.name,
-        algorithm=run.algorithm,
+        **ended,
         attacked=attacked,
-        state=name_of(run, "state"),
-        reason=run.reason,
-        rounds_done=run.rounds_done,
-        seconds=seconds,
-        accuracy={
-            name: render.metric(run.latest, f"accuracy/{name}")
-            for name in ("mean", "std", "worst5", "best5", "worst", "best")
-        },
-        improved=_mean([render.metric(item.summary, "improved") for item in rounds]),
-        weight=_mean([weight for weight, _ in shares]),
-        pull=_mean([pull for _, pull in shares]),
-        model=run.model,
+        seconds=(run.ended.ToNanoseconds() - run.started.ToNanoseconds()) / 1e9 if over else math.nan,
+        accuracy={name: metric(run.latest, f"accuracy/{name}") for name in _ACCURACIES},
+        improved=mean(metric(item.summary, "improved") for item in rounds),
+        weight=mean(weight for weight, _ in shares),
+        pull=mean(pull for _, pull in shares),
+    )
+
+
+def served(stub: AdminStub, run_id: str) -> Served:
+    """Reads the result of a run with two objectives."""
+    run, rounds, ended = _read(stub, run_id)
+    sent = [metric(item.summary, "bytes/up") / max(1, item.summary.accepted) for item in rounds]
+    return Served(
+        **ended,
+        accuracy={name: metric(run.latest, f"accuracy/objective/{name}") for name in OBJECTIVES},
+        loss={name: metric(run.latest, f"loss/test/{name}") for name in OBJECTIVES},
+        bytes_up=sum(sent) / len(sent) if sent else math.nan,
     )
 
 
 def _shares(detail: ExportRoundsResponse, watched: str) -> tuple[float, float]:
-    """The lambda of a member, and its share of what the step is made of; NaN where it took no part."""
+    """The lambda of a member and its share of the step; NaN where it took no part."""
     pulls = {
         part.client_id: abs(part.coefficient) * part.update_norm
         for part in detail.participations
@@ -98,32 +122,48 @@ def _shares(detail: ExportRoundsResponse, watched: str) -> tuple[float, float]:
     return weights.get(watched, math.nan), pull
 
 
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if math.isfinite(value)]
-    return statistics.fmean(known) if known else math.nan
-
-
 def table(outcomes: Sequence[Outcome], watched: str) -> Table:
-    """Runs side by side."""
-    found = Table(title="Accuracy of the members on their own test data", title_justify="left", caption_justify="left")
-    found.add_column("")
-    for item in outcomes:
-        found.add_column(f"{item.algorithm}\n{'attacked' if item.attacked else 'all honest'}", justify="right")
-    rows = {
-        "average": [formatting.percent(item.accuracy["mean"]) for item in outcomes],
-        "standard deviation": [formatting.percent(item.accuracy["std"]) for item in outcomes],
-        "worst 5 %": [formatting.percent(item.accuracy["worst5"]) for item in outcomes],
-        "best 5 %": [formatting.percent(item.accuracy["best5"]) for item in outcomes],
-        "improved participants": [formatting.percent(item.improved) for item in outcomes],
-        f"weight of {watched} (lambda)": [formatting.number(item.weight) for item in outcomes],
-        f"pull of {watched} on the step": [formatting.percent(item.pull) for item in outcomes],
-        "rounds": [str(item.rounds_done) for item in outcomes],
-        "time": [f"{item.seconds:.1f} s" if math.isfinite(item.seconds) else "–" for item in outcomes],
+    """Runs with one objective side by side."""
+    rows: dict[str, Callable[[Outcome], str]] = {
+        "average": lambda item: percent(item.accuracy["mean"]),
+        "standard deviation": lambda item: percent(item.accuracy["std"]),
+        "worst 5 %": lambda item: percent(item.accuracy["worst5"]),
+        "best 5 %": lambda item: percent(item.accuracy["best5"]),
+        "improved participants": lambda item: percent(item.improved),
+        f"weight of {watched} (lambda)": lambda item: number(item.weight),
+        f"pull of {watched} on the step": lambda item: percent(item.pull),
+        "rounds": lambda item: str(item.rounds_done),
+        "time": lambda item: f"{item.seconds:.1f} s" if math.isfinite(item.seconds) else UNKNOWN,
     }
-    for name, cells in rows.items():
-        found.add_row(name, *cells)
+    heads = [f"{item.algorithm}\n{'attacked' if item.attacked else 'all honest'}" for item in outcomes]
+    found = _side_by_side("Accuracy of the members on their own test data", heads, outcomes, rows)
     found.caption = (
         "Improved participants, weight and pull are averages over the rounds. Pull is the share of "
         f"sum |c_i| ||u_i||. {watched} is the attacker where there is one."
     )
+    return found
+
+
+def table_of_objectives(outcomes: Sequence[Served]) -> Table:
+    """Runs with two objectives side by side."""
+    left, right = OBJECTIVES
+    rows: dict[str, Callable[[Served], str]] = {
+        f"accuracy, {left} digit": lambda item: percent(item.accuracy[left]),
+        f"accuracy, {right} digit": lambda item: percent(item.accuracy[right]),
+        f"loss, {left} digit": lambda item: number(item.loss[left]),
+        f"loss, {right} digit": lambda item: number(item.loss[right]),
+        "upload of a member, each round": lambda item: size(item.bytes_up),
+    }
+    return _side_by_side("Two objectives, one model", [item.algorithm for item in outcomes], outcomes, rows)
+
+
+def _side_by_side(
+    title: str, heads: Sequence[str], items: Sequence[Any], rows: dict[str, Callable[[Any], str]]
+) -> Table:
+    found = Table(title=title, title_justify="left", caption_justify="left")
+    found.add_column("")
+    for head in heads:
+        found.add_column(head, justify="right")
+    for name, words in rows.items():
+        found.add_row(name, *map(words, items))
     return found

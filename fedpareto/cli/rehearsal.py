@@ -1,4 +1,4 @@
-"""A whole federation on one machine: real processes, real certificates, every member with its own data."""
+"""A federation on one machine: real processes and certificates, and each member with its own data."""
 
 import fcntl
 import json
@@ -11,8 +11,7 @@ from pathlib import Path
 from federation.v1.admin_pb2 import CreateTokenRequest, ListClientsRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.failure import USAGE, Failure
-from fedpareto.cli.processes import Child, Processes, wait_for_all, wait_until
-from fedpareto.cli.serving import start_coordinator
+from fedpareto.cli.processes import Child, Processes, start_coordinator, wait_for_all, wait_until
 from fedpareto.messages import whole
 
 MARKER = "demo.json"
@@ -58,40 +57,25 @@ def _hold(stack: ExitStack, path: Path, otherwise: str) -> None:
 
 
 class Rehearsal:
-    """A federation of this machine's processes.
-
-    Args:
-        directory: where everything goes.
-        processes: starts them, and stops them in the end.
-        members: how many.
-        seed: of the partition of the data.
-    """
+    """A federation of processes on this machine; `seed` is that of the partition of the data."""
 
     def __init__(self, directory: Path, processes: Processes, *, members: int, seed: int) -> None:
         self.directory = directory
         self.home = directory / "coordinator"
         self.names = tuple(f"member-{number + 1}" for number in range(members))
+        self.attacker = self.names[-1]  # may be malicious
+        self.left_only = self.names[0]  # has no labels for the right one of two digits
         self._processes = processes
         self._seed = seed
         self._logs = directory / "logs"
         self._workers: dict[str, Child] = {}
 
-    @property
-    def attacker(self) -> str:
-        """The member that may turn malicious."""
-        return self.names[-1]
-
-    @property
-    def left_only(self) -> str:
-        """The member that has no labels for the right one of two digits."""
-        return self.names[0]
-
     def found(self) -> None:
-        """Makes the federation, and the members' data: each holds its own part of the digits and nothing else."""
+        """Makes the federation, and each member's part of the digits."""
         self._logs.mkdir()
         options = ["--home", str(self.home), "--name", "demo", "--database", "sqlite:///coordinator.db"]
         init = self._processes.start("coordinator init", ["coordinator", "init", *options], self._logs / "init.log")
-        from federation.tasks.digits import write_parts  # noqa: PLC0415 - while the other process works
+        from federation.tasks.digits import write_parts  # while the other process works
 
         write_parts([self._member(name) / "data" for name in self.names], scheme="shards:2", seed=self._seed)
         wait_for_all([init], _START_SECONDS)
@@ -102,7 +86,7 @@ class Rehearsal:
         start_coordinator(self._processes, self.home, self._logs / "coordinator.log")
 
     def enroll(self, stub: AdminStub) -> None:
-        """Makes a one-time token for each member, who joins with it: its own keys, its own certificate."""
+        """Lets each member join with a one-time token: it gets its own keys and certificate."""
         joining = []
         for name in self.names:
             join = stub.CreateToken(CreateTokenRequest(client_id=name)).join
@@ -127,22 +111,17 @@ class Rehearsal:
         """Stops a member's worker."""
         self._processes.stop(self._workers.pop(name))
 
-    def attending(self, stub: AdminStub) -> int:
-        """How many members attend."""
-        return sum(client.attending for client in whole(stub.ListClients, ListClientsRequest()).clients)
-
     def assemble(self, stub: AdminStub) -> None:
         """Waits until every member attends."""
-        wait_until(
-            lambda: self.attending(stub) == len(self.names),
-            "the members' attendance",
-            _START_SECONDS,
-            self._workers.values(),
-            pause=0.2,
-        )
+
+        def complete() -> bool:
+            clients = whole(stub.ListClients, ListClientsRequest()).clients
+            return sum(client.attending for client in clients) == len(self.names)
+
+        wait_until(complete, "the members' attendance", _START_SECONDS, self._workers.values(), pause=0.2)
 
     def keep_spec(self, name: str, text: str) -> Path:
-        """Keeps the specification of a run beside the record, to be read and submitted again; returns where."""
+        """Writes the specification of a run into the demo's directory; returns its path."""
         path = self.directory / "specs" / f"{name}.toml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)

@@ -1,22 +1,22 @@
-"""What people see: tables that fit 100 columns, digests abbreviated, times in the local zone, cosines as a heat map."""
+"""Tables and runs on a terminal: at most 100 columns, digests abbreviated, times in the local zone."""
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from federation.v1.admin_pb2 import RoundSummary, Run, Serving
+from federation.v1.admin_pb2 import GetDiskResponse, MemberSummary, RoundSummary, Run, Serving, WarningKind
 from fedpareto.cli import participation
-from fedpareto.formatting import DIGITS, number, percent, short, when
+from fedpareto.formatting import DIGITS, UNKNOWN, number, percent, short, size, when
 from fedpareto.messages import name_of
+from fedpareto.series import metric
 
 WIDTH = 100  # columns
 NAME_WIDTH = 24  # columns; a longer name ends in an ellipsis
 SCORED = ("test", "validation", "train")  # what is shown of a round: the first of them that was measured
 OF_OBJECTIVES = ("weight/", "accuracy/objective/", *(f"loss/{split}/" for split in SCORED))  # of one objective each
+LISTED = 5  # members with failures that a list of runs names for each run
 MATRIX_ROWS = 24  # of the indicator matrix; more clients are put together by what they serve
 
 _GOOD = {"COMPLETED", "ACTIVE", "FULFILLED", "RUNNING", "STEPPED"}
@@ -35,23 +35,19 @@ def state(name: str) -> Text:
     return Text(name, style="green" if name in _GOOD else "red" if name in _BAD else "yellow")
 
 
-def metric(summary: RoundSummary, name: str) -> float:
-    """A number of a round, NaN when it is not known."""
-    return summary.metrics.get(name, math.nan)
+def state_of(message: Run | RoundSummary) -> Text:
+    """The state of a run or a round, with its reason."""
+    text = state(name_of(message, "state"))
+    return text.append(f"  {message.reason}", style="default") if message.reason else text
 
 
 def new_table(*columns: str, gap: int = 2) -> Table:
     """A table; a column whose name begins with `>` is aligned to the right; the first one keeps to a line."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, gap, 0, 0))
-    for index, column in enumerate(columns):
-        justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
-        table.add_column(
-            column.lstrip(">"),
-            justify=justify,
-            overflow="ellipsis" if index == 0 else "fold",
-            no_wrap=index == 0,
-            max_width=NAME_WIDTH if index == 0 else None,
-        )
+    for column in columns:
+        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
+    first = table.columns[0]
+    first.overflow, first.no_wrap, first.max_width = "ellipsis", True, NAME_WIDTH
     return table
 
 
@@ -67,28 +63,66 @@ def runs(items: Iterable[Run]) -> RenderableType:
             state(name_of(run, "state")),
             run.algorithm,
             f"{run.rounds_done}/{run.rounds_total}",
-            f"{len(asked) - len(participation.silent(run))}/{len(asked)}" if asked else "–",
+            f"{len(asked) - len(participation.silent(run))}/{len(asked)}" if asked else UNKNOWN,
             percent(metric(run.latest, "accuracy/mean")),
             percent(metric(run.latest, "accuracy/worst5")),
             when(run, "created")[:16],
         )
     if not table.row_count:
         return Text("no runs yet: submit one with `fedpareto admin submit SPEC.toml`")
-    return Group(table, participation.notes(listed))
+    notes = list(_notes(listed))
+    return Group(table, *([Text(), *notes] if notes else []))
+
+
+def _notes(items: Iterable[Run]) -> Iterator[Text]:
+    """Why runs are not going on, their warnings, and their members with failures, in lines."""
+    for run in items:
+        failing = sorted(filter(participation.failures, run.members), key=participation.failures, reverse=True)
+        lines = [Text(f"{run.name}: {name_of(run, 'state')} {run.reason}")] if run.reason else []
+        lines += [
+            Text(f"{run.name}: {warning.message}", style="yellow")
+            for warning in run.warnings
+            if warning.kind != WarningKind.WARNING_KIND_MEMBER_FAILS
+        ]
+        lines += [Text(f"{run.name}: {participation.tally(member)}", style="yellow") for member in failing[:LISTED]]
+        if more := failing[LISTED:]:
+            lines.append(
+                Text(f"{run.name}: {len(more)} more members with failures, see `fedpareto admin run {run.run_id}`")
+            )
+        yield from lines
+
+
+def members(summaries: Sequence[MemberSummary]) -> RenderableType:
+    """Each member over the rounds that have ended: how often it replied, or why not."""
+    if not summaries:
+        return Text("no round has ended yet")
+    always, rare = participation.COUNTS[:5], participation.COUNTS[5:]
+    counts = [*always, *(name for name in rare if any(getattr(member, name) for member in summaries))]
+    table = new_table("member", *(f">{name.replace('_', ' ')}" for name in counts), "last reason")
+    for member in summaries:
+        reason = f"round {member.last_reason_round}: {participation.reason(member)}" if member.last_reason else UNKNOWN
+        who = Text(member.client_id, style="yellow" if participation.failures(member) else "")
+        table.add_row(who, *(str(getattr(member, name)) for name in counts), reason)
+    return table
+
+
+def warnings(run: Run) -> Iterator[Text]:
+    """What the operator should look at, in lines."""
+    for warning in run.warnings:
+        yield Text(f"warning: {warning.message}", style="yellow")
 
 
 def run(item: Run) -> RenderableType:
     """One run."""
+    from coordinator.aggregation.registry import algorithms  # loads NumPy
+
     grid = Table.grid(padding=(0, 2))
     grid.add_row("run", item.run_id)
     grid.add_row("name", item.name)
-    line = state(name_of(item, "state"))
-    grid.add_row("state", line.append(f"  {item.reason}", style="default") if item.reason else line)
+    grid.add_row("state", state_of(item))
     grid.add_row("algorithm", item.algorithm)
     grid.add_row("task", item.task)
     grid.add_row("rounds", f"{item.rounds_done} of {item.rounds_total}")
-    from coordinator.aggregation.registry import algorithms  # noqa: PLC0415 - NumPy is for who looks at a run
-
     kind = algorithms().get(item.algorithm)
     mean = ", the mean of the models of all rounds" if kind is not None and kind.averages else ""
     grid.add_row("model", f"{short(item.model)}  ({item.parameters:,} parameters{mean})")
@@ -104,18 +138,20 @@ def run(item: Run) -> RenderableType:
             parts += [Text(f"\nobjectives after round {item.latest.round}", style="bold"), _scores(item)]
         parts += [Text("\nwho serves which objective", style="bold"), indicator(item.objectives, item.serving)]
     if item.members:
-        parts += [Text("\nmembers in the rounds that have ended", style="bold"), participation.table(item.members)]
-        parts += participation.warnings(item)
+        parts += [Text("\nmembers in the rounds that have ended", style="bold"), members(item.members)]
+        parts += warnings(item)
     if item.spec:
         parts += [Text("\nspecification", style="bold"), Text(item.spec.rstrip())]
     return Group(*parts)
 
 
 def _scores(item: Run) -> RenderableType:
-    """What the last evaluated round came to, objective by objective."""
-    columns: list[tuple[str, str, Callable[[float], str]]] = [("weight", "weight/", number)]
-    columns += [(f"{split} loss", f"loss/{split}/", number) for split in ("train", "validation", "test")]
-    columns.append(("accuracy", "accuracy/objective/", percent))
+    """The numbers of the last evaluated round for each objective."""
+    columns: list[tuple[str, str, Callable[[float], str]]] = [
+        ("weight", "weight/", number),
+        *((f"{split} loss", f"loss/{split}/", number) for split in ("train", "validation", "test")),
+        ("accuracy", "accuracy/objective/", percent),
+    ]
     columns = [one for one in columns if any(f"{one[1]}{name}" in item.latest.metrics for name in item.objectives)]
     table = new_table("objective", *(f">{title}" for title, _, _ in columns))
     for name in item.objectives:
@@ -124,7 +160,7 @@ def _scores(item: Run) -> RenderableType:
 
 
 def indicator(objectives: Sequence[str], serving: Sequence[Serving]) -> RenderableType:
-    """The indicator matrix: a row for each client, or for all that serve the same where they are many."""
+    """The indicator matrix: a row for each client, or for all clients with the same objectives if there are many."""
     if not serving:
         return Text("no active client offers this task")
     groups: dict[tuple[bool, ...], list[str]] = {}
@@ -133,10 +169,10 @@ def indicator(objectives: Sequence[str], serving: Sequence[Serving]) -> Renderab
     if len(groups) == 1 and all(next(iter(groups))):
         return Text(f"each of the {len(serving)} clients serves each of the {len(objectives)}: {', '.join(objectives)}")
     if len(serving) <= MATRIX_ROWS:
-        rows = [(client, pattern) for pattern, names in groups.items() for client in names]
-        rows.sort()
+        rows = sorted((client, pattern) for pattern, names in groups.items() for client in names)
     else:
-        rows = [(_together(names), pattern) for pattern, names in groups.items()]
+        several = ((f"{len(names)}: {names[0]}, …", names, pattern) for pattern, names in groups.items())
+        rows = [(label if len(names) > 1 else names[0], pattern) for label, names, pattern in several]
     wide = sum(max(len(name), 2) + 2 for name in objectives) + NAME_WIDTH + 2 <= WIDTH
     heads = list(objectives) if wide else [str(at + 1) for at in range(len(objectives))]
     table = new_table("client", *heads, gap=2 if wide else 1)
@@ -156,5 +192,19 @@ def indicator(objectives: Sequence[str], serving: Sequence[Serving]) -> Renderab
     return Group(*parts)
 
 
-def _together(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{len(names)}: {names[0]}, …"
+def disk(item: GetDiskResponse) -> RenderableType:
+    """The disk space of the record, of each run and in all."""
+    kept = f"the last {item.keep_rounds} rounds of each run are kept, with the first and the best one"
+    summary = Text(
+        f"models {size(item.models)}, updates {size(item.updates)}, other blobs {size(item.other)}, "
+        f"database {size(item.database)}\n"
+        f"free {size(item.free)}; runs that have not ended will still take about {size(item.needed)}\n"
+        f"{kept if item.keep_rounds else 'every round is kept (keep_rounds = 0)'}"
+    )
+    table = new_table("run", "name", "state", ">models", ">updates", ">still needed")
+    for run in item.runs:
+        needed = size(run.needed) if run.needed else UNKNOWN
+        table.add_row(
+            run.run_id[:DIGITS], run.name, state(name_of(run, "state")), size(run.models), size(run.updates), needed
+        )
+    return Group(summary, Text(), table) if item.runs else summary

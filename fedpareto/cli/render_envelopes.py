@@ -1,4 +1,4 @@
-"""Signed envelopes as people see them: verified, or why not; see `render`."""
+"""Signed envelopes: verified, or why not."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -29,7 +29,7 @@ def code(item: Code) -> Text:
 
 
 def tally(parts: Iterable[Participation]) -> Text:
-    """How many envelopes of a round hold."""
+    """The number of envelopes of a round that are verified."""
     checks = [check for part in parts for check in part.envelopes]
     if all(check.reason == UNSIGNED for check in checks):
         return Text("none is signed: the clients are simulated")
@@ -47,26 +47,21 @@ def signed_by(part: Participation) -> str:
 
 
 def doubts(named: Sequence[tuple[str, Sequence[EnvelopeCheck]]]) -> Iterator[Text]:
-    """A line for each envelope that does not hold; none where no envelope is signed, because clients are simulated.
-
-    Args:
-        named: whose envelopes, and what was found of them.
-    """
-    if all(check.reason == UNSIGNED for _, checks in named for check in checks):
-        return
-    for client, checks in named:
-        for check in checks:
+    """A line for each of the named envelopes that is not verified; none if all clients are simulated."""
+    pairs = [(client, check) for client, checks in named for check in checks]
+    if any(check.reason != UNSIGNED for _, check in pairs):
+        for client, check in pairs:
             if not check.verified:
                 yield Text(f"{client}: {check.kind} of phase {check.phase} {why_not(check)}", style="red")
 
 
 def why_not(check: EnvelopeCheck) -> str:
-    """Why an envelope does not hold."""
+    """Why an envelope is not verified."""
     return f"not verified because {check.reason}: {check.message}"
 
 
 def updates(items: Iterable[Update]) -> RenderableType:
-    """Updates as they were received; below, which of their envelopes do not hold."""
+    """Updates as they were received; below, their envelopes that are not verified."""
     table = new_table(">round", ">phase", "client", "counts", "payload", ">bytes", "received", "envelope", "signed by")
     listed = list(items)
     for update in listed:

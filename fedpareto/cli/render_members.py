@@ -1,4 +1,4 @@
-"""Members, join strings and administrators as people see them; see `render`."""
+"""Tables of members, join strings and administrators."""
 
 from collections.abc import Iterable, Sequence
 
@@ -30,7 +30,7 @@ def clients(items: Iterable[Client]) -> RenderableType:
 
 
 def _offered(objectives: Sequence[str]) -> str:
-    """What a client serves of a task that has several objectives."""
+    """The objectives that a client serves, of a task with several."""
     if len(objectives) < 2 and list(objectives) in ([], [JOINT]):
         return ""
     return f": {', '.join(objectives)}" if len(objectives) <= 3 else f": {len(objectives)} objectives"

@@ -1,4 +1,4 @@
-"""Rounds as people see them: in numbers, and with every client's part; see `render`."""
+"""Tables of rounds, and one round with its numbers and every client's part."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +12,10 @@ from federation.v1.admin_pb2 import GetRoundResponse, ObjectiveResult, PhaseProg
 from federation.v1.common_pb2 import Code, StepManifest
 from fedpareto.cli import render_envelopes
 from fedpareto.cli.heat_map import heat_map
-from fedpareto.cli.render import OF_OBJECTIVES, SCORED, metric, new_table, state
-from fedpareto.formatting import local, number, percent, short, size, when
+from fedpareto.cli.render import OF_OBJECTIVES, SCORED, new_table, state, state_of
+from fedpareto.formatting import UNKNOWN, local, number, percent, seconds, short, size, when
 from fedpareto.messages import accepted, duration, name_of
+from fedpareto.series import metric
 
 # A round's numbers, line by line; what an algorithm adds of its own comes last.
 _MEASURED = {
@@ -53,7 +54,7 @@ _STATIONARY = (
     "No direction is good for every participant, so the model stayed as it was. Either it is Pareto-stationary for "
     "them, or one of them stops the others on purpose."
 )
-_STANDSTILL = 0.5  # of all the weight: about what a client needs that cancels the others
+_STANDSTILL = 0.5  # of all the weight: about the share of a client that cancels the others
 
 
 def rounds(items: Sequence[RoundSummary]) -> RenderableType:
@@ -78,7 +79,7 @@ def rounds(items: Sequence[RoundSummary]) -> RenderableType:
             _count(metric(summary, "conflicts")),
             number(metric(summary, "direction_norm")),
             size(metric(summary, "bytes/up")),
-            f"{summary.seconds:.2f} s" if math.isfinite(summary.seconds) else "–",
+            seconds(summary.seconds),
         )
         if summary.reason:
             more = ": no direction is good for every participant" if metric(summary, "stationary") == 1 else ""
@@ -91,13 +92,13 @@ def round_(item: GetRoundResponse) -> RenderableType:
     summary = item.summary
     head = Table.grid(padding=(0, 2))
     head.add_row("round", Text(f"{summary.round} of {item.run.name} ({item.run.run_id})"))
-    line = state(name_of(summary, "state"))
-    head.add_row("state", line.append(f"  {summary.reason}", style="default") if summary.reason else line)
+    head.add_row("state", state_of(summary))
     if metric(summary, "stationary") == 1:
         head.add_row("", Text(" ".join([_STATIONARY, *_suspects(item)]), style="yellow"))
     took = f"took {summary.seconds:.2f} s" if math.isfinite(summary.seconds) else "not over yet"
     head.add_row("began", f"{when(summary, 'started')}, {took}")
-    head.add_row("replies", _replies(summary))
+    counts = ("asked", "accepted", "rejected", "missing")
+    head.add_row("replies", ", ".join(f"{getattr(summary, name)} {name}" for name in counts))
     sent = ", ".join(
         f"{size(summary.metrics[name])} {words}"
         for name, words in (("bytes/up", "up"), ("bytes/refused", "of it refused"), ("bytes/down", "down"))
@@ -122,10 +123,8 @@ def round_(item: GetRoundResponse) -> RenderableType:
         parts += [*_objectives(item), Text()]
     parts.append(participations(item))
     if item.gram_clients:
-        parts += [
-            Text("\ncosines between the accepted updates", style="bold"),
-            heat_map(item.gram_clients, item.cosines),
-        ]
+        title = Text("\ncosines between the accepted updates", style="bold")
+        parts += [title, heat_map(item.gram_clients, item.cosines)]
     return Group(*parts)
 
 
@@ -149,19 +148,18 @@ def _phase(phase: PhaseProgress) -> str:
 
 
 def _objectives(item: GetRoundResponse) -> Iterator[RenderableType]:
-    """What the round knew of its objectives, and what its clients scored in each after it."""
+    """The objectives of a round: weights, losses and clients, and the scores after it."""
     found, summary = item.objectives, item.summary
     columns: list[tuple[str, Callable[[ObjectiveResult], str]]] = [
         (">weight", lambda one: number(one.weight)),
         (">loss\nbefore", lambda one: number(one.loss)),
     ]
-    split = next(
-        (split for split in SCORED if any(f"loss/{split}/{one.name}" in summary.metrics for one in found.results)), ""
-    )
+    names = [one.name for one in found.results]
+    split = next((split for split in SCORED if any(f"loss/{split}/{name}" in summary.metrics for name in names)), None)
     if split:
-        name = f">{split} loss\nafter it"
-        columns.append((name, lambda one: number(metric(summary, f"loss/{split}/{one.name}"))))
-    if any(f"accuracy/objective/{one.name}" in summary.metrics for one in found.results):
+        title = f">{split} loss\nafter it"
+        columns.append((title, lambda one: number(metric(summary, f"loss/{split}/{one.name}"))))
+    if any(f"accuracy/objective/{name}" in summary.metrics for name in names):
         columns.append((">accuracy\nafter it", lambda one: percent(metric(summary, f"accuracy/objective/{one.name}"))))
     columns.append((">clients", lambda one: str(one.clients)))
     if any(one.left_out for one in found.results):
@@ -176,7 +174,7 @@ def _objectives(item: GetRoundResponse) -> Iterator[RenderableType]:
         yield Text(note, style="yellow")
     if found.cosines:
         yield Text("\ncosines between the objectives", style="bold")
-        yield heat_map([result.name for result in found.results], found.cosines)
+        yield heat_map(names, found.cosines)
 
 
 def _measured(summary: RoundSummary) -> Iterator[tuple[str, str]]:
@@ -202,25 +200,20 @@ def _named(name: str, value: float) -> str:
 def _suspects(item: GetRoundResponse) -> list[str]:
     """Who may have brought a round to a standstill: an update without length, or about half of all the weight."""
     parts = [part for part in item.participations if math.isfinite(part.weight)]
-    still = [part.client_id for part in parts if part.update_norm == 0]
-    heavy = [part for part in parts if part.weight >= _STANDSTILL - 1e-3 and len(parts) > 2]
-    words = [f"{name} sent an update of length 0." for name in still]
-    words += [
-        f"{part.client_id} alone got {percent(part.weight)} of the weight: look at its cosines." for part in heavy
+    still = [f"{part.client_id} sent an update of length 0." for part in parts if part.update_norm == 0]
+    return still + [
+        f"{part.client_id} alone got {percent(part.weight)} of the weight: look at its cosines."
+        for part in parts
+        if part.weight >= _STANDSTILL - 1e-3 and len(parts) > 2
     ]
-    return words
 
 
 def _count(value: float) -> str:
-    return f"{value:.0f}" if math.isfinite(value) else "–"
-
-
-def _replies(summary: RoundSummary) -> str:
-    return f"{summary.asked} asked, {summary.accepted} accepted, {summary.rejected} rejected, {summary.missing} missing"
+    return f"{value:.0f}" if math.isfinite(value) else UNKNOWN
 
 
 def participations(item: GetRoundResponse) -> RenderableType:
-    """Every client's part in a round; below, why what did not count did not."""
+    """Every client's part in a round; below, the reasons of replies that do not count."""
     table = new_table(
         "client", "update", ">samples", ">loss", ">norm", ">lambda", ">cosine", "signed by", ">bytes", ">time", ">test",
         gap=1,
@@ -239,7 +232,7 @@ def participations(item: GetRoundResponse) -> RenderableType:
             number(part.cosine),
             render_envelopes.signed_by(part),
             size(part.payload_bytes),
-            f"{part.seconds:.2f} s" if math.isfinite(part.seconds) else "–",
+            seconds(part.seconds),
             percent(part.evaluation.get("test/accuracy", math.nan)),
         )
         if part.reason:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpareto.cli.admin_app import DEFAULT_HOME, RunName
-from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.admin_app import DEFAULT_HOME, AdminHome, RunName
+from fedpareto.cli.failure import USAGE, Failure, failing
+from fedpareto.cli.options import AdminPassphraseOption, ForceOption
 
 if TYPE_CHECKING:
     from fedpareto.report.data import RunData
@@ -27,11 +28,9 @@ def report_command(
     out: Annotated[
         Path | None, typer.Option(help="The file to write. Default: report-NAME.html.", show_default=False)
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    home: Annotated[Path, typer.Option(envvar="FEDPARETO_ADMIN", help="The administrator's directory.")] = DEFAULT_HOME,
-    passphrase_file: Annotated[
-        Path | None, typer.Option(help="File whose first line is the passphrase of the administrator's key.")
-    ] = None,
+    force: ForceOption = False,
+    home: AdminHome = DEFAULT_HOME,
+    passphrase_file: AdminPassphraseOption = None,
 ) -> None:
     """Write a report of a run as one HTML page.
 
@@ -62,19 +61,13 @@ def report_command(
     target = out or Path(f"report-{re.sub(r'[^A-Za-z0-9.-]', '-', data.run.name)}.html")  # whatever the name
     if target.exists() and not force:
         raise Failure(f"{target} exists: give --force to overwrite it", code=USAGE)
-    try:
+    with failing(OSError, what=f"cannot write {target}"):
         target.write_text(page(data, list(others.values())), encoding="utf-8")
-    except OSError as error:
-        raise Failure(f"cannot write {target}: {error.strerror or error}") from None
     typer.echo(f"{target}: {len(data.rounds)} rounds, {len(data.clients)} clients")
 
 
 def _must_compare(data: "RunData", other: "RunData") -> None:
-    """Makes sure that two runs measure the same.
-
-    Raises:
-        Failure: they do not.
-    """
+    """Raises a Failure if two runs do not measure the same."""
     if (other.run.task, other.objectives) != (data.run.task, data.objectives):
         raise Failure(
             f"--beside {other.run.name}: it is a run of {other.run.task}, {data.run.name} one of {data.run.task}; only "

@@ -1,4 +1,4 @@
-"""What the clients of a partition hold, to look at: a table of at most 100 columns, a sentence, a chart."""
+"""The samples of the clients of a partition: a table of at most 100 columns, a sentence, a chart."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from federation.tasks.census import Census
-from fedpareto.cli.failure import Failure
-from fedpareto.cli.render import NAME_WIDTH, WIDTH
+from fedpareto.cli.failure import failing
+from fedpareto.cli.heat_map import heat
+from fedpareto.cli.render import NAME_WIDTH, WIDTH, new_table
 
 FIRST = 20  # clients that are shown one by one
 _SHADES = "░▒▓█"
@@ -23,24 +23,16 @@ def table(census: Census, names: Sequence[str]) -> RenderableType:
     """A row for each of the first clients; after them, where there are more, the least, median and most of all.
 
     Classes have a column each, of numbers; where they would not fit, a character each, or a character for several.
-
-    Args:
-        census: what they hold.
-        names: of the clients.
     """
-    names = [_shortened(name) for name in names]
     held = (census.counts > 0).sum(axis=1)
     heads = ["train", "validation", "test", *(["classes"] if len(census.classes) else [])]
     totals = np.column_stack([census.sizes, held]) if len(census.classes) else census.sizes
-    grid = Table(box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0))
-    grid.add_column("client", no_wrap=True)
-    for head in heads:
-        grid.add_column(head, justify="right", no_wrap=True)
-    room = WIDTH - max(map(len, [*names[:FIRST], "median"])) - _GAP
+    room = WIDTH - min(max(map(len, [*names[:FIRST], "median"])), NAME_WIDTH) - _GAP
     room -= sum(max(len(head), len(str(most))) + _GAP for head, most in zip(heads, totals.max(axis=0), strict=True))
     width = max(len(str(label)) for label in [*census.classes, census.counts.max(initial=0)])
     numbers = len(census.classes) * (width + 1) <= room
     together = math.ceil(len(census.classes) / room)  # classes in a shaded cell
+    grid = new_table("client", *(f">{head}" for head in heads))
     if len(census.classes):
         head = " ".join(f"{label:>{width}}" for label in census.classes) if numbers else _span(census.classes, together)
         grid.add_column(head, no_wrap=True)
@@ -72,14 +64,10 @@ def sentence(census: Census) -> str:
 
 
 def draw(census: Census, names: Sequence[str], title: str, path: Path) -> None:
-    """A bar for each client, stacked by class, into a file of the kind that its name says; .png and others.
-
-    Raises:
-        Failure: the file cannot be written, or is of no kind that matplotlib draws.
-    """
-    from matplotlib import colormaps  # noqa: PLC0415
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    """Draws a bar for each client, stacked by class; a Failure if matplotlib cannot write such a file."""
+    from matplotlib import colormaps
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -98,28 +86,20 @@ def draw(census: Census, names: Sequence[str], title: str, path: Path) -> None:
         axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     if len(labels) <= FIRST:
         axes.legend(title="class" if len(census.classes) else None, loc="center left", bbox_to_anchor=(1, 0.5))
-    try:
+    with failing(OSError, ValueError, what=f"cannot draw {path}"):
         figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise Failure(f"cannot draw {path}: {error}") from error
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…"
 
 
 def _numbers(counts: NDArray[np.int64], width: int) -> Text:
     """Numbers on a shade of the client's share; a dot for none."""
     text = Text()
     for count in counts:
-        fade = round(255 * (1 - 0.8 * count / counts.sum())) if count else 255
-        style = f"#000000 on #{fade:02x}{fade:02x}ff" if count else "dim"
-        text.append(f"{count or '·':>{width}}", style).append(" ")
+        text.append(f"{count or '·':>{width}}", heat(-count / counts.sum()) if count else "dim").append(" ")
     return text
 
 
 def _shades(counts: NDArray[np.int64], together: int) -> Text:
-    """A character for so many classes, darker for more of the client's samples; a dot for none."""
+    """A character for `together` classes, darker for more of the client's samples; a dot for none."""
     sums = np.add.reduceat(counts, range(0, len(counts), together))
     most = sums.max(initial=1)
     return Text("".join(_SHADES[math.ceil(len(_SHADES) * count / most) - 1] if count else "·" for count in sums))
@@ -142,14 +122,13 @@ def _range(values: NDArray[np.int64]) -> str:
 
 def document(census: Census, names: Sequence[str]) -> Iterator[dict[str, object]]:
     """The clients for JSON: names, sizes, and the classes that they hold."""
-    for index, (name, sizes, counts) in enumerate(
-        zip(names, census.sizes.tolist(), census.counts.tolist(), strict=True)
-    ):
+    labels = list(map(str, census.classes.tolist()))
+    for index, name in enumerate(names):
         yield {
             "client": name,
             **({"owner": census.owners[index]} if census.owners else {}),
-            **dict(zip(("train", "validation", "test"), sizes, strict=True)),
+            **dict(zip(("train", "validation", "test"), census.sizes[index].tolist(), strict=True)),
             "classes": {
-                str(label): count for label, count in zip(census.classes.tolist(), counts, strict=True) if count
+                label: count for label, count in zip(labels, census.counts[index].tolist(), strict=True) if count
             },
         }

@@ -1,8 +1,10 @@
 """Submitting a run: its specification, checked here first, and its initial model, in chunks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import typer
 
 from federation.channels import CHUNK_BYTES
 from federation.digests import DEFAULT_ALGORITHM, hasher
@@ -11,18 +13,20 @@ from federation.refusals import Refusal
 from federation.runs import RunSpec, SpecError
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
 from federation.v1.admin_pb2_grpc import AdminStub
-from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.document import dumps
+from fedpareto.cli.failure import USAGE, Failure, failing
+from fedpareto.formatting import size
 
 
 @dataclass(frozen=True)
 class InitialModel:
-    """A safetensors file that need not lie on a disk.
+    """A safetensors file, on a disk or in memory.
 
     Attributes:
         pieces: makes its bytes, from the start, in pieces of at most 1 MiB.
         size: bytes.
-        digest: of all of them.
-        objectives: of the task, in its order; none where the task could not be asked.
+        digest: of all bytes.
+        objectives: of the task, in its order; none where the task is not installed here.
     """
 
     pieces: Callable[[], Iterator[bytes]]
@@ -30,59 +34,50 @@ class InitialModel:
     digest: str
     objectives: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, pieces: Callable[[], Iterator[bytes]], size: int, objectives: Iterable[str]) -> "InitialModel":
+        """Computes the digest."""
+        state = hasher()
+        for piece in pieces():
+            state.update(piece)
+        return cls(pieces, size, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", tuple(objectives))
+
 
 def read_spec(path: Path) -> tuple[bytes, RunSpec]:
     """A run specification from a file, as bytes and parsed; the algorithm and its hyper-parameters are checked too.
 
+    An algorithm, stage or sketch that is not built in may be missing here; the coordinator checks it.
+
     Raises:
         Failure: it cannot be used; the message names file and key.
     """
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise Failure(f"cannot read {path}: {error.strerror}", code=USAGE) from None
-    return text, check_spec(text, str(path))
-
-
-def check_spec(text: bytes, source: str) -> RunSpec:
-    """Parses a run specification, and checks the algorithm and its hyper-parameters.
-
-    An algorithm, stage or sketch that is not built in need not be here: it is the coordinator that must have it.
-
-    Raises:
-        Failure: it cannot be used; the message names the source and the key.
-    """
     from coordinator.rounds.specification import parse_run
 
+    with failing(OSError, code=USAGE, what=f"cannot read {path}"):
+        text = path.read_bytes()
     try:
-        spec, _ = parse_run(text)
+        return text, parse_run(text)[0]
     except SpecError as error:
-        if _is_of_a_plugin(error):
-            return RunSpec.parse(text)
-        raise Failure(f"{source}: {error}", code=USAGE) from None
-    return spec
-
-
-def _is_of_a_plugin(error: BaseException | None) -> bool:
-    """Whether an error began with a plug-in that cannot be used on this machine."""
-    while error is not None and not isinstance(error, PluginError):
-        error = error.__cause__
-    return error is not None
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, PluginError):
+            cause = cause.__cause__
+        if cause is None:
+            raise Failure(f"{path}: {error}", code=USAGE) from None
+        return text, RunSpec.parse(text)
 
 
 def made_model(task_name: str, seed: int) -> InitialModel:
-    """The initial model of a task; the same for the same seed.
+    """The initial model that a task makes; the same for the same seed.
 
     Raises:
-        Failure: no such task, or no torch to make its model with.
+        Failure: no such task, or PyTorch is missing.
     """
     from federation.tasks import TaskError, initial_model, task
 
     try:
-        found = task(task_name)
-        layout, vector = initial_model(found, seed)
-    except TaskError as error:
-        raise Failure(str(error), code=USAGE) from None
+        with failing(TaskError, code=USAGE):
+            found = task(task_name)
+            layout, vector = initial_model(found, seed)
     except ModuleNotFoundError as error:
         raise Failure(
             f"the initial model of {task_name} is made with {error.name}, which is not installed here: "
@@ -95,7 +90,7 @@ def made_model(task_name: str, seed: int) -> InitialModel:
             for start in range(0, len(part), CHUNK_BYTES):
                 yield bytes(part[start : start + CHUNK_BYTES])
 
-    return _hashed(pieces, len(header) + len(data), tuple(found.objectives))
+    return InitialModel.of(pieces, len(header) + len(data), found.objectives)
 
 
 def model_file(path: Path, task_name: str) -> InitialModel:
@@ -108,9 +103,8 @@ def model_file(path: Path, task_name: str) -> InitialModel:
     from federation.vectors import model_layout
 
     try:
-        model_layout(path)
-    except OSError as error:
-        raise Failure(f"cannot read {path}: {error.strerror}", code=USAGE) from None
+        with failing(OSError, code=USAGE, what=f"cannot read {path}"):
+            model_layout(path)
     except Refusal as refusal:
         raise Failure(f"{path} cannot be the initial model: {refusal.message} [{refusal.reason}]", code=USAGE) from None
 
@@ -120,17 +114,10 @@ def model_file(path: Path, task_name: str) -> InitialModel:
                 yield piece
 
     try:
-        objectives = tuple(task(task_name).objectives)
+        objectives = task(task_name).objectives
     except (TaskError, ModuleNotFoundError):  # a task of the members' own: the specification may name its objectives
         objectives = ()
-    return _hashed(pieces, path.stat().st_size, objectives)
-
-
-def _hashed(pieces: Callable[[], Iterator[bytes]], size: int, objectives: tuple[str, ...]) -> InitialModel:
-    state = hasher()
-    for piece in pieces():
-        state.update(piece)
-    return InitialModel(pieces, size, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", objectives)
+    return InitialModel.of(pieces, path.stat().st_size, objectives)
 
 
 def submit(
@@ -142,16 +129,7 @@ def submit(
     dry_run: bool = False,
     progress: Callable[[int], object] = lambda count: None,
 ) -> SubmitRunResponse:
-    """Submits a run.
-
-    Args:
-        stub: the Admin service.
-        spec: the TOML document.
-        model: what the first round starts from.
-        paused: wait for `resume` before the first round.
-        dry_run: only ask what would happen; the model stays here.
-        progress: called with the number of bytes of each piece that goes out.
-    """
+    """Submits a run, or with `dry_run` only checks it; `progress` is called with the bytes of each piece sent."""
 
     def requests() -> Iterator[SubmitRunRequest]:
         header = RunHeader(
@@ -163,10 +141,30 @@ def submit(
             dry_run=dry_run,
         )
         yield SubmitRunRequest(header=header)
-        if dry_run:
-            return
-        for piece in model.pieces():
+        for piece in () if dry_run else model.pieces():
             yield SubmitRunRequest(chunk=piece)
             progress(len(piece))
 
     return stub.SubmitRun(requests())
+
+
+def show_prospects(response: SubmitRunResponse, as_json: bool) -> None:
+    """Prints the answer to a dry run: the members to ask and the disk space; a Failure if the run could not begin."""
+    if as_json:
+        typer.echo(dumps(response))
+    else:
+        for warning in response.warnings:
+            typer.echo(f"warning: {warning}", err=True)
+        names = ", ".join(response.members) or "none"
+        typer.echo(f"members that could be asked now: {len(response.members)} ({names}); a round asks {response.asked}")
+        free = size(max(response.disk_free, 0))
+        typer.echo(f"disk: about {size(response.disk_needed)} for all rounds; {free} are free for it")
+    if len(response.members) < response.minimum:
+        raise Failure(
+            f"the run would wait: {len(response.members)} members could be asked, and selection.minimum is "
+            f"{response.minimum}"
+        )
+    if response.disk_needed > response.disk_free:
+        raise Failure("the coordinator's disk has too little space for the run")
+    if not as_json:
+        typer.echo("nothing was submitted; the run could begin now")

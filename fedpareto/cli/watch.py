@@ -1,6 +1,5 @@
-"""Following a run: its rounds as they end, where the present one is and for whom it waits."""
+"""Following a run: its rounds as they end, and the open phase with the members that it waits for."""
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from federation.v1.common_pb2 import RoundState, RunState
 from fedpareto import formatting
 from fedpareto.cli import participation, render
 from fedpareto.messages import name_of, whole
+from fedpareto.series import metric
 
 HEADER = f"{'round':>6}  {'mean':>8}  {'worst 5 %':>9}  {'improved':>8}  {'replies':>8}  {'time':>8}"
 QUIET_SECONDS = 5.0  # without a terminal: between a line about an open phase and the line before it
@@ -41,11 +41,10 @@ _RESTARTING = ("UNAVAILABLE", "CANCELLED")  # what a call ends with when its coo
 def row(summary: RoundSummary) -> Text:
     """A round in one line, under `HEADER`."""
     replies = f"{summary.accepted}/{summary.asked}"
-    seconds = f"{summary.seconds:.2f} s" if math.isfinite(summary.seconds) else "–"
     line = Text(
-        f"{summary.round:>6}  {formatting.percent(render.metric(summary, 'accuracy/mean')):>8}  "
-        f"{formatting.percent(render.metric(summary, 'accuracy/worst5')):>9}  "
-        f"{formatting.percent(render.metric(summary, 'improved')):>8}  {replies:>8}  {seconds:>8}"
+        f"{summary.round:>6}  {formatting.percent(metric(summary, 'accuracy/mean')):>8}  "
+        f"{formatting.percent(metric(summary, 'accuracy/worst5')):>9}  "
+        f"{formatting.percent(metric(summary, 'improved')):>8}  {replies:>8}  {formatting.seconds(summary.seconds):>8}"
     )
     if summary.reason:
         line.append(f"  {name_of(summary, 'state')}: {summary.reason}", style="yellow")
@@ -53,26 +52,21 @@ def row(summary: RoundSummary) -> Text:
 
 
 def status(update: WatchRunResponse, late: float = 0.0) -> Text:
-    """Where a run is, and for whom it waits, in one line.
-
-    Args:
-        update: the last word of the coordinator.
-        late: how many seconds ago that was.
-    """
+    """The state of a run and its open phase in one line, `late` seconds after the update arrived."""
     run = update.run
     line = Text().append(f"{run.name}  ", style="bold")
     line.append_text(render.state(name_of(run, "state")))
     line.append(f"  {run.rounds_done}/{run.rounds_total} rounds")
     if update.HasField("phase"):
-        line.append(f"  {_phase(update.phase, _seconds_left(update) - late)}")
+        left = (update.phase.deadline.ToNanoseconds() - update.now.ToNanoseconds()) / 1e9  # by the coordinator's clock
+        line.append(f"  {_phase(update.phase, left - late)}")
     elif run.reason:
         line.append(f"  {run.reason}")
     return line
 
 
 def _phase(phase: PhaseProgress, left: float) -> str:
-    kind = phase.kind
-    words = f"round {phase.round}: {kind}, {phase.replied} of {phase.asked} replied, {formatting.span(left)} left"
+    words = f"round {phase.round}: {phase.kind}, {phase.replied} of {phase.asked} replied, {formatting.span(left)} left"
     if not phase.outstanding:
         return words
     names = ", ".join(_waited_for(one) for one in phase.outstanding[:NAMED])
@@ -82,17 +76,10 @@ def _phase(phase: PhaseProgress, left: float) -> str:
 
 
 def _waited_for(member: Outstanding) -> str:
-    name = member.client_id
     if member.attending:
-        return name
-    if not member.HasField("last_seen"):
-        return f"{name} (away)"
-    return f"{name} (away since {_clock(member.last_seen.ToNanoseconds())})"
-
-
-def _seconds_left(update: WatchRunResponse) -> float:
-    """Until the deadline of the open phase, by the coordinator's clock."""
-    return (update.phase.deadline.ToNanoseconds() - update.now.ToNanoseconds()) / 1e9
+        return member.client_id
+    since = f" since {_clock(member.last_seen.ToNanoseconds())}" if member.HasField("last_seen") else ""
+    return f"{member.client_id} (away{since})"
 
 
 def _clock(nanoseconds: int) -> str:
@@ -101,12 +88,7 @@ def _clock(nanoseconds: int) -> str:
 
 
 def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator[WatchRunResponse]:
-    """What happens in a run until it ends, across restarts of the coordinator.
-
-    Args:
-        stub: the Admin service.
-        run: id or name of the run.
-        tell: is given a line for the person when the coordinator goes, and when it is back.
+    """The updates of a run until it ends, across restarts of the coordinator, of which `tell` is told.
 
     Raises:
         grpc.RpcError: the coordinator refuses, or it did not answer the first call.
@@ -139,7 +121,7 @@ def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator
 
 
 def changes(updates: Iterable[WatchRunResponse]) -> Iterator[WatchRunResponse]:
-    """Those updates that say more than the time."""
+    """The updates in which more than the time has changed."""
     before = None
     for update in updates:
         told = WatchRunResponse()
@@ -147,7 +129,7 @@ def changes(updates: Iterable[WatchRunResponse]) -> Iterator[WatchRunResponse]:
         told.ClearField("now")
         for member in told.phase.outstanding if told.HasField("phase") else ():
             if member.attending:
-                member.ClearField("last_seen")  # its sign of life
+                member.ClearField("last_seen")  # changes with every sign of life
         # Members and warnings are told with a round's end, and not repeated after it.
         del told.run.members[:], told.run.warnings[:]
         if told != before:
@@ -156,7 +138,7 @@ def changes(updates: Iterable[WatchRunResponse]) -> Iterator[WatchRunResponse]:
 
 
 class _Screen:
-    """What has been shown of a run, and what comes next: lines, of which none is repeated."""
+    """Prints lines about a run, and none of them twice."""
 
     def __init__(self, stub: AdminStub, console: Console) -> None:
         self._stub = stub
@@ -171,17 +153,17 @@ class _Screen:
         self._console.print(line, soft_wrap=not self._console.is_terminal)
 
     def gap(self) -> None:
-        """Rounds may have ended that no update will tell of."""
+        """Notes that rounds may have ended without an update."""
         self._complete = False
 
     def show(self, update: WatchRunResponse) -> bool:
-        """Prints the rounds that have ended, what their members failed in, and new warnings; True if it printed any."""
+        """Prints rounds that have ended, with failures and new warnings; True if it printed a round."""
         run, before = update.run, self._shown
         rounds = [update.ended] if update.HasField("ended") else []
         if not self._complete:  # asked for once the stream has begun, so that no round falls between the two
             missed = _ended_rounds(self._stub, run.run_id)
             if missed is None:
-                return False  # the coordinator is going again; the next update leads back here
+                return False  # the coordinator has stopped again; asked for at the next update
             rounds, self._complete = [*missed, *rounds], True
         for summary in rounds:
             if summary.round > self._shown:
@@ -203,20 +185,17 @@ class _Screen:
 
     def _warnings(self, run: Run) -> None:
         kinds = [(warning.kind, warning.client_id) for warning in run.warnings]
-        for kind, line in zip(kinds, participation.warnings(run), strict=True):
+        for kind, line in zip(kinds, render.warnings(run), strict=True):
             if kind not in self._warned:
                 self.print(line)
         self._warned = set(kinds)
 
 
 def show(stub: AdminStub, run_id: str, console: Console, *, quiet_seconds: float = QUIET_SECONDS) -> Run:
-    """Shows a run: a line for each round that has ended or ends, and where the present one is.
+    """Shows a run until it ends, and returns it: a line for each round, and the open phase.
 
-    On a terminal the present is one line at the bottom. Elsewhere it is a further line when it has changed and
+    On a terminal the open phase is one line at the bottom. Elsewhere it is a further line when it has changed and
     `quiet_seconds` have passed since the last line.
-
-    Returns:
-        The run as it is when it has ended.
     """
     console.print(Text(HEADER, style="bold"))
     screen = _Screen(stub, console)
@@ -228,7 +207,7 @@ def show(stub: AdminStub, run_id: str, console: Console, *, quiet_seconds: float
     follow = _follow_live if console.is_terminal else _follow_in_lines
     run = follow(messages(stub, run_id, tell), screen, console, quiet_seconds)
     if any(map(participation.failures, run.members)):
-        console.print(Text(), participation.table(run.members))
+        console.print(Text(), render.members(run.members))
     console.print(status(WatchRunResponse(run=run)))
     return run
 
@@ -259,10 +238,8 @@ def _follow_in_lines(updates: Iterable[WatchRunResponse], screen: _Screen, conso
 
 
 def _subject(update: WatchRunResponse) -> str:
-    """What a line about the present is about, without the time: nothing new is worth no line."""
-    if not update.HasField("phase"):
-        return update.run.reason
-    return _phase(update.phase, 0.0)
+    """The content of a line about the present, without the time."""
+    return _phase(update.phase, 0.0) if update.HasField("phase") else update.run.reason
 
 
 def _ended_rounds(stub: AdminStub, run_id: str) -> list[RoundSummary] | None:

@@ -1,11 +1,11 @@
 """`fedpareto worker`: a member's side."""
 
-import json
 import logging
 import random
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,27 +13,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpareto.cli import completion
-from fedpareto.cli.code_option import CodeOption
-from fedpareto.cli.failure import USAGE, Failure
-from fedpareto.cli.join_string import STANDARD_INPUT, read_join_string
+from fedpareto.cli.failure import USAGE, Failure, answer, failing
 from fedpareto.cli.logs import to_standard_error
-from fedpareto.cli.passphrases import new_passphrase, passphrase_for
+from fedpareto.cli.options import AskOption, CodeOption, JsonOption, PassphraseOption
+from fedpareto.cli.secret_input import STANDARD_INPUT, new_passphrase, passphrase_for, read_join_string
 
 if TYPE_CHECKING:
-    from federation.attacks import Attack
     from federation.member_files import MemberFiles
-    from federation.tasks import DataSource
     from worker.home import Home
-    from worker.policy import Policy
     from worker.receipts import Receipt
 
 app = typer.Typer(help="A member's worker: join a federation, and train for it.", no_args_is_help=True)
 
 HomeOption = Annotated[Path, typer.Option("--home", help="Directory of this worker: keys, certificate, spool.")]
-PassphraseOption = Annotated[
-    Path | None, typer.Option("--passphrase-file", help="File whose first line is the passphrase of the private keys.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 DEFAULT_HOME = Path("fedpareto-worker")
 
 
@@ -45,43 +37,37 @@ def join(
     ] = STANDARD_INPUT,
     arguments: Annotated[list[str] | None, typer.Argument(hidden=True, help="Refused, without a secret in it.")] = None,
     passphrase_file: PassphraseOption = None,
-    ask_passphrase: Annotated[bool, typer.Option(help="Ask for a passphrase for the private keys.")] = False,
+    ask_passphrase: AskOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Become a member: make keys, get a certificate. Reads the join string from standard input, or asks for it."""
-    from federation.join_string import JoinString  # noqa: PLC0415
-    from federation.keys import IdentityError  # noqa: PLC0415
-    from worker.enroll import EnrollmentError, enroll  # noqa: PLC0415
-    from worker.home import Home  # noqa: PLC0415
+    from federation.join_string import JoinString
+    from federation.keys import IdentityError
+    from worker.enroll import EnrollmentError, enroll
+    from worker.home import Home
 
-    try:
+    with failing(IdentityError, code=USAGE):
         decoded = JoinString.decode(read_join_string(join_file, arguments or []))
-    except IdentityError as error:
-        raise Failure(str(error), code=USAGE) from error
     passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
-    try:
+    with failing(EnrollmentError):
         enrolled = enroll(Home(home), decoded, passphrase=passphrase)
-    except EnrollmentError as error:
-        raise Failure(str(error)) from error
     member = enrolled.member
-    if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "federation_id": member.federation_id,
-                    "client_id": member.client_id,
-                    "address": member.address,
-                    "home": str(home),
-                    "certificate_expires": member.not_after.isoformat(),
-                    "approval_pending": enrolled.approval_pending,
-                }
-            )
-        )
-        return
-    typer.echo(f"{member.client_id} is a member of {member.federation_id}; keys and certificate are in {home}")
-    if enrolled.approval_pending:
-        typer.echo(f"An operator must approve it before it gets work: fedpareto admin approve {member.client_id}")
-    typer.echo(f"Next: fedpareto worker run --home {home} --task NAME --data DIR")
+    document = {
+        "federation_id": member.federation_id,
+        "client_id": member.client_id,
+        "address": member.address,
+        "home": str(home),
+        "certificate_expires": member.not_after.isoformat(),
+        "approval_pending": enrolled.approval_pending,
+    }
+    approval = f"An operator must approve it before it gets work: fedpareto admin approve {member.client_id}"
+    answer(
+        as_json,
+        document,
+        f"{member.client_id} is a member of {member.federation_id}; keys and certificate are in {home}",
+        *([approval] if enrolled.approval_pending else []),
+        f"Next: fedpareto worker run --home {home} --task NAME --data DIR",
+    )
 
 
 @app.command()
@@ -141,34 +127,57 @@ def run(
 
     The worker runs until it is stopped (SIGTERM or Ctrl-C).
     """
-    from federation.attacks import AttackError, parse_attack  # noqa: PLC0415
-    from federation.sketches import SketchError, load  # noqa: PLC0415
-    from federation.tasks import DataSource, Part, PartError  # noqa: PLC0415
-    from worker.home import Home, HomeError  # noqa: PLC0415
-    from worker.policy import Policy, PolicyError  # noqa: PLC0415
+    from federation.attacks import AttackError, parse_attack
+    from federation.sketches import SketchError, load
+    from federation.tasks import DataError, DataSource, Part, PartError
+    from worker.accomplices import Accomplices
+    from worker.events import Events
+    from worker.policy import Policy, PolicyError
+    from worker.session import SessionError
+    from worker.spool import SpoolError
 
     to_standard_error("INFO", "%(asctime)s %(levelname)s %(message)s")
-    try:
+    with failing(AttackError, PartError, SketchError, code=USAGE):
         rehearsal = parse_attack(attack) if attack is not None else None
         if accomplices is not None and rehearsal is None:
             raise AttackError(f"--accomplices {accomplices}: without --attack there is nothing to do together")
         source = DataSource(data, Part.parse(part, partition, part_seed, sizes) if part is not None else None, download)
         for name in sketch or ():
             load(name)
-    except (AttackError, PartError, SketchError) as error:
-        raise Failure(str(error), code=USAGE) from error
-    place = Home(home)
-    try:
-        place.require_joined()
-        policy = Policy.load(place.policy)
-        with place.lock():
-            member = _load_member(home, _passphrase(home, passphrase_file))
-            served = _served(objectives or [], task)
-            _work(place, member, policy, task, source, served, device, threads, rehearsal, accomplices, as_json)
-    except (HomeError, PolicyError) as error:
-        raise Failure(str(error)) from error
-    except OSError as error:
-        raise Failure(f"{error.filename or home}: {error.strerror or error}") from error
+    with failing(PolicyError), _membership(home, passphrase_file, lock=True) as (place, member, _):
+        policy, served = Policy.load(place.policy), _served(objectives or [], task)
+        from worker.attacker import Attacker  # loads PyTorch
+        from worker.service import Worker, prepare_offers
+
+        with failing(DataError, SpoolError, ValueError):
+            attacker = None
+            if rehearsal is not None:
+                met = Accomplices(accomplices, member.client_id) if accomplices is not None else None
+                attacker = Attacker(rehearsal, member.client_id, met)
+            offers, device_words = prepare_offers(
+                list(dict.fromkeys(task)),
+                source,
+                device=device,
+                threads=threads,
+                attack=rehearsal,
+                client_id=member.client_id,
+                objectives=served,
+            )
+            worker = Worker(
+                home=place,
+                member=member,
+                offers=offers,
+                device=device_words,
+                events=Events(sys.stdout if as_json else None),
+                uniform=random.SystemRandom().uniform,
+                attacker=attacker,
+                policy=policy,
+            )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: worker.stop())
+        with failing(SessionError):
+            worker.run()
+        logging.getLogger("fedpareto.worker").info("stopped")
 
 
 @app.command()
@@ -179,26 +188,16 @@ def renew(
 
     Stop the worker of this directory first.
     """
-    from worker.enroll import RenewalError  # noqa: PLC0415
-    from worker.enroll import renew as renew_certificate  # noqa: PLC0415
-    from worker.home import Home, HomeError  # noqa: PLC0415
+    from worker.enroll import RenewalError
+    from worker.enroll import renew as renew_certificate
 
-    place = Home(home)
-    try:
-        place.require_joined()
-        with place.lock():
-            passphrase = _passphrase(home, passphrase_file)
-            member = renew_certificate(place, _load_member(home, passphrase), passphrase=passphrase)
-    except (HomeError, RenewalError) as error:
-        raise Failure(str(error)) from error
-    except OSError as error:
-        raise Failure(f"{error.filename or home}: {error.strerror or error}") from error
-    if as_json:
-        typer.echo(json.dumps({"client_id": member.client_id, "certificate_expires": member.not_after.isoformat()}))
-        return
-    typer.echo(
+    with failing(RenewalError), _membership(home, passphrase_file, lock=True) as (place, old, passphrase):
+        member = renew_certificate(place, old, passphrase=passphrase)
+    answer(
+        as_json,
+        {"client_id": member.client_id, "certificate_expires": member.not_after.isoformat()},
         f"{member.client_id} has a new certificate, until {member.not_after:%Y-%m-%d %H:%M} UTC; the old one ends when "
-        "the worker attends next"
+        "the worker attends next",
     )
 
 
@@ -215,29 +214,26 @@ def restored(
 
     The worker asks for this where policy.toml says restore = "ask".
     """
-    from federation.text import escaped  # noqa: PLC0415
-    from worker.home import Home, HomeError  # noqa: PLC0415
-    from worker.progress import accept_restore, pending_restore  # noqa: PLC0415
+    from federation.text import escaped
+    from worker.progress import accept_restore, pending_restore
 
-    place = Home(home)
-    try:
-        place.require_joined()
-        pending = pending_restore(place.progress, _load_member(home, _passphrase(home, passphrase_file)))
-    except HomeError as error:
-        raise Failure(str(error)) from error
-    if pending is not None and accept:
-        accept_restore(place.accepted_restore, pending.digest)
-    if as_json:
-        document = {"restored": pending.made.isoformat(), "runs": pending.runs} if pending is not None else None
-        typer.echo(json.dumps({"pending": document, "accepted": pending is not None and accept}))
-        return
+    with _membership(home, passphrase_file) as (place, member, _):
+        pending = pending_restore(place.progress, member)
     if pending is None:
-        typer.echo("no restore waits for you")
+        answer(as_json, {"pending": None, "accepted": False}, "no restore waits for you")
         return
-    typer.echo(f"The coordinator signed on {pending.made:%Y-%m-%d %H:%M} UTC that it was restored from a backup.")
-    for run, (seen, kept) in pending.runs.items():
-        typer.echo(f"run {escaped(run)} goes back from round {seen} to round {kept}")
-    typer.echo("Accepted." if accept else "Accept it with --accept; until then the worker does no work for these runs.")
+    if accept:
+        accept_restore(place.accepted_restore, pending.digest)
+    answer(
+        as_json,
+        {"pending": {"restored": pending.made.isoformat(), "runs": pending.runs}, "accepted": accept},
+        f"The coordinator signed on {pending.made:%Y-%m-%d %H:%M} UTC that it was restored from a backup.",
+        *(
+            f"run {escaped(run)} goes back from round {seen} to round {kept}"
+            for run, (seen, kept) in pending.runs.items()
+        ),
+        "Accepted." if accept else "Accept it with --accept; until then the worker does no work for these runs.",
+    )
 
 
 @app.command()
@@ -251,120 +247,50 @@ def receipts(
     as_json: JsonOption = False,
 ) -> None:
     """List and verify receipts, or compare them with another member's."""
-    from worker.home import Home, HomeError  # noqa: PLC0415
-    from worker.receipts import ReceiptsError, disagreements, read_receipts  # noqa: PLC0415
+    from worker.receipts import ReceiptsError, disagreements, read_receipts
 
-    place = Home(home)
-    try:
-        place.require_joined()
-        key = _load_member(home, _passphrase(home, passphrase_file)).coordinator_key
-        ours = read_receipts(place.receipts, key) if place.receipts.exists() else []
-        theirs = read_receipts(compare, key) if compare is not None else []
-    except (HomeError, ReceiptsError) as error:
-        raise Failure(str(error)) from error
+    with failing(ReceiptsError), _membership(home, passphrase_file) as (place, member, _):
+        ours = read_receipts(place.receipts, member.coordinator_key) if place.receipts.exists() else []
+        theirs = read_receipts(compare, member.coordinator_key) if compare is not None else []
     if compare is None:
-        _show_receipts(ours, as_json)
+        answer(as_json, [asdict(receipt) for receipt in ours], *_lines(ours))
         return
     both = {receipt.occasion for receipt in ours} & {receipt.occasion for receipt in theirs}
     found = disagreements(ours, theirs)
-    if as_json:
-        pairs = [{"ours": asdict(mine), "theirs": asdict(other)} for mine, other in found]
-        typer.echo(json.dumps({"compared": len(both), "disagreements": pairs}))
-    else:
-        for mine, other in found:
-            _show_receipts([mine, other], as_json=False)
-        typer.echo(f"{len(both)} occasions compared, {len(found)} disagree")
+    answer(
+        as_json,
+        {"compared": len(both), "disagreements": [{"ours": asdict(a), "theirs": asdict(b)} for a, b in found]},
+        *_lines([receipt for pair in found for receipt in pair]),
+        f"{len(both)} occasions compared, {len(found)} disagree",
+    )
     if found:
         raise Failure(
             "the coordinator gave two members different models or steps: keep both files, and inform all members"
         )
 
 
-def _show_receipts(receipts: "Sequence[Receipt]", as_json: bool) -> None:
-    from federation.text import escaped  # noqa: PLC0415
+def _lines(receipts: "Sequence[Receipt]") -> Iterator[str]:
+    from federation.text import escaped
 
-    if as_json:
-        typer.echo(json.dumps([asdict(receipt) for receipt in receipts]))
-        return
     for receipt in receipts:
         run, number, phase = receipt.occasion
         outcome = "accepted" if receipt.accepted else f"refused, {receipt.reason}"
-        typer.echo(
-            escaped(
-                f"{receipt.client_id} run {run} round {number} phase {phase}: base model {receipt.base_model[:23]}, "
-                f"previous step {receipt.previous_step[:23] or '(none)'}, {outcome}"
-            )
+        yield escaped(
+            f"{receipt.client_id} run {run} round {number} phase {phase}: base model {receipt.base_model[:23]}, "
+            f"previous step {receipt.previous_step[:23] or '(none)'}, {outcome}"
         )
 
 
 @app.command()
 def attacks(code: CodeOption = None, as_json: JsonOption = False) -> None:
     """List the attacks that can be rehearsed, with their options."""
-    from federation.attacks.catalogue import entries  # noqa: PLC0415
+    from federation.attacks.catalogue import entries
 
-    if as_json:
-        typer.echo(json.dumps([asdict(entry) for entry in entries()]))
-        return
+    lines = []
     for entry in entries():
-        typer.echo(f"{entry.spelling}\n    {entry.summary}")
-        for name, words in entry.options.items():
-            typer.echo(f"      {name}: {words}")
-
-
-def _work(
-    home: "Home",
-    member: "MemberFiles",
-    policy: "Policy",
-    tasks: list[str],
-    source: "DataSource",
-    objectives: dict[str, tuple[str, ...]],
-    device: str,
-    threads: int | None,
-    attack: "Attack | None",
-    accomplices: Path | None,
-    as_json: bool,
-) -> None:
-    from federation.tasks import DataError, TaskError  # noqa: PLC0415
-    from worker.accomplices import Accomplices  # noqa: PLC0415
-    from worker.attacker import Attacker  # noqa: PLC0415 - imports torch
-    from worker.events import Events  # noqa: PLC0415
-    from worker.service import Worker, prepare_offers  # noqa: PLC0415 - imports torch
-    from worker.session import SessionError  # noqa: PLC0415
-    from worker.spool import SpoolError  # noqa: PLC0415
-
-    try:
-        attacker = None
-        if attack is not None:
-            met = Accomplices(accomplices, member.client_id) if accomplices is not None else None
-            attacker = Attacker(attack, member.client_id, met)
-        offers, device_words = prepare_offers(
-            list(dict.fromkeys(tasks)),
-            source,
-            device=device,
-            threads=threads,
-            attack=attack,
-            client_id=member.client_id,
-            objectives=objectives,
-        )
-        worker = Worker(
-            home=home,
-            member=member,
-            offers=offers,
-            device=device_words,
-            events=Events(sys.stdout if as_json else None),
-            uniform=random.SystemRandom().uniform,
-            attacker=attacker,
-            policy=policy,
-        )
-    except (TaskError, DataError, SpoolError, ValueError) as error:
-        raise Failure(str(error)) from error
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.stop())
-    try:
-        worker.run()
-    except SessionError as error:
-        raise Failure(str(error)) from error
-    logging.getLogger("fedpareto.worker").info("stopped")
+        options = (f"      {name}: {words}" for name, words in entry.options.items())
+        lines += [entry.spelling, f"    {entry.summary}", *options]
+    answer(as_json, [asdict(entry) for entry in entries()], *lines)
 
 
 def _served(texts: list[str], tasks: list[str]) -> dict[str, tuple[str, ...]]:
@@ -381,20 +307,22 @@ def _served(texts: list[str], tasks: list[str]) -> dict[str, tuple[str, ...]]:
     return served
 
 
-def _passphrase(home: Path, passphrase_file: Path | None) -> bytes | None:
-    from federation.keys import IdentityError  # noqa: PLC0415
+@contextmanager
+def _membership(
+    home: Path, passphrase_file: Path | None, *, lock: bool = False
+) -> "Iterator[tuple[Home, MemberFiles, bytes | None]]":
+    """The directory of a member, its files and the passphrase of its keys; `lock` keeps other processes out.
 
-    try:
-        return passphrase_for(home / "tls.key", passphrase_file)
-    except IdentityError as error:
-        raise Failure(str(error)) from error
+    Raises:
+        Failure: there is no membership, another process holds the lock, or a file cannot be used.
+    """
+    from federation.keys import IdentityError
+    from federation.member_files import MemberFiles
+    from worker.home import Home, HomeError
 
-
-def _load_member(home: Path, passphrase: bytes | None) -> "MemberFiles":
-    from federation.keys import IdentityError  # noqa: PLC0415
-    from federation.member_files import MemberFiles  # noqa: PLC0415
-
-    try:
-        return MemberFiles.load(home, passphrase)
-    except IdentityError as error:
-        raise Failure(str(error)) from error
+    place = Home(home)
+    with failing(HomeError, IdentityError, OSError):
+        place.require_joined()
+        with place.lock() if lock else nullcontext():
+            passphrase = passphrase_for(home / "tls.key", passphrase_file)
+            yield place, MemberFiles.load(home, passphrase), passphrase

@@ -1,4 +1,4 @@
-"""`--code DIR`, for the commands that load plug-ins: where Python finds the classes of the owner."""
+"""Options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -39,3 +39,16 @@ CodeOption = Annotated[
         show_envvar=False,
     ),
 ]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+ProgressJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document; progress on stderr.")]
+PassphraseOption = Annotated[
+    Path | None, typer.Option("--passphrase-file", help="File whose first line is the passphrase of the private keys.")
+]
+AdminPassphraseOption = Annotated[
+    Path | None,
+    typer.Option("--passphrase-file", help="File whose first line is the passphrase of the administrator's key."),
+]
+AskOption = Annotated[bool, typer.Option(help="Ask for a passphrase for the private keys.")]
+DataOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the task's data.")]
+DownloadOption = Annotated[bool, typer.Option("--download", help="Let the task fetch a public data set into --data.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]

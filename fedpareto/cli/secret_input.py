@@ -1,0 +1,69 @@
+"""Passphrases and join strings: from a file, standard input or a prompt.
+
+They are never arguments, because every user of a machine can read the arguments of its processes.
+"""
+
+import sys
+from pathlib import Path
+
+import typer
+
+from fedpareto.cli.failure import USAGE, Failure, failing
+
+STANDARD_INPUT = Path("-")
+
+
+def read_join_string(file: Path, arguments: list[str]) -> str:
+    """The first line of a file or of standard input; at a terminal it is asked for, and not shown.
+
+    Raises:
+        Failure: it is among the arguments of the command, or the file cannot be read.
+    """
+    if arguments:
+        raise Failure(
+            "a join string is not accepted as an argument, because every user of this machine could read it: give "
+            "it on standard input, or in a file with --join-file. If this machine has other users, ask for a new one, "
+            "and have this one cancelled (fedpareto admin cancel-token CLIENT)",
+            code=USAGE,
+        )
+    if file == STANDARD_INPUT:
+        if sys.stdin.isatty():
+            return str(typer.prompt("Join string (not shown)", hide_input=True, err=True))
+        return sys.stdin.readline()
+    with failing(OSError, code=USAGE, what=f"cannot read the join string from {file}"):
+        return file.read_text(errors="replace").partition("\n")[0]
+
+
+def read_passphrase(path: Path | None) -> bytes | None:
+    """The first line of a file; None without one.
+
+    Raises:
+        Failure: the file cannot be read, or its first line is empty.
+    """
+    if path is None:
+        return None
+    with failing(OSError, code=USAGE, what=f"cannot read the passphrase file {path}"):
+        passphrase = path.read_bytes().split(b"\n", 1)[0].rstrip(b"\r")
+    if not passphrase:
+        raise Failure(f"the first line of the passphrase file {path} is empty", code=USAGE)
+    return passphrase
+
+
+def new_passphrase(path: Path | None, *, ask: bool) -> bytes | None:
+    """A passphrase for new keys: from the file (see `read_passphrase`), or typed twice when `ask` is set, or none."""
+    if path is not None or not ask:
+        return read_passphrase(path)
+    return str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True)).encode()
+
+
+def passphrase_for(key: Path, path: Path | None) -> bytes | None:
+    """The passphrase of a key file: from the file, or asked for at the terminal when the key needs one.
+
+    Raises:
+        Failure, IdentityError: the passphrase file, the key file cannot be read.
+    """
+    from federation.keys import is_encrypted  # loads slowly
+
+    if path is None and key.is_file() and is_encrypted(key) and sys.stdin.isatty():
+        return str(typer.prompt(f"Passphrase of {key}", hide_input=True, err=True)).encode()
+    return read_passphrase(path)
