@@ -50,7 +50,7 @@ def write_private(path: Path, data: bytes) -> None:
     """Writes a new file of mode 0600, durably. Raises FileExistsError if there is one: a key is never overwritten."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, 0o600)  # whatever the umask says
+        os.fchmod(descriptor, 0o600)  # with any umask
         file.write(data)
         file.flush()
         os.fsync(descriptor)

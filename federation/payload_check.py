@@ -19,7 +19,7 @@ from federation.vectors import (
     widen,
 )
 
-# Small enough to stay in a core's cache between the digest and the look at the values, large enough for a wide BLAKE3.
+# Small enough to stay in a core's cache between digest and check, large enough for BLAKE3's widest instructions.
 _CHECK_BYTES = 1 << 17
 # Elements that are squared at a time: below the length from which the linear algebra library starts threads.
 _SQUARED_AT_A_TIME = 1 << 12

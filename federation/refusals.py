@@ -1,4 +1,4 @@
-"""Refusals: the one exception that says no, with an exact status, a stable reason and what to do.
+"""Refusals: the exception that turns a request down, with an exact status, a stable reason and what to do.
 
 Every reason is listed in docs/reasons.md, which a test compares with `REASONS`.
 """

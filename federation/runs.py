@@ -242,7 +242,7 @@ class SimulationSpec(Section):
     @field_validator("sizes")
     @classmethod
     def _sizes_of_the_partition(cls, value: str, info: ValidationInfo) -> str:
-        if "partition" in info.data:  # one that is wrong itself was left out
+        if "partition" in info.data:  # a wrong one was left out
             Part(0, 1, info.data["partition"], sizes=value)
         return value
 
@@ -320,7 +320,7 @@ def _must_have_short_lines(text: str) -> None:
 
 
 def _must_have_small_integers(value: Any) -> None:
-    # TOML's are of 64 bits; Python's are not, and cannot even be shown beyond some thousand digits.
+    # TOML's integers have 64 bits; Python's have no limit, and cannot be shown beyond some thousand digits.
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("an integer of more than 64 bits")
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

@@ -11,7 +11,7 @@ from federation.refusals import Refusal
 from federation.vectors import Layout, Vector, read_vector, write_vectors
 from worker.home import HomeError
 
-# How long one waits for the others: an accomplice that was not selected for a round never comes.
+# How long to wait for the others: an accomplice that was not selected for a round never comes.
 WAIT_SECONDS = 20.0
 _LOOK_SECONDS = 0.05
 _KEPT = 2  # an accomplice that is late may still read what was shown in the round before

@@ -1,4 +1,4 @@
-"""What must hold before an assignment is done: it is the coordinator's word, it is for us, and its owner allowed it."""
+"""The checks of an assignment: the coordinator signed it, it is for this worker, and the owner allows it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -47,7 +47,7 @@ class ModelCache:
                 except OSError:
                     if not self._evict(keep={part}):
                         raise
-                    self._fetch(part, size, algorithm, value, fetch)  # goes on, with the room that the others took
+                    self._fetch(part, size, algorithm, value, fetch)  # goes on, with the room of the others
                 part.rename(path)
             self._verified.add(digest)
         path.touch()
@@ -57,7 +57,7 @@ class ModelCache:
     def _fetch(
         self, part: Path, size: int, algorithm: str, value: str, fetch: Callable[[int], Iterator[bytes]]
     ) -> None:
-        # A rest may have been added to the beginning of something else; from the start there is no such doubt.
+        # A resumed download may have continued the beginning of another file; one from the start has not.
         resumed = True
         while resumed:
             resumed = _receive(part, size, fetch) > 0

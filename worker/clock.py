@@ -12,7 +12,7 @@ from federation.text import escaped
 from federation.v1.common_pb2 import SignedEnvelope, TimeManifest
 from worker.progress import Progress
 
-# How far a signed time may lie behind the newest one before it is refused: clocks are set right by small steps.
+# How far a signed time may lie behind the newest one before it is refused: clocks are corrected by small steps.
 TOLERANCE = timedelta(minutes=5)
 
 
@@ -32,7 +32,7 @@ class CoordinatorClock:
         self._member = member
         self._progress = progress
         self._monotonic = monotonic
-        # The certificate was made by the coordinator's clock, and it lets nobody in after the certificate's end.
+        # The certificate was made by the coordinator's clock, and the coordinator refuses it after its end.
         certificate = load_certificate(member.certificate)
         self._earliest, self._latest = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         self._set = (datetime.now(UTC), monotonic())

@@ -47,5 +47,5 @@ class Events:
             return
         fields = {name: escaped(value) if isinstance(value, str) else value for name, value in fields.items()}
         record = {"event": event, "time": datetime.now(UTC).isoformat(), "message": message, **fields}
-        with self._lock, suppress(OSError):  # a full disk behind the stream stops no work
+        with self._lock, suppress(OSError):  # a full disk behind the stream does not stop the work
             print(json.dumps(record), file=self._stream, flush=True)

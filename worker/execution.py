@@ -210,7 +210,7 @@ def _declining(assignment_id: str) -> Iterator[None]:
         raise Declined(assignment_id, "no-data", str(error)) from error
     except WorkError as error:
         raise Declined(assignment_id, "failed", str(error)) from error
-    except Exception as error:  # out of memory, a work that makes no sense, a mistake in the owner's own task
+    except Exception as error:  # out of memory, work that makes no sense, a mistake in the owner's own task
         if owners_frame(error):
             for line in described(error).splitlines():
                 LOGGER.error("assignment %s: %s", assignment_id, line)

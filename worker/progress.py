@@ -127,7 +127,7 @@ class Progress:
             return any(run == run_id for run, _ in _affected(_open(self._pending, self._member), self._rounds))
 
     def accepted(self) -> bool:
-        """Looks whether the owner has accepted the restore that waits; True when it has just taken effect."""
+        """Whether the owner has accepted the restore that waits, which then takes effect."""
         if self._pending is None:
             return False
         try:
@@ -139,7 +139,7 @@ class Progress:
                 return False
             envelope = self._pending
             self._take(envelope, _open(envelope, self._member))
-        with suppress(OSError):  # what it names waits no longer
+        with suppress(OSError):  # the restore that it names no longer waits
             self._accepted.unlink()
         self._events.tell("restored", "the owner has accepted that the coordinator was restored from a backup")
         return True

@@ -65,7 +65,7 @@ class Runner:
     # What the session's thread calls
 
     def assigned(self, envelope: SignedEnvelope) -> None:
-        """Takes an assignment in, unless it is here already in whatever state, or has to be declined."""
+        """Takes an assignment in, unless it is here already or has to be declined."""
         try:
             order = check_assignment(
                 envelope,
@@ -113,7 +113,7 @@ class Runner:
             self.assigned(envelope)
 
     def cancelled(self, assignment_id: str, reason: str) -> None:
-        """Drops an assignment, wherever it is."""
+        """Drops an assignment that waits, is in work, or is in the spool."""
         with self._changed:
             known = self.spool.holds(assignment_id) or self._held.pop(assignment_id, None) is not None
             for job in self._jobs():
@@ -132,7 +132,7 @@ class Runner:
     def working(self) -> tuple[str, float]:
         """The assignment in work, empty when idle, and the share of it that is done."""
         with self._changed:
-            job = next(iter(self._current.values()), None)  # the one that has lasted longest
+            job = next(iter(self._current.values()), None)  # the one that began first
         return (job.name, job.progress) if job is not None else ("", 0.0)
 
     # What others call
@@ -204,7 +204,7 @@ class Runner:
 
     def _decline(self, declined: Declined) -> None:
         name, full = declined.assignment_id, declined.reason == "limit:waiting"
-        if not (full and self._told_full):  # of a flood, the owner hears once
+        if not (full and self._told_full):  # a flood is reported once
             self.events.warn(
                 "declined",
                 f"assignment {name or '(unreadable)'}: declined, {declined.reason}: {declined.message}",

@@ -31,12 +31,12 @@ from worker.progress import Progress, StatementError
 if TYPE_CHECKING:
     from worker.runner import Runner
 
-# What ends the worker besides a signed revocation: the owner has to act.
+# Refusals that end the worker, as a signed revocation does: the owner has to act.
 FINAL_REASONS = {
     "certificate-expired": "join again with a new join string, under a new name",
     "superseded": "another worker with this client's identity attends now: run one, or join a second client",
 }
-# Refusals that may end by themselves, or by what the coordinator's operator does: the worker keeps trying.
+# Refusals after which the worker keeps trying: they may end by themselves, or the coordinator's operator ends them.
 ADVICE = {
     "certificate-unknown": "the coordinator may have lost its database, or been restored from a backup that is older "
     "than this membership, or this directory belongs to another federation: ask its operator",
@@ -53,12 +53,12 @@ NONCE_BYTES = 32
 MAX_OUTBOX = 1000  # messages that wait to be sent
 WELCOME_SECONDS = 30.0
 WELCOME_REFUSED = "welcome"  # the reason of a refusal that is this worker's own
-# A stream that lived so long was a success: the next failure is a first one, and is followed by a quick retry.
+# A stream that lasted this long was a success: the next failure counts as the first, and is followed by a quick retry.
 SETTLED_SECONDS = 1.0
 WRONG_CLOCK_SECONDS = 60.0
 EXPIRES_SOON = timedelta(days=14)
 EXPIRY_REMINDER = timedelta(days=1)
-# A coordinator that neither goes on nor hangs up: a transfer is given up, and made again, after this time and its own.
+# A transfer without an answer is given up and repeated after this time, and the time that its bytes may take.
 ANSWER_SECONDS = 120.0
 SLOWEST_BYTES_PER_SECOND = 100_000
 
@@ -177,7 +177,7 @@ class Session:
 
     def _say(self, request: AttendRequest) -> None:
         outbox = self._outbox
-        # A coordinator that sends and does not read must not make us grow; what it does not hear, it asks for again.
+        # The queue is bounded if the coordinator does not read; it asks again for what it missed.
         if outbox is not None and outbox.qsize() < MAX_OUTBOX:
             outbox.put(request)
 

@@ -1,4 +1,4 @@
-"""Handing in what is in the spool, again and again until a receipt that can be verified says how it was taken."""
+"""Submits what is in the spool, and repeats it until a verified receipt says whether it was accepted."""
 
 import io
 import threading
@@ -44,7 +44,7 @@ class Submitter:
     _stopping: bool = field(default=False, init=False)
 
     def wake(self) -> None:
-        """There is something new in the spool, or a reason to try again now."""
+        """Tells `run` that something new is in the spool."""
         with self._changed:
             self._wakes += 1
             self._changed.notify_all()

@@ -99,7 +99,7 @@ def holders(pool: Pool, count: int) -> list[int]:
     held = np.bincount(_owner(pool), minlength=len(pool.owners))
     largest = sorted(np.flatnonzero(held).tolist(), key=lambda owner: (-held[owner], pool.owners[owner]))
     if count > len(largest):
-        raise PartError(f"{count} clients, but the data has {len(largest)} natural owners: ask for at most so many")
+        raise PartError(f"{count} clients, but the data has {len(largest)} natural owners: ask for at most that number")
     return sorted(largest[:count], key=pool.owners.__getitem__)
 
 
