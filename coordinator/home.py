@@ -79,7 +79,7 @@ class Settings(BaseModel):
     )
     blobs: str = Field("blobs", description="The directory of models and updates.")
     approval: bool = Field(False, description="Whether a new client waits for `fedpareto admin approve`.")
-    token_lifetime_seconds: int = Field(
+    join_string_lifetime_seconds: int = Field(
         86_400, ge=60, le=30 * 86_400, description="How long a join string holds unless its maker says otherwise."
     )
     heartbeat_seconds: float = Field(5.0, ge=0.1, le=300, description="How often a worker gives a sign of life.")

@@ -216,7 +216,7 @@ class Coordinator:
                 join=lambda client_id, secret: JoinString(
                     address=enrollment_address, ca_fingerprint=fingerprint(home.ca), secret=secret, client_id=client_id
                 ).encode(),
-                token_lifetime=timedelta(seconds=settings.token_lifetime_seconds),
+                join_string_lifetime=timedelta(seconds=settings.join_string_lifetime_seconds),
                 max_model_bytes=settings.max_model_bytes,
                 keep_rounds=settings.keep_rounds,
                 verifier=Verifier(home.federation_id, home.signing_key.public_key()),

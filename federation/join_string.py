@@ -63,7 +63,7 @@ class JoinString:
 
 
 def secret_hash(secret: bytes) -> str:
-    """The SHA-256 of a token's secret, hexadecimal. The coordinator stores this in place of the secret."""
+    """The SHA-256 of a join string's secret, hexadecimal. The coordinator stores this in place of the secret."""
     return hashlib.sha256(secret).hexdigest()
 
 

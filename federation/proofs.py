@@ -42,7 +42,7 @@ def signing_public_key(raw: bytes) -> Ed25519PublicKey:
 
 
 def prove_possession(key: Ed25519PrivateKey, secret: bytes, csr: bytes) -> bytes:
-    """Signs the request to enroll, the token's secret and the CSR, with the key that it registers."""
+    """Signs the request to enroll, the join string's secret and the CSR, with the key that it registers."""
     return key.sign(ENROLLMENT_CONTEXT + secret + csr)
 
 

@@ -230,10 +230,10 @@ class Certificate(Base):
     last_seen: Mapped[datetime | None]  # of an administrator's: its last call, to the minute
 
 
-class EnrollmentToken(Base):
-    """A one-time token; only the hash of its secret is kept."""
+class JoinString(Base):
+    """A join string; only the hash of its secret is kept."""
 
-    __tablename__ = "enrollment_tokens"
+    __tablename__ = "join_strings"
 
     secret_hash: Mapped[str] = mapped_column(String(64), primary_key=True)  # SHA-256, hexadecimal
     client_id: Mapped[str] = mapped_column(NAME, index=True)  # the client that will be made

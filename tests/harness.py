@@ -129,8 +129,8 @@ class Federation:
         text = self.fedpareto("admin", *arguments, "--home", str(self.home / "admin"), "--json", code=code)
         return json.loads(text) if text.strip() else None
 
-    def token(self, client_id: str) -> str:
-        return str(self.admin("token", client_id)["join"])
+    def join_string(self, client_id: str) -> str:
+        return str(self.admin("join-string", client_id)["join_string"])
 
     def submit(self, name: str, spec: str, *options: str, crash: bool = False) -> str:
         """Submits a run; returns its id. `crash`: the coordinator may die before it has answered."""
@@ -167,7 +167,7 @@ class Federation:
     def join(self, client_id: str) -> Path:
         """Enrolls a worker process's home."""
         home = self.directory / client_id
-        self.fedpareto("worker", "join", "--home", str(home), standard_input=self.token(client_id))
+        self.fedpareto("worker", "join", "--home", str(home), standard_input=self.join_string(client_id))
         return home
 
     def work(self, client_id: str, *options: str, crash: str = "") -> Process:
@@ -187,7 +187,7 @@ class Federation:
 
     def enroll(self, client_id: str) -> "Member":
         """Enrolls a client that a test plays by hand."""
-        join = JoinString.decode(self.token(client_id))
+        join = JoinString.decode(self.join_string(client_id))
         return Member.enroll(join)
 
     def administrator(self) -> grpc.Channel:

@@ -25,7 +25,7 @@ from federation.proofs import prove_possession
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from storage.database import Database
-from storage.models import AuditEntry, Client, ClientState, EnrollmentToken
+from storage.models import AuditEntry, Client, ClientState, JoinString
 
 T = TypeVar("T")
 SECONDS = 60.0  # how long anything may take before the test fails
@@ -121,12 +121,12 @@ class Running:
         """A channel to the enrollment port."""
         return server_verified_channel(self.enrollment_address, pem(self.home.ca))
 
-    def token(self, client_id: str, lifetime: timedelta = timedelta(hours=1)) -> bytes:
+    def join_secret(self, client_id: str, lifetime: timedelta = timedelta(hours=1)) -> bytes:
         secret = secrets.token_bytes(32)
         with self.database.begin() as session:
             now = self.clock()
             session.add(
-                EnrollmentToken(
+                JoinString(
                     secret_hash=secret_hash(secret),
                     client_id=client_id,
                     created_by="test",
@@ -139,7 +139,9 @@ class Running:
     def enroll(self, client_id: str) -> tuple[Applicant, EnrollResponse]:
         applicant = Applicant()
         with self.newcomer() as channel:
-            return applicant, EnrollmentStub(channel).Enroll(applicant.request(self.token(client_id)), timeout=SECONDS)
+            return applicant, EnrollmentStub(channel).Enroll(
+                applicant.request(self.join_secret(client_id)), timeout=SECONDS
+            )
 
     def member(self, client_id: str) -> grpc.Channel:
         """Enrolls a client; its mutual-TLS channel."""

@@ -207,7 +207,7 @@ class Stage:
         """The client of that name, enrolled at first use."""
         if name not in self.players:
             served = self.served
-            join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.token(name), name)
+            join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.join_secret(name), name)
             with self._now():
                 self.players[name] = Player(Member.enroll(join))
         return self.players[name]

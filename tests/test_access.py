@@ -275,7 +275,7 @@ def test_a_client_may_not_be_an_operator(served: Running) -> None:
             if ".Admin/" in name:
                 with refused("PERMISSION_DENIED", "role"):
                     Call(channel, name, method)()
-    assert {entry.actor for entry in served.refusals("CreateToken")} == {"fedpareto://test/client/climber"}
+    assert {entry.actor for entry in served.refusals("CreateJoinString")} == {"fedpareto://test/client/climber"}
 
 
 class Call:
@@ -366,7 +366,7 @@ def test_a_message_over_the_limit_is_refused_also_when_it_arrives_compressed(ser
             with pytest.raises(grpc.RpcError) as caught:
                 EnrollmentStub(channel).Enroll(request, timeout=SECONDS, compression=compression)
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
-        with refused("UNAUTHENTICATED", "token-invalid"):
+        with refused("UNAUTHENTICATED", "join-string-invalid"):
             EnrollmentStub(channel).Enroll(Applicant().request(b"still served"), timeout=SECONDS)
 
 
@@ -410,7 +410,7 @@ def test_raw_bytes_at_the_door_leave_the_coordinator_serving(served: Running) ->
         for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + struct.pack(">H", 0xFFFF), bytes(64), b""):
             with socket.create_connection(listens(port), timeout=SECONDS) as plain:
                 plain.sendall(data)
-    with served.newcomer() as channel, refused("UNAUTHENTICATED", "token-invalid"):
+    with served.newcomer() as channel, refused("UNAUTHENTICATED", "join-string-invalid"):
         EnrollmentStub(channel).Enroll(Applicant().request(b"x"), timeout=SECONDS)
 
 
@@ -442,7 +442,7 @@ def test_a_second_coordinator_on_the_same_database_is_refused_and_the_first_serv
     assert "in use by another coordinator" in done.stderr
     assert "Traceback" not in done.stderr
     assert served.home.ports_file.exists()
-    with served.newcomer() as channel, refused("UNAUTHENTICATED", "token-invalid"):
+    with served.newcomer() as channel, refused("UNAUTHENTICATED", "join-string-invalid"):
         EnrollmentStub(channel).Enroll(Applicant().request(b"x"), timeout=SECONDS)
 
 
@@ -480,7 +480,7 @@ def test_the_command_makes_serves_and_stops_a_federation_with_encrypted_keys(tmp
         with AdminFiles.load(tmp_path / "eve").channel() as channel:
             AdminStub(channel).ListRuns(admin_pb2.ListRunsRequest(), timeout=SECONDS)
             with refused("PERMISSION_DENIED", "role"):
-                AdminStub(channel).CreateToken(admin_pb2.CreateTokenRequest(client_id="a"), timeout=SECONDS)
+                AdminStub(channel).CreateJoinString(admin_pb2.CreateJoinStringRequest(client_id="a"), timeout=SECONDS)
         daemon.send(signal.SIGTERM)
         assert daemon.wait(SECONDS) == 0
     finally:

@@ -29,7 +29,7 @@ from federation.digests import digest
 from federation.refusals import Refusal
 from federation.v1.admin_pb2 import (
     ApproveClientRequest,
-    CreateTokenRequest,
+    CreateJoinStringRequest,
     ExportRoundsRequest,
     GetRoundRequest,
     GetRunRequest,
@@ -473,7 +473,7 @@ def test_a_rule_that_reads_losses_says_who_could_abuse_it() -> None:
 
 
 def test_a_join_string_is_shown_once_and_nowhere_else(centre: Federation) -> None:
-    done = command(centre, "token", "discreet")
+    done = command(centre, "join-string", "discreet")
     assert done.returncode == 0
     assert done.stdout.startswith("fpjoin1_")
     assert "fedpareto worker join --home discreet" in done.stderr
@@ -483,12 +483,12 @@ def test_a_join_string_is_shown_once_and_nowhere_else(centre: Federation) -> Non
 def test_a_member_is_made_approved_and_shut_out(centre: Federation, stub: AdminStub) -> None:
     member = centre.enroll("visitor")
     with refused("ALREADY_EXISTS", "client-exists"):
-        stub.CreateToken(CreateTokenRequest(client_id="visitor"))
+        stub.CreateJoinString(CreateJoinStringRequest(client_id="visitor"))
     for name in ("", "Upper", "../etc", "a" * 64):
         with refused("INVALID_ARGUMENT", "argument"):
-            stub.CreateToken(CreateTokenRequest(client_id=name))
+            stub.CreateJoinString(CreateJoinStringRequest(client_id=name))
     with refused("INVALID_ARGUMENT", "argument"):
-        stub.CreateToken(CreateTokenRequest(client_id="later", lifetime_seconds=40 * 86_400))
+        stub.CreateJoinString(CreateJoinStringRequest(client_id="later", lifetime_seconds=40 * 86_400))
     for name in ("nobody", "", "nobo\0dy"):
         with refused("NOT_FOUND", "client-unknown"):
             stub.ApproveClient(ApproveClientRequest(client_id=name))
@@ -509,7 +509,7 @@ def test_a_member_is_made_approved_and_shut_out(centre: Federation, stub: AdminS
     with refused("FAILED_PRECONDITION", "client-state"):
         stub.RevokeClient(RevokeClientRequest(client_id="visitor"))
     actions = {row[0] for row in centre.query("select action from audit_log where subject = 'visitor'")}
-    assert {"token.created", "client.approved", "client.revoked"} <= actions
+    assert {"join-string.created", "client.approved", "client.revoked"} <= actions
 
 
 def test_a_run_that_waits_for_clients_begins_when_one_is_approved(centre: Federation, stub: AdminStub) -> None:
@@ -535,7 +535,7 @@ def test_a_viewer_sees_and_cannot_touch(centre: Federation) -> None:
         viewer = AdminStub(channel)
         viewer.ListRuns(ListRunsRequest())
         for call in (
-            lambda: viewer.CreateToken(CreateTokenRequest(client_id="mole")),
+            lambda: viewer.CreateJoinString(CreateJoinStringRequest(client_id="mole")),
             lambda: viewer.RevokeClient(RevokeClientRequest(client_id="alpha")),
             lambda: viewer.PauseRun(PauseRunRequest(run="finished")),
             lambda: viewer.SubmitRun(requests('name = "mine"\n' + SPEC, good_model())),

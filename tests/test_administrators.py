@@ -197,27 +197,29 @@ def test_the_last_security_officer_is_not_revoked_and_hears_how_to_go_on(
 
 
 def test_join_strings_are_listed_without_their_secrets_and_can_be_cancelled(served: Running, first: AdminStub) -> None:
-    join = JoinString.decode(first.CreateToken(messages.CreateTokenRequest(client_id="dan")).join)
-    first.CreateToken(messages.CreateTokenRequest(client_id="dan"))
-    first.CreateToken(messages.CreateTokenRequest(client_id="erin"))
-    found = first.ListTokens(messages.ListTokensRequest())
+    join = JoinString.decode(first.CreateJoinString(messages.CreateJoinStringRequest(client_id="dan")).join_string)
+    first.CreateJoinString(messages.CreateJoinStringRequest(client_id="dan"))
+    first.CreateJoinString(messages.CreateJoinStringRequest(client_id="erin"))
+    found = first.ListJoinStrings(messages.ListJoinStringsRequest())
     assert join.secret not in found.SerializeToString()
-    states = {name: [token.state for token in found.tokens if token.client_id == name] for name in ("dan", "erin")}
-    assert states == {"dan": [messages.TOKEN_STATE_OPEN] * 2, "erin": [messages.TOKEN_STATE_OPEN]}
-    assert found.tokens[0].created_by == "fedpareto://test/admin/admin"
-    cancelled = CliRunner().invoke(app, ["admin", "--home", str(served.home.admin_dir), "cancel-token", "dan"])
+    states = {name: [item.state for item in found.join_strings if item.client_id == name] for name in ("dan", "erin")}
+    assert states == {"dan": [messages.JOIN_STRING_STATE_OPEN] * 2, "erin": [messages.JOIN_STRING_STATE_OPEN]}
+    assert found.join_strings[0].created_by == "fedpareto://test/admin/admin"
+    cancelled = CliRunner().invoke(app, ["admin", "--home", str(served.home.admin_dir), "cancel-join-string", "dan"])
     assert cancelled.stdout == "join strings of dan that were cancelled: 2\n"
-    with served.newcomer() as channel, refused("UNAUTHENTICATED", "token-cancelled"):
+    with served.newcomer() as channel, refused("UNAUTHENTICATED", "join-string-cancelled"):
         EnrollmentStub(channel).Enroll(Applicant().request(join.secret), timeout=SECONDS)
-    assert [token.client_id for token in first.ListTokens(messages.ListTokensRequest()).tokens] == ["erin"]
-    every = first.ListTokens(messages.ListTokensRequest(all=True)).tokens
-    ended = [token for token in every if token.client_id == "dan"]
-    assert [token.state for token in ended] == [messages.TOKEN_STATE_CANCELLED] * 2
-    assert all(token.HasField("ended") for token in ended)
-    with refused("NOT_FOUND", "token-unknown"):
-        first.CancelTokens(messages.CancelTokensRequest(client_id="dan"))
-    assert [entry.subject for entry in recorded(served, "token.cancelled")] == ["dan"]
-    shown = CliRunner().invoke(app, ["admin", "--home", str(served.home.admin_dir), "tokens", "--all"])
+    assert [item.client_id for item in first.ListJoinStrings(messages.ListJoinStringsRequest()).join_strings] == [
+        "erin"
+    ]
+    every = first.ListJoinStrings(messages.ListJoinStringsRequest(all=True)).join_strings
+    ended = [item for item in every if item.client_id == "dan"]
+    assert [item.state for item in ended] == [messages.JOIN_STRING_STATE_CANCELLED] * 2
+    assert all(item.HasField("ended") for item in ended)
+    with refused("NOT_FOUND", "join-string-unknown"):
+        first.CancelJoinStrings(messages.CancelJoinStringsRequest(client_id="dan"))
+    assert [entry.subject for entry in recorded(served, "join-string.cancelled")] == ["dan"]
+    shown = CliRunner().invoke(app, ["admin", "--home", str(served.home.admin_dir), "join-strings", "--all"])
     assert "CANCELLED" in shown.stdout
 
 
@@ -228,10 +230,10 @@ def test_a_list_comes_in_pages_and_is_whole_in_the_end(served: Running, first: A
     lists: list[tuple[Callable[[Any], Any], Any, str]] = [
         (first.ListClients, messages.ListClientsRequest(page_size=2), "clients"),
         (first.ListRuns, messages.ListRunsRequest(page_size=2), "runs"),
-        (first.ListTokens, messages.ListTokensRequest(page_size=1, all=True), "tokens"),
+        (first.ListJoinStrings, messages.ListJoinStringsRequest(page_size=1, all=True), "join_strings"),
     ]
     for call, request, name in lists:
-        once = getattr(call(type(request)(all=True) if name == "tokens" else type(request)()), name)
+        once = getattr(call(type(request)(all=True) if name == "join_strings" else type(request)()), name)
         one = call(request)
         assert len(getattr(one, name)) == request.page_size < len(once)
         assert one.next_page_token

@@ -23,7 +23,7 @@ from federation.refusals import Refusal
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from storage.database import Database
-from storage.models import AuditEntry, Certificate, Client, ClientState, EnrollmentToken
+from storage.models import AuditEntry, Certificate, Client, ClientState, JoinString
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,9 @@ def client(served: Running, client_id: str) -> Client | None:
         return session.get(Client, client_id)
 
 
-def test_a_token_and_two_keys_make_a_member(served: Running, stub: EnrollmentStub) -> None:
+def test_a_join_string_and_two_keys_make_a_member(served: Running, stub: EnrollmentStub) -> None:
     applicant = Applicant()
-    answer = join(stub, applicant.request(served.token("ward-1")))
+    answer = join(stub, applicant.request(served.join_secret("ward-1")))
     assert (answer.federation_id, answer.client_id, answer.approval_pending) == ("test", "ward-1", False)
     assert answer.address == served.address
     assert answer.coordinator_key == served.home.signing_key.public_key().public_bytes_raw()
@@ -76,38 +76,38 @@ def test_the_subject_of_a_request_decides_nothing(served: Running, stub: Enrollm
     wanted = x509.SubjectAlternativeName([x509.UniformResourceIdentifier("fedpareto://test/admin/mallory")])
     builder = x509.CertificateSigningRequestBuilder().subject_name(name).add_extension(wanted, critical=False)
     applicant.csr = builder.sign(applicant.tls_key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
-    answer = join(stub, applicant.request(served.token("mallory")))
+    answer = join(stub, applicant.request(served.join_secret("mallory")))
     assert parse_peer(answer.certificate).uri == "fedpareto://test/client/mallory"
 
 
-def test_a_token_works_once(served: Running, stub: EnrollmentStub) -> None:
-    secret = served.token("once")
+def test_a_join_string_works_once(served: Running, stub: EnrollmentStub) -> None:
+    secret = served.join_secret("once")
     join(stub, Applicant().request(secret))
-    with refused("UNAUTHENTICATED", "token-used") as messages:
+    with refused("UNAUTHENTICATED", "join-string-used") as messages:
         join(stub, Applicant().request(secret))
     assert "once" in messages[0]
-    assert served.refusals("Enroll")[-1].outcome == "token-used"
+    assert served.refusals("Enroll")[-1].outcome == "join-string-used"
 
 
 def test_a_repeated_request_is_a_second_use(served: Running, stub: EnrollmentStub) -> None:
-    request = Applicant().request(served.token("twice"))
+    request = Applicant().request(served.join_secret("twice"))
     join(stub, request)
-    with refused("UNAUTHENTICATED", "token-used"):
+    with refused("UNAUTHENTICATED", "join-string-used"):
         join(stub, request)
 
 
 @pytest.mark.parametrize("secret", [b"", b"x" * 32, b"x" * 31, b"x" * 100_000])
-def test_a_wrong_token_is_refused(served: Running, stub: EnrollmentStub, secret: bytes) -> None:
-    with refused("UNAUTHENTICATED", "token-invalid"):
+def test_a_wrong_join_string_is_refused(served: Running, stub: EnrollmentStub, secret: bytes) -> None:
+    with refused("UNAUTHENTICATED", "join-string-invalid"):
         join(stub, Applicant().request(secret))
-    assert any(entry.outcome == "token-invalid" for entry in served.refusals("Enroll"))
+    assert any(entry.outcome == "join-string-invalid" for entry in served.refusals("Enroll"))
 
 
-def test_an_expired_token_is_refused(served: Running, stub: EnrollmentStub) -> None:
-    secret = served.token("late", lifetime=timedelta(seconds=-1))
-    with refused("UNAUTHENTICATED", "token-expired"):
+def test_an_expired_join_string_is_refused(served: Running, stub: EnrollmentStub) -> None:
+    secret = served.join_secret("late", lifetime=timedelta(seconds=-1))
+    with refused("UNAUTHENTICATED", "join-string-expired"):
         join(stub, Applicant().request(secret))
-    assert any(entry.outcome == "token-expired" for entry in served.refusals("Enroll"))
+    assert any(entry.outcome == "join-string-expired" for entry in served.refusals("Enroll"))
     assert client(served, "late") is None
 
 
@@ -121,8 +121,8 @@ def bad_csrs() -> list[bytes]:
     return [b"", b"nonsense", *encoded, bytes(forged), Applicant().csr + b"\0" * 5000]
 
 
-def test_a_bad_request_is_refused_and_leaves_the_token_as_it_was(served: Running, stub: EnrollmentStub) -> None:
-    secret = served.token("careful")
+def test_a_bad_request_is_refused_and_leaves_the_join_string_as_it_was(served: Running, stub: EnrollmentStub) -> None:
+    secret = served.join_secret("careful")
     good = Applicant()
     request = good.request(secret)
     for csr in bad_csrs():
@@ -147,21 +147,21 @@ def test_a_bad_request_is_refused_and_leaves_the_token_as_it_was(served: Running
 
 def test_a_signing_key_belongs_to_one_member(served: Running, stub: EnrollmentStub) -> None:
     first, second = Applicant(), Applicant()
-    join(stub, first.request(served.token("owner")))
+    join(stub, first.request(served.join_secret("owner")))
     second.signing_key = first.signing_key
     with refused("INVALID_ARGUMENT", "signing-key"):
-        join(stub, second.request(served.token("borrower")))
+        join(stub, second.request(served.join_secret("borrower")))
 
 
 def test_a_name_is_given_once(served: Running, stub: EnrollmentStub) -> None:
-    one, two = served.token("namesake"), served.token("namesake")
+    one, two = served.join_secret("namesake"), served.join_secret("namesake")
     join(stub, Applicant().request(one))
     with refused("ALREADY_EXISTS", "client-exists"):
         join(stub, Applicant().request(two))
 
 
-def test_of_many_at_once_with_one_token_one_wins(served: Running) -> None:
-    secret = served.token("race")
+def test_of_many_at_once_with_one_join_string_one_wins(served: Running) -> None:
+    secret = served.join_secret("race")
     start = threading.Barrier(8)
 
     def attempt(_: int) -> str:
@@ -175,20 +175,20 @@ def test_of_many_at_once_with_one_token_one_wins(served: Running) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         outcomes = sorted(pool.map(attempt, range(8)))
-    assert outcomes == ["race", *["token-used"] * 7]
+    assert outcomes == [*["join-string-used"] * 7, "race"]
     with served.database.read() as session:
         assert session.query(Certificate).filter_by(client_id="race").count() == 1
 
 
-def test_of_many_transactions_with_one_token_one_wins_on_each_back_end(database: Database) -> None:
+def test_of_many_transactions_with_one_join_string_one_wins_on_each_back_end(database: Database) -> None:
     key, clock = new_tls_key(), Clock()
     authority = Authority("test", make_ca(key, "test", clock()), key)
     secret = b"s" * 32
     with database.begin() as session:
         hours = timedelta(hours=1)
-        token = EnrollmentToken(client_id="race", created_by="test", created=clock(), expires=clock() + hours)
-        token.secret_hash = secret_hash(secret)
-        session.add(token)
+        row = JoinString(client_id="race", created_by="test", created=clock(), expires=clock() + hours)
+        row.secret_hash = secret_hash(secret)
+        session.add(row)
     start = threading.Barrier(6)
 
     def attempt(_: int) -> str:
@@ -203,7 +203,7 @@ def test_of_many_transactions_with_one_token_one_wins_on_each_back_end(database:
             return refusal.reason
 
     with ThreadPoolExecutor(6) as pool:
-        assert sorted(pool.map(attempt, range(6))) == ["PENDING", *["token-used"] * 5]
+        assert sorted(pool.map(attempt, range(6))) == ["PENDING", *["join-string-used"] * 5]
 
 
 def test_where_approval_is_asked_for_a_new_member_waits(tmp_path: Path) -> None:
@@ -218,7 +218,9 @@ def test_where_approval_is_asked_for_a_new_member_waits(tmp_path: Path) -> None:
 def test_a_stranger_finds_the_ca_on_the_enrollment_port_by_its_fingerprint(served: Running) -> None:
     ca = fetch_ca(served.enrollment_address, fingerprint(served.home.ca), timeout=SECONDS)
     with server_verified_channel(served.enrollment_address, ca) as channel:
-        assert join(EnrollmentStub(channel), Applicant().request(served.token("stranger"))).client_id == "stranger"
+        assert (
+            join(EnrollmentStub(channel), Applicant().request(served.join_secret("stranger"))).client_id == "stranger"
+        )
 
 
 def test_bytes_that_are_no_message_are_refused_as_such(served: Running) -> None:

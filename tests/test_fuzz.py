@@ -343,7 +343,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def enrollment_calls(scene: Scene) -> dict[str, Say]:
-    secret = JoinString.decode(scene.fed.token("newcomer")).secret
+    secret = JoinString.decode(scene.fed.join_string("newcomer")).secret
     request = EnrollRequest(secret=secret, csr=bytes(200), signing_key=bytes(32), proof=bytes(64), software="test")
     stranger = EnrollRequest(secret=bytes(32), csr=b"\x30\x82\xff\xff", signing_key=bytes(32), proof=bytes(64))
     return {"/federation.v1.Enrollment/Enroll": single(request, stranger)}
@@ -387,12 +387,12 @@ def federation_calls(scene: Scene) -> dict[str, Say]:
 def admin_calls() -> dict[str, Say]:
     run, nobody = "victim-0", "nobody"
     requests: dict[str, Say] = {
-        "CreateToken": single(admin.CreateTokenRequest(client_id="somebody", lifetime_seconds=60)),
+        "CreateJoinString": single(admin.CreateJoinStringRequest(client_id="somebody", lifetime_seconds=60)),
         "ListClients": single(admin.ListClientsRequest()),
         "ApproveClient": single(admin.ApproveClientRequest(client_id=nobody)),
         "RevokeClient": single(admin.RevokeClientRequest(client_id=nobody, reason="none")),
-        "ListTokens": single(admin.ListTokensRequest(all=True, page_size=3, page_token="1")),
-        "CancelTokens": single(admin.CancelTokensRequest(client_id=nobody)),
+        "ListJoinStrings": single(admin.ListJoinStringsRequest(all=True, page_size=3, page_token="1")),
+        "CancelJoinStrings": single(admin.CancelJoinStringsRequest(client_id=nobody)),
         "ListAdministrators": single(admin.ListAdministratorsRequest()),
         "RevokeAdministrator": single(admin.RevokeAdministratorRequest(name="nobody", reason="none")),
         "SubmitRun": stream_of(submission("another")),
@@ -460,7 +460,7 @@ def works(scene: Scene, name: str) -> None:
 async def assail_everybody(scene: Scene, count: int) -> dict[str, tuple[Counter[tuple[str, str]], int]]:
     files = AdminFiles.load(scene.fed.home / "admin")
     alice = scene.alice.files
-    enrollment = JoinString.decode(scene.fed.token("somebody-else")).address
+    enrollment = JoinString.decode(scene.fed.join_string("somebody-else")).address
     newcomer = grpc.aio.secure_channel(enrollment, grpc.ssl_channel_credentials(alice.ca))
     operator, member = channel(files), channel(scene.mallory.files)
     enroll, federate, administer = enrollment_calls(scene), federation_calls(scene), admin_calls()

@@ -126,7 +126,7 @@ def test_a_flood_of_refusals_is_counted_to_the_last_one_and_written_a_few_times(
                 assert error is not None
                 ended[refusal_from_rpc_error(error).reason] += 1
         entries = served.refusals("Enroll")
-        assert ended == {"token-invalid": 500}
+        assert ended == {"join-string-invalid": 500}
         assert sum(entry.times for entry in entries) == 500
         assert len(entries) <= 2  # one a minute
         assert not served.coordinator._access._record._unrecorded

@@ -13,7 +13,7 @@ from stage import Stage
 from stage import stage as make_stage
 from stored import blob_file
 
-from federation.v1.admin_pb2 import CreateTokenRequest
+from federation.v1.admin_pb2 import CreateJoinStringRequest
 from federation.vectors import Layout, Tensor, to_bytes
 from storage.models import RunState
 
@@ -47,7 +47,7 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _client(stage: Stage, stubs: Path, name: str, seed: int) -> "subprocess.Popen[str]":
-    join = stage._admin.CreateToken(CreateTokenRequest(client_id=name)).join
+    join = stage._admin.CreateJoinString(CreateJoinStringRequest(client_id=name)).join_string
     program = str(ROOT / "tests" / "independent_client.py")
     client = subprocess.Popen(
         [sys.executable, "-P", program, str(stubs), str(ROUNDS), str(seed)],

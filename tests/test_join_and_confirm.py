@@ -27,7 +27,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def join_string(served: Running, client: str) -> str:
-    return JoinString(served.enrollment_address, fingerprint(served.home.ca), served.token(client), client).encode()
+    return JoinString(
+        served.enrollment_address, fingerprint(served.home.ca), served.join_secret(client), client
+    ).encode()
 
 
 def state(served: Running, client: str) -> ClientState:

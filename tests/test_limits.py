@@ -209,7 +209,7 @@ def test_a_worker_waits_as_long_as_the_coordinator_asks(
     served: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rated(served, monkeypatch, Attend=Rate(1, 1 / 3600))
-    join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.token("hasty"), "hasty")
+    join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.join_secret("hasty"), "hasty")
     member = enroll(Home(tmp_path / "h"), join).member
     with member.channel() as channel:
         next(FederationStub(channel).Attend(iter([AttendRequest(hello=Hello())]), timeout=SECONDS))
@@ -227,7 +227,7 @@ def test_idle_watches_of_strangers_end_soon_and_keep_no_newcomer_out(
     with served.newcomer() as newcomer, served.newcomer() as other:
         watch = health_pb2_grpc.HealthStub(newcomer).Watch
         calls = [watch(health_pb2.HealthCheckRequest(), timeout=SECONDS) for _ in range(64)]
-        with refused("UNAUTHENTICATED", "token-invalid"):
+        with refused("UNAUTHENTICATED", "join-string-invalid"):
             EnrollmentStub(other).Enroll(Applicant().request(b"x"), timeout=SECONDS)
         ends = [end_of(call) for call in calls]
     assert sorted(set(ends)) == ["limit:calls", "limit:stream"]
@@ -240,7 +240,7 @@ def test_strangers_that_send_no_request_keep_nobody_out(served: Running) -> None
         enroll = newcomer.stream_unary("/federation.v1.Enrollment/Enroll")
         calls = [enroll.future(silent(over)) for _ in range(strangers.PER_ADDRESS)]
         wait_for(lambda: len(served.coordinator._access._strangers) == len(calls), "the calls to count")
-        with refused("UNAUTHENTICATED", "token-invalid"):
+        with refused("UNAUTHENTICATED", "join-string-invalid"):
             EnrollmentStub(newcomer).Enroll(Applicant().request(b"x"), timeout=SECONDS)
         with refused("PERMISSION_DENIED", "blob-not-offered"):
             knock(member)

@@ -56,9 +56,9 @@ def test_a_members_flood_leaves_more_than_half_of_the_rounds(tmp_path: Path, kin
             return rounds(made) - before
 
         undisturbed = pace()
-        token = made.token("flooder")
+        join_string = made.join_string("flooder")
         program = f"import sys; sys.path.insert(0, {str(TESTS)!r})\n{FLOOD}"
-        flooder = made._spawn(["-c", program, token, kind], "flooder")
+        flooder = made._spawn(["-c", program, join_string, kind], "flooder")
         assert isinstance(flooder.popen, forked.Forked)
         goes_on(made, 20)
         disturbed = pace()

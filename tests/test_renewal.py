@@ -35,7 +35,7 @@ def joined(served: Running, directory: Path, name: str, passphrase: bytes | None
     """A member that joined 80 days ago."""
     served.clock.ahead = -AGE
     try:
-        join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.token(name), name)
+        join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.join_secret(name), name)
         return enroll(Home(directory), join, passphrase=passphrase).member
     finally:
         served.clock.ahead = timedelta()

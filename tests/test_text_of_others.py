@@ -112,7 +112,7 @@ def must_be_safe(words: str) -> None:
 
 PICTURES: dict[str, tuple[type[Message], Callable[[Any], Any]]] = {
     "clients": (admin_pb2.ListClientsResponse, lambda found: render_members.clients(found.clients)),
-    "tokens": (admin_pb2.ListTokensResponse, lambda found: render_members.tokens(found.tokens)),
+    "join_strings": (admin_pb2.ListJoinStringsResponse, lambda found: render_members.join_strings(found.join_strings)),
     "admins": (
         admin_pb2.ListAdministratorsResponse,
         lambda found: render_members.administrators(found.administrators),

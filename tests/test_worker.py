@@ -782,8 +782,8 @@ def test_joining_makes_a_private_directory_that_a_worker_can_run_from(
         enroll(home, coordinator.join())
 
 
-@pytest.mark.parametrize("reason", ["token-invalid", "token-expired", "token-used"])
-def test_a_refused_token_is_explained_and_leaves_nothing_behind(
+@pytest.mark.parametrize("reason", ["join-string-invalid", "join-string-expired", "join-string-used"])
+def test_a_refused_join_string_is_explained_and_leaves_nothing_behind(
     coordinator: ScriptedCoordinator, tmp_path: Path, reason: str
 ) -> None:
     coordinator.enrollment_refusal = Refusal(reason, "no")
@@ -796,7 +796,7 @@ def test_a_coordinator_with_another_ca_never_sees_the_secret(coordinator: Script
     with scripted() as impostor:
         join = coordinator.join()
         diverted = type(join)(impostor.join().address, join.ca_fingerprint, join.secret, join.client_id)
-        impostor.enrollment_refusal = Refusal("token-invalid", "seen")
+        impostor.enrollment_refusal = Refusal("join-string-invalid", "seen")
         with pytest.raises(EnrollmentError, match="fingerprint"):
             enroll(Home(tmp_path / "member"), diverted)
     assert files_in(tmp_path) == []
@@ -939,7 +939,7 @@ def test_the_cache_starts_over_when_the_rest_does_not_fit_and_bounds_what_it_tak
 def test_workers_join_a_real_federation_and_carry_a_run_to_its_end(tmp_path: Path) -> None:
     with federation(tmp_path) as made:
         made.serve()
-        word = made.token("a")
+        word = made.join_string("a")
         made.fedpareto("worker", "join", "--home", str(tmp_path / "a"), standard_input=word)
         made.fedpareto("worker", "join", "--home", str(tmp_path / "again"), code=1, standard_input=word)
         assert not (tmp_path / "again").exists()

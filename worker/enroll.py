@@ -30,11 +30,11 @@ ENROL_SECONDS = 60.0
 RENEW_SECONDS = 60.0
 
 _ADVICE = {
-    "token-invalid": "the coordinator does not know this join string: check that it was copied whole, "
+    "join-string-invalid": "the coordinator does not know this join string: check that it was copied whole, "
     "or ask a security officer for a new one",
-    "token-expired": "this join string has expired: ask a security officer for a new one",
-    "token-cancelled": "this join string was cancelled: ask a security officer for a new one",
-    "token-used": "this join string was used before; it works once. If that was not you, tell the federation's "
+    "join-string-expired": "this join string has expired: ask a security officer for a new one",
+    "join-string-cancelled": "this join string was cancelled: ask a security officer for a new one",
+    "join-string-used": "this join string was used before; it works once. If that was not you, tell the federation's "
     "security officer at once; in any case ask for a new one",
 }
 
@@ -62,7 +62,7 @@ def enroll(home: Home, join: JoinString, *, passphrase: bytes | None = None) -> 
     alone.
 
     Raises:
-        EnrollmentError: the directory is taken, nobody or another server answers, or the token is refused.
+        EnrollmentError: the directory is taken, nobody or another server answers, or the join string is refused.
     """
     with _new_directory(home) as staging:
         ca = _ca(join)
@@ -96,7 +96,7 @@ def enroll(home: Home, join: JoinString, *, passphrase: bytes | None = None) -> 
 def _new_directory(home: Home) -> Iterator[Path]:
     """A directory to fill, which becomes the home if all goes well.
 
-    It is made before the token is spent, so that a mistyped path costs nothing.
+    It is made before the join string is used, so that a mistyped path costs nothing.
     """
     directory = home.directory.absolute()
     if home.joined:

@@ -1,4 +1,4 @@
-"""Enrollment: a one-time token and a proof of two keys become a member. Functions of a session."""
+"""Enrollment: a join string and a proof of two keys become a member. Functions of a session."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +16,7 @@ from federation.keys import IdentityError
 from federation.proofs import proves_possession, signing_public_key
 from federation.refusals import Refusal
 from storage import audit
-from storage.models import Certificate, Client, ClientState, EnrollmentToken
+from storage.models import Certificate, Client, ClientState, JoinString
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Enrolled:
     """A new member.
 
     Attributes:
-        client_id: its name, from the token.
+        client_id: its name, from the join string.
         certificate: its certificate.
         state: whether it must wait for approval.
     """
@@ -63,10 +63,10 @@ class Enrolled:
 def enroll(
     session: Session, application: Application, *, authority: Authority, approval: bool, peer: str, now: datetime
 ) -> Enrolled:
-    """Checks an application; consumes its token, makes the client and its certificate, all in one transaction.
+    """Checks an application; uses up its join string, makes the client and its certificate, all in one transaction.
 
-    The token is found by the hash of its secret, so that no comparison's duration says anything about a secret. A
-    refusal leaves the token as it was.
+    The join string is found by the hash of its secret, so that no comparison's duration says anything about a secret. A
+    refusal leaves the join string as it was.
 
     Args:
         session: an open transaction.
@@ -77,10 +77,10 @@ def enroll(
         now: the time.
 
     Raises:
-        Refusal: `token-invalid`, `token-used`, `token-cancelled`, `token-expired`, `csr`, `signing-key`, `proof`,
-            `client-exists`.
+        Refusal: `join-string-invalid`, `join-string-used`, `join-string-cancelled`, `join-string-expired`, `csr`,
+            `signing-key`, `proof`, `client-exists`.
     """
-    token = _token(session, application.secret, now)
+    row = _join_string(session, application.secret, now)
     try:
         tls_key = csr_public_key(application.csr)
     except IdentityError as error:
@@ -94,14 +94,14 @@ def enroll(
     signing_key_id = key_id(signing_key).hex()
     if session.scalar(select(Client).filter_by(key_id=signing_key_id)) is not None:
         raise Refusal("signing-key", "this signing key is registered already: make a new one for each membership")
-    if session.get(Client, token.client_id) is not None:
-        raise Refusal("client-exists", f"{token.client_id} has been enrolled already, with another join string")
+    if session.get(Client, row.client_id) is not None:
+        raise Refusal("client-exists", f"{row.client_id} has been enrolled already, with another join string")
 
-    token.used = now
+    row.used = now
     state = ClientState.PENDING if approval else ClientState.ACTIVE
     session.add(
         Client(
-            client_id=token.client_id,
+            client_id=row.client_id,
             state=state,
             signing_key=application.signing_key,
             key_id=signing_key_id,
@@ -110,16 +110,16 @@ def enroll(
         )
     )
     session.flush()
-    certificate = certify(session, token.client_id, tls_key, authority=authority, now=now)
+    certificate = certify(session, row.client_id, tls_key, authority=authority, now=now)
     audit.record(
         session,
         at=now,
         actor=f"peer {peer}",
         action="Enroll",
-        subject=token.client_id,
+        subject=row.client_id,
         detail=f"certificate {serial_of(certificate)}, signing key {signing_key_id[:16]}, {state}",
     )
-    return Enrolled(token.client_id, certificate, state)
+    return Enrolled(row.client_id, certificate, state)
 
 
 def certify(
@@ -160,30 +160,30 @@ def register(session: Session, certificate: x509.Certificate, *, client_id: str 
     )
 
 
-def _token(session: Session, secret: bytes, now: datetime) -> EnrollmentToken:
-    token = None
+def _join_string(session: Session, secret: bytes, now: datetime) -> JoinString:
+    row = None
     if len(secret) == SECRET_BYTES:
-        token = session.get(EnrollmentToken, secret_hash(secret), with_for_update=True)
-    if token is None:
+        row = session.get(JoinString, secret_hash(secret), with_for_update=True)
+    if row is None:
         raise Refusal(
-            "token-invalid",
+            "join-string-invalid",
             "no join string with this secret exists: copy the whole join string again, or ask for a new one",
         )
-    if token.used is not None:
+    if row.used is not None:
         raise Refusal(
-            "token-used",
-            f"the join string of {token.client_id} was used on {token.used:%Y-%m-%d %H:%M} UTC, and it works once; "
+            "join-string-used",
+            f"the join string of {row.client_id} was used on {row.used:%Y-%m-%d %H:%M} UTC, and it works once; "
             "if that was not you, tell an administrator at once",
         )
-    if token.cancelled is not None:
+    if row.cancelled is not None:
         raise Refusal(
-            "token-cancelled",
-            f"the join string of {token.client_id} was cancelled on {token.cancelled:%Y-%m-%d %H:%M} UTC; ask for "
+            "join-string-cancelled",
+            f"the join string of {row.client_id} was cancelled on {row.cancelled:%Y-%m-%d %H:%M} UTC; ask for "
             "another one",
         )
-    if token.expires <= now:
+    if row.expires <= now:
         raise Refusal(
-            "token-expired",
-            f"the join string of {token.client_id} expired on {token.expires:%Y-%m-%d %H:%M} UTC; ask for a new one",
+            "join-string-expired",
+            f"the join string of {row.client_id} expired on {row.expires:%Y-%m-%d %H:%M} UTC; ask for a new one",
         )
-    return token
+    return row

@@ -27,7 +27,7 @@ class Strangers:
 
     A newcomer always gets in: when the places of its address are taken, or those of all, an older call ends, which has
     not sent its request yet, or streams. So nobody keeps others out by waiting. Streams have places of their own, and
-    end after a short time. A call whose request is there is never ended: a token may have been used by then.
+    end after a short time. A call whose request is there is never ended: a join string may have been used by then.
     """
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         access: who calls.
         executor: threads for the database and the disk, so that the event loop never waits for either.
         join: makes the join string of a client id and a secret.
-        token_lifetime: how long a one-time token holds unless its maker says otherwise.
+        join_string_lifetime: how long a join string holds unless its maker says otherwise.
         max_model_bytes: the largest model that is taken.
         keep_rounds: how many of the last rounds of each run keep their models and updates; 0 for all.
         verifier: looks at the envelopes that are shown.
@@ -69,7 +69,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         access: Access,
         executor: Executor,
         join: Callable[[str, bytes], str],
-        token_lifetime: timedelta,
+        join_string_lifetime: timedelta,
         max_model_bytes: int,
         keep_rounds: int,
         verifier: Verifier,
@@ -82,7 +82,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
             access=access,
             executor=executor,
             join=join,
-            token_lifetime=token_lifetime,
+            join_string_lifetime=join_string_lifetime,
             clock=clock,
         )
         self._blobs = blobs

@@ -1,4 +1,4 @@
-"""The newcomers' service: a token and a certificate request for a membership. Thin: the rules are in the enrollment."""
+"""The Enrollment service, which exchanges a join string and a certificate request for a membership."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -55,7 +55,7 @@ class EnrollmentService(enrollment_pb2_grpc.EnrollmentServicer):
         self._clock = clock
 
     async def Enroll(self, request: EnrollRequest, context: Context) -> EnrollResponse:  # noqa: N802 - the rpc's name
-        """Exchanges a one-time token for a client certificate."""
+        """Exchanges a join string for a client certificate."""
         application = Application(
             secret=request.secret,
             csr=request.csr,
@@ -85,7 +85,7 @@ class EnrollmentService(enrollment_pb2_grpc.EnrollmentServicer):
                     peer=peer,
                     now=self._clock(),
                 )
-        except IntegrityError:  # another token for the same name, at the same moment
+        except IntegrityError:  # another join string for the same name, at the same moment
             raise Refusal(
                 "client-exists", "this client, or a client with this key, was enrolled at the same time"
             ) from None

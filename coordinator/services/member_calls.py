@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from coordinator.members import administrators, membership, tokens
+from coordinator.members import administrators, join_strings, membership
 from coordinator.members.access import Access
 from coordinator.members.administrators import Administrator
 from coordinator.rounds.presence import Presence
@@ -20,11 +20,11 @@ from federation.join_string import SECRET_BYTES
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
 from storage.database import Database
-from storage.models import EnrollmentToken
+from storage.models import JoinString
 
-MAX_TOKEN_LIFETIME = timedelta(days=30)
+MAX_JOIN_STRING_LIFETIME = timedelta(days=30)
 CLIENTS_AT_A_TIME = 500  # of a list: each has up to 64 KiB of tasks and objectives
-TOKENS_AT_A_TIME = 1000
+JOIN_STRINGS_AT_A_TIME = 1000
 
 
 class MemberCalls(Desk):
@@ -37,7 +37,7 @@ class MemberCalls(Desk):
         access: who calls.
         executor: threads for the database and the disk, so that the event loop never waits for either.
         join: makes the join string of a client id and a secret.
-        token_lifetime: how long a one-time token holds unless its maker says otherwise.
+        join_string_lifetime: how long a join string holds unless its maker says otherwise.
         clock: the time, aware.
     """
 
@@ -50,54 +50,57 @@ class MemberCalls(Desk):
         access: Access,
         executor: Executor,
         join: Callable[[str, bytes], str],
-        token_lifetime: timedelta,
+        join_string_lifetime: timedelta,
         clock: Callable[[], datetime],
     ) -> None:
         super().__init__(database=database, access=access, executor=executor, clock=clock)
         self._presence = presence
         self._supervisor = supervisor
         self._join = join
-        self._token_lifetime = token_lifetime
+        self._join_string_lifetime = join_string_lifetime
 
     # --- join strings
 
-    async def CreateToken(  # noqa: N802 - the name of the rpc, here and below
-        self, request: messages.CreateTokenRequest, context: Context
-    ) -> messages.CreateTokenResponse:
-        """Makes a one-time token for a new client."""
+    async def CreateJoinString(  # noqa: N802 - the name of the rpc, here and below
+        self, request: messages.CreateJoinStringRequest, context: Context
+    ) -> messages.CreateJoinStringResponse:
+        """Makes a join string for a new client."""
         by = await self._authorise(context, Role.SECURITY_OFFICER)
-        lifetime = timedelta(seconds=request.lifetime_seconds) or self._token_lifetime
-        if lifetime > MAX_TOKEN_LIFETIME:
-            raise Refusal("argument", f"a join string is valid for at most {MAX_TOKEN_LIFETIME.days} days")
+        lifetime = timedelta(seconds=request.lifetime_seconds) or self._join_string_lifetime
+        if lifetime > MAX_JOIN_STRING_LIFETIME:
+            raise Refusal("argument", f"a join string is valid for at most {MAX_JOIN_STRING_LIFETIME.days} days")
         secret = secrets.token_bytes(SECRET_BYTES)
         now = self._clock()
         arguments = {"by": by, "now": now, "expires": now + lifetime}
-        await self._write(tokens.create_token, request.client_id, secret, **arguments)
-        response = messages.CreateTokenResponse(join=self._join(request.client_id, secret))
+        await self._write(join_strings.create_join_string, request.client_id, secret, **arguments)
+        response = messages.CreateJoinStringResponse(join_string=self._join(request.client_id, secret))
         response.expires.FromDatetime(now + lifetime)
         return response
 
-    async def ListTokens(  # noqa: N802
-        self, request: messages.ListTokensRequest, context: Context
-    ) -> messages.ListTokensResponse:
+    async def ListJoinStrings(  # noqa: N802
+        self, request: messages.ListJoinStringsRequest, context: Context
+    ) -> messages.ListJoinStringsResponse:
         """Lists join strings, without their secrets."""
         await self._authorise(context, Role.VIEWER)
-        size, start = paging.size_of_page(request.page_size, TOKENS_AT_A_TIME), paging.number_in(request.page_token)
+        size, start = (
+            paging.size_of_page(request.page_size, JOIN_STRINGS_AT_A_TIME),
+            paging.number_in(request.page_token),
+        )
         now = self._clock()
-        found = await self._read(tokens.tokens, every=request.all, now=now, start=start, count=size + 1)
+        found = await self._read(join_strings.join_strings, every=request.all, now=now, start=start, count=size + 1)
         shown, more = paging.page(found, size)
-        return messages.ListTokensResponse(
-            tokens=[_token(row, now) for row in shown], next_page_token=str(start + size) if more else ""
+        return messages.ListJoinStringsResponse(
+            join_strings=[_join_string(row, now) for row in shown], next_page_token=str(start + size) if more else ""
         )
 
-    async def CancelTokens(  # noqa: N802
-        self, request: messages.CancelTokensRequest, context: Context
-    ) -> messages.CancelTokensResponse:
+    async def CancelJoinStrings(  # noqa: N802
+        self, request: messages.CancelJoinStringsRequest, context: Context
+    ) -> messages.CancelJoinStringsResponse:
         """Ends the open join strings of a client to be."""
         by = await self._authorise(context, Role.SECURITY_OFFICER)
         now = self._clock()
-        cancelled = await self._write(tokens.cancel_tokens, request.client_id, by=by, now=now)
-        return messages.CancelTokensResponse(tokens=[_token(row, now) for row in cancelled])
+        cancelled = await self._write(join_strings.cancel_join_strings, request.client_id, by=by, now=now)
+        return messages.CancelJoinStringsResponse(join_strings=[_join_string(row, now) for row in cancelled])
 
     # --- clients
 
@@ -170,15 +173,15 @@ class MemberCalls(Desk):
         return messages.RevokeAdministratorResponse(administrator=_administrator(found))
 
 
-def _token(row: EnrollmentToken, now: datetime) -> messages.Token:
-    state = messages.TOKEN_STATE_OPEN
+def _join_string(row: JoinString, now: datetime) -> messages.JoinString:
+    state = messages.JOIN_STRING_STATE_OPEN
     if row.used is not None:
-        state = messages.TOKEN_STATE_USED
+        state = messages.JOIN_STRING_STATE_USED
     elif row.cancelled is not None:
-        state = messages.TOKEN_STATE_CANCELLED
+        state = messages.JOIN_STRING_STATE_CANCELLED
     elif row.expires <= now:
-        state = messages.TOKEN_STATE_EXPIRED
-    return messages.Token(
+        state = messages.JOIN_STRING_STATE_EXPIRED
+    return messages.JoinString(
         client_id=row.client_id,
         state=state,
         created_by=row.created_by,

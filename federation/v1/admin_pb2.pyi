@@ -23,37 +23,37 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _TokenState:
+class _JoinStringState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _TokenStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenState.ValueType], _builtins.type):
+class _JoinStringStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JoinStringState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    TOKEN_STATE_UNSPECIFIED: _TokenState.ValueType  # 0
+    JOIN_STRING_STATE_UNSPECIFIED: _JoinStringState.ValueType  # 0
     """Not set."""
-    TOKEN_STATE_OPEN: _TokenState.ValueType  # 1
+    JOIN_STRING_STATE_OPEN: _JoinStringState.ValueType  # 1
     """It can be used."""
-    TOKEN_STATE_USED: _TokenState.ValueType  # 2
+    JOIN_STRING_STATE_USED: _JoinStringState.ValueType  # 2
     """It has made a client."""
-    TOKEN_STATE_EXPIRED: _TokenState.ValueType  # 3
+    JOIN_STRING_STATE_EXPIRED: _JoinStringState.ValueType  # 3
     """Its time is over."""
-    TOKEN_STATE_CANCELLED: _TokenState.ValueType  # 4
+    JOIN_STRING_STATE_CANCELLED: _JoinStringState.ValueType  # 4
     """An administrator has cancelled it."""
 
-class TokenState(_TokenState, metaclass=_TokenStateEnumTypeWrapper):
+class JoinStringState(_JoinStringState, metaclass=_JoinStringStateEnumTypeWrapper):
     """What has become of a join string."""
 
-TOKEN_STATE_UNSPECIFIED: TokenState.ValueType  # 0
+JOIN_STRING_STATE_UNSPECIFIED: JoinStringState.ValueType  # 0
 """Not set."""
-TOKEN_STATE_OPEN: TokenState.ValueType  # 1
+JOIN_STRING_STATE_OPEN: JoinStringState.ValueType  # 1
 """It can be used."""
-TOKEN_STATE_USED: TokenState.ValueType  # 2
+JOIN_STRING_STATE_USED: JoinStringState.ValueType  # 2
 """It has made a client."""
-TOKEN_STATE_EXPIRED: TokenState.ValueType  # 3
+JOIN_STRING_STATE_EXPIRED: JoinStringState.ValueType  # 3
 """Its time is over."""
-TOKEN_STATE_CANCELLED: TokenState.ValueType  # 4
+JOIN_STRING_STATE_CANCELLED: JoinStringState.ValueType  # 4
 """An administrator has cancelled it."""
-Global___TokenState: _TypeAlias = TokenState  # noqa: Y015
+Global___JoinStringState: _TypeAlias = JoinStringState  # noqa: Y015
 
 class _MemberPart:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -120,7 +120,7 @@ WARNING_KIND_MEMBER_OPPOSES: WarningKind.ValueType  # 3
 Global___WarningKind: _TypeAlias = WarningKind  # noqa: Y015
 
 @_typing.final
-class CreateTokenRequest(_message.Message):
+class CreateJoinStringRequest(_message.Message):
     """For whom, and for how long."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -128,9 +128,9 @@ class CreateTokenRequest(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     LIFETIME_SECONDS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
-    """The name of the client to be: lower-case letters, digits and hyphens, at most 63."""
+    """The name of the new client: lower-case letters, digits and hyphens, at most 63."""
     lifetime_seconds: _builtins.int
-    """Seconds until the token expires; 0 means the federation's default (one day)."""
+    """Seconds until the join string expires; 0 means the federation's default (one day)."""
     def __init__(
         self,
         *,
@@ -143,17 +143,17 @@ class CreateTokenRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CreateTokenRequest: _TypeAlias = CreateTokenRequest  # noqa: Y015
+Global___CreateJoinStringRequest: _TypeAlias = CreateJoinStringRequest  # noqa: Y015
 
 @_typing.final
-class CreateTokenResponse(_message.Message):
+class CreateJoinStringResponse(_message.Message):
     """Shown once, stored only as a hash."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    JOIN_FIELD_NUMBER: _builtins.int
+    JOIN_STRING_FIELD_NUMBER: _builtins.int
     EXPIRES_FIELD_NUMBER: _builtins.int
-    join: _builtins.str
+    join_string: _builtins.str
     """The join string: the address, the CA's fingerprint and the secret in one word."""
     @_builtins.property
     def expires(self) -> _timestamp_pb2.Timestamp:
@@ -162,19 +162,19 @@ class CreateTokenResponse(_message.Message):
     def __init__(
         self,
         *,
-        join: _builtins.str = ...,
+        join_string: _builtins.str = ...,
         expires: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expires", b"expires"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires", b"expires", "join", b"join"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires", b"expires", "join_string", b"join_string"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CreateTokenResponse: _TypeAlias = CreateTokenResponse  # noqa: Y015
+Global___CreateJoinStringResponse: _TypeAlias = CreateJoinStringResponse  # noqa: Y015
 
 @_typing.final
-class Token(_message.Message):
+class JoinString(_message.Message):
     """A join string, without its secret."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -187,7 +187,7 @@ class Token(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The client that it makes."""
-    state: Global___TokenState.ValueType
+    state: Global___JoinStringState.ValueType
     """What has become of it."""
     created_by: _builtins.str
     """Who made it: the URI of an administrator's certificate."""
@@ -207,7 +207,7 @@ class Token(_message.Message):
         self,
         *,
         client_id: _builtins.str = ...,
-        state: Global___TokenState.ValueType = ...,
+        state: Global___JoinStringState.ValueType = ...,
         created_by: _builtins.str = ...,
         created: _timestamp_pb2.Timestamp | None = ...,
         expires: _timestamp_pb2.Timestamp | None = ...,
@@ -219,10 +219,10 @@ class Token(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Token: _TypeAlias = Token  # noqa: Y015
+Global___JoinString: _TypeAlias = JoinString  # noqa: Y015
 
 @_typing.final
-class ListTokensRequest(_message.Message):
+class ListJoinStringsRequest(_message.Message):
     """Which join strings."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -249,45 +249,45 @@ class ListTokensRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListTokensRequest: _TypeAlias = ListTokensRequest  # noqa: Y015
+Global___ListJoinStringsRequest: _TypeAlias = ListJoinStringsRequest  # noqa: Y015
 
 @_typing.final
-class ListTokensResponse(_message.Message):
+class ListJoinStringsResponse(_message.Message):
     """Join strings, newest first."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TOKENS_FIELD_NUMBER: _builtins.int
+    JOIN_STRINGS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """For the next page; empty when there is none."""
     @_builtins.property
-    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
+    def join_strings(self) -> _containers.RepeatedCompositeFieldContainer[Global___JoinString]:
         """The join strings."""
 
     def __init__(
         self,
         *,
-        tokens: _abc.Iterable[Global___Token] | None = ...,
+        join_strings: _abc.Iterable[Global___JoinString] | None = ...,
         next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["join_strings", b"join_strings", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ListTokensResponse: _TypeAlias = ListTokensResponse  # noqa: Y015
+Global___ListJoinStringsResponse: _TypeAlias = ListJoinStringsResponse  # noqa: Y015
 
 @_typing.final
-class CancelTokensRequest(_message.Message):
+class CancelJoinStringsRequest(_message.Message):
     """Whose join strings."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
-    """The client to be."""
+    """The name of the new client."""
     def __init__(
         self,
         *,
@@ -299,31 +299,31 @@ class CancelTokensRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CancelTokensRequest: _TypeAlias = CancelTokensRequest  # noqa: Y015
+Global___CancelJoinStringsRequest: _TypeAlias = CancelJoinStringsRequest  # noqa: Y015
 
 @_typing.final
-class CancelTokensResponse(_message.Message):
+class CancelJoinStringsResponse(_message.Message):
     """What was cancelled."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TOKENS_FIELD_NUMBER: _builtins.int
+    JOIN_STRINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Token]:
+    def join_strings(self) -> _containers.RepeatedCompositeFieldContainer[Global___JoinString]:
         """The join strings."""
 
     def __init__(
         self,
         *,
-        tokens: _abc.Iterable[Global___Token] | None = ...,
+        join_strings: _abc.Iterable[Global___JoinString] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["join_strings", b"join_strings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CancelTokensResponse: _TypeAlias = CancelTokensResponse  # noqa: Y015
+Global___CancelJoinStringsResponse: _TypeAlias = CancelJoinStringsResponse  # noqa: Y015
 
 @_typing.final
 class Administrator(_message.Message):

@@ -36,20 +36,20 @@ class AdminStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.CreateToken = channel.unary_unary(
-                '/federation.v1.Admin/CreateToken',
-                request_serializer=federation_dot_v1_dot_admin__pb2.CreateTokenRequest.SerializeToString,
-                response_deserializer=federation_dot_v1_dot_admin__pb2.CreateTokenResponse.FromString,
+        self.CreateJoinString = channel.unary_unary(
+                '/federation.v1.Admin/CreateJoinString',
+                request_serializer=federation_dot_v1_dot_admin__pb2.CreateJoinStringRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.CreateJoinStringResponse.FromString,
                 _registered_method=True)
-        self.ListTokens = channel.unary_unary(
-                '/federation.v1.Admin/ListTokens',
-                request_serializer=federation_dot_v1_dot_admin__pb2.ListTokensRequest.SerializeToString,
-                response_deserializer=federation_dot_v1_dot_admin__pb2.ListTokensResponse.FromString,
+        self.ListJoinStrings = channel.unary_unary(
+                '/federation.v1.Admin/ListJoinStrings',
+                request_serializer=federation_dot_v1_dot_admin__pb2.ListJoinStringsRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.ListJoinStringsResponse.FromString,
                 _registered_method=True)
-        self.CancelTokens = channel.unary_unary(
-                '/federation.v1.Admin/CancelTokens',
-                request_serializer=federation_dot_v1_dot_admin__pb2.CancelTokensRequest.SerializeToString,
-                response_deserializer=federation_dot_v1_dot_admin__pb2.CancelTokensResponse.FromString,
+        self.CancelJoinStrings = channel.unary_unary(
+                '/federation.v1.Admin/CancelJoinStrings',
+                request_serializer=federation_dot_v1_dot_admin__pb2.CancelJoinStringsRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.CancelJoinStringsResponse.FromString,
                 _registered_method=True)
         self.ListClients = channel.unary_unary(
                 '/federation.v1.Admin/ListClients',
@@ -148,22 +148,22 @@ class AdminServicer:
     A run, a round or a client that does not exist: NOT_FOUND run-unknown, round-unknown, client-unknown.
     """
 
-    def CreateToken(self, request, context):
-        """Makes a one-time token for a new client (security-officer). Errors: ALREADY_EXISTS client-exists.
+    def CreateJoinString(self, request, context):
+        """Makes a join string for a new client (security-officer). Errors: ALREADY_EXISTS client-exists.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListTokens(self, request, context):
+    def ListJoinStrings(self, request, context):
         """Lists join strings that were made, without their secrets (viewer).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CancelTokens(self, request, context):
-        """Ends the open join strings of a client to be (security-officer). Errors: NOT_FOUND token-unknown.
+    def CancelJoinStrings(self, request, context):
+        """Ends the open join strings for a name (security-officer). Errors: NOT_FOUND join-string-unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -300,20 +300,20 @@ class AdminServicer:
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'CreateToken': grpc.unary_unary_rpc_method_handler(
-                    servicer.CreateToken,
-                    request_deserializer=federation_dot_v1_dot_admin__pb2.CreateTokenRequest.FromString,
-                    response_serializer=federation_dot_v1_dot_admin__pb2.CreateTokenResponse.SerializeToString,
+            'CreateJoinString': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateJoinString,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.CreateJoinStringRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.CreateJoinStringResponse.SerializeToString,
             ),
-            'ListTokens': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListTokens,
-                    request_deserializer=federation_dot_v1_dot_admin__pb2.ListTokensRequest.FromString,
-                    response_serializer=federation_dot_v1_dot_admin__pb2.ListTokensResponse.SerializeToString,
+            'ListJoinStrings': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListJoinStrings,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.ListJoinStringsRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.ListJoinStringsResponse.SerializeToString,
             ),
-            'CancelTokens': grpc.unary_unary_rpc_method_handler(
-                    servicer.CancelTokens,
-                    request_deserializer=federation_dot_v1_dot_admin__pb2.CancelTokensRequest.FromString,
-                    response_serializer=federation_dot_v1_dot_admin__pb2.CancelTokensResponse.SerializeToString,
+            'CancelJoinStrings': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelJoinStrings,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.CancelJoinStringsRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.CancelJoinStringsResponse.SerializeToString,
             ),
             'ListClients': grpc.unary_unary_rpc_method_handler(
                     servicer.ListClients,
@@ -419,7 +419,7 @@ class Admin:
     """
 
     @staticmethod
-    def CreateToken(request,
+    def CreateJoinString(request,
             target,
             options=(),
             channel_credentials=None,
@@ -432,9 +432,9 @@ class Admin:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/federation.v1.Admin/CreateToken',
-            federation_dot_v1_dot_admin__pb2.CreateTokenRequest.SerializeToString,
-            federation_dot_v1_dot_admin__pb2.CreateTokenResponse.FromString,
+            '/federation.v1.Admin/CreateJoinString',
+            federation_dot_v1_dot_admin__pb2.CreateJoinStringRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.CreateJoinStringResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -446,7 +446,7 @@ class Admin:
             _registered_method=True)
 
     @staticmethod
-    def ListTokens(request,
+    def ListJoinStrings(request,
             target,
             options=(),
             channel_credentials=None,
@@ -459,9 +459,9 @@ class Admin:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/federation.v1.Admin/ListTokens',
-            federation_dot_v1_dot_admin__pb2.ListTokensRequest.SerializeToString,
-            federation_dot_v1_dot_admin__pb2.ListTokensResponse.FromString,
+            '/federation.v1.Admin/ListJoinStrings',
+            federation_dot_v1_dot_admin__pb2.ListJoinStringsRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.ListJoinStringsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -473,7 +473,7 @@ class Admin:
             _registered_method=True)
 
     @staticmethod
-    def CancelTokens(request,
+    def CancelJoinStrings(request,
             target,
             options=(),
             channel_credentials=None,
@@ -486,9 +486,9 @@ class Admin:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/federation.v1.Admin/CancelTokens',
-            federation_dot_v1_dot_admin__pb2.CancelTokensRequest.SerializeToString,
-            federation_dot_v1_dot_admin__pb2.CancelTokensResponse.FromString,
+            '/federation.v1.Admin/CancelJoinStrings',
+            federation_dot_v1_dot_admin__pb2.CancelJoinStringsRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.CancelJoinStringsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,12 +37,12 @@ class AdminStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
-    CreateToken: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateTokenRequest, _admin_pb2.CreateTokenResponse]
-    """Makes a one-time token for a new client (security-officer). Errors: ALREADY_EXISTS client-exists."""
-    ListTokens: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTokensRequest, _admin_pb2.ListTokensResponse]
+    CreateJoinString: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateJoinStringRequest, _admin_pb2.CreateJoinStringResponse]
+    """Makes a join string for a new client (security-officer). Errors: ALREADY_EXISTS client-exists."""
+    ListJoinStrings: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListJoinStringsRequest, _admin_pb2.ListJoinStringsResponse]
     """Lists join strings that were made, without their secrets (viewer)."""
-    CancelTokens: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CancelTokensRequest, _admin_pb2.CancelTokensResponse]
-    """Ends the open join strings of a client to be (security-officer). Errors: NOT_FOUND token-unknown."""
+    CancelJoinStrings: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CancelJoinStringsRequest, _admin_pb2.CancelJoinStringsResponse]
+    """Ends the open join strings for a name (security-officer). Errors: NOT_FOUND join-string-unknown."""
     ListClients: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListClientsRequest, _admin_pb2.ListClientsResponse]
     """Lists the clients (viewer)."""
     ApproveClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApproveClientRequest, _admin_pb2.ApproveClientResponse]
@@ -91,12 +91,12 @@ class AdminAsyncStub(AdminStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    CreateToken: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateTokenRequest, _admin_pb2.CreateTokenResponse]  # type: ignore[assignment]
-    """Makes a one-time token for a new client (security-officer). Errors: ALREADY_EXISTS client-exists."""
-    ListTokens: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTokensRequest, _admin_pb2.ListTokensResponse]  # type: ignore[assignment]
+    CreateJoinString: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateJoinStringRequest, _admin_pb2.CreateJoinStringResponse]  # type: ignore[assignment]
+    """Makes a join string for a new client (security-officer). Errors: ALREADY_EXISTS client-exists."""
+    ListJoinStrings: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListJoinStringsRequest, _admin_pb2.ListJoinStringsResponse]  # type: ignore[assignment]
     """Lists join strings that were made, without their secrets (viewer)."""
-    CancelTokens: _aio.UnaryUnaryMultiCallable[_admin_pb2.CancelTokensRequest, _admin_pb2.CancelTokensResponse]  # type: ignore[assignment]
-    """Ends the open join strings of a client to be (security-officer). Errors: NOT_FOUND token-unknown."""
+    CancelJoinStrings: _aio.UnaryUnaryMultiCallable[_admin_pb2.CancelJoinStringsRequest, _admin_pb2.CancelJoinStringsResponse]  # type: ignore[assignment]
+    """Ends the open join strings for a name (security-officer). Errors: NOT_FOUND join-string-unknown."""
     ListClients: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListClientsRequest, _admin_pb2.ListClientsResponse]  # type: ignore[assignment]
     """Lists the clients (viewer)."""
     ApproveClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApproveClientRequest, _admin_pb2.ApproveClientResponse]  # type: ignore[assignment]
@@ -144,28 +144,28 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
     """
 
     @_abc_1.abstractmethod
-    def CreateToken(
+    def CreateJoinString(
         self,
-        request: _admin_pb2.CreateTokenRequest,
+        request: _admin_pb2.CreateJoinStringRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.CreateTokenResponse, _abc.Awaitable[_admin_pb2.CreateTokenResponse]]:
-        """Makes a one-time token for a new client (security-officer). Errors: ALREADY_EXISTS client-exists."""
+    ) -> _typing.Union[_admin_pb2.CreateJoinStringResponse, _abc.Awaitable[_admin_pb2.CreateJoinStringResponse]]:
+        """Makes a join string for a new client (security-officer). Errors: ALREADY_EXISTS client-exists."""
 
     @_abc_1.abstractmethod
-    def ListTokens(
+    def ListJoinStrings(
         self,
-        request: _admin_pb2.ListTokensRequest,
+        request: _admin_pb2.ListJoinStringsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.ListTokensResponse, _abc.Awaitable[_admin_pb2.ListTokensResponse]]:
+    ) -> _typing.Union[_admin_pb2.ListJoinStringsResponse, _abc.Awaitable[_admin_pb2.ListJoinStringsResponse]]:
         """Lists join strings that were made, without their secrets (viewer)."""
 
     @_abc_1.abstractmethod
-    def CancelTokens(
+    def CancelJoinStrings(
         self,
-        request: _admin_pb2.CancelTokensRequest,
+        request: _admin_pb2.CancelJoinStringsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.CancelTokensResponse, _abc.Awaitable[_admin_pb2.CancelTokensResponse]]:
-        """Ends the open join strings of a client to be (security-officer). Errors: NOT_FOUND token-unknown."""
+    ) -> _typing.Union[_admin_pb2.CancelJoinStringsResponse, _abc.Awaitable[_admin_pb2.CancelJoinStringsResponse]]:
+        """Ends the open join strings for a name (security-officer). Errors: NOT_FOUND join-string-unknown."""
 
     @_abc_1.abstractmethod
     def ListClients(

@@ -47,8 +47,8 @@ class EnrollmentServicer:
     """
 
     def Enroll(self, request, context):
-        """Exchanges a one-time token for a client certificate. The token is consumed by the call that succeeds.
-        Errors: UNAUTHENTICATED token-invalid, token-expired, token-used; INVALID_ARGUMENT csr, signing-key, proof.
+        """Exchanges a join string for a client certificate. The join string is used up by the call that succeeds.
+        Errors: UNAUTHENTICATED join-string-invalid, join-string-expired, join-string-used; INVALID_ARGUMENT csr, signing-key, proof.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

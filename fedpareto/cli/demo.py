@@ -126,7 +126,7 @@ def _perform(
         rehearsal.serve()
     with connect(rehearsal.home / "admin") as stub:
         joined = f"{count} members have their certificates, and each its own part of the data"
-        with _step(console, f"{count} members join, each with a one-time token and keys of its own", joined):
+        with _step(console, f"{count} members join, each with a join string and keys of its own", joined):
             rehearsal.enroll(stub)
         malicious = f"; {attacker} is malicious: {ATTACK}" if attack else ""
         with _step(console, f"{count} workers start", f"{count} workers attend{malicious}"):

@@ -41,7 +41,7 @@ A federation of your own, step by step:
 \b
     fedpareto coordinator init --home coordinator
     fedpareto coordinator serve --home coordinator
-    fedpareto admin --home coordinator/admin token hospital-a
+    fedpareto admin --home coordinator/admin join-string hospital-a
     fedpareto worker join --home hospital-a
     fedpareto worker run --home hospital-a --task digits
     fedpareto admin --home coordinator/admin submit run.toml --watch

@@ -17,8 +17,8 @@ else:
     document, render_members = map(Late, ("fedpareto.cli.document", "fedpareto.cli.render_members"))
 
 
-@app.command()
-def token(
+@app.command("join-string")
+def join_string(
     context: typer.Context,
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="Name of the new client, such as hospital-a.")],
     hours: Annotated[
@@ -29,9 +29,9 @@ def token(
 ) -> None:
     """Make a join string for a new member. It is shown once, works once, and expires."""
     with connected(context, home) as stub:
-        request = v1.CreateTokenRequest(client_id=client, lifetime_seconds=round((hours or 0) * 3600))
-        response = stub.CreateToken(request)
-    typer.echo(document.dumps(response) if as_json else response.join)
+        request = v1.CreateJoinStringRequest(client_id=client, lifetime_seconds=round((hours or 0) * 3600))
+        response = stub.CreateJoinString(request)
+    typer.echo(document.dumps(response) if as_json else response.join_string)
     if not as_json:
         typer.echo(
             f"\nHand it to {client} in confidence, before {formatting.local(response.expires)}. On that machine:\n"
@@ -41,20 +41,20 @@ def token(
 
 
 @command(reads=True)
-def tokens(
+def join_strings(
     stub: "AdminStub",
     every: Annotated[bool, typer.Option("--all", help="Also list used, cancelled and expired join strings.")] = False,
 ) -> Answer:
     """List the join strings that can still be used. Their secrets are not kept."""
-    response = messages.whole(stub.ListTokens, v1.ListTokensRequest(all=every))
-    return response, lambda: render_members.tokens(response.tokens)
+    response = messages.whole(stub.ListJoinStrings, v1.ListJoinStringsRequest(all=every))
+    return response, lambda: render_members.join_strings(response.join_strings)
 
 
 @command()
-def cancel_token(stub: "AdminStub", client: ClientName) -> Answer:
+def cancel_join_strings(stub: "AdminStub", client: ClientName) -> Answer:
     """Cancel the unused join strings for a name."""
-    response = stub.CancelTokens(v1.CancelTokensRequest(client_id=client))
-    return response, f"join strings of {client} that were cancelled: {len(response.tokens)}"
+    response = stub.CancelJoinStrings(v1.CancelJoinStringsRequest(client_id=client))
+    return response, f"join strings of {client} that were cancelled: {len(response.join_strings)}"
 
 
 @command(reads=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from federation.v1.admin_pb2 import CreateTokenRequest, ListClientsRequest
+from federation.v1.admin_pb2 import CreateJoinStringRequest, ListClientsRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.processes import Child, Processes, start_coordinator, wait_for_all, wait_until
@@ -89,7 +89,7 @@ class Rehearsal:
         """Lets each member join with a one-time token: it gets its own keys and certificate."""
         joining = []
         for name in self.names:
-            join = stub.CreateToken(CreateTokenRequest(client_id=name)).join
+            join = stub.CreateJoinString(CreateJoinStringRequest(client_id=name)).join_string
             arguments = ["worker", "join", "--home", str(self._member(name) / "home")]
             log = self._logs / f"{name}.log"
             joining.append(self._processes.start(f"{name} (joining)", arguments, log, standard_input=join.encode()))

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from federation.objectives import JOINT
-from federation.v1.admin_pb2 import Administrator, Client, Token
+from federation.v1.admin_pb2 import Administrator, Client, JoinString
 from fedpareto.cli.render import new_table, state
 from fedpareto.formatting import short, when
 from fedpareto.messages import name_of
@@ -26,7 +26,9 @@ def clients(items: Iterable[Client]) -> RenderableType:
             when(client, "certificate_expires")[:10],
             short(client.key_id)[:8],
         )
-    return table if table.row_count else Text("no clients yet: make a join string with `fedpareto admin token NAME`")
+    return (
+        table if table.row_count else Text("no clients yet: make a join string with `fedpareto admin join-string NAME`")
+    )
 
 
 def _offered(objectives: Sequence[str]) -> str:
@@ -36,19 +38,19 @@ def _offered(objectives: Sequence[str]) -> str:
     return f": {', '.join(objectives)}" if len(objectives) <= 3 else f": {len(objectives)} objectives"
 
 
-def tokens(items: Iterable[Token]) -> RenderableType:
+def join_strings(items: Iterable[JoinString]) -> RenderableType:
     """Join strings."""
     table = new_table("client", "state", "made by", "made", "expires", "used or cancelled")
-    for token in items:
+    for join_string in items:
         table.add_row(
-            token.client_id,
-            state(name_of(token, "state")),
-            token.created_by.rpartition("/")[2],
-            when(token, "created")[:16],
-            when(token, "expires")[:16],
-            when(token, "ended")[:16],
+            join_string.client_id,
+            state(name_of(join_string, "state")),
+            join_string.created_by.rpartition("/")[2],
+            when(join_string, "created")[:16],
+            when(join_string, "expires")[:16],
+            when(join_string, "ended")[:16],
         )
-    return table if table.row_count else Text("no join strings: make one with `fedpareto admin token NAME`")
+    return table if table.row_count else Text("no join strings: make one with `fedpareto admin join-string NAME`")
 
 
 def administrators(items: Iterable[Administrator]) -> RenderableType:

@@ -57,7 +57,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("federation_id", name=op.f("pk_federations")),
     )
     op.create_table(
-        "enrollment_tokens",
+        "join_strings",
         sa.Column("secret_hash", sa.String(length=64), nullable=False),
         sa.Column("client_id", sa.String(length=63), nullable=False),
         sa.Column("created_by", sa.String(length=200), nullable=False),
@@ -65,10 +65,10 @@ def upgrade() -> None:
         sa.Column("expires", sa.DateTime(timezone=True), nullable=False),
         sa.Column("used", sa.DateTime(timezone=True), nullable=True),
         sa.Column("cancelled", sa.DateTime(timezone=True), nullable=True),
-        sa.PrimaryKeyConstraint("secret_hash", name=op.f("pk_enrollment_tokens")),
+        sa.PrimaryKeyConstraint("secret_hash", name=op.f("pk_join_strings")),
     )
-    with op.batch_alter_table("enrollment_tokens", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_enrollment_tokens_client_id"), ["client_id"], unique=False)
+    with op.batch_alter_table("join_strings", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_join_strings_client_id"), ["client_id"], unique=False)
 
     op.create_table(
         "models",
@@ -282,10 +282,10 @@ def downgrade() -> None:
 
     op.drop_table("certificates")
     op.drop_table("models")
-    with op.batch_alter_table("enrollment_tokens", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_enrollment_tokens_client_id"))
+    with op.batch_alter_table("join_strings", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_join_strings_client_id"))
 
-    op.drop_table("enrollment_tokens")
+    op.drop_table("join_strings")
     op.drop_table("federations")
     op.drop_table("clients")
     with op.batch_alter_table("audit_log", schema=None) as batch_op:

@@ -1,0 +1,84 @@
+"""Join strings: made, listed, cancelled; the record has the hash of the secret. Functions of a session."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from federation.identity import check_name
+from federation.join_string import secret_hash
+from federation.keys import IdentityError
+from federation.refusals import Refusal
+from storage import audit
+from storage.models import Client, JoinString
+
+
+def create_join_string(
+    session: Session, client_id: str, secret: bytes, *, by: str, now: datetime, expires: datetime
+) -> None:
+    """Records a join string for a new client; only the hash of its secret is kept.
+
+    Raises:
+        Refusal: `argument`: not a name for a client; `client-exists`.
+    """
+    try:
+        check_name(client_id, "client")
+    except IdentityError as error:
+        raise Refusal("argument", str(error)) from None
+    if session.get(Client, client_id) is not None:
+        raise Refusal("client-exists", f"there is a client {client_id!r} already; a name is never given twice")
+    session.add(
+        JoinString(
+            secret_hash=secret_hash(secret),
+            client_id=client_id,
+            created_by=by,
+            created=now,
+            expires=expires,
+        )
+    )
+    audit.record(session, at=now, actor=by, action="join-string.created", subject=client_id)
+
+
+def join_strings(session: Session, *, every: bool, now: datetime, start: int, count: int) -> Sequence[JoinString]:
+    """Join strings, newest first.
+
+    Args:
+        session: where to read.
+        every: those that were used, cancelled or have expired, too.
+        now: the time.
+        start: how many are left out.
+        count: at most so many.
+    """
+    query = select(JoinString).order_by(JoinString.created.desc(), JoinString.secret_hash)
+    if not every:
+        query = query.where(JoinString.used.is_(None), JoinString.cancelled.is_(None), JoinString.expires > now)
+    return session.scalars(query.offset(start).limit(count)).all()
+
+
+def cancel_join_strings(session: Session, client_id: str, *, by: str, now: datetime) -> Sequence[JoinString]:
+    """Cancels the open join strings for a name.
+
+    Raises:
+        Refusal: `join-string-unknown`: there is none.
+    """
+    cancelled = session.scalars(
+        update(JoinString)
+        .where(
+            JoinString.client_id == client_id,
+            JoinString.used.is_(None),
+            JoinString.cancelled.is_(None),
+            JoinString.expires > now,
+        )
+        .values(cancelled=now)
+        .returning(JoinString)
+    ).all()
+    if not cancelled:
+        raise Refusal(
+            "join-string-unknown",
+            f"there is no open join string of {client_id[:63]!r}; `fedpareto admin join-strings` lists them",
+        )
+    audit.record(
+        session, at=now, actor=by, action="join-string.cancelled", subject=client_id, detail=f"{len(cancelled)} of them"
+    )
+    return cancelled
