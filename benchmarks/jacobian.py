@@ -35,11 +35,10 @@ from coordinator.aggregation.find_weights import clip_to_psd, find_weights
 from coordinator.aggregation.qp import min_norm
 from coordinator.aggregation.streaming import one_thread
 from federation.objectives import HEADS
-from federation.sketches import SKETCHES, Part, Sketch, TwoWaySvd
+from federation.sketches import SKETCHES, ClientSketch, Sketch, TwoWaySvd
 from federation.sketches.count import CountSketch
 from federation.sketches.draws import signs, words
-from federation.tasks import DataSource, Pool, Task, task
-from federation.tasks import Part as Share
+from federation.tasks import DataSource, Part, Pool, Task, task
 from federation.tasks.models import ManyHeads
 from federation.tasks.parameters import build
 from federation.tasks.partition import deal_all
@@ -130,7 +129,7 @@ class Setting:
 
 
 def settings(what: Task, directory: Path | None) -> Iterator[Setting]:
-    splits = deal_all(what.pool(DataSource(directory)), Share(0, CLIENTS, "dirichlet:0.3"))
+    splits = deal_all(what.pool(DataSource(directory)), Part(0, CLIENTS, "dirichlet:0.3"))
     clients = [(own.train.x, own.train.y) for own in splits]
 
     def both(output: Any, y: Tensor) -> list[Tensor]:
@@ -154,19 +153,19 @@ def measure(kind: Sketch, jacobians: list[NDArray[np.float32]], G: NDArray[np.fl
     names = kind.objectives
     weights = np.full(len(names), 1 / len(jacobians))
     client = server = 0.0
-    parts = []
+    sketches = []
     for i, A in enumerate(jacobians):
         rows, spent = milliseconds(partial(kind.compress, A, shared_seed=seed, own_seed=1000 * seed + i))
         client += spent
-        parts.append(Part(names, weights, rows))
+        sketches.append(ClientSketch(names, weights, rows))
     if isinstance(kind, TwoWaySvd):
-        down, spent = milliseconds(partial(kind.reference, parts, names, shared_seed=seed, own_seed=seed))
+        down, spent = milliseconds(partial(kind.reference, sketches, names, shared_seed=seed, own_seed=seed))
         server += spent
-        for i, (A, part) in enumerate(zip(jacobians, parts, strict=True)):
-            rows, spent = milliseconds(partial(kind.residual, A, part.rows, down, names))
+        for i, (A, own) in enumerate(zip(jacobians, sketches, strict=True)):
+            rows, spent = milliseconds(partial(kind.residual, A, own.rows, down, names))
             client += spent
-            parts[i] = Part(names, weights, {**part.rows, **rows})
-    found, spent = milliseconds(partial(kind.gram, parts, names, shared_seed=seed))
+            sketches[i] = ClientSketch(names, weights, {**own.rows, **rows})
+    found, spent = milliseconds(partial(kind.gram, sketches, names, shared_seed=seed))
     server += spent
     uniform = np.full(len(names), 1 / len(names))
     exact, estimated = min_norm(G).weights, min_norm(clip_to_psd(found)).weights
@@ -178,7 +177,7 @@ def measure(kind: Sketch, jacobians: list[NDArray[np.float32]], G: NDArray[np.fl
         "excess": math.sqrt(float(estimated @ G @ estimated) / shortest) - 1,
         "client_ms": client / len(jacobians),
         "server_ms": server,
-        "floats": float(sum(len(row) for row in parts[0].rows.values())),
+        "floats": float(sum(len(row) for row in sketches[0].rows.values())),
     }
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from coordinator.rounds.participation import MemberSummary, Part, Participation, read_rounds
+from coordinator.rounds.participation import MemberSummary, Outcome, Participation, read_rounds
 from federation.runs import RunSpec
 from federation.vectors import model_row
 from storage.blobs import BlobStore
@@ -191,7 +191,7 @@ def _member_record(member: MemberSummary) -> Record:
     return {
         "client": member.client_id,
         "asked": member.asked,
-        **{part.lower(): member.parts[part] for part in Part},
+        **{outcome.lower(): member.outcomes[outcome] for outcome in Outcome},
         "last_reason": member.last_reason,
         "last_reason_round": member.last_reason_round,
     }

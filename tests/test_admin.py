@@ -403,7 +403,7 @@ def test_watching_begins_with_the_present_and_ends_with_the_run(centre: Federati
     assert any(update.phase.asked == 3 for update in seen)
     (only,) = map(json.loads, command(centre, "watch", run_id, "--json").stdout.splitlines())
     assert (only["run"]["state"], only["run"]["rounds_done"]) == ("COMPLETED", 2)
-    assert [member["last_part"] for member in only["run"]["members"]] == ["REPLIED"] * 3
+    assert [member["last_outcome"] for member in only["run"]["members"]] == ["REPLIED"] * 3
     for stream in streams.values():
         stream.close()
 

@@ -22,7 +22,7 @@ from federation.envelope import envelope_digest, unseal
 from federation.member_files import MemberFiles
 from federation.objectives import encoder_columns, width
 from federation.runs import RunSpec
-from federation.sketches import Part, clip_to_psd, sketch
+from federation.sketches import ClientSketch, clip_to_psd, sketch
 from federation.sketches.seeds import shared_seed
 from federation.tasks import initial_model, task
 from federation.v1 import admin_pb2 as admin
@@ -258,7 +258,7 @@ def weights_again(record: Record, step: StepManifest, before: Mapping[str, float
     layout = model_layout(record.blobs.local(step.base_model))
     made = sketch(asked[0].sketch, d=width(encoder_columns(layout)), objectives=BOTH, budget=asked[0].budget)
     parts = [
-        Part(
+        ClientSketch(
             tuple(work.objectives),
             np.array([1.0 / serving[name] for name in work.objectives]),
             record.rows(reply),

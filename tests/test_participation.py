@@ -13,14 +13,14 @@ from rich.console import Console
 from running import refused
 from stage import LAYOUT, Player, Stage, spec
 
-from coordinator.rounds.participation import EndedRound, MemberRound, Part, Participation, WarningKind, read_rounds
-from federation.v1.admin_pb2 import GetRunRequest, ListRunsRequest, MemberPart
+from coordinator.rounds.participation import EndedRound, MemberRound, Outcome, Participation, WarningKind, read_rounds
+from federation.v1.admin_pb2 import GetRunRequest, ListRunsRequest, MemberOutcome
 from federation.v1.common_pb2 import AssignmentManifest
 from fedpareto.cli import admin, render
 from fedpareto.cli.document import document
 from fedpareto.cli.failure import Failure
 
-REPLIED, DECLINED, REFUSED, MISSING, NOT_NEEDED = Part
+REPLIED, DECLINED, REFUSED, MISSING, NOT_NEEDED = Outcome
 
 
 def fold(*rounds: EndedRound) -> tuple[Participation, list[tuple[int, WarningKind, str]]]:
@@ -31,13 +31,13 @@ def fold(*rounds: EndedRound) -> tuple[Participation, list[tuple[int, WarningKin
     return made, begun
 
 
-def asked(number: int, *parts: Part, cosine: float = math.nan, improved: float = math.nan) -> EndedRound:
+def asked(number: int, *outcomes: Outcome, cosine: float = math.nan, improved: float = math.nan) -> EndedRound:
     """A round that asked the members a, b, c, ... to train."""
     return EndedRound(
         number,
         tuple(
-            MemberRound(name, training=part, reason=f"why-{number}" if part.failed else "", cosine=cosine)
-            for name, part in zip("abcdef", parts, strict=False)
+            MemberRound(name, training=outcome, reason=f"why-{number}" if outcome.failed else "", cosine=cosine)
+            for name, outcome in zip("abcdef", outcomes, strict=False)
         ),
         improved,
     )
@@ -51,10 +51,10 @@ def test_each_part_of_each_member_is_counted_and_the_last_reason_kept() -> None:
         asked(0, REPLIED, DECLINED), asked(1, REFUSED, MISSING), asked(2, NOT_NEEDED, REPLIED), asked(3, REPLIED)
     )
     a, b = made.members
-    assert a.parts == {REPLIED: 2, REFUSED: 1, NOT_NEEDED: 1}
-    assert b.parts == {DECLINED: 1, MISSING: 1, REPLIED: 1}
-    assert (a.asked, a.last_round, a.last_part, a.last_reason, a.last_reason_round) == (4, 3, REPLIED, "why-1", 1)
-    assert (b.asked, b.last_round, b.last_part, b.failed_in_a_row) == (3, 2, REPLIED, 0)
+    assert a.outcomes == {REPLIED: 2, REFUSED: 1, NOT_NEEDED: 1}
+    assert b.outcomes == {DECLINED: 1, MISSING: 1, REPLIED: 1}
+    assert (a.asked, a.last_round, a.last_outcome, a.last_reason, a.last_reason_round) == (4, 3, REPLIED, "why-1", 1)
+    assert (b.asked, b.last_round, b.last_outcome, b.failed_in_a_row) == (3, 2, REPLIED, 0)
     assert begun == made.warnings == []
 
 
@@ -87,7 +87,7 @@ def test_missed_evaluations_count_though_the_training_went_well() -> None:
     ]
     made, begun = fold(*rounds)
     (a,) = made.members
-    assert (a.parts[REPLIED], a.evaluations_missed, a.last_part) == (3, 3, MISSING)
+    assert (a.outcomes[REPLIED], a.evaluations_missed, a.last_outcome) == (3, 3, MISSING)
     assert begun == [(2, WarningKind.MEMBER_FAILS, "a")]
     assert "evaluate: deadline" in made.warnings[0].message
 
@@ -174,7 +174,7 @@ def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
         (4, 4, 0, 0), (4, 4, 0, 0), (4, 0, 4, 0), (4, 0, 0, 4), (4, 4, 0, 0)
     ]  # fmt: skip
     assert summary["dora"].last_reason.startswith("zero")
-    assert summary["cleo"].last_part == MemberPart.MEMBER_PART_DECLINED
+    assert summary["cleo"].last_outcome == MemberOutcome.MEMBER_OUTCOME_DECLINED
     kinds = [(WarningKind(document(warning)["kind"]), warning.client_id) for warning in found.warnings]
     expected = [
         (WarningKind.NOBODY_IMPROVES, ""),
@@ -206,7 +206,7 @@ def test_members_that_fail_or_oppose_are_seen_wherever_a_run_is_shown(
     with pytest.raises(Failure):
         admin._follow(stage._admin, run, as_json=True)
     last = json.loads(capsys.readouterr().out.splitlines()[-1])["run"]
-    assert [member["client_id"] for member in last["members"] if member["last_part"] in ("DECLINED", "REFUSED")] == [
+    assert [member["client_id"] for member in last["members"] if member["last_outcome"] in ("DECLINED", "REFUSED")] == [
         "cleo",
         "dora",
     ]
@@ -226,4 +226,4 @@ def test_a_run_whose_last_round_everybody_answered_ends_well_whatever_was_before
     assert re.search(r"^ben +2 +1 +1 +0 +0 +round 0: busy", out, re.MULTILINE)
     read = stage.look(lambda session: read_rounds(session, run))
     assert [round_.number for round_ in read] == [0, 1]
-    assert {member.part for member in read[1].members} == {REPLIED}
+    assert {member.outcome for member in read[1].members} == {REPLIED}

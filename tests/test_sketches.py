@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matrices import Matrix, reference
 
-from federation.sketches import SKETCHES, LinearSketch, Part, Sketch, SketchError, TwoWaySvd, clip_to_psd, sketch
+from federation.sketches import (
+    SKETCHES,
+    ClientSketch,
+    LinearSketch,
+    Sketch,
+    SketchError,
+    TwoWaySvd,
+    clip_to_psd,
+    sketch,
+)
 from federation.sketches.base import symmetric
 from federation.sketches.svd import randomised_svd, square, square_shape, unsquare
 from federation.sketches.top_k import TopK, largest
@@ -39,11 +48,11 @@ def estimate(kind: Sketch, As: list[Matrix], *, seed: int = 0, served: list[tupl
     own = served or [kind.objectives] * len(As)
     weights = [np.ones(len(A)) for A in As]
     rows = [kind.compress(A, shared_seed=seed, own_seed=1000 + i) for i, A in enumerate(As)]
-    parts = [Part(*part) for part in zip(own, weights, rows, strict=True)]
+    parts = [ClientSketch(*part) for part in zip(own, weights, rows, strict=True)]
     if isinstance(kind, TwoWaySvd):
         down = kind.reference(parts, kind.objectives, shared_seed=seed, own_seed=seed)
         rows = [message | kind.residual(A, message, down, kind.objectives) for A, message in zip(As, rows, strict=True)]
-        parts = [Part(*part) for part in zip(own, weights, rows, strict=True)]
+        parts = [ClientSketch(*part) for part in zip(own, weights, rows, strict=True)]
     return kind.gram(iter(parts), kind.objectives, shared_seed=seed)
 
 
@@ -251,7 +260,7 @@ def test_a_client_that_misses_the_second_leg_counts_without_its_cross_term() -> 
     As = jacobians(2, 2, 100)
     kind = TwoWaySvd(d=100, objectives=NAMES[:2], budget=0.5)
     rows = [kind.compress(A, shared_seed=0, own_seed=i) for i, A in enumerate(As)]
-    parts = [Part(NAMES[:2], np.ones(2), message) for message in rows]
+    parts = [ClientSketch(NAMES[:2], np.ones(2), message) for message in rows]
     Cs = [kind.vectors(message, 2, shared_seed=0) for message in rows]
     Ds = [A - C for A, C in zip(As, Cs, strict=True)]
     expected = gram_of_sum(Cs) + sum(D @ D.T for D in Ds)
@@ -279,7 +288,7 @@ def test_clients_may_serve_different_objectives(name: str) -> None:
 def test_objectives_may_be_left_out_and_put_in_another_order(name: str) -> None:
     kind = sketch(name, d=80, objectives=NAMES[:3], budget=0.5)
     parts = [
-        Part(NAMES[:3], np.full(3, 0.5), kind.compress(A, shared_seed=0, own_seed=i))
+        ClientSketch(NAMES[:3], np.full(3, 0.5), kind.compress(A, shared_seed=0, own_seed=i))
         for i, A in enumerate(jacobians(2, 3, 80))
     ]
     whole = kind.gram(parts, NAMES[:3], shared_seed=0)
@@ -294,7 +303,7 @@ def test_weights_count_like_scaled_jacobians(name: str) -> None:
     kind = sketch(name, d=90, objectives=NAMES[:2], budget=20.0)
     weighted = []
     for i, (A, share) in enumerate(zip(As, shares, strict=True)):
-        weighted.append(Part(NAMES[:2], np.full(2, share), kind.compress(A, shared_seed=0, own_seed=i)))
+        weighted.append(ClientSketch(NAMES[:2], np.full(2, share), kind.compress(A, shared_seed=0, own_seed=i)))
     found = kind.gram(weighted, NAMES[:2], shared_seed=0)
     if name == "gram":  # P sum p_i A_i A_i^T with P = 1
         expected = sum(share * A @ A.T for A, share in zip(As, shares, strict=True))
@@ -393,8 +402,8 @@ def test_the_cross_gram_matrix_of_two_sets_is_unbiased(name: str) -> None:
     As, Bs = jacobians(2, 2, 300, seed=1), jacobians(3, 2, 300, seed=2)
     expected = symmetric(np.sum(As, axis=0) @ np.sum(Bs, axis=0).T)
 
-    def parts(matrices: list[Matrix], seed: int) -> list[Part]:
-        return [Part(NAMES[:2], np.ones(2), kind.compress(A, shared_seed=seed, own_seed=0)) for A in matrices]
+    def parts(matrices: list[Matrix], seed: int) -> list[ClientSketch]:
+        return [ClientSketch(NAMES[:2], np.ones(2), kind.compress(A, shared_seed=seed, own_seed=0)) for A in matrices]
 
     draws = np.array([kind.cross_gram(parts(As, s), parts(Bs, s), NAMES[:2], shared_seed=s) for s in SEEDS])
     spread = draws.std(axis=0) / np.sqrt(len(draws)) + 1e-6 * np.abs(expected)
@@ -431,13 +440,16 @@ def test_a_message_that_does_not_fit_is_refused() -> None:
     message = kind.compress(A, shared_seed=0, own_seed=0)
     both = ("left", "right")
     for bad, words in (
-        (Part(both, np.ones(2), {}), "row 'left' has .* no such row"),
-        (Part(("left",), np.ones(1), message), "row 'left' has"),
-        (Part(both, np.ones(1), message), "one weight for each"),
-        (Part(both, np.array([1.0, np.nan]), message), "one weight for each"),
-        (Part(("left", "up"), np.ones(2), message), "no objective 'up'"),
-        (Part(("left", "left"), np.ones(2), message), "each once"),
-        (Part(both, np.ones(2), message | {"residual": np.ones(3, dtype=np.float32)}), "row 'residual' has 4 values"),
+        (ClientSketch(both, np.ones(2), {}), "row 'left' has .* no such row"),
+        (ClientSketch(("left",), np.ones(1), message), "row 'left' has"),
+        (ClientSketch(both, np.ones(1), message), "one weight for each"),
+        (ClientSketch(both, np.array([1.0, np.nan]), message), "one weight for each"),
+        (ClientSketch(("left", "up"), np.ones(2), message), "no objective 'up'"),
+        (ClientSketch(("left", "left"), np.ones(2), message), "each once"),
+        (
+            ClientSketch(both, np.ones(2), message | {"residual": np.ones(3, dtype=np.float32)}),
+            "row 'residual' has 4 values",
+        ),
     ):
         with pytest.raises(SketchError, match=words):
             kind.gram([bad], both, shared_seed=0)

@@ -48,8 +48,8 @@ from federation.objectives import width
 from federation.plugins import Origin
 from federation.sketches import (
     SKETCHES,
+    ClientSketch,
     LinearSketch,
-    Part,
     Sketch,
     SketchError,
     TwoWaySvd,
@@ -215,7 +215,9 @@ class Conversation(ObjectiveRule, ABC):
         service = Service.among(replies, context)
         consulted = list(replies)
 
-        def parts(given: Replies, service: Service, again: Mapping[str, Message] | None = None) -> Iterator[Part]:
+        def sketches(
+            given: Replies, service: Service, again: Mapping[str, Message] | None = None
+        ) -> Iterator[ClientSketch]:
             norms = gradient_norms(given, made, seed)
             return weighed(given, service, self.factors(norms), again or {})
 
@@ -225,11 +227,11 @@ class Conversation(ObjectiveRule, ABC):
             one, other = Service.among(first, context), Service.among(second, context)
             both = tuple(name for name in service.objectives if name in one.objectives and name in other.objectives)
             service = service.only(both, "no client of an independent choice serves it")
-            G = made.cross_gram(parts(first, one), parts(second, other), both, shared_seed=seed)
+            G = made.cross_gram(sketches(first, one), sketches(second, other), both, shared_seed=seed)
             consulted += [*first, *second]
         elif isinstance(made, TwoWaySvd):
             reference = made.reference(
-                parts(replies, service),
+                sketches(replies, service),
                 service.objectives,
                 shared_seed=seed,
                 own_seed=own_seed(context.seed, context.number, ""),
@@ -238,10 +240,10 @@ class Conversation(ObjectiveRule, ABC):
             lost = yield Residuals(gradients=ask, reference=reference, objectives=service.objectives, clients=clients)
             lengths = np.linalg.norm(made.vectors(reference, len(service.objectives), shared_seed=seed), axis=1)
             again = residuals(lost, gradient_norms(replies, made, seed), lengths)
-            G = made.gram(parts(replies, service, again), service.objectives, shared_seed=seed)
+            G = made.gram(sketches(replies, service, again), service.objectives, shared_seed=seed)
             consulted += lost
         else:
-            G = made.gram(parts(replies, service), service.objectives, shared_seed=seed)
+            G = made.gram(sketches(replies, service), service.objectives, shared_seed=seed)
         if service.objectives and self.weights != RAW:
             G = clip_to_psd(G)
         return Estimate(replies, service, G, tuple(consulted))
@@ -334,8 +336,8 @@ def gradient_norms(replies: Replies, made: Sketch, shared_seed: int) -> dict[tup
     """The norm of each client's gradient of each of its objectives, as its sketch tells it, by (client, objective)."""
     norms: dict[tuple[str, str], float] = {}
     for reply in replies:
-        part = Part(reply.objectives, np.ones(len(reply.objectives)), _arrays(reply))
-        squares = np.diag(made.gram([part], reply.objectives, shared_seed=shared_seed))
+        own = ClientSketch(reply.objectives, np.ones(len(reply.objectives)), _arrays(reply))
+        squares = np.diag(made.gram([own], reply.objectives, shared_seed=shared_seed))
         lengths = np.sqrt(np.maximum(squares, 0.0)).tolist()
         norms |= {(reply.client_id, name): length for name, length in zip(reply.objectives, lengths, strict=True)}
     return norms
@@ -346,7 +348,7 @@ def weighed(
     service: Service,
     bounded: Mapping[tuple[str, str], float],
     again: Mapping[str, Message],
-) -> Iterator[Part]:
+) -> Iterator[ClientSketch]:
     """What each client says of its Jacobian, one client after the other.
 
     Args:
@@ -362,7 +364,7 @@ def weighed(
             else 0.0
             for name in reply.objectives
         ]
-        yield Part(reply.objectives, np.array(weights), {**_arrays(reply), **again.get(reply.client_id, {})})
+        yield ClientSketch(reply.objectives, np.array(weights), {**_arrays(reply), **again.get(reply.client_id, {})})
 
 
 def residuals(

@@ -10,7 +10,7 @@ from coordinator.aggregation.objectives import Service
 from coordinator.aggregation.phases import Gradients, Phase, Replies, Reply, RoundContext
 from coordinator.aggregation.rules import Matrix
 from coordinator.aggregation.streaming import Row
-from federation.sketches import Part, sketch
+from federation.sketches import ClientSketch, sketch
 from federation.vectors import RowFile
 
 
@@ -52,12 +52,12 @@ def exact_gradients(context: RoundContext, asked: bool) -> Generator[Phase, Repl
     replies = yield Gradients(sketch=made.name, budget=made.budget, batch_size=0)
     service = Service.among(replies, context)
 
-    def part(reply: Reply) -> Part:
+    def client_sketch(reply: Reply) -> ClientSketch:
         weights = np.array([service.weight(reply.client_id, name) for name in reply.objectives])
         rows = zip(reply.names, reply.rows, strict=True)
-        return Part(reply.objectives, weights, {name: _array(row) for name, row in rows})
+        return ClientSketch(reply.objectives, weights, {name: _array(row) for name, row in rows})
 
-    gram = made.gram(map(part, replies), service.objectives, shared_seed=0)
+    gram = made.gram(map(client_sketch, replies), service.objectives, shared_seed=0)
     return Exact(service.objectives, gram, tuple(replies))
 
 

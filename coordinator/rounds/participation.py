@@ -27,8 +27,8 @@ OPPOSING = -0.5  # the cosine with the step below which a member's update counts
 _NOT_NEEDED = frozenset({"not-needed", "run-ended"})  # reasons of cancellations that are no failure of the member
 
 
-class Part(StrEnum):
-    """How a member's part in a round ended."""
+class Outcome(StrEnum):
+    """How a round ended for a member."""
 
     REPLIED = "REPLIED"
     DECLINED = "DECLINED"
@@ -39,7 +39,7 @@ class Part(StrEnum):
     @property
     def failed(self) -> bool:
         """Whether a reply that was needed did not come or does not count."""
-        return self in (Part.DECLINED, Part.REFUSED, Part.MISSING)
+        return self in (Outcome.DECLINED, Outcome.REFUSED, Outcome.MISSING)
 
 
 class WarningKind(StrEnum):
@@ -50,11 +50,11 @@ class WarningKind(StrEnum):
     MEMBER_OPPOSES = "MEMBER_OPPOSES"
 
 
-_PARTS: Mapping[AssignmentState, Part] = MappingProxyType(
+_OUTCOMES: Mapping[AssignmentState, Outcome] = MappingProxyType(
     {
-        AssignmentState.FULFILLED: Part.REPLIED,
-        AssignmentState.DECLINED: Part.DECLINED,
-        AssignmentState.REJECTED: Part.REFUSED,
+        AssignmentState.FULFILLED: Outcome.REPLIED,
+        AssignmentState.DECLINED: Outcome.DECLINED,
+        AssignmentState.REJECTED: Outcome.REFUSED,
     }
 )
 
@@ -67,21 +67,21 @@ class MemberRound:
         client_id: the member.
         training: its training, or the phase before it in which it stopped; None where it was asked for neither.
         evaluation: its evaluation of the new model; None where it was not asked.
-        reason: why the part that failed did so; empty where none did.
+        reason: why it failed; empty if it did not.
         cosine: between its update and the step; NaN where there is none.
     """
 
     client_id: str
-    training: Part | None = None
-    evaluation: Part | None = None
+    training: Outcome | None = None
+    evaluation: Outcome | None = None
     reason: str = ""
     cosine: float = math.nan
 
     @property
-    def part(self) -> Part:
+    def outcome(self) -> Outcome:
         """Its training; or its evaluation where that alone failed, or was all that it was asked for."""
-        parts = [part for part in (self.training, self.evaluation) if part is not None]
-        return next((part for part in parts if part.failed), parts[0])
+        outcomes = [outcome for outcome in (self.training, self.evaluation) if outcome is not None]
+        return next((outcome for outcome in outcomes if outcome.failed), outcomes[0])
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class MemberSummary:
 
     Attributes:
         client_id: the member.
-        parts: in how many rounds its training ended how.
+        outcomes: the numbers of rounds, by the outcome of its training.
         evaluations_missed: evaluations that it was asked for and did not give.
         training_failures: the last rounds, in a row, in which its training failed; of those that needed it.
         evaluation_failures: the last evaluations, in a row, that it did not give; of those that it was asked for.
@@ -132,13 +132,13 @@ class MemberSummary:
         cosine: of its last update with the step; NaN before the first.
         cosine_round: the round of `cosine`.
         last_round: the last round that asked it for anything.
-        last_part: how that round ended for it.
+        last_outcome: how that round ended for it.
         last_reason: why a reply last failed to come or to count; empty when none ever did.
         last_reason_round: the round of `last_reason`; None when there is none.
     """
 
     client_id: str
-    parts: Counter[Part] = field(default_factory=Counter)
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
     evaluations_missed: int = 0
     training_failures: int = 0
     evaluation_failures: int = 0
@@ -146,14 +146,14 @@ class MemberSummary:
     cosine: float = math.nan
     cosine_round: int = 0
     last_round: int = 0
-    last_part: Part = Part.NOT_NEEDED
+    last_outcome: Outcome = Outcome.NOT_NEEDED
     last_reason: str = ""
     last_reason_round: int | None = None
 
     @property
     def asked(self) -> int:
         """Rounds that asked it to train, or for the gradients before that."""
-        return self.parts.total()
+        return self.outcomes.total()
 
     @property
     def failed_in_a_row(self) -> int:
@@ -162,14 +162,14 @@ class MemberSummary:
 
     def add(self, number: int, member: MemberRound) -> None:
         """Takes in the next round that asked it for something."""
-        self.last_round, self.last_part = number, member.part
-        if member.part.failed:
+        self.last_round, self.last_outcome = number, member.outcome
+        if member.outcome.failed:
             self.last_reason, self.last_reason_round = member.reason, number
         if member.training is not None:
-            self.parts[member.training] += 1
-            if member.training is not Part.NOT_NEEDED:
+            self.outcomes[member.training] += 1
+            if member.training is not Outcome.NOT_NEEDED:
                 self.training_failures = self.training_failures + 1 if member.training.failed else 0
-        if member.evaluation is not None and member.evaluation is not Part.NOT_NEEDED:
+        if member.evaluation is not None and member.evaluation is not Outcome.NOT_NEEDED:
             self.evaluations_missed += member.evaluation.failed
             self.evaluation_failures = self.evaluation_failures + 1 if member.evaluation.failed else 0
         if math.isfinite(member.cosine):
@@ -272,9 +272,9 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
     members: dict[int, dict[str, MemberRound]] = {}
     for number, kind, decides, client, state, reason, message, cosine in rows:
         own = members.setdefault(number, {})
-        before, part = own.get(client, MemberRound(client)), _part(state, reason)
+        before, outcome = own.get(client, MemberRound(client)), _outcome(state, reason)
         why = ": ".join(text for text in ("" if kind == Train.name else kind, reason, message) if text)
-        own[client] = _decided(before, part, why, cosine) if decides else _evaluated(before, part, why)
+        own[client] = _decided(before, outcome, why, cosine) if decides else _evaluated(before, outcome, why)
     numbers = session.execute(select(Round.number, Round.metrics).where(*here).order_by(Round.number))
     return [
         EndedRound(number, tuple(members.get(number, {}).values()), metrics.get("improved", math.nan))
@@ -282,22 +282,22 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
     ]
 
 
-def _part(state: AssignmentState, reason: str) -> Part:
+def _outcome(state: AssignmentState, reason: str) -> Outcome:
     if state is AssignmentState.CANCELLED:
-        return Part.NOT_NEEDED if reason in _NOT_NEEDED else Part.MISSING
-    return _PARTS.get(state, Part.MISSING)
+        return Outcome.NOT_NEEDED if reason in _NOT_NEEDED else Outcome.MISSING
+    return _OUTCOMES.get(state, Outcome.MISSING)
 
 
-def _decided(member: MemberRound, part: Part, why: str, cosine: float | None) -> MemberRound:
+def _decided(member: MemberRound, outcome: Outcome, why: str, cosine: float | None) -> MemberRound:
     """A member's round with one more phase that the step depends on, later than those before."""
     known = math.nan if cosine is None else cosine
-    return MemberRound(member.client_id, part, member.evaluation, why if part.failed else "", known)
+    return MemberRound(member.client_id, outcome, member.evaluation, why if outcome.failed else "", known)
 
 
-def _evaluated(member: MemberRound, part: Part, why: str) -> MemberRound:
+def _evaluated(member: MemberRound, outcome: Outcome, why: str) -> MemberRound:
     """A member's round with its evaluation."""
-    own_reason = why if part.failed and not (member.training and member.training.failed) else member.reason
-    return MemberRound(member.client_id, member.training, part, own_reason, member.cosine)
+    own_reason = why if outcome.failed and not (member.training and member.training.failed) else member.reason
+    return MemberRound(member.client_id, member.training, outcome, own_reason, member.cosine)
 
 
 class WarningLog:

@@ -6,13 +6,13 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.participation import MemberSummary, Part, Participation, RunWarning, read_rounds
+from coordinator.rounds.participation import MemberSummary, Outcome, Participation, RunWarning, read_rounds
 from coordinator.rounds.presence import Attendance
 from coordinator.rounds.states import RUN_ENDED
 from coordinator.services import views
 from coordinator.services.summaries import ENDED_ROUNDS, ended_rounds, phases_of, summaries, timestamp
 from federation.v1 import admin_pb2 as messages
-from federation.v1.admin_pb2 import MemberPart, WarningKind
+from federation.v1.admin_pb2 import MemberOutcome, WarningKind
 from storage import models
 
 
@@ -126,15 +126,15 @@ def _member(member: MemberSummary) -> messages.MemberSummary:
     return messages.MemberSummary(
         client_id=member.client_id,
         asked=member.asked,
-        replied=member.parts[Part.REPLIED],
-        declined=member.parts[Part.DECLINED],
-        refused=member.parts[Part.REFUSED],
-        missing=member.parts[Part.MISSING],
-        not_needed=member.parts[Part.NOT_NEEDED],
+        replied=member.outcomes[Outcome.REPLIED],
+        declined=member.outcomes[Outcome.DECLINED],
+        refused=member.outcomes[Outcome.REFUSED],
+        missing=member.outcomes[Outcome.MISSING],
+        not_needed=member.outcomes[Outcome.NOT_NEEDED],
         evaluations_missed=member.evaluations_missed,
         failed_in_a_row=member.failed_in_a_row,
         last_round=member.last_round,
-        last_part=MemberPart.Value(f"MEMBER_PART_{member.last_part}"),
+        last_outcome=MemberOutcome.Value(f"MEMBER_OUTCOME_{member.last_outcome}"),
         last_reason=member.last_reason,
         last_reason_round=member.last_reason_round,
     )

@@ -5,8 +5,8 @@
 >>> left_and_right.rows(("left", "right"))
 (('sums', 100),)
 >>> rows = left_and_right.compress(np.eye(2, 1000), shared_seed=1, own_seed=2)
->>> part = Part(("left", "right"), np.ones(2), rows)
->>> left_and_right.gram([part], ("left", "right"), shared_seed=1).tolist()
+>>> own = ClientSketch(("left", "right"), np.ones(2), rows)
+>>> left_and_right.gram([own], ("left", "right"), shared_seed=1).tolist()
 [[1.0, 0.0], [0.0, 1.0]]
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from federation.plugins import Origin, PluginError, Plugins
-from federation.sketches.base import LinearSketch, Part, Sketch, SketchError, clip_to_psd
+from federation.sketches.base import ClientSketch, LinearSketch, Sketch, SketchError, clip_to_psd
 from federation.sketches.count import CountSketch
 from federation.sketches.exact import Exact
 from federation.sketches.grams import GramSum
@@ -25,8 +25,8 @@ from federation.sketches.top_k import TopK
 
 __all__ = [
     "SKETCHES",
+    "ClientSketch",
     "LinearSketch",
-    "Part",
     "Sketch",
     "SketchError",
     "TwoWaySvd",

@@ -29,8 +29,8 @@ class SketchError(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """What one client contributes.
+class ClientSketch:
+    """The sketch of one client, with its weights.
 
     Attributes:
         objectives: those that the client serves, in the order of the rows of its Jacobian.
@@ -111,14 +111,14 @@ class Sketch(ABC):
         """The rows before they become float32; A has been looked at."""
 
     @abstractmethod
-    def gram(self, parts: Iterable[Part], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
+    def gram(self, sketches: Iterable[ClientSketch], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
         """The estimate of G, (M, M), symmetric, of these objectives in this order.
 
-        One part after the other is looked at, and none is kept. What a part says of other objectives plays no role; an
-        objective of which no part says anything has zeros.
+        Sketches are read one after the other, and none is kept. Rows of other objectives are ignored; an
+        objective without rows has zeros.
 
         Args:
-            parts: the clients' messages; their order decides the rounding.
+            sketches: the clients' messages; their order decides the rounding.
             objectives: which enter G.
             shared_seed: the one that the clients had.
 
@@ -134,13 +134,15 @@ class Sketch(ABC):
         if not np.isfinite(A).all():
             raise SketchError("the Jacobian has values that are not finite")
 
-    def _checked(self, parts: Iterable[Part]) -> Iterator[Part]:
-        for part in parts:
-            fits(part.rows, self.rows(part.objectives), self.name)
-            weights = part.weights
-            if weights.shape != (len(part.objectives),) or not (np.isfinite(weights) & (weights >= 0)).all():
-                raise SketchError(f"a part has one weight for each of {list(part.objectives)}; got {weights.tolist()}")
-            yield part
+    def _checked(self, sketches: Iterable[ClientSketch]) -> Iterator[ClientSketch]:
+        for sketch in sketches:
+            fits(sketch.rows, self.rows(sketch.objectives), self.name)
+            weights = sketch.weights
+            if weights.shape != (len(sketch.objectives),) or not (np.isfinite(weights) & (weights >= 0)).all():
+                raise SketchError(
+                    f"a sketch has one weight for each of {list(sketch.objectives)}; got {weights.tolist()}"
+                )
+            yield sketch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,19 +156,19 @@ class Embedding(Sketch):
     def vectors(self, message: Message, served: int, *, shared_seed: int) -> NDArray[Any]:
         """What a message stands for, (M_i, k) with the same k for every client."""
 
-    def gram(self, parts: Iterable[Part], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
+    def gram(self, sketches: Iterable[ClientSketch], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
         """See the base."""
-        Z = self.total(parts, objectives, shared_seed=shared_seed)
+        Z = self.total(sketches, objectives, shared_seed=shared_seed)
         return symmetric(Z @ Z.T)
 
-    def total(self, parts: Iterable[Part], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
-        """sum_i p_ik z_ik for each of these objectives, (M, k); (M, 0) without parts."""
+    def total(self, sketches: Iterable[ClientSketch], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
+        """sum_i p_ik z_ik for each of these objectives, (M, k); (M, 0) without sketches."""
         Z = np.zeros((len(objectives), 0))
-        for part in self._checked(parts):
-            vectors = self.vectors(part.rows, len(part.objectives), shared_seed=shared_seed)
+        for sketch in self._checked(sketches):
+            vectors = self.vectors(sketch.rows, len(sketch.objectives), shared_seed=shared_seed)
             if not Z.size:
                 Z = np.zeros((len(objectives), vectors.shape[1]))
-            for name, weight, vector in zip(part.objectives, part.weights, vectors, strict=True):
+            for name, weight, vector in zip(sketch.objectives, sketch.weights, vectors, strict=True):
                 if name in objectives:
                     Z[objectives.index(name)] += weight * vector
         return Z
@@ -182,7 +184,12 @@ class LinearSketch(Embedding):
     unbiased: ClassVar[bool] = True
 
     def cross_gram(
-        self, first: Iterable[Part], second: Iterable[Part], objectives: tuple[str, ...], *, shared_seed: int
+        self,
+        first: Iterable[ClientSketch],
+        second: Iterable[ClientSketch],
+        objectives: tuple[str, ...],
+        *,
+        shared_seed: int,
     ) -> Matrix:
         """(H_1^T H_2 + H_2^T H_1) / 2 of two independent sets of clients, (M, M), symmetric, perhaps indefinite.
 

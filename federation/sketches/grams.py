@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.sketches.base import Jacobian, Matrix, Part, Sketch, symmetric
+from federation.sketches.base import ClientSketch, Jacobian, Matrix, Sketch, symmetric
 
 _BLOCK = 1 << 14
 
@@ -28,15 +28,15 @@ class GramSum(Sketch):
         """See the base: a triangular factor, see `factor`."""
         return (("factor", served * (served + 1) // 2),)
 
-    def gram(self, parts: Iterable[Part], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
+    def gram(self, sketches: Iterable[ClientSketch], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
         """See the base."""
         G = np.zeros((len(objectives), len(objectives)))
         mass = np.zeros(len(objectives))
-        for part in self._checked(parts):
-            place, weights = placed(part, objectives)
+        for sketch in self._checked(sketches):
+            place, weights = placed(sketch, objectives)
             mass += place @ weights
             scaled = place * np.sqrt(weights)
-            G += scaled @ from_factor(part.rows["factor"], len(weights)) @ scaled.T
+            G += scaled @ from_factor(sketch.rows["factor"], len(weights)) @ scaled.T
         return symmetric(G * np.sqrt(np.outer(mass, mass)))
 
     def message(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
@@ -64,7 +64,7 @@ def from_factor(values: NDArray[np.float32], m: int) -> Matrix:
     return symmetric(R.T @ R)
 
 
-def placed(part: Part, objectives: tuple[str, ...]) -> tuple[Matrix, NDArray[np.float64]]:
-    """Where a part's objectives are among these, as a matrix (M, M_i) of 0 and 1; and the part's weights."""
-    place = np.array([[float(name == own) for own in part.objectives] for name in objectives])
-    return place.reshape(len(objectives), len(part.objectives)), part.weights
+def placed(sketch: ClientSketch, objectives: tuple[str, ...]) -> tuple[Matrix, NDArray[np.float64]]:
+    """Where a sketch's objectives are among these, as a matrix (M, M_i) of 0 and 1; and the sketch's weights."""
+    place = np.array([[float(name == own) for own in sketch.objectives] for name in objectives])
+    return place.reshape(len(objectives), len(sketch.objectives)), sketch.weights

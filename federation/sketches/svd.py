@@ -8,7 +8,17 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.sketches.base import Embedding, Jacobian, Matrix, Message, Part, SketchError, clip_to_psd, fits, narrow
+from federation.sketches.base import (
+    ClientSketch,
+    Embedding,
+    Jacobian,
+    Matrix,
+    Message,
+    SketchError,
+    clip_to_psd,
+    fits,
+    narrow,
+)
 from federation.sketches.draws import uniform, words
 from federation.sketches.grams import factor, from_factor, placed
 
@@ -63,7 +73,7 @@ class TwoWaySvd(Svd):
     terms put together; the public code departs from it. The estimate is made positive semi-definite. The budget is
     that of the truncation: M_i (M_i + 1) / 2 floats and, on the second leg, M_i M come on top.
 
-    A part without "residual", of a client that did not answer the second leg, counts without its cross term.
+    A sketch without "residual", of a client that did not answer the second leg, counts without its cross term.
     """
 
     name: ClassVar[str] = "svd-two-way"
@@ -81,20 +91,20 @@ class TwoWaySvd(Svd):
         return super().layout(total)
 
     def reference(
-        self, parts: Iterable[Part], objectives: tuple[str, ...], *, shared_seed: int, own_seed: int
+        self, sketches: Iterable[ClientSketch], objectives: tuple[str, ...], *, shared_seed: int, own_seed: int
     ) -> dict[str, NDArray[np.float32]]:
         """What the server sends to every client after the first leg: S, truncated like a Jacobian.
 
         Args:
-            parts: the messages of the first leg.
+            sketches: the messages of the first leg.
             objectives: which enter G; the rows of S.
             shared_seed: of the round.
             own_seed: of the round and the server.
 
         Raises:
-            SketchError: no parts, a message that does not fit, or a sum that float32 cannot hold.
+            SketchError: no sketches, a message that does not fit, or a sum that float32 cannot hold.
         """
-        S = self.total(parts, objectives, shared_seed=shared_seed)
+        S = self.total(sketches, objectives, shared_seed=shared_seed)
         if not S.size:
             raise SketchError("there is no reference without a client's message")
         left, right = randomised_svd(square(S), self.rank(len(S)), own_seed)
@@ -120,22 +130,22 @@ class TwoWaySvd(Svd):
         S = self.vectors(reference, len(objectives), shared_seed=0)
         return {"residual": narrow("residual", _product(A - self.vectors(own, len(A), shared_seed=0), S))}
 
-    def gram(self, parts: Iterable[Part], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
+    def gram(self, sketches: Iterable[ClientSketch], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
         """See the base; the objectives are those of the reference."""
         M = len(objectives)
         rest = np.zeros((M, M))
 
-        def heard() -> Iterable[Part]:
+        def heard() -> Iterable[ClientSketch]:
             nonlocal rest
-            for part in self._checked(parts):
-                place, weights = placed(part, objectives)
+            for sketch in self._checked(sketches):
+                place, weights = placed(sketch, objectives)
                 scaled = place * weights
-                rest += scaled @ from_factor(part.rows["factor"], len(weights)) @ scaled.T
-                if "residual" in part.rows:
-                    fits(part.rows, self.residual_layout(len(weights), M), self.name)
-                    cross = scaled @ part.rows["residual"].reshape(-1, M).astype(np.float64)
+                rest += scaled @ from_factor(sketch.rows["factor"], len(weights)) @ scaled.T
+                if "residual" in sketch.rows:
+                    fits(sketch.rows, self.residual_layout(len(weights), M), self.name)
+                    cross = scaled @ sketch.rows["residual"].reshape(-1, M).astype(np.float64)
                     rest += cross + cross.T
-                yield part
+                yield sketch
 
         S = self.total(heard(), objectives, shared_seed=shared_seed)
         return clip_to_psd(S @ S.T + rest)

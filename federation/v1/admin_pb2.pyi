@@ -55,41 +55,41 @@ JOIN_STRING_STATE_CANCELLED: JoinStringState.ValueType  # 4
 """An administrator has cancelled it."""
 Global___JoinStringState: _TypeAlias = JoinStringState  # noqa: Y015
 
-class _MemberPart:
+class _MemberOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _MemberPartEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemberPart.ValueType], _builtins.type):
+class _MemberOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemberOutcome.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    MEMBER_PART_UNSPECIFIED: _MemberPart.ValueType  # 0
+    MEMBER_OUTCOME_UNSPECIFIED: _MemberOutcome.ValueType  # 0
     """Unset."""
-    MEMBER_PART_REPLIED: _MemberPart.ValueType  # 1
+    MEMBER_OUTCOME_REPLIED: _MemberOutcome.ValueType  # 1
     """Its reply was accepted."""
-    MEMBER_PART_DECLINED: _MemberPart.ValueType  # 2
+    MEMBER_OUTCOME_DECLINED: _MemberOutcome.ValueType  # 2
     """The member would not, or could not, do the work."""
-    MEMBER_PART_REFUSED: _MemberPart.ValueType  # 3
+    MEMBER_OUTCOME_REFUSED: _MemberOutcome.ValueType  # 3
     """Its reply was refused for its content."""
-    MEMBER_PART_MISSING: _MemberPart.ValueType  # 4
+    MEMBER_OUTCOME_MISSING: _MemberOutcome.ValueType  # 4
     """No reply came before the deadline, or before the member was revoked."""
-    MEMBER_PART_NOT_NEEDED: _MemberPart.ValueType  # 5
+    MEMBER_OUTCOME_NOT_NEEDED: _MemberOutcome.ValueType  # 5
     """The round had enough replies without it, or the run ended: not a failure."""
 
-class MemberPart(_MemberPart, metaclass=_MemberPartEnumTypeWrapper):
-    """How a member's part in a round ended."""
+class MemberOutcome(_MemberOutcome, metaclass=_MemberOutcomeEnumTypeWrapper):
+    """How a round ended for a member."""
 
-MEMBER_PART_UNSPECIFIED: MemberPart.ValueType  # 0
+MEMBER_OUTCOME_UNSPECIFIED: MemberOutcome.ValueType  # 0
 """Unset."""
-MEMBER_PART_REPLIED: MemberPart.ValueType  # 1
+MEMBER_OUTCOME_REPLIED: MemberOutcome.ValueType  # 1
 """Its reply was accepted."""
-MEMBER_PART_DECLINED: MemberPart.ValueType  # 2
+MEMBER_OUTCOME_DECLINED: MemberOutcome.ValueType  # 2
 """The member would not, or could not, do the work."""
-MEMBER_PART_REFUSED: MemberPart.ValueType  # 3
+MEMBER_OUTCOME_REFUSED: MemberOutcome.ValueType  # 3
 """Its reply was refused for its content."""
-MEMBER_PART_MISSING: MemberPart.ValueType  # 4
+MEMBER_OUTCOME_MISSING: MemberOutcome.ValueType  # 4
 """No reply came before the deadline, or before the member was revoked."""
-MEMBER_PART_NOT_NEEDED: MemberPart.ValueType  # 5
+MEMBER_OUTCOME_NOT_NEEDED: MemberOutcome.ValueType  # 5
 """The round had enough replies without it, or the run ended: not a failure."""
-Global___MemberPart: _TypeAlias = MemberPart  # noqa: Y015
+Global___MemberOutcome: _TypeAlias = MemberOutcome  # noqa: Y015
 
 class _WarningKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -1085,7 +1085,7 @@ class MemberSummary(_message.Message):
     EVALUATIONS_MISSED_FIELD_NUMBER: _builtins.int
     FAILED_IN_A_ROW_FIELD_NUMBER: _builtins.int
     LAST_ROUND_FIELD_NUMBER: _builtins.int
-    LAST_PART_FIELD_NUMBER: _builtins.int
+    LAST_OUTCOME_FIELD_NUMBER: _builtins.int
     LAST_REASON_FIELD_NUMBER: _builtins.int
     LAST_REASON_ROUND_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
@@ -1108,7 +1108,7 @@ class MemberSummary(_message.Message):
     """The last rounds, in a row, in which it failed: declined, refused or missing; of the rounds that asked it."""
     last_round: _builtins.int
     """The last ended round that asked it for anything, evaluation included."""
-    last_part: Global___MemberPart.ValueType
+    last_outcome: Global___MemberOutcome.ValueType
     """How that round ended for it: its training, or its evaluation where only that failed."""
     last_reason: _builtins.str
     """Why a reply last failed to come or to count; empty when none ever did."""
@@ -1127,13 +1127,13 @@ class MemberSummary(_message.Message):
         evaluations_missed: _builtins.int = ...,
         failed_in_a_row: _builtins.int = ...,
         last_round: _builtins.int = ...,
-        last_part: Global___MemberPart.ValueType = ...,
+        last_outcome: Global___MemberOutcome.ValueType = ...,
         last_reason: _builtins.str = ...,
         last_reason_round: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_last_reason_round", b"_last_reason_round", "last_reason_round", b"last_reason_round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_reason_round", b"_last_reason_round", "asked", b"asked", "client_id", b"client_id", "declined", b"declined", "evaluations_missed", b"evaluations_missed", "failed_in_a_row", b"failed_in_a_row", "last_part", b"last_part", "last_reason", b"last_reason", "last_reason_round", b"last_reason_round", "last_round", b"last_round", "missing", b"missing", "not_needed", b"not_needed", "refused", b"refused", "replied", b"replied"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_reason_round", b"_last_reason_round", "asked", b"asked", "client_id", b"client_id", "declined", b"declined", "evaluations_missed", b"evaluations_missed", "failed_in_a_row", b"failed_in_a_row", "last_outcome", b"last_outcome", "last_reason", b"last_reason", "last_reason_round", b"last_reason_round", "last_round", b"last_round", "missing", b"missing", "not_needed", b"not_needed", "refused", b"refused", "replied", b"replied"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__last_reason_round: _TypeAlias = _typing.Literal["last_reason_round"]  # noqa: Y015
     _WhichOneofArgType__last_reason_round: _TypeAlias = _typing.Literal["_last_reason_round", b"_last_reason_round"]  # noqa: Y015

@@ -1,12 +1,16 @@
 """What each member did in a run: who replied, who did not and why."""
 
-from federation.v1.admin_pb2 import MemberPart, MemberSummary, Run
+from federation.v1.admin_pb2 import MemberOutcome, MemberSummary, Run
 from fedpareto.messages import name_of
 
 REASON_WIDTH = 200  # characters of a reason
 COUNTS = ("asked", "replied", "declined", "refused", "missing", "not_needed", "evaluations_missed")  # fields
 _FAILURES = ("declined", "refused", "missing", "evaluations_missed")
-_FAILED = (MemberPart.MEMBER_PART_DECLINED, MemberPart.MEMBER_PART_REFUSED, MemberPart.MEMBER_PART_MISSING)
+_FAILED = (
+    MemberOutcome.MEMBER_OUTCOME_DECLINED,
+    MemberOutcome.MEMBER_OUTCOME_REFUSED,
+    MemberOutcome.MEMBER_OUTCOME_MISSING,
+)
 
 
 def failures(member: MemberSummary) -> int:
@@ -19,19 +23,19 @@ def asked_last(run: Run) -> list[MemberSummary]:
     return [
         member
         for member in run.members
-        if member.last_round + 1 == run.rounds_done and member.last_part != MemberPart.MEMBER_PART_NOT_NEEDED
+        if member.last_round + 1 == run.rounds_done and member.last_outcome != MemberOutcome.MEMBER_OUTCOME_NOT_NEEDED
     ]
 
 
 def silent(run: Run) -> list[MemberSummary]:
     """The members that the last ended round asked, and whose reply did not come or does not count."""
-    return [member for member in asked_last(run) if member.last_part in _FAILED]
+    return [member for member in asked_last(run) if member.last_outcome in _FAILED]
 
 
 def said(member: MemberSummary) -> str:
     """How a member's last failure went: "site-c declined: failed: ..."."""
-    part = name_of(member, "last_part").lower()
-    words = {"declined": "declined", "refused": "was refused", "missing": "did not reply"}.get(part, part)
+    outcome = name_of(member, "last_outcome").lower()
+    words = {"declined": "declined", "refused": "was refused", "missing": "did not reply"}.get(outcome, outcome)
     return f"{member.client_id} {words}: {reason(member)}"
 
 
