@@ -214,15 +214,15 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table of the ratios of the two-way SVD's errors to CountSketch's, and of which is nearer to the exact values.
+    """A table of the ratios of the two-way SVD's errors to CountSketch's, and of what each estimates better.
 
     Args:
         rows: from `compare`, or from the CSV file.
     """
     by_sketch = {(*(row[key] for key in SETTING), row["sketch"], _number(row["budget"])): row for row in rows}
     lines = [
-        "| M | d | stage | CountSketch | two-way SVD | G | λ, min-norm | λ, FindWeights | CountSketch is nearer in "
-        "| SVD is nearer in |",
+        "| M | d | stage | CountSketch | two-way SVD | G | λ, min-norm | λ, FindWeights | CountSketch is better for "
+        "| SVD is better for |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for setting in dict.fromkeys(tuple(row[key] for key in SETTING) for row in rows):
@@ -232,12 +232,12 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
             ratios = [float(svd[key]) / float(count[key]) for key in ERRORS]
             cells = [M, f"{int(d):,}", stage, f"{mine:g} d", f"{theirs:g} d", *(f"{ratio:.1f}" for ratio in ratios)]
             lines.append(
-                "| " + " | ".join(map(str, [*cells, _nearer(ratios), _nearer([1 / x for x in ratios])])) + " |"
+                "| " + " | ".join(map(str, [*cells, _better_for(ratios), _better_for([1 / x for x in ratios])])) + " |"
             )
     return "\n".join(lines)
 
 
-def _nearer(ratios: Sequence[float]) -> str:
+def _better_for(ratios: Sequence[float]) -> str:
     """What a sketch estimates more accurately: G, λ (if both of its errors are smaller), both, or nothing.
 
     Args:

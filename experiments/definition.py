@@ -1,7 +1,8 @@
 """An experiment: a TOML file of the catalogue, with the published numbers as CSV files beside it.
 
 A cell of an experiment is one method under one condition; it is run once for every seed. Its run specification is the
-experiment's `spec` with the changes of the method, and then those of the condition.
+experiment's `spec` with the changes of the method, and then those of the condition. The classes are the sections of the
+file; docs/experiments.md describes their keys.
 """
 
 import re
@@ -17,8 +18,6 @@ from experiments.published import CATALOGUE, PublishedCurves, PublishedTable
 from federation.problems import explain
 from federation.runs import RunSpec, ServerSpec
 
-_KEYS = "docs/experiments.md lists the keys"
-
 Overrides = dict[str, Any]
 
 
@@ -31,16 +30,7 @@ class _Section(BaseModel):
 
 
 class Method(_Section):
-    """A row of the table.
-
-    Attributes:
-        name: the name in the paper.
-        spec: the changes to the experiment's specification.
-        conditions: the conditions under which the method is run; empty for all.
-        row: the columns and values that select the method's row of the published table.
-        curve: its key in the published curves.
-        x: its position on the horizontal axis of a plot of kind "sweep".
-    """
+    """A row of the table."""
 
     name: str = Field(min_length=1)
     spec: Overrides = {}
@@ -51,7 +41,7 @@ class Method(_Section):
 
 
 class Condition(_Section):
-    """A condition under which the methods are compared, such as an attack. For the attributes see `Method`."""
+    """A condition under which the methods are compared, such as an attack."""
 
     name: str = ""
     spec: Overrides = {}
@@ -59,13 +49,7 @@ class Condition(_Section):
 
 
 class Column(_Section):
-    """A measure in the table.
-
-    Attributes:
-        title: the heading of the column.
-        measure: a key of `measures.final`.
-        published: the column of the published table for comparison; column `published` + "_pm" holds the deviation.
-    """
+    """A measure in the table, with a column of the published table; its column NAME_pm holds the deviation."""
 
     title: str
     measure: str
@@ -73,22 +57,7 @@ class Column(_Section):
 
 
 class Plot(_Section):
-    """A figure.
-
-    Attributes:
-        kind: "curves" over rounds, "bars" of the methods, "sweep" of the methods over their `x`, "heat" map of
-            methods and conditions, "plane" of two objectives with the methods' paths and preferences, "radar" of
-            several objectives.
-        measure: a key of `measures.final`, or of `measures.rounds` for curves; the horizontal axis of a plane; the
-            common prefix of the measures of a radar chart.
-        title: the title of the figure.
-        axis: the label of the measure.
-        over: curves only: the horizontal measure, of `measures.rounds`.
-        against: planes only: the vertical measure.
-        x: the label of the horizontal axis of a sweep, or of curves that are not over rounds; of the vertical one of a
-            plane.
-        smooth: curves only: the number of evaluated rounds in the moving average.
-    """
+    """A figure. In a radar chart, `measure` is the common prefix of its measures."""
 
     kind: Literal["curves", "bars", "sweep", "heat", "plane", "radar"]
     measure: str
@@ -119,13 +88,7 @@ class Target(_Section):
 
 
 class Derived(_Section):
-    """Measures of several runs, or of the rounds of one run (`experiments.derived`).
-
-    Attributes:
-        targets: the first round that reaches each of these is found.
-        delta_m: by measure, the method that optimises it alone: the baseline of the others.
-        front: the losses of two objectives, in the task's order: the positions of the runs along the front.
-    """
+    """Measures of several runs, or of the rounds of one run (`experiments.derived`)."""
 
     targets: tuple[Target, ...] = ()
     delta_m: dict[str, str] = {}
@@ -133,11 +96,7 @@ class Derived(_Section):
 
 
 class Quick(_Section):
-    """The form that takes minutes on two cores: fewer seeds, methods and conditions, and a smaller specification.
-
-    Attributes:
-        data: replaces the experiment's data if the smaller specification has another task.
-    """
+    """The form that takes minutes on two cores."""
 
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     methods: tuple[str, ...] = ()
@@ -147,12 +106,7 @@ class Quick(_Section):
 
 
 class Cost(_Section):
-    """The measured core-seconds of a round with its evaluation, as a mean over the methods.
-
-    Attributes:
-        seconds: in the whole experiment.
-        quick: in the quick form.
-    """
+    """The measured core-seconds of a round with its evaluation, as means over the methods."""
 
     seconds: float = Field(gt=0)
     quick: float = Field(gt=0)
@@ -201,17 +155,7 @@ class Cell:
 
 
 class Experiment(_Section):
-    """An experiment as it is written.
-
-    Attributes:
-        name: the name of its file.
-        title: one line.
-        source: paper, and its table or figure.
-        data: paths in the data directory; one of them must exist. Empty if the task contains its data.
-        seeds: one run for each.
-        spec: the common run specification, without name and seed.
-        exclude_attackers: whether accuracies are those of honest clients only.
-    """
+    """An experiment as it is written. Its `spec` has neither name nor seed."""
 
     name: str
     title: str
@@ -254,11 +198,7 @@ class Experiment(_Section):
         return [method.name for method in self.methods], [condition.name for condition in self.conditions]
 
     def cells(self, methods: Sequence[str] = (), conditions: Sequence[str] = ()) -> tuple[Cell, ...]:
-        """Every method under each of its conditions.
-
-        Args:
-            methods: only these, by name; all if empty.
-            conditions: likewise.
+        """The methods of these names under each of their conditions of these names; all if no names are given.
 
         Raises:
             ExperimentError: no such method or condition.
@@ -329,12 +269,7 @@ class Experiment(_Section):
 
 
 def parse(name: str, text: str, place: Traversable = CATALOGUE) -> Experiment:
-    """Reads the TOML document of an experiment.
-
-    Args:
-        name: the experiment's name.
-        text: the document.
-        place: the directory of the CSV files that it names.
+    """Reads the TOML document of an experiment, whose CSV files are in the directory `place`.
 
     Raises:
         ExperimentError: it is not valid; the message names each wrong key.
@@ -344,7 +279,7 @@ def parse(name: str, text: str, place: Traversable = CATALOGUE) -> Experiment:
     except tomllib.TOMLDecodeError as error:
         raise ExperimentError(f"{name}: not a TOML document: {error}") from error
     except ValidationError as error:
-        problems = "\n".join(explain(problem, _KEYS) for problem in error.errors())
+        problems = "\n".join(explain(problem, "docs/experiments.md lists the keys") for problem in error.errors())
         raise ExperimentError(f"{name}: {problems}") from error
 
 

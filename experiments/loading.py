@@ -1,11 +1,4 @@
-"""Finds experiments: in the catalogue of this package, in other packages, and in files.
-
-Another package adds an experiment with an entry point of the group `fedpareto.experiments`. The name of the entry point
-is the experiment's, its value is the package that contains NAME.toml and the CSV files which NAME.toml names:
-
-    [project.entry-points."fedpareto.experiments"]
-    fair-digits = "my_package.experiments"
-"""
+"""Finds experiments: in the catalogue of this package, in other packages (docs/plugins.md), and in files."""
 
 from importlib.resources import files
 from importlib.resources.abc import Traversable

@@ -38,11 +38,7 @@ _FLOAT = 4  # bytes
 
 
 def final(history: "History", *, exclude: Collection[str] = ()) -> Measures:
-    """The measures of a finished run, with its last model.
-
-    Args:
-        history: of the run.
-        exclude: clients whose accuracies and losses do not count.
+    """The measures of a finished run, with its last model, and without the accuracies and losses of excluded clients.
 
     Returns:
         `mean`, `std`, `variance`, `worst`, `best`, `worst5`, `best5`, `p5`, `p95` of the clients' test accuracies (%)
@@ -90,11 +86,8 @@ def rounds(history: "History", *, exclude: Collection[str] = ()) -> list[Measure
     `steps` is the number of local steps of a client up to the round, if the specification gives one; `uploaded` is the
     amount that each participant sent up to the round (MB): over the rounds, the sum of the bytes of all phases divided
     by the participants. `agreement` is the mean over the participants of the cosine of the update with the direction.
-    It is small if clients disagree, and also if few steps on minibatches make the updates noisy.
-
-    Args:
-        history: of the run.
-        exclude: clients whose accuracies and losses do not count.
+    It is small if clients disagree, and also if few steps on minibatches make the updates noisy. Accuracies and losses
+    of excluded clients do not count.
     """
     tested, losses = _accuracies(history, exclude), _losses(history, exclude)
     records = {record["round"]: record for record in history.round_records}

@@ -16,13 +16,7 @@ _PACKAGES = ("fedpareto", "numpy", "torch", "torchvision", "scikit-learn", "pand
 
 
 def session(words: Sequence[str], began: datetime, device: str) -> Session:
-    """The call of a command that makes runs.
-
-    Args:
-        words: the command line, beginning with the command's name.
-        began: when it began.
-        device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
-    """
+    """The call of a command, given as its command line `words`, that trains clients on a device."""
     return Session(command(words), began.isoformat(), _hardware(device), _versions(), _commit())
 
 
@@ -51,11 +45,7 @@ def _versions() -> dict[str, str]:
 
 
 def command(words: Sequence[str]) -> str:
-    """A command line with names in place of this machine's directories.
-
-    Args:
-        words: the command line, beginning with the command's name.
-    """
+    """A command line with names in place of this machine's directories."""
     shown = list(words)
     for option in ("--data", "--out", "--code"):
         for index, word in enumerate(shown):

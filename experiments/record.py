@@ -59,14 +59,7 @@ class Record:
 
 
 def write(store: Store, experiment: str, results: Sequence[Result], failed: Mapping[str, str]) -> Record:
-    """Writes run.json and, if there are results, results.csv and curves.csv.
-
-    Args:
-        store: the directory.
-        experiment: the experiment's name.
-        results: of all runs of the table.
-        failed: the reasons of failed runs, by the label of the run.
-    """
+    """Writes run.json and, if there are results, results.csv and curves.csv. For `failed` see `Record`."""
     if results:
         write_results(store.directory / RESULTS, results)
         _write(store.directory / CURVES, ((item, measures) for item in results for measures in item.rounds))

@@ -122,9 +122,7 @@ class DamagedError(ValueError):
 class Store:
     """The directory of an experiment's results: `runs/` for finished runs, `work/` for interrupted ones.
 
-    Args:
-        directory: the directory.
-        session: the call that makes the runs that are kept.
+    `keep` stores runs as made by `session`.
     """
 
     def __init__(self, directory: Path, session: Session | None = None) -> None:
@@ -191,12 +189,8 @@ class Store:
 def difference(stored: Any, now: Any, given: Any) -> str:
     """The first key in which two specifications differ, with both values; empty if there is none.
 
-    A key that is missing in the stored specification counts as its default, unless it was given.
-
-    Args:
-        stored: the specification of a stored run.
-        now: the specification of the experiment.
-        given: the same as it is written, without the defaults.
+    `given` is the specification `now` as it is written, without defaults. A key that is missing in the stored
+    specification counts as its default, unless it was given.
     """
     return next(_differences("", stored, now, given), "")
 

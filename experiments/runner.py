@@ -78,12 +78,7 @@ Tell = Callable[[Event], object]
 
 
 class Runner:
-    """Makes runs and stores their results.
-
-    Args:
-        store: where results and the state of interrupted runs are kept.
-        settings: how runs are made.
-    """
+    """Makes runs, and keeps results and the state of interrupted runs in a store."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
@@ -98,12 +93,7 @@ class Runner:
             self._current.stop()
 
     def run(self, jobs: Sequence[Job], tell: Tell) -> None:
-        """Makes runs, and continues interrupted ones.
-
-        Args:
-            jobs: the runs.
-            tell: called with each event.
-        """
+        """Makes runs, and continues interrupted ones. Calls `tell` with each event."""
         if self._settings.parallel > 1:
             self._run_in_children(jobs, tell)
             return
@@ -159,11 +149,13 @@ class Runner:
         events: multiprocessing.Queue[Event] = context.Queue()
         waiting, children = list(jobs), list[_Child]()
         while any(child.job for child in children) or (waiting and not self._stopping):
-            while waiting and not self._stopping and (child := self._idle(children, context, events)):
-                child.begin(waiting.pop(0))
-            if self._stopping:
-                for child in children:
+            while not self._stopping and len(children) < min(self._settings.parallel, len(jobs)):
+                children.append(_Child(context, self._store, self._settings, events))
+            for child in children:
+                if self._stopping:
                     child.process.terminate()  # its handler stops the run
+                elif waiting and child.job is None and child.process.is_alive():
+                    child.begin(waiting.pop(0))
             # Before the look at the queue, which then holds all events of these children.
             ended = [child for child in children if not child.process.is_alive()]
             with suppress(Empty):
@@ -179,16 +171,6 @@ class Runner:
                     tell(Event(child.job, kind, reason=f"its process ended with {child.process.exitcode}"))
         for child in children:
             child.end()
-
-    def _idle(self, children: "list[_Child]", context: ForkServerContext, events: Any) -> "_Child | None":
-        """A child without a job, started if necessary; None at the limit."""
-        for child in children:
-            if child.job is None and child.process.is_alive():
-                return child
-        if len(children) >= self._settings.parallel:
-            return None
-        children.append(_Child(context, self._store, self._settings, events))
-        return children[-1]
 
 
 def other(store: Store, job: Job) -> str:

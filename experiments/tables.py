@@ -68,10 +68,7 @@ def published(experiment: Experiment, cell: Cell, column: Column) -> Spread:
 def comparison(experiment: Experiment, results: Sequence[Result], *, narrow: bool = False) -> Table:
     """A row for each cell with results: the measured number, the published number, and their difference.
 
-    Args:
-        experiment: the experiment.
-        results: of its runs.
-        narrow: show the means alone, with the difference in brackets.
+    A narrow table shows means only, with the difference in brackets.
     """
     conditions, rates = any(item.name for item in experiment.conditions), _some_rate_changes(results)
     header = [_METHOD, *[_CONDITION] * conditions, *[_RATE] * rates, "Seeds"]

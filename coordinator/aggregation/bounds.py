@@ -1,4 +1,4 @@
-"""How much one client may contribute to a rule over objectives, which takes gradients as clients send them."""
+"""Bounds on the gradients and updates of one client, for algorithms for objectives."""
 
 from collections.abc import Mapping
 from typing import Final, TypeVar

@@ -1,4 +1,4 @@
-"""What rules over objectives share: whose gradients count for which objective, and how weights are found from G.
+"""The common code of algorithms for objectives: whose gradients count for which objective, and the weights from G.
 
 With the indicator matrix A (client i serves objective k or does not), an objective is the mean over its clients,
 F_k = sum_i p_ik f_ik with p_ik = p_i / P_k for those that serve it, where p is the prior (1/m, or by samples) and P_k

@@ -118,7 +118,7 @@ class Coordinates:
 
 @dataclass(frozen=True, kw_only=True)
 class Objectives:
-    """What a rule over objectives found.
+    """The weights of an algorithm for objectives in one round.
 
     Attributes:
         names: of the M objectives that somebody served in this round, in the task's order.

@@ -161,7 +161,7 @@ def stop(stub: "AdminStub", run: RunName, reason: Reason = "", yes: Yes = False)
 
 @app.command()
 def watch(context: typer.Context, run: RunName, home: Home = None, as_json: JsonOption = False) -> None:
-    """Show the rounds of a run so far, and follow it until it ends.
+    """Show the rounds of a run until it ends.
 
     Ctrl-C stops watching, not the run. Watching goes on when the coordinator restarts. With --json each change is one
     JSON object on a line.

@@ -20,12 +20,7 @@ def data_is_there(experiment: Experiment, data: Path | None) -> bool | None:
 
 
 def show(data: Path | None, *, as_json: bool) -> None:
-    """Prints the experiments, and those that cannot be used.
-
-    Args:
-        data: the data directory.
-        as_json: whether to print a JSON document.
-    """
+    """Prints the experiments, and those that cannot be used."""
     packages = {offer.name: {"package": offer.package} for offer in loading.plugins()}
     usable, unusable = list[dict[str, Any]](), list[dict[str, Any]]()
     for name in loading.names():

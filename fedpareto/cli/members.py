@@ -17,7 +17,7 @@ else:
     document, render_members = map(Late, ("fedpareto.cli.document", "fedpareto.cli.render_members"))
 
 
-@app.command("join-string")
+@app.command()
 def join_string(
     context: typer.Context,
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="Name of the new client, such as hospital-a.")],
@@ -51,7 +51,7 @@ def join_strings(
 
 
 @command()
-def cancel_join_strings(stub: "AdminStub", client: ClientName) -> Answer:
+def cancel_join_string(stub: "AdminStub", client: ClientName) -> Answer:
     """Cancel the unused join strings for a name."""
     response = stub.CancelJoinStrings(v1.CancelJoinStringsRequest(client_id=client))
     return response, f"join strings of {client} that were cancelled: {len(response.join_strings)}"
@@ -59,7 +59,7 @@ def cancel_join_strings(stub: "AdminStub", client: ClientName) -> Answer:
 
 @command(reads=True)
 def clients(stub: "AdminStub") -> Answer:
-    """List the members: state, attendance, tasks, certificates."""
+    """List the members and their tasks."""
     response = messages.whole(stub.ListClients, v1.ListClientsRequest())
     return response, lambda: render_members.clients(response.clients)
 
@@ -80,7 +80,7 @@ def revoke(stub: "AdminStub", client: ClientName, reason: Reason = "", yes: Yes 
 
 @command(reads=True)
 def admins(stub: "AdminStub") -> Answer:
-    """List the administrators: roles, certificates, last call."""
+    """List the administrators."""
     response = stub.ListAdministrators(v1.ListAdministratorsRequest())
     return response, lambda: render_members.administrators(response.administrators)
 

@@ -86,7 +86,7 @@ class Rehearsal:
         start_coordinator(self._processes, self.home, self._logs / "coordinator.log")
 
     def enroll(self, stub: AdminStub) -> None:
-        """Lets each member join with a one-time token: it gets its own keys and certificate."""
+        """Lets each member join with a join string and get its own keys and certificate."""
         joining = []
         for name in self.names:
             join = stub.CreateJoinString(CreateJoinStringRequest(client_id=name)).join_string
