@@ -86,9 +86,9 @@ def test_a_run_specification_takes_no_text_for_a_number() -> None:
 
 
 def test_a_coordinator_that_shall_aggregate_on_a_gpu_does_not_start_without_one(centre: Path, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
+        pytest.skip("this machine has a GPU, so the coordinator would start")
     home = shutil.copytree(centre, tmp_path / "home")
     settings = home / "coordinator.toml"
     settings.write_text(settings.read_text().replace('device = "cpu"', 'device = "cuda"'))

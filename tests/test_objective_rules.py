@@ -412,7 +412,7 @@ def test_without_losses_a_preference_cannot_be_followed() -> None:
 @pytest.mark.parametrize("normalise", [False, True])
 def test_weights_are_a_distribution_whatever_the_scale_of_the_losses(weights: str, normalise: bool) -> None:
     if weights.startswith("torchjd"):
-        pytest.importorskip("torchjd")
+        pytest.importorskip("torchjd", reason="TorchJD is not installed")
     found = []
     for scale in (1.0, 1e4):
         clients = Clients(ALL)

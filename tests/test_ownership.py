@@ -75,7 +75,7 @@ def kept(home: Home) -> dict[Path, bytes | None]:
 
 def test_a_database_server_without_the_federation_is_not_served(tmp_path: Path, database_url: str) -> None:
     if database_url.startswith("sqlite"):
-        pytest.skip("a missing file is another test")
+        pytest.skip("SQLite has a file, not a server; another test removes the file")
     home = make(tmp_path / "home")
     settings = home.directory / "coordinator.toml"
     settings.write_text(settings.read_text().replace("sqlite:///coordinator.db", database_url))

@@ -1,4 +1,4 @@
-"""Join strings: made, listed, cancelled; the record has the hash of the secret. Functions of a session."""
+"""Makes, lists and cancels join strings in a session of the database."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -41,15 +41,7 @@ def create_join_string(
 
 
 def join_strings(session: Session, *, every: bool, now: datetime, start: int, count: int) -> Sequence[JoinString]:
-    """Join strings, newest first.
-
-    Args:
-        session: where to read.
-        every: those that were used, cancelled or have expired, too.
-        now: the time.
-        start: how many are left out.
-        count: at most so many.
-    """
+    """The open join strings, or every one, newest first: at most `count` of them, after the first `start`."""
     query = select(JoinString).order_by(JoinString.created.desc(), JoinString.secret_hash)
     if not every:
         query = query.where(JoinString.used.is_(None), JoinString.cancelled.is_(None), JoinString.expires > now)

@@ -8,7 +8,7 @@ from peer_rounds import Matrix, Round, Vector, rounds
 
 from coordinator.aggregation import aggregate
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("krum", reason="the package krum needs Python 3.12 or newer")
 from krum.primitives.aggregators.geometric_median import GeometricMedian  # noqa: E402 - after the check
 from krum.primitives.aggregators.krum import Krum  # noqa: E402
