@@ -16,8 +16,6 @@ from experiments.tables import SKIPPED, Spread, ours
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Series = NDArray[np.float64]
-
 
 def draw(experiment: Experiment, results: Sequence[Result], directory: Path) -> list[Path]:
     """Draws each figure of an experiment for which there are results, and removes the others.
@@ -67,7 +65,7 @@ def _curves(axes: "Axes", experiment: Experiment, plot: Plot, results: Sequence[
     return shown
 
 
-def _mean_curve(results: Sequence[Result], *names: str) -> tuple[Series, ...]:
+def _mean_curve(results: Sequence[Result], *names: str) -> tuple[NDArray[np.float64], ...]:
     """Measures in the rounds that every seed has evaluated, in their order, each as a mean over the seeds."""
     curves = [
         {
