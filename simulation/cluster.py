@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from federation.tasks import Splits, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.work.base import Result
-from federation.work.computation import Computation
+from federation.work.computation import AtBase
 from simulation import SimulationError
 from simulation.local import LocalWork, Loop, Outcome, Serves, Stopped
 
@@ -39,7 +39,7 @@ class _Trainers:
         """Answers when the clients are there."""
 
     def compute(
-        self, base: NDArray[np.float32], computations: dict[str, Computation], seed: int, round_: int
+        self, base: NDArray[np.float32], computations: dict[str, AtBase], seed: int, round_: int
     ) -> dict[str, Result | int]:
         """As `LocalWork.compute`; where training diverged, the step: an exception would lose it on its way."""
         outcomes = self._loop.compute(base, computations, seed=seed, round=round_, stopped=lambda: False)
@@ -85,7 +85,7 @@ class RayWork(LocalWork):
     def compute(
         self,
         base: NDArray[np.float32],
-        computations: Mapping[str, Computation],
+        computations: Mapping[str, AtBase],
         *,
         seed: int,
         round: int,  # noqa: A002 - the field's own word, as everywhere

@@ -5,9 +5,10 @@ reason. Updates stay in memory, unless the algorithm needs them in later rounds.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ from federation.v1 import common_pb2
 from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
 from federation.vectors import model_layout, model_row, payload_bytes
 from federation.work.base import Client, Memory, Result, RowSchema, Shape, Work, WorkError, payload_layout
-from federation.work.computation import Computation, Descend, Measure
+from federation.work.computation import Computation, Descend, Measure, MeasureAlong, training_losses
 from federation.work.train.work import Train
 from simulation.local import LocalWork, Outcome
 from simulation.population import Population
@@ -202,10 +203,27 @@ class SimulatedFleet(Fleet):
                     computation = replace(computation, targets=targets, idle=not attack.trains)
                 computations[name] = computation
         outcomes: dict[str, Outcome] = {name: Result({}, {}, {}, self._population.samples[name]) for name in clients}
-        outcomes |= self._local.compute(base, computations, seed=spec.seed, round=question.round, stopped=self._stopped)
-        if any(not isinstance(computation, Measure) for computation in computations.values()):
+        outcomes |= self._computed(question, base, computations)
+        if any(not isinstance(computation, Measure | MeasureAlong) for computation in computations.values()):
             self._attack(question, base, outcomes)
         return {name: _handed_in(works[name], members[name], outcomes[name]) for name in clients}
+
+    def _computed(
+        self, question: Question, base: Vector, computations: Mapping[str, Computation]
+    ) -> dict[str, Outcome]:
+        """What each client computes. Of a line search, all clients measure one model after the other."""
+        compute = partial(self._local.compute, seed=self._run.spec.seed, round=question.round, stopped=self._stopped)
+        along = [one for one in computations.values() if isinstance(one, MeasureAlong)]
+        if not along:
+            return compute(base, {name: one for name, one in computations.items() if not isinstance(one, MeasureAlong)})
+        everybody = dict.fromkeys(computations, Measure(splits=("train",)))
+        metrics: dict[str, dict[str, Mapping[str, float]]] = {client: {} for client in computations}
+        for name, model in along[0].models(base):
+            for client, outcome in compute(model, everybody).items():
+                if isinstance(outcome, Result):
+                    metrics[client][name] = outcome.metrics
+        samples = self._population.samples
+        return {client: Result({}, {}, training_losses(found), samples[client]) for client, found in metrics.items()}
 
     def _first(self, question: Question) -> list[str]:
         """Who replies before the round has as many as it wants; by lot, where more were asked."""

@@ -10,7 +10,7 @@ from federation.tasks import Splits, Task
 from federation.training import TrainingDiverged
 from federation.training.trainer import Trainer
 from federation.work.base import Result
-from federation.work.computation import Computation
+from federation.work.computation import AtBase
 
 Outcome = Result | TrainingDiverged
 Stopped = Callable[[], bool]
@@ -24,7 +24,7 @@ class LocalWork(ABC):
     def compute(
         self,
         base: NDArray[np.float32],
-        computations: Mapping[str, Computation],
+        computations: Mapping[str, AtBase],
         *,
         seed: int,
         round: int,  # noqa: A002 - the field's own word, as everywhere
@@ -67,7 +67,7 @@ class Loop(LocalWork):
     def compute(
         self,
         base: NDArray[np.float32],
-        computations: Mapping[str, Computation],
+        computations: Mapping[str, AtBase],
         *,
         seed: int,
         round: int,  # noqa: A002 - the field's own word, as everywhere

@@ -22,7 +22,7 @@ from federation.training.determinism import deterministic, training_seed
 from federation.training.objectives import Measured, correct, served
 from federation.training.sgd import Descent
 from federation.work.base import Result
-from federation.work.computation import SPLITS, Computation, Descend, Differentiate, LocalSgd, Measure
+from federation.work.computation import SPLITS, AtBase, Descend, Differentiate, LocalSgd, Measure
 from simulation.local import LocalWork, Outcome, Serves, Stopped
 
 _GATHERED = 32  # minibatches at a time
@@ -50,7 +50,7 @@ class Stacked(LocalWork):
     def compute(
         self,
         base: NDArray[np.float32],
-        computations: Mapping[str, Computation],
+        computations: Mapping[str, AtBase],
         *,
         seed: int,
         round: int,  # noqa: A002 - the field's own word, as everywhere
@@ -75,7 +75,7 @@ class Stacked(LocalWork):
             for name, computation in computations.items()
         }
 
-    def _alike(self, name: str, computation: Computation) -> object:
+    def _alike(self, name: str, computation: AtBase) -> object:
         """Equal for clients whose computations can be stacked."""
         match computation:
             case Descend():
@@ -86,7 +86,7 @@ class Stacked(LocalWork):
                 return computation
 
     def _measured(
-        self, start: list[Tensor], computations: Mapping[str, Computation], stopped: Stopped
+        self, start: list[Tensor], computations: Mapping[str, AtBase], stopped: Stopped
     ) -> dict[str, dict[str, Measured]]:
         """What the base model scores on the splits that each client measures, by client and split."""
         found: dict[str, dict[str, Measured]] = {name: {} for name in computations}
@@ -97,7 +97,7 @@ class Stacked(LocalWork):
         return found
 
     def _rows(
-        self, start: list[Tensor], works: list[Computation], members: list[str], keys: list[int], stopped: Stopped
+        self, start: list[Tensor], works: list[AtBase], members: list[str], keys: list[int], stopped: Stopped
     ) -> dict[str, Outcome]:
         """The rows of clients whose computations are alike."""
         match works[0]:
@@ -114,7 +114,7 @@ class Stacked(LocalWork):
                 return {name: Result({}, {}, {}, 0) for name in members}
 
     def _outcome(
-        self, name: str, computation: Computation, outcome: Outcome, measured: Mapping[str, Measured], seconds: float
+        self, name: str, computation: AtBase, outcome: Outcome, measured: Mapping[str, Measured], seconds: float
     ) -> Outcome:
         """A client's rows and what it measured."""
         samples = len(self._splits[name]["train"])
@@ -303,7 +303,7 @@ class Stacked(LocalWork):
         return Dataset(data.x.detach().to(self._device), data.y.detach().to(self._device))
 
 
-def _splits_of(computation: Computation) -> tuple[str, ...]:
+def _splits_of(computation: AtBase) -> tuple[str, ...]:
     """The splits that a computation measures."""
     if isinstance(computation, Measure):
         return computation.splits

@@ -24,6 +24,7 @@ Vector = NDArray[np.float64]
 # Those left out have no coefficients, or no single row for each client.
 NAMES = tuple(name for name in algorithms() if name not in {"median", "trimmed-mean", "fsmgda"})
 OVER_OBJECTIVES = {"scalarised", "fedcmoo", "fedcmoo-pref"}  # whose rounds are in test_objective_rules
+SEARCHING = {"fedmdfg"}  # whose rounds have a phase more, and are in test_fedmdfg
 chains = st.lists(st.sampled_from(["normalise", "clip", "arc", "nnm", "bucket"]), unique=True)
 
 
@@ -200,7 +201,7 @@ def test_rows_that_cancel_in_a_mean_are_zero_not_rounding() -> None:
     assert not result.direction.any()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in OVER_OBJECTIVES])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OVER_OBJECTIVES | SEARCHING])
 def test_a_round_goes_through_the_stages(name: str) -> None:
     U = matrix("random", 9, 6, seed=0)
     replies = Replies(

@@ -17,7 +17,7 @@ from coordinator.aggregation.rules import Rows
 from federation.vectors import update_layout, update_rows, write_vectors
 
 # The others need losses or accuracies, or several updates, or have no coefficients.
-OTHERS = {"q-fedavg", "afl", "adafed", "fedfa", "fedfv", "krum", "multi-krum", "median", "trimmed-mean"}
+OTHERS = {"q-fedavg", "afl", "adafed", "fedfa", "fedfv", "fedmdfg", "krum", "multi-krum", "median", "trimmed-mean"}
 OVER_OBJECTIVES = {"scalarised", "fsmgda", "fedcmoo", "fedcmoo-pref"}  # whose rounds are in test_objective_rules
 NAMES = tuple(name for name in algorithms() if name not in OTHERS)
 MGDA = ("fedmgda", "fedmgda+")

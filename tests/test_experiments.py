@@ -842,6 +842,7 @@ def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
     assert set(there) == set(names())
     without_data = [
         "drift-digits",
+        "fair-digits",
         "improved-digits",
         "objectives-digits",
         "objectives-served",

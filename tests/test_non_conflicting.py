@@ -21,6 +21,7 @@ CLAIMS: list[tuple[str, dict[str, Any], float]] = [
     ("dual-cone", {}, 1e-6),
     ("nash-mtl", {}, 0.0),
     ("adafed", {}, 1e-6),
+    ("fedmdfg", {}, 1e-6),
 ]
 
 

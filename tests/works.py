@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, JacobianWork, ResidualWork, TrainWork
+from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, JacobianWork, ResidualWork, SearchWork, TrainWork
 
 MESSAGES: dict[str, type[Any]] = {
     "train": TrainWork,
     "evaluate": EvaluateWork,
     "jacobian": JacobianWork,
     "residual": ResidualWork,
+    "search": SearchWork,
 }
 
 

@@ -20,7 +20,7 @@ from federation.v1.common_pb2 import Input, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
 from federation.vectors import Vector, read_vector
 from federation.work.base import Client, Lane, Result, WorkError, payload_layout
-from federation.work.computation import Computation, Descend, Measure
+from federation.work.computation import Computation, Descend, Measure, MeasureAlong
 from worker import software
 from worker.assignments import Declined, Order
 from worker.attacker import Attacker
@@ -89,7 +89,8 @@ class Execution:
             memory=self.sessions.begin(order),
             inputs={item.name: self._input(order, item, control) for item in manifest.inputs},
         )
-        computation = work.computation(client)
+        with _declining(manifest.assignment_id):
+            computation = work.computation(client)
         base = None if computation is None else self._base_model(order, control)
         self.sessions.answer(order)
         self.events.tell_of(manifest, work.doing, work.doing, kind=manifest.kind)
@@ -122,7 +123,7 @@ class Execution:
             progress=control.progress,
             stopped=control.stopped,
         )
-        if attacker is None or isinstance(computation, Measure):
+        if attacker is None or isinstance(computation, Measure | MeasureAlong):
             return honest
         return attacker.distort(manifest, honest, now=self.session.now(), pause=control.pause)
 

@@ -31,6 +31,7 @@ from federation.work.computation import LocalSgd
 from federation.work.evaluate.work import Evaluate
 from federation.work.jacobian.work import Jacobian
 from federation.work.residual.work import REFERENCE, Residual
+from federation.work.search.work import DIRECTION, Search, direction_layout
 from federation.work.train.work import Train
 
 if TYPE_CHECKING:
@@ -206,6 +207,29 @@ class Evaluation(Phase):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LineSearch(Phase):
+    """Ask for the losses on the training splits at several steps along one direction.
+
+    Attributes:
+        direction: d, (d,).
+        steps: the clients measure w_t - s d for each step s.
+    """
+
+    kind: ClassVar[type[Work]] = Search
+
+    direction: NDArray[np.float32]
+    steps: tuple[float, ...]
+
+    def work(self, asked: Asked) -> Search:
+        """The same for everybody."""
+        return Search(steps=self.steps)
+
+    def inputs(self) -> Mapping[str, bytes]:
+        """The direction."""
+        return {DIRECTION: b"".join(payload_bytes(direction_layout(len(self.direction)), {DIRECTION: self.direction}))}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reply:
     """What one client answered.
 
@@ -295,6 +319,7 @@ class RoundContext:
         encoder: the columns of the encoder; none where they are not known.
         seed: of the run.
         local_rate: eta_l, the clients' learning rate.
+        server_rate: eta_t, the server's learning rate in this round.
         selected: the round's clients.
         draw: an independent choice of as many clients as the round selected, by a word that says what it is for.
         revoked: the clients that have been shut out by now.
@@ -312,6 +337,7 @@ class RoundContext:
     encoder: tuple[slice, ...] = ()
     seed: int = 0
     local_rate: float = LOCAL_RATE
+    server_rate: float = 1.0
     selected: Mapping[str, "Selected"] = field(default_factory=dict)
     draw: Callable[[str], tuple[str, ...]] = _nobody
     revoked: Callable[[], frozenset[str]] = frozenset
@@ -414,6 +440,7 @@ class Step:
         consulted: the replies to the round's earlier phases that the combination was found from.
         forgotten: revoked clients, whose updates the algorithm's state no longer refers to.
         combined: the vector that is combined already, (d,); None where the rows of the replies are combined.
+        size: what the direction is multiplied by besides the server's learning rate: what a line search chose.
     """
 
     replies: Replies
@@ -422,6 +449,7 @@ class Step:
     consulted: tuple[Reply, ...] = ()
     forgotten: tuple[str, ...] = ()
     combined: NDArray[np.float32] | None = None
+    size: float = 1.0
 
     @property
     def rows(self) -> list[Row]:

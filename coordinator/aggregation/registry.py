@@ -18,6 +18,7 @@ from coordinator.aggregation.fedavg_n import FedAvgN
 from coordinator.aggregation.fedcmoo import FedCMOO, FedCMOOPref
 from coordinator.aggregation.fedfa import FedFa
 from coordinator.aggregation.fedfv import FedFV
+from coordinator.aggregation.fedmdfg import FedMDFG
 from coordinator.aggregation.fedmgda import FedMGDA
 from coordinator.aggregation.fedmgda_auto import FedMGDAAuto
 from coordinator.aggregation.fedmgda_plus import FedMGDAPlus
@@ -66,6 +67,7 @@ _ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
             AdaFed,
             FedFa,
             FedFV,
+            FedMDFG,
             Krum,
             MultiKrum,
             Median,

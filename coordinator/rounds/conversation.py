@@ -7,6 +7,7 @@ from sqlalchemy import func, select
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.phases import Phase, Replies, RoundContext, RoundGenerator, Step
 from coordinator.aggregation.qp import UnsolvedError
+from coordinator.aggregation.registry import server_rate
 from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.streaming import one_thread
 from coordinator.rounds import selection
@@ -95,6 +96,7 @@ class Conversation:
             memory = read_memory(session, self._run, self._around.evidence, current.number, current.base_model)
             known = self._fleet.known(session)
         layout = model_layout(self._around.blobs.local(current.base_model))
+        server = self._spec.server
         return RoundContext(
             number=current.number,
             attempt=current.attempt,
@@ -108,6 +110,9 @@ class Conversation:
             encoder=encoder_columns(layout),
             seed=self._spec.seed,
             local_rate=self._spec.train.learning_rate,
+            server_rate=server_rate(
+                server.learning_rate, server.decay, current.number, self._spec.rounds, server.decay_every
+            ),
             selected={name: known[name] for name in current.selected if name in known},
             draw=partial(self._draw, current),
             revoked=self._revoked,

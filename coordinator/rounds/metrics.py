@@ -107,7 +107,7 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "preferred, at most log M",
             f"6.5, 9.4; {_ASKIN}",
         ),
-        "step/rate": ("the server's learning rate of the round", "12"),
+        "step/rate": ("the server's learning rate of the round, times the step size that a line search chose", "12"),
         "bytes/up": (
             "bytes of the payloads that clients sent, accepted or refused (a refused one with its declared "
             "size); without the signed envelopes, about 1 kB each, and without TLS",

@@ -289,8 +289,11 @@ def _outcome(state: AssignmentState, reason: str) -> Outcome:
 
 
 def _decided(member: MemberRound, outcome: Outcome, why: str, cosine: float | None) -> MemberRound:
-    """A member's round with one more phase that the step depends on, later than those before."""
-    known = math.nan if cosine is None else cosine
+    """A member's round with one more phase that the step depends on, later than those before.
+
+    `cosine` is of its update with the step; None where the phase asked for no update.
+    """
+    known = member.cosine if cosine is None else cosine
     return MemberRound(member.client_id, outcome, member.evaluation, why if outcome.failed else "", known)
 
 

@@ -54,7 +54,7 @@ class Stepped:
         model: the digest of the new model, from which the next round trains; that of the old one when the step is
             stationary.
         result: the digest of the model that the run has come to, which is evaluated and deployed.
-        rate: the server's learning rate of the round.
+        rate: the server's learning rate of the round, times the step size that a line search chose.
         gram: the digest of the Gram matrix.
         combined: the digest of the vector that was combined already; None where rows were combined.
         memory: of the run, after the step.
@@ -106,7 +106,7 @@ def make_step(
         Skipped: the new model, or a vector, would not be finite.
     """
     server = spec.server
-    rate = server_rate(server.learning_rate, server.decay, number, spec.rounds, server.decay_every)
+    rate = step.size * server_rate(server.learning_rate, server.decay, number, spec.rounds, server.decay_every)
     direction = Direction(step.combination, step.rows, step.gram, device=device)
     vectors = dict(memory.vectors)
     averaged = (memory.averaged or 0) if algorithm.averages else None

@@ -165,8 +165,8 @@ def _participation(
 ) -> messages.Participation:
     """One client's part, from its assignments in the order of the phases.
 
-    State and update are those of the last phase that the client was asked in; the reason names it where the round went
-    on to another phase, `final`, without the client.
+    The state is that of the last phase that the client was asked in; the reason names it where the round went on to
+    another phase, `final`, without the client. The update is the one that entered the step, else that phase's.
     """
     last = assignments[-1]
     part = messages.Participation(
@@ -187,11 +187,13 @@ def _participation(
     if last.phase is not final:
         where = f"it got as far as phase {last.phase.number}, {last.phase.kind}"
         part.reason = ": ".join((part.reason or f"not asked to {final.kind}", where))
-    update = _update(last)
+    weighed = (one for one in assignments if any(update.weight is not None for update in one.updates))
+    source = next(weighed, last)
+    update = _update(source)
     if update is None:
         return part
     part.samples = update.samples
-    part.seconds = max(0.0, (update.received - last.created).total_seconds())
+    part.seconds = max(0.0, (update.received - source.created).total_seconds())
     part.envelope = update.envelope_digest
     part.update_norm = _known(update.norm)
     part.weight = _known(update.weight)

@@ -20,7 +20,16 @@ from federation.training.objectives import Measured, losses, measure, must_have_
 from federation.training.sgd import Descent, minibatches
 from federation.vectors import Layout
 from federation.work.base import Result, Shape
-from federation.work.computation import SPLITS, Computation, Descend, Differentiate, LocalSgd, Measure
+from federation.work.computation import (
+    SPLITS,
+    Computation,
+    Descend,
+    Differentiate,
+    LocalSgd,
+    Measure,
+    MeasureAlong,
+    training_losses,
+)
 
 # Steps between looks at the losses: on a GPU each look waits for the device.
 _LOOK_EVERY = 50
@@ -107,6 +116,12 @@ class Trainer:
         if isinstance(computation, Measure):
             metrics = self.evaluate(base, computation.splits, stopped=stopped)
             return Result({}, {}, metrics, self.samples, time.perf_counter() - began)
+        if isinstance(computation, MeasureAlong):
+            found = {}
+            for place, (name, model) in enumerate(computation.models(base)):
+                found[name] = self.evaluate(model, ("train",), stopped=stopped)
+                progress((place + 1) / len(computation.steps))
+            return Result({}, {}, training_losses(found), self.samples, time.perf_counter() - began)
         idle = isinstance(computation, Descend) and computation.idle
         if self.samples == 0 and not idle:
             raise DataError(f"no training samples for {self._task.name}")

@@ -445,6 +445,33 @@ class ResidualWork(_message.Message):
 Global___ResidualWork: _TypeAlias = ResidualWork  # noqa: Y015
 
 @_typing.final
+class SearchWork(_message.Message):
+    """Work of the kind "search": the losses of w_t - step * d on the whole training split, where w_t is the base model and
+    the input "direction" is d: a safetensors file with one row of that name. The reply has the loss at the step of place
+    k, from 0, as the metric "step/k", and leaves out losses that are not finite.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The steps, positive; at most 64."""
+
+    def __init__(
+        self,
+        *,
+        steps: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchWork: _TypeAlias = SearchWork  # noqa: Y015
+
+@_typing.final
 class EvaluateWork(_message.Message):
     """Work of the kind "evaluate": evaluate the base model on the client's own splits."""
 
@@ -835,7 +862,7 @@ class StepManifest(_message.Message):
     result_model: _builtins.str
     """The digest of the model after the step."""
     rate: _builtins.float
-    """The server learning rate of this round."""
+    """The server learning rate of this round, times the step size that a line search chose."""
     gram: _builtins.str
     """The digest of the Gram matrix (a .npy blob, float64)."""
     algorithm: _builtins.str

@@ -179,7 +179,11 @@ class Work(ABC):
         return None
 
     def computation(self, client: Client) -> Computation | None:
-        """What the client's model and data are needed for; None where they are not."""
+        """What the client's model and data are needed for; None where they are not.
+
+        Raises:
+            WorkError: an input is not what the work needs.
+        """
         return None
 
     def answer(self, client: Client, computed: Result) -> Result:

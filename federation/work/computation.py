@@ -1,10 +1,14 @@
 """What work needs of a client's model and data. A worker computes one at a time; a simulation many at once."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Any
 
+import numpy as np
+
 from federation.objectives import Targets
+from federation.vectors import Vector
 
 SPLITS = ("train", "validation", "test")
 
@@ -88,4 +92,41 @@ class Measure:
     splits: tuple[str, ...]
 
 
-Computation = Descend | Differentiate | Measure
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasureAlong:
+    """The loss on the whole training split of several models along one direction: metrics, no rows.
+
+    Attributes:
+        direction: d, (d,).
+        steps: s_k; the models are w_t - s_k d.
+        names: of the metrics, one for each step.
+    """
+
+    direction: Vector
+    steps: tuple[float, ...]
+    names: tuple[str, ...]
+
+    def models(self, base: Vector) -> Iterator[tuple[str, Vector]]:
+        """Each model by the name of its metric; without those that are not finite, which have no loss.
+
+        Args:
+            base: w_t, (d,).
+        """
+        for name, step in zip(self.names, self.steps, strict=True):
+            with np.errstate(over="ignore", invalid="ignore"):
+                model: Vector = base - np.float32(step) * self.direction
+            if np.isfinite(model).all():
+                yield name, model
+
+
+def training_losses(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """What `MeasureAlong` comes to: the losses that are finite, by the name of their metric.
+
+    Args:
+        metrics: of each model on the training split, by the same name.
+    """
+    return {name: found["train/loss"] for name, found in metrics.items() if "train/loss" in found}
+
+
+AtBase = Descend | Differentiate | Measure
+Computation = AtBase | MeasureAlong

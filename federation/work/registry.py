@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from federation.work.base import Shape, Work, WorkError
 
 GROUP = "fedpareto.work"
-BUILT_IN = ("train", "evaluate", "jacobian", "residual")
+BUILT_IN = ("train", "evaluate", "jacobian", "residual", "search")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,13 @@ from fedpareto.report.timeline import Bar, timeline
 from fedpareto.series import known, mean
 
 _SHOWN = 24  # rounds of the timeline
-_LOOKS = {"TRAIN": (0, 0), "EVALUATE": (2, 1), "JACOBIAN": (4, 2), "RESIDUAL": (1, 3)}  # colour and fill
+_LOOKS = {
+    "TRAIN": (0, 0),
+    "EVALUATE": (2, 1),
+    "JACOBIAN": (4, 2),
+    "RESIDUAL": (1, 3),
+    "SEARCH": (3, 2),
+}  # colour and fill
 
 
 def figures(data: RunData, beside: Sequence[RunData]) -> Iterator[Html]:

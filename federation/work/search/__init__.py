@@ -1,0 +1,1 @@
+"""The kind "search": losses on the training split along a direction, for a line search."""
