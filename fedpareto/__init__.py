@@ -72,5 +72,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What completion offers."""
+    """The names for completion."""
     return sorted({*__all__, "__version__", *globals()} - {"Any", "TYPE_CHECKING", "import_module"})

@@ -1,4 +1,4 @@
-"""What the commands of `fedpareto admin` share: who calls, the call, and how an answer is shown."""
+"""The parts that the commands of `fedpareto admin` share: options, the call, and the display of an answer."""
 
 import inspect
 import sys

@@ -104,19 +104,16 @@ def aggregate_command(
 def _load(file: Path) -> "dict[str, NDArray[Any]]":
     import numpy as np
 
-    try:
+    plain = f"{file} is not an .npz file of plain arrays"  # reading an array of objects would run code from the file
+    with (
+        failing(OSError, code=USAGE, what=f"{file} could not be read"),
+        failing(ValueError, EOFError, zipfile.BadZipFile, code=USAGE, what=plain),
+    ):
         archive = np.load(file, allow_pickle=False)
         if isinstance(archive, np.ndarray):
             raise Failure(f"{file} is a single array; an .npz file with `updates` is needed: np.savez", code=USAGE)
         with archive:
             arrays = {key: archive[key] for key in archive.files}
-    except FileNotFoundError:
-        raise Failure(f"{file} does not exist", code=USAGE) from None
-    except OSError as error:
-        raise Failure(f"{file} could not be read: {error.strerror or error}", code=USAGE) from None
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        # Object arrays are among them: reading one would run code from the file.
-        raise Failure(f"{file} is not an .npz file of plain arrays: {error}", code=USAGE) from None
     unknown = sorted(arrays.keys() - set(_ARRAYS))
     if unknown:
         raise Failure(f"{file}: no use for array {unknown[0]!r}; there are {', '.join(_ARRAYS)}", code=USAGE)

@@ -1,4 +1,4 @@
-"""Where Python finds code: this project's own packages, and the directories that `--code` names.
+"""The places where Python finds code: this project's packages, and the directories that `--code` names.
 
 A directory of an owner's code goes to the end of Python's path, so that a `storage/` or a `worker.py` in it cannot
 take the place of this project's packages. This module imports nothing of the project, because it runs first.

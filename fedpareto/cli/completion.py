@@ -1,4 +1,4 @@
-"""Completion of names with Tab: what is built in, and what installed packages and `--code` bring."""
+"""Completion of names with Tab, for built-in names and those of installed packages and `--code`."""
 
 from collections.abc import Callable
 from importlib import import_module

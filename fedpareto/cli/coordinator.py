@@ -95,7 +95,7 @@ def init(
         "ca_fingerprint": fingerprint(made.ca),
         "hosts": list(made.settings.hosts),
     }
-    unencrypted = "The private keys are not encrypted: whoever can read the directory can act for the federation."
+    unencrypted = "The private keys are not encrypted: anyone who can read the directory can act for the federation."
     answer(
         as_json,
         document,

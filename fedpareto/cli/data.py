@@ -1,4 +1,4 @@
-"""`fedpareto data`: what clients hold, before anything is trained."""
+"""`fedpareto data`: the samples that each client would hold."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Where the `fedpareto` command begins: it checks that Python finds this project's packages, then runs the command."""
+"""The start of the `fedpareto` command: checks that Python finds this project's packages, then runs the command."""
 
 import sys
 

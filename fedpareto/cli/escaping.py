@@ -39,7 +39,7 @@ def _escaping_call(make: Any, method: str, request_serializer: Any, response_des
 def make_safe(message: Message) -> None:
     """Escapes every string in a message, keys of maps included, and leaves out invalid times.
 
-    Bytes stay, for they are what was signed.
+    Bytes stay, because they are signed.
     """
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_STRING:

@@ -1,4 +1,4 @@
-"""How a command fails, and how it answers: one JSON document, or lines for people."""
+"""Failures of commands, and their answers: one JSON document, or lines for people."""
 
 import json
 from collections.abc import Iterator

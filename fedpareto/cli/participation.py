@@ -1,4 +1,4 @@
-"""What each member did in a run: who replied, who did not and why."""
+"""The members' parts in a run: replies, failures and their reasons."""
 
 from federation.v1.admin_pb2 import MemberOutcome, MemberSummary, Run
 from fedpareto.messages import name_of
@@ -33,7 +33,7 @@ def silent(run: Run) -> list[MemberSummary]:
 
 
 def said(member: MemberSummary) -> str:
-    """How a member's last failure went: "site-c declined: failed: ..."."""
+    """A member's last failure in words: "site-c declined: failed: ..."."""
     outcome = name_of(member, "last_outcome").lower()
     words = {"declined": "declined", "refused": "was refused", "missing": "did not reply"}.get(outcome, outcome)
     return f"{member.client_id} {words}: {reason(member)}"

@@ -31,7 +31,7 @@ class Child:
     log: Path
 
     def failure(self, words: str = "") -> Failure:
-        """What to raise when it has ended and should not have; with the last lines of its output."""
+        """The error for a process that ended too early or too late, with the last lines of its output."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         tail = "\n".join(lines[-_TAIL_LINES:])
         ended = words or f"ended with exit code {self.process.returncode}"

@@ -107,7 +107,7 @@ def members(summaries: Sequence[MemberSummary]) -> RenderableType:
 
 
 def warnings(run: Run) -> Iterator[Text]:
-    """What the operator should look at, in lines."""
+    """The warnings of a run, in lines."""
     for warning in run.warnings:
         yield Text(f"warning: {warning.message}", style="yellow")
 

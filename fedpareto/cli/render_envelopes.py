@@ -22,7 +22,7 @@ def step(item: GetRoundResponse) -> Text:
 
 
 def code(item: Code) -> Text:
-    """Which code was used, such as "worst_first:WorstFirst, of example 1.0, file blake3:..."."""
+    """The code that was used, such as "worst_first:WorstFirst, of example 1.0, file blake3:..."."""
     package = f"{item.package} {item.version}".strip()
     words = (item.class_name, f"of {package}" if package else "", f"file {short(item.digest)}" if item.digest else "")
     return Text(", ".join(filter(None, words)))

@@ -198,7 +198,7 @@ def _named(name: str, value: float) -> str:
 
 
 def _suspects(item: GetRoundResponse) -> list[str]:
-    """Who may have brought a round to a standstill: an update without length, or about half of all the weight."""
+    """The clients that may have stopped a round: an update of length 0, or about half of all the weight."""
     parts = [part for part in item.participations if math.isfinite(part.weight)]
     still = [f"{part.client_id} sent an update of length 0." for part in parts if part.update_norm == 0]
     return still + [

@@ -279,7 +279,7 @@ def svg(name: str, height: float, parts: Sequence[str], alt: str = "") -> Html:
 
 
 def legend(series: Sequence[Series]) -> Html:
-    """What the lines stand for."""
+    """The names of the lines with their marks."""
     return tag("p", *(line_key(line.name, line.colour, dashed=line.dashed) for line in series), class_="legend")
 
 

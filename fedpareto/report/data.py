@@ -25,14 +25,7 @@ from fedpareto.series import known, last, metric
 
 @dataclass(frozen=True)
 class Final:
-    """The scores of all clients after the last evaluated round.
-
-    Attributes:
-        round: its number.
-        split: "test", "validation" or "train".
-        measure: "accuracy", or "loss" where no client has an accuracy.
-        values: by client.
-    """
+    """The scores of all clients after the last evaluated round; `measure` is "loss" if no client has an accuracy."""
 
     round: int
     split: str
@@ -73,7 +66,7 @@ class RunData:
 
     @cached_property
     def clients(self) -> list[str]:
-        """Who was asked for work or evaluated, by name."""
+        """The names of the clients that were asked for work or evaluated."""
         names = {part.client_id for item in self.rounds for part in item.participations}
         return sorted(names | {scored.client_id for item in self.rounds for scored in item.scores})
 
@@ -127,7 +120,7 @@ class RunData:
         return {name: self.metric(f"loss/{split}/{name}") for name in self.objectives}
 
     def split(self, order: Sequence[str]) -> str | None:
-        """The first of these splits on which somebody measured an objective."""
+        """The first of these splits on which a client measured an objective."""
         return next((split for split in order if any(map(known, self.losses(split).values()))), None)
 
     def at_the_end(self, prefix: str) -> list[float]:

@@ -198,7 +198,7 @@ def _cosines(data: RunData) -> Html:
     caption = (
         "Cosines: -1 is opposite, 0 at right angles. The lower lines tell how much the clients are against each "
         "other. The line with circles is the verdict on the step: above 0 it makes nobody worse, to first order; "
-        f"below 0 somebody pays. Here that was so in {against} of {len(known(least))} steps."
+        f"below 0 it makes some clients worse. Here that was so in {against} of {len(known(least))} steps."
     )
     columns = [("least", depth, number), ("mean in conflict", average, number), ("with the direction", least, number)]
     return line_figure(data, title, _NO_STEP, series, COSINE, caption, columns)

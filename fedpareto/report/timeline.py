@@ -16,15 +16,9 @@ _LEAST = 1.5  # width of a bar
 
 @dataclass(frozen=True)
 class Bar:
-    """A phase.
+    """A phase of a kind of work, from `began` to `ended` in seconds after the round's beginning.
 
-    Attributes:
-        name: its kind of work.
-        words: beside the row: how many replied of how many asked.
-        title: for its tooltip.
-        began: seconds after the round's beginning; `ended` likewise.
-        colour: the number of its colour.
-        way: how it is filled, 0 to 3: solid, outlined, half, dashed.
+    `words` stand beside the row, `title` is the tooltip; `way` is 0 to 3: solid, outlined, half, dashed.
     """
 
     name: str

@@ -109,7 +109,7 @@ def _for_each_client(runs: Sequence[RunData]) -> Html:
 
 
 def _against_bytes(runs: Sequence[RunData]) -> Html:
-    """What each run made of what its clients sent."""
+    """The accuracy or loss of each run against the bytes that its clients sent."""
     title = "Progress against uploaded bytes"
     measures = {"accuracy/mean": "mean accuracy", **{f"loss/{split}": f"mean {split} loss" for split in SCORED}}
     name = next((name for name in measures if known(runs[0].metric(name))), None)
