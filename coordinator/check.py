@@ -5,7 +5,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -16,14 +16,14 @@ from sqlalchemy.orm import Session
 from coordinator.device import require_device
 from coordinator.disk import open_runs_bytes
 from coordinator.home import Home
+from coordinator.ownership import HomeError
 from federation.certificates import SERVER_LIFETIME, load_certificate_file
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
-from storage.database import Database
 from storage.migrations import pending_revisions, unknown_revisions
 from storage.models import AuditEntry, Run
 from storage.reserve import MARGIN_BYTES, RESERVE_BYTES
 
-SAMPLE = 20  # blobs whose bytes are read, beside the models of runs
+SAMPLE = 20  # blobs, at equal distances through the store, that are read beside the models of runs
 _SOON = timedelta(days=30)
 _SKEW = timedelta(seconds=60)
 
@@ -38,11 +38,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        subject: what was looked at, in a word.
-        outcome: how it came out.
+        subject: a word for what was checked.
+        outcome: how the check came out.
         message: what was found, with the value; what to do where something is wrong.
     """
 
@@ -51,20 +51,27 @@ class Finding:
     message: str
 
 
-def check_home(home: Home, *, now: datetime) -> Iterator[Finding]:
-    """Checks everything behind the settings and the keys, which `Home.load` has checked.
+def _ok(subject: str, message: str) -> Finding:
+    return Finding(subject, Outcome.OK, message)
 
-    Args:
-        home: the coordinator's directory.
-        now: the time of this machine's clock.
-    """
-    yield Finding("settings", Outcome.OK, f"{home.directory / 'coordinator.toml'}: federation {home.federation_id}")
+
+def _warning(subject: str, message: str) -> Finding:
+    return Finding(subject, Outcome.WARNING, message)
+
+
+def _failed(subject: str, message: str) -> Finding:
+    return Finding(subject, Outcome.FAILED, message)
+
+
+def check_home(home: Home, *, now: datetime) -> Iterator[Finding]:
+    """Checks everything besides the settings and the keys, which `Home.load` has checked; `now` is by this machine."""
+    yield _ok("settings", f"{home.directory / 'coordinator.toml'}: federation {home.federation_id}")
     yield from _keys(home)
     yield from _certificates(home, now)
     try:
         require_device(home.settings.device)
-    except ValueError as error:
-        yield Finding("device", Outcome.FAILED, str(error))
+    except HomeError as error:
+        yield _failed("device", str(error))
     yield from _ports(home)
     yield from _record(home, now)
 
@@ -74,9 +81,9 @@ def _keys(home: Home) -> Iterator[Finding]:
     open_to_others = [name for name in names if stat.S_IMODE((home.directory / name).stat().st_mode) & 0o077]
     if open_to_others:
         files = ", ".join(open_to_others)
-        yield Finding("keys", Outcome.FAILED, f"others can read {files}: chmod 600 them, and ask who has read them")
+        yield _failed("keys", f"others can read {files}: chmod 600 them, and ask who has read them")
     else:
-        yield Finding("keys", Outcome.OK, "all are there, fit their certificates, and are readable by their owner only")
+        yield _ok("keys", "all are there, fit their certificates, and are readable by their owner only")
 
 
 def _certificates(home: Home, now: datetime) -> Iterator[Finding]:
@@ -86,22 +93,21 @@ def _certificates(home: Home, now: datetime) -> Iterator[Finding]:
         try:
             issued["first administrator's"] = load_certificate_file(admin)
         except ValueError as error:
-            yield Finding("certificates", Outcome.WARNING, str(error))
+            yield _warning("certificates", str(error))
     for name, certificate in issued.items():
         begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         dates = f"the {name} certificate is valid from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC"
         renewed = name == "server's" and now < home.ca.not_valid_after_utc
         if now < begins:
-            text = f"{dates}; this machine's clock says {now:%Y-%m-%d %H:%M} UTC: set the clock"
-            yield Finding("certificates", Outcome.FAILED, text)
+            clock = f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
+            yield _failed("certificates", f"{dates}; {clock}: set the clock")
         elif renewed and now > ends - SERVER_LIFETIME / 3:
-            yield Finding("certificates", Outcome.OK, f"{dates}; it is renewed at the next start")
-        elif now >= ends:
-            yield Finding("certificates", Outcome.FAILED, f"{dates}: {_remedy(name)}")
+            yield _ok("certificates", f"{dates}; it is renewed at the next start")
         elif now > ends - _SOON:
-            yield Finding("certificates", Outcome.WARNING, f"{dates}: {_remedy(name)}")
+            finding = _failed if now >= ends else _warning
+            yield finding("certificates", f"{dates}: {_remedy(name)}")
         else:
-            yield Finding("certificates", Outcome.OK, dates)
+            yield _ok("certificates", dates)
 
 
 def _remedy(name: str) -> str:
@@ -112,7 +118,9 @@ def _remedy(name: str) -> str:
 
 def _ports(home: Home) -> Iterator[Finding]:
     if (pid := _serving(home)) is not None:
-        yield Finding("ports", Outcome.OK, f"process {pid} serves this directory: {_numbers(home)}")
+        federation, enrollment = home.ports()
+        served = f"members at port {federation}, newcomers at {enrollment}"
+        yield _ok("ports", f"process {pid} serves this directory: {served}")
         return
     for name, port in zip(("federation_port", "enrollment_port"), home.ports(), strict=True):
         family = socket.AF_INET6 if ":" in home.settings.bind else socket.AF_INET
@@ -121,10 +129,9 @@ def _ports(home: Home) -> Iterator[Finding]:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind((home.settings.bind.strip("[]"), port))
         except OSError as error:
-            text = f"{name} {port} on {home.settings.bind} cannot be used: {error.strerror}"
-            yield Finding("ports", Outcome.FAILED, text)
+            yield _failed("ports", f"{name} {port} on {home.settings.bind} cannot be used: {error.strerror}")
         else:
-            yield Finding("ports", Outcome.OK, f"{name} {port or '(picked at the first start)'} is free")
+            yield _ok("ports", f"{name} {port or '(picked at the first start)'} is free")
 
 
 def _serving(home: Home) -> int | None:
@@ -139,29 +146,26 @@ def _serving(home: Home) -> int | None:
     return pid
 
 
-def _numbers(home: Home) -> str:
-    federation, enrollment = home.ports()
-    return f"members at port {federation}, newcomers at {enrollment}"
-
-
 def _record(home: Home, now: datetime) -> Iterator[Finding]:
-    """The database, and what can only be checked with it."""
+    """Checks the database, and then the clock, the blobs and the disk, which need it."""
     try:
         database = home.open_database()
     except Exception as error:  # of many kinds, each with a message of its own
-        yield Finding("database", Outcome.FAILED, str(error).partition("\n")[0])
+        yield _failed("database", str(error).partition("\n")[0])
         return
-    with _closing(database):
-        yield Finding("database", Outcome.OK, f"{database.url} belongs to this directory")
+    with closing(database):
+        yield _ok("database", f"{database.url} belongs to this directory")
         with database.engine.connect() as connection:
             unknown, pending = unknown_revisions(connection), pending_revisions(connection)
         if unknown:
-            text = f"its schema {', '.join(unknown)} is of a newer version of fedpareto: use that version"
-            yield Finding("database", Outcome.FAILED, text)
+            names = ", ".join(unknown)
+            yield _failed("database", f"its schema {names} is of a newer version of fedpareto: use that version")
             return
         if pending:
-            text = f"its schema is older: the next start migrates it ({', '.join(pending)}); make a backup first"
-            yield Finding("database", Outcome.WARNING, text)
+            names = ", ".join(pending)
+            yield _warning(
+                "database", f"its schema is older: the next start migrates it ({names}); make a backup first"
+            )
             return
         with database.read() as session:
             yield _clock(session, now)
@@ -171,55 +175,40 @@ def _record(home: Home, now: datetime) -> Iterator[Finding]:
 def _clock(session: Session, now: datetime) -> Finding:
     newest = session.scalar(select(func.max(AuditEntry.at)))
     if newest is not None and newest > now + _SKEW:
-        text = (
+        return _failed(
+            "clock",
             f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, but the record's newest entry is of "
-            f"{newest:%Y-%m-%d %H:%M} UTC: set the clock"
+            f"{newest:%Y-%m-%d %H:%M} UTC: set the clock",
         )
-        return Finding("clock", Outcome.FAILED, text)
-    return Finding("clock", Outcome.OK, f"{now:%Y-%m-%d %H:%M} UTC, after everything in the record")
+    return _ok("clock", f"{now:%Y-%m-%d %H:%M} UTC, after everything in the record")
 
 
 def _blobs(session: Session, home: Home) -> Iterator[Finding]:
     if not home.blobs_dir.is_dir():
-        yield Finding("blobs", Outcome.FAILED, f"{home.blobs_dir} is missing: restore it from a backup")
+        yield _failed("blobs", f"{home.blobs_dir} is missing: restore it from a backup")
         return
     blobs = home.open_blobs()
     needed = set(session.scalars(select(Run.model))) | set(session.scalars(select(Run.initial_model)))
-    looked_at = sorted({*needed, *_sample(blobs)})
+    stored = [blob.digest for blob in blobs.scan()]
+    looked_at = sorted({*needed, *stored[:: max(1, len(stored) // SAMPLE)]})
     bad = list[str]()
     for digest in looked_at:
         try:
             blobs.verify(digest)
-        except BlobCorrupt as error:
-            bad.append(str(error))
-        except BlobMissing as error:
-            if digest in needed:  # others were removed a moment ago
+        except (BlobCorrupt, BlobMissing) as error:
+            if isinstance(error, BlobCorrupt) or digest in needed:  # others were removed a moment ago
                 bad.append(str(error))
     if bad:
         text = f"{len(bad)} of {len(looked_at)} blobs are missing or damaged, such as: {bad[0]}"
-        yield Finding("blobs", Outcome.FAILED, f"{text}; restore them from a backup")
+        yield _failed("blobs", f"{text}; restore them from a backup")
     else:
-        yield Finding("blobs", Outcome.OK, f"the models of all runs and a sample, {len(looked_at)} in all, are whole")
+        yield _ok("blobs", f"the models of all runs and a sample, {len(looked_at)} in all, are whole")
     yield _disk(session, blobs)
-
-
-def _sample(blobs: BlobStore) -> list[str]:
-    """Blobs at equal distances through the store."""
-    stored = [blob.digest for blob in blobs.scan()]
-    return stored[:: max(1, len(stored) // SAMPLE)]
 
 
 def _disk(session: Session, blobs: BlobStore) -> Finding:
     free, needed = blobs.free_bytes(), open_runs_bytes(session)
     text = f"{free / 1e9:.1f} GB are free; the runs that have not ended will take about {needed / 1e9:.1f} GB"
     if free < RESERVE_BYTES + MARGIN_BYTES:
-        return Finding("disk", Outcome.FAILED, f"{text}: free some space")
-    return Finding("disk", Outcome.WARNING if needed > free else Outcome.OK, text)
-
-
-@contextmanager
-def _closing(database: Database) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        database.close()
+        return _failed("disk", f"{text}: free some space")
+    return (_warning if needed > free else _ok)("disk", text)

@@ -1,4 +1,4 @@
-"""The coordinator's condition: which faults of its machine it suffers from now, who hears of it, and how often.
+"""The coordinator's condition: the present faults of its machine, and the log lines and refusals that tell of them.
 
 Faults are noted where they are met, from any thread: in a conductor, in a call, in the housekeeping. Each is logged
 once a minute at most, however often it is met. `coordinator.monitor` finds out when a fault is over.
@@ -28,7 +28,7 @@ _ANSWERS = {
     Fault.DESCRIPTORS: "the coordinator has no file descriptors left; try again in a moment",
 }
 _ALWAYS = frozenset({"Check", "List", "Watch", "ServerReflectionInfo"})  # of gRPC's own services: they need nothing
-# What is taken while a disk is full: it needs no space, or it is what frees some.
+# Calls that are served while a disk is full: they need no space, or free some.
 _SPARING = frozenset({"FetchBlob", "PauseRun", "ResumeRun", "StopRun", "RevokeClient"})
 
 
@@ -39,11 +39,7 @@ class _Noted:
 
 
 class Condition:
-    """Which lasting faults there are.
-
-    Args:
-        clock: seconds that only grow.
-    """
+    """The lasting faults. Its methods may be called from any thread; `clock` gives seconds that only grow."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -53,9 +49,9 @@ class Condition:
         self._listeners: list[Callable[[Fault | None], None]] = []
 
     def on_fault(self, listener: Callable[[Fault | None], None]) -> None:
-        """Calls `listener`, from any thread, with a fault of the disk or the database when it is met first.
+        """Calls `listener` with a fault of the disk or the database when it is met first, and with None to look again.
 
-        With None, when an operator says that a fault may be over.
+        The call comes from any thread.
         """
         self._listeners.append(listener)
 
@@ -66,14 +62,9 @@ class Condition:
             return dict(self._lasting)
 
     def note(self, error: BaseException, *, lasts: bool = False) -> Fault | None:
-        """Notes and logs the fault that an exception tells of.
+        """Notes and logs the fault behind an exception; returns None, and notes nothing, if there is none.
 
-        Args:
-            error: the exception.
-            lasts: the database does not answer at all. A full disk always lasts.
-
-        Returns:
-            The fault; None, and nothing is noted, when the exception tells of none.
+        `lasts` says that the database does not answer at all. A full disk always lasts.
         """
         fault = fault_of(error)
         if fault is None:
@@ -91,7 +82,7 @@ class Condition:
         return fault
 
     def look_again(self) -> None:
-        """An operator says that the faults may be over."""
+        """Asks the listeners to check whether the faults are over."""
         self._tell(None)
 
     def _tell(self, fault: Fault | None) -> None:
@@ -107,7 +98,7 @@ class Condition:
             log.info("the fault is over: %s", fault)
 
     def refusal(self, error: BaseException) -> Refusal | None:
-        """What the caller hears whose call met a fault; None when the exception tells of none."""
+        """The refusal of a call that met a fault; None if no fault is behind the exception."""
         fault = self.note(error)
         if fault is None:
             return None
@@ -115,10 +106,7 @@ class Condition:
         return Refusal(fault, _ANSWERS.get(fault, told))
 
     def must_serve(self, action: str) -> None:
-        """Turns a call away that could only fail, or would take the last space on the disk.
-
-        Args:
-            action: the rpc's name.
+        """Raises if a call of the rpc `action` could only fail, or would take the last space on the disk.
 
         Raises:
             Refusal: `database` or `disk`.
@@ -132,7 +120,7 @@ class Condition:
             raise Refusal(Fault.DISK, _ANSWERS[Fault.DISK])
 
     def _say(self, fault: Fault) -> str | None:
-        """What to add to the line that is due; None when none is."""
+        """The text to add to a line of the log; None if the last line is too recent."""
         now = self._clock()
         noted = self._noted.get(fault)
         if noted is not None and now - noted.logged < LOG_SECONDS:

@@ -1,26 +1,21 @@
-"""Where updates are aggregated."""
+"""The device that updates are aggregated on."""
 
-
-class DeviceError(ValueError):
-    """A device that this machine does not have; the message says what to do."""
+from coordinator.ownership import HomeError
 
 
 def require_device(device: str) -> None:
-    """Checks that updates can be aggregated on a device.
-
-    Args:
-        device: "cpu" or "cuda".
+    """Checks that updates can be aggregated on a device, "cpu" or "cuda".
 
     Raises:
-        DeviceError: it is "cuda", and torch is not installed or finds no GPU.
+        HomeError: it is "cuda", and torch is not installed or finds no GPU; the message says what to do.
     """
     if device != "cuda":
         return
     try:
         import torch  # noqa: PLC0415 - only a coordinator that aggregates on a GPU needs it
     except ModuleNotFoundError:
-        raise DeviceError(
+        raise HomeError(
             'device = "cuda" needs torch, which is not installed here: install fedpareto[torch], or set device = "cpu"'
         ) from None
     if not torch.cuda.is_available():
-        raise DeviceError('device = "cuda": torch finds no GPU on this machine; set device = "cpu"')
+        raise HomeError('device = "cuda": torch finds no GPU on this machine; set device = "cpu"')

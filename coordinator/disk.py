@@ -1,4 +1,4 @@
-"""What the record takes on the disk, and what the runs that have not ended will still take.
+"""The disk use of the record, and an estimate of the further use by runs that have not ended.
 
 A round keeps its new model and each accepted update. Without `keep_rounds` nothing is ever removed,
 because the record can be verified only with its models and updates.
@@ -12,22 +12,17 @@ from sqlalchemy.orm import Session
 
 from coordinator.rounds.selection import wanted
 from coordinator.rounds.specification import parse_run
-from coordinator.rounds.states import RUN_ENDED
+from coordinator.rounds.states import ROUND_ENDED, RUN_ENDED
 from federation.runs import RunSpec
 from storage.blobs import BlobStore
-from storage.models import Assignment, Model, Phase, Round, RoundState, Run, Update
-
-_OVER = (RoundState.COMPLETED, RoundState.SKIPPED)
+from storage.models import Assignment, Model, Phase, Round, Run, RunState, Update
 
 
 @dataclass(frozen=True)
 class RunUsage:
-    """What one run takes, in bytes. Blobs that several runs share count for each of them.
+    """The disk use of one run, in bytes. Blobs that several runs share count for each of them.
 
     Attributes:
-        run_id: its id.
-        name: its name.
-        state: its state.
         models: of its models.
         updates: of the payloads of its members' replies.
         needed: an estimate of what it will take until its end; 0 when it has ended.
@@ -35,7 +30,7 @@ class RunUsage:
 
     run_id: str
     name: str
-    state: str
+    state: RunState
     models: int
     updates: int
     needed: int
@@ -43,15 +38,15 @@ class RunUsage:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the record takes, in bytes; each blob counts once.
+    """The disk use of the record, in bytes; each blob counts once.
 
     Attributes:
         models: of the models.
         updates: of the payloads of members' replies.
-        other: bytes of the other blobs: Gram matrices, for example, and blobs that are no longer referenced.
+        other: of the other blobs: Gram matrices, for example, and blobs that are no longer referenced.
         database: of the database.
         free: on the disk of the blobs.
-        runs: run by run, newest first.
+        runs: of each run, newest first.
     """
 
     models: int
@@ -63,31 +58,31 @@ class Usage:
 
     @property
     def needed(self) -> int:
-        """What the runs that have not ended will still take."""
+        """An estimate of the further use by runs that have not ended."""
         return sum(run.needed for run in self.runs)
 
 
 def run_bytes(spec: RunSpec, *, model: int, members: int, objectives: int, rounds: int | None = None) -> int:
-    """An estimate of what rounds of a run take: a model for each, and an update from each member that it wants.
+    """An estimate of the bytes that rounds of a run take: a model for each, and an update from each wanted member.
 
     Args:
         spec: of the run.
         model: bytes of its model.
-        members: how many could be asked now; the minimum of the specification counts if it is more.
+        members: the number that could be asked now; the minimum of the specification counts if it is more.
         objectives: the number of the task's objectives, which is the most rows that an update has.
-        rounds: how many; all of the run's when None.
+        rounds: the number of rounds; None for all rounds of the run.
     """
     replies = wanted(spec.selection, max(members, spec.selection.minimum, 1))
     return (spec.rounds if rounds is None else rounds) * model * (1 + replies * objectives)
 
 
 def open_runs_bytes(session: Session) -> int:
-    """An estimate of what the runs that have not ended will still take."""
+    """An estimate of the bytes that the runs that have not ended will still take."""
     return sum(_needed(session, run) for run in session.scalars(select(Run).where(Run.state.not_in(list(RUN_ENDED)))))
 
 
 def usage(session: Session, blobs: BlobStore) -> Usage:
-    """Measures the record. It looks at every blob: seconds for a million of them."""
+    """Measures the record. It reads the size of every blob, which takes seconds for a million blobs."""
     sizes = {blob.digest: blob.size for blob in blobs.scan()}
     models, updates = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     for run_id, *digests in session.execute(
@@ -116,7 +111,7 @@ def usage(session: Session, blobs: BlobStore) -> Usage:
             RunUsage(
                 run.run_id,
                 run.name,
-                str(run.state),
+                run.state,
                 total(models[run.run_id] | {run.initial_model}),
                 total(updates[run.run_id]),
                 0 if run.state in RUN_ENDED else _needed(session, run),
@@ -127,12 +122,11 @@ def usage(session: Session, blobs: BlobStore) -> Usage:
 
 
 def _needed(session: Session, run: Run) -> int:
-    """What a run's further rounds will take: as its rounds so far, or as its specification lets expect."""
+    """An estimate for a run's further rounds, from its rounds so far, or before them from its specification."""
     spec, _ = parse_run(run.spec)
-    over = session.scalar(
-        select(func.count()).select_from(Round).where(Round.run_id == run.run_id, Round.state.in_(_OVER))
-    )
-    done, left = over or 0, spec.rounds - (over or 0)
+    ended = select(func.count()).select_from(Round).where(Round.run_id == run.run_id, Round.state.in_(ROUND_ENDED))
+    done = session.scalar(ended) or 0
+    left = spec.rounds - done
     model = session.get_one(Model, run.model).size
     if not done:
         return run_bytes(spec, model=model, members=0, objectives=len(run.objectives), rounds=left)

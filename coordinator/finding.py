@@ -1,4 +1,4 @@
-"""What an operator means by a name: a run, a round, a model, a client; or a refusal that says what there is."""
+"""Finds the run, round, model or client that an operator names, or refuses with the ones that exist."""
 
 import re
 
@@ -14,9 +14,7 @@ _RUN_WORD = re.compile(r"[a-z0-9.-]{1,63}")
 
 
 def find_run(session: Session, text: str) -> models.Run:
-    """The run that an operator means: by its id, by an unambiguous beginning of it, or by its name.
-
-    Several runs may have had the same name, one after the other; the name means the newest.
+    """The run with an id, with an unambiguous beginning of the id, or with a name; of several, the newest.
 
     Raises:
         Refusal: `run-unknown`, `run-ambiguous`.
@@ -48,11 +46,8 @@ def find_round(session: Session, run: models.Run, number: int) -> models.Round:
     last = session.scalar(select(func.max(models.Round.number)).where(models.Round.run_id == run.run_id))
     count = 0 if last is None else last + 1
     wanted = number if number >= 0 else count + number
-    found = (
-        session.scalar(select(models.Round).where(models.Round.run_id == run.run_id, models.Round.number == wanted))
-        if 0 <= wanted < count
-        else None
-    )
+    query = select(models.Round).where(models.Round.run_id == run.run_id, models.Round.number == wanted)
+    found = session.scalar(query) if 0 <= wanted < count else None
     if found is None:
         has = f"it has rounds 0 to {count - 1}" if count else "it has none yet"
         raise Refusal("round-unknown", f"run {run.run_id} has no round {number}: {has}")
@@ -60,7 +55,7 @@ def find_round(session: Session, run: models.Run, number: int) -> models.Round:
 
 
 def model_after(session: Session, run: models.Run, number: int | None) -> str:
-    """The digest of the model that the run has come to, which is the one to deploy, or of the one after a round.
+    """The digest of the newest model of a run to deploy, or of the one after a round.
 
     Raises:
         Refusal: `round-unknown`: no such round, or it has made no model yet.
@@ -86,7 +81,7 @@ def model_after(session: Session, run: models.Run, number: int | None) -> str:
 
 
 def must_be_client(session: Session, client_id: str) -> None:
-    """Makes sure that there is a client of that name.
+    """Raises if no client has this name.
 
     Raises:
         Refusal: `client-unknown`.

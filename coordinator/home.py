@@ -5,6 +5,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import ip_address
@@ -18,16 +19,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from coordinator.members.administrators import end_certificates
-from coordinator.members.enrollment import Authority, register
-from coordinator.ownership import HomeError, claim_database, missing_database, must_own
-from federation.certificates import (
-    ADMIN_LIFETIME,
-    SERVER_LIFETIME,
-    issue_certificate,
-    load_certificate_file,
-    make_ca,
-    pem,
-)
+from coordinator.members.certificates import Authority, register
+from coordinator.ownership import HomeError, claim_database, lost_database, must_own
+from federation.certificates import ADMIN_LIFETIME, SERVER_LIFETIME, load_certificate_file, make_ca, pem
 from federation.identity import Role, admin_uris, check_name, coordinator_uri
 from federation.keys import (
     load_signing_key,
@@ -53,7 +47,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
 class Settings(BaseModel):
-    """What `coordinator.toml` says. A relative path is relative to the directory that the file is in."""
+    """The settings in `coordinator.toml`. A relative path is relative to the directory of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
@@ -66,13 +60,10 @@ class Settings(BaseModel):
     )
     bind: str = Field("127.0.0.1", description="The address to listen on; 0.0.0.0 is every one of this machine.")
     federation_port: int = Field(
-        0, ge=0, le=65535, description="For members, mutual TLS; 0 is one that the kernel picks, and that is then kept."
+        0, ge=0, le=65535, description="For members, mutual TLS; 0 is one that the kernel picks and that is kept."
     )
     enrollment_port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="For newcomers, server TLS; 0 is one that the kernel picks, and that is then kept.",
+        0, ge=0, le=65535, description="For newcomers, server TLS; 0 is one that the kernel picks and that is kept."
     )
     database: str = Field(
         "sqlite:///coordinator.db", description="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME."
@@ -102,8 +93,10 @@ class Settings(BaseModel):
     @classmethod
     def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for host in value:
-            if not _is_address(host) and _HOST_NAME.fullmatch(host) is None:
-                raise ValueError(f"{host!r} is not a host name or an address; a port does not belong here")
+            try:
+                _HOST_NAME.fullmatch(host) or ip_address(host)
+            except ValueError:
+                raise ValueError(f"{host!r} is not a host name or an address; a port does not belong here") from None
         return value
 
     @field_validator("database")
@@ -115,19 +108,13 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _ports(self) -> Self:
-        if self.federation_port == self.enrollment_port != 0:
-            raise ValueError(
-                f"federation_port and enrollment_port are both {self.federation_port}: give each a port of its own"
-            )
+        if (port := self.federation_port) == self.enrollment_port != 0:
+            raise ValueError(f"federation_port and enrollment_port are both {port}: give each a port of its own")
         return self
 
     @classmethod
     def parse(cls, text: str, source: str) -> Self:
-        """Reads a TOML document.
-
-        Args:
-            text: the document.
-            source: its name, for messages.
+        """Reads a TOML document; messages call it `source`.
 
         Raises:
             HomeError: not TOML (with the line), or keys that are unknown, missing or wrong (each named).
@@ -140,11 +127,7 @@ class Settings(BaseModel):
 
     @classmethod
     def check(cls, values: Mapping[str, Any], source: str) -> Self:
-        """Makes settings of values by key.
-
-        Args:
-            values: by key.
-            source: where they come from, for messages.
+        """Makes settings of values by key; messages name their source.
 
         Raises:
             HomeError: keys that are unknown, missing or wrong, each named.
@@ -158,28 +141,20 @@ class Settings(BaseModel):
             raise HomeError(f"{source}: {'; '.join(problems)}") from None
 
     def render(self) -> str:
-        """The TOML document, with what each key means."""
+        """The TOML document, with a description of each key."""
         lines = ["# A federation's coordinator. Read when it starts."]
         for name, field in type(self).model_fields.items():
             lines += ["", f"# {field.description}", tomli_w.dumps({name: getattr(self, name)}).rstrip()]
         return "\n".join(lines) + "\n"
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 @dataclass(frozen=True)
 class Home:
-    """A federation's coordinator, as its directory holds it.
+    """The directory of a federation's coordinator.
 
     Attributes:
-        directory: where.
-        settings: what `coordinator.toml` says.
+        directory: its path.
+        settings: of `coordinator.toml`.
         ca: the CA certificate.
         ca_key: its key.
         server: the certificate that the coordinator shows.
@@ -197,17 +172,17 @@ class Home:
 
     @property
     def federation_id(self) -> str:
-        """The federation."""
+        """The name of the federation."""
         return self.settings.federation_id
 
     @property
     def database_url(self) -> str:
-        """Where the database is, absolute."""
+        """The URL of the database; a file's path is absolute."""
         return _database_url(self.directory, self.settings)
 
     @property
     def blobs_dir(self) -> Path:
-        """Where models and updates are, absolute."""
+        """The directory of models and updates, absolute."""
         return (self.directory / self.settings.blobs).absolute()
 
     @property
@@ -217,38 +192,27 @@ class Home:
 
     @property
     def ports_file(self) -> Path:
-        """Where a coordinator notes its ports while it serves."""
+        """Holds the ports while a coordinator serves."""
         return self.directory / "ports.json"
 
     @property
-    def kept_ports_file(self) -> Path:
-        """The ports that the kernel picked, for members find the coordinator there from then on."""
-        return self.directory / "kept-ports.json"
-
-    @property
     def authority(self) -> Authority:
-        """What certificates are issued with."""
+        """Issues certificates."""
         return Authority(self.federation_id, self.ca, self.ca_key)
 
     @classmethod
     def init(cls, directory: Path, settings: Settings, *, now: datetime, passphrase: bytes | None = None) -> Self:
         """Makes a federation: its CA, the coordinator's keys, the database, and an administrator with every role.
 
-        `coordinator.toml` comes last, so that its presence says that all is there.
-
-        Args:
-            directory: made if need be; it must not hold a federation.
-            settings: what `coordinator.toml` shall say.
-            now: the time.
-            passphrase: encrypts every private key.
+        The directory is made if it is missing. The passphrase encrypts every private key. `coordinator.toml` is written
+        last, so that everything else is there if it is.
 
         Raises:
             HomeError: directory or database hold a federation already.
         """
         _must_be_vacant(directory)
         make_private_directory(directory)
-        database = Database.open(_database_url(directory, settings))
-        try:
+        with closing(Database.open(_database_url(directory, settings))) as database:
             database.migrate()
             ca_key, server_key, signing_key = new_tls_key(), new_tls_key(), Ed25519PrivateKey.generate()
             ca = make_ca(ca_key, settings.federation_id, now)
@@ -257,16 +221,13 @@ class Home:
             write_private_key(directory / "server.key", server_key, passphrase)
             write_private_key(directory / "signing.key", signing_key, passphrase)
             replace_private(directory / "ca.pem", pem(ca))
-            authority = Authority(settings.federation_id, ca, ca_key)
-            server = _server_certificate(authority, server_key, settings.hosts, now)
+            server = _server_certificate(Authority(settings.federation_id, ca, ca_key), server_key, settings.hosts, now)
             replace_private(directory / "server.pem", pem(server))
             home = cls(directory, settings, ca, ca_key, server, server_key, signing_key)
             make_private_directory(home.blobs_dir)
             home.issue_admin(
                 database, FIRST_ADMIN, Role, home.admin_dir, now=now, by="coordinator init", passphrase=passphrase
             )
-        finally:
-            database.close()
         replace_private(directory / SETTINGS_FILE, settings.render().encode())
         return home
 
@@ -288,29 +249,17 @@ class Home:
         with remedy("restore it from the backup of the keys; without it this federation cannot be served"):
             ca_key = load_tls_key(directory / "ca.key", passphrase)
             server_key = load_tls_key(directory / "server.key", passphrase)
-            return cls(
-                directory=directory,
-                settings=settings,
-                ca=load_certificate_file(directory / "ca.pem", ca_key),
-                ca_key=ca_key,
-                server=load_certificate_file(directory / "server.pem", server_key),
-                server_key=server_key,
-                signing_key=load_signing_key(directory / "signing.key", passphrase),
-            )
+            ca = load_certificate_file(directory / "ca.pem", ca_key)
+            server = load_certificate_file(directory / "server.pem", server_key)
+            signing_key = load_signing_key(directory / "signing.key", passphrase)
+        return cls(directory, settings, ca, ca_key, server, server_key, signing_key)
 
     def open_blobs(self, *, durable: bool = True) -> BlobStore:
-        """Opens the blob store.
-
-        Args:
-            durable: see `DirectoryStore`.
-        """
+        """Opens the blob store; see `DirectoryStore` for `durable`."""
         return DirectoryStore(self.blobs_dir, durable=durable)
 
     def open_database(self, *, durable: bool = True) -> Database:
-        """Opens the federation's database, which `init` has made.
-
-        Args:
-            durable: see `Database.open`.
+        """Opens the federation's database; see `Database.open` for `durable`.
 
         Raises:
             HomeError: the database is missing, or is of another federation.
@@ -318,7 +267,8 @@ class Home:
         try:
             database = Database.open(self.database_url, durable=durable, create=False)
         except FileNotFoundError as error:
-            raise HomeError(missing_database(error.filename, self.directory, self.federation_id)) from None
+            missing = f"the database {error.filename} is missing"
+            raise HomeError(lost_database(missing, self.directory, self.federation_id)) from None
         except ValueError as error:  # a file with two names, say
             raise HomeError(str(error)) from None
         try:
@@ -342,33 +292,25 @@ class Home:
         """Makes an administrator: key, certificate and the directory that holds them. Older certificates of it end.
 
         Args:
-            database: where the certificate is noted; without that it opens no door.
+            database: the federation's; only certificates on record are accepted.
             name: the administrator's name.
-            roles: what it may do; `viewer` comes with each.
-            directory: a new one.
+            roles: of the administrator, besides `viewer`.
+            directory: is made, or is empty.
             now: the time.
-            by: who does this, for the record.
+            by: the actor, for the record.
             passphrase: encrypts the key.
 
         Raises:
             HomeError: the directory is in use.
-            IdentityError: the name will not do.
+            IdentityError: no administrator can have this name.
         """
         check_name(name, "administrator")
         if directory.exists() and any(directory.iterdir()):
             raise HomeError(f"{directory} is not empty: an administrator gets a directory of its own")
         granted = sorted({Role.VIEWER, *roles})
         key = new_tls_key()
-        certificate = issue_certificate(
-            ca=self.ca,
-            ca_key=self.ca_key,
-            public_key=key.public_key(),
-            federation_id=self.federation_id,
-            common_name=name,
-            uris=admin_uris(self.federation_id, name, granted),
-            now=now,
-            lifetime=ADMIN_LIFETIME,
-        )
+        uris = admin_uris(self.federation_id, name, granted)
+        certificate = self.authority.issue(key.public_key(), name, uris, now=now, lifetime=ADMIN_LIFETIME)
         files = AdminFiles(
             federation_id=self.federation_id,
             name=name,
@@ -377,29 +319,33 @@ class Home:
             certificate=pem(certificate),
             tls_key=key,
         )
-        files.save(directory, passphrase)  # before the older certificates end: a full disk locks nobody out
+        files.save(directory, passphrase)  # before the older certificates end: a full disk ends no access
         with database.begin() as session:
-            end_certificates(session, admin_uris(self.federation_id, name, ())[0], by=by, now=now)
+            end_certificates(session, uris[0], by=by, now=now)
             register(session, certificate)
             audit.record(
                 session, at=now, actor=by, action="admin.issued", subject=name, detail="roles " + ", ".join(granted)
             )
         return files
 
+    @property
+    def _kept_ports_file(self) -> Path:
+        return self.directory / "kept-ports.json"
+
     def ports(self) -> tuple[int, int]:
         """The federation port and the enrollment port: as set, or as once picked, or 0."""
         federation, enrollment = self.settings.federation_port, self.settings.enrollment_port
         try:
-            kept = json.loads(self.kept_ports_file.read_text())
+            kept = json.loads(self._kept_ports_file.read_text())
             return federation or int(kept["federation"]), enrollment or int(kept["enrollment"])
         except (OSError, ValueError, KeyError, TypeError):
             return federation, enrollment
 
     def note_ports(self, federation: int, enrollment: int) -> None:
-        """Notes where this process serves, for whoever looks for it, the first administrator among them."""
+        """Notes the ports that this process serves; members find the coordinator at picked ports from then on."""
         ports = {"federation": federation, "enrollment": enrollment}
         if 0 in (self.settings.federation_port, self.settings.enrollment_port):
-            replace_private(self.kept_ports_file, json.dumps(ports).encode() + b"\n")
+            replace_private(self._kept_ports_file, json.dumps(ports).encode() + b"\n")
         if (self.admin_dir / "member.toml").is_file():
             move_address(self.admin_dir, address(self.settings.hosts[0], federation))
         replace_private(self.ports_file, json.dumps({**ports, "pid": os.getpid()}).encode() + b"\n")
@@ -407,10 +353,7 @@ class Home:
     def current_server_certificate(self, now: datetime) -> x509.Certificate:
         """The certificate to show: issued anew in the last third of its life, or when the hosts have changed."""
         names = self.server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        held = {
-            *names.get_values_for_type(x509.DNSName),
-            *map(str, names.get_values_for_type(x509.IPAddress)),
-        }
+        held = {*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))}
         fresh = now < self.server.not_valid_after_utc - SERVER_LIFETIME / 3
         if fresh and held == set(self.settings.hosts):
             return self.server
@@ -420,7 +363,7 @@ class Home:
 
 
 def address(host: str, port: int) -> str:
-    """A host and a port as one word; an IPv6 address in brackets."""
+    """HOST:PORT, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -451,14 +394,5 @@ def _must_be_vacant(directory: Path) -> None:
 def _server_certificate(
     authority: Authority, key: EllipticCurvePrivateKey, hosts: Iterable[str], now: datetime
 ) -> x509.Certificate:
-    return issue_certificate(
-        ca=authority.ca,
-        ca_key=authority.ca_key,
-        public_key=key.public_key(),
-        federation_id=authority.federation_id,
-        common_name="coordinator",
-        uris=[coordinator_uri(authority.federation_id)],
-        now=now,
-        lifetime=SERVER_LIFETIME,
-        hosts=list(hosts),
-    )
+    uris = [coordinator_uri(authority.federation_id)]
+    return authority.issue(key.public_key(), "coordinator", uris, now=now, lifetime=SERVER_LIFETIME, hosts=list(hosts))

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -32,50 +33,42 @@ class LockLost(RuntimeError):
     """Another coordinator has the database."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Monitor:
-    """Watches over one coordinator's database and disk.
+    """Watches over one coordinator's database and disk; made on the event loop.
 
-    Args:
+    Attributes:
         database: the coordinator's, locked.
         reserve: on the disks of its database and blobs.
-        supervisor: whose runs are paused and resumed.
-        condition: where faults are noted.
+        supervisor: of the runs that are paused and resumed.
+        condition: notes the faults.
         coordinator: the id of this process, as `take_office` recorded it.
         changed: called with the faults when they have changed, to tell the health service.
         clock: seconds that only grow.
     """
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        reserve: Reserve,
-        supervisor: Supervisor,
-        condition: Condition,
-        coordinator: str,
-        changed: Callable[[frozenset[Fault]], Awaitable[None]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._database = database
-        self._reserve = reserve
-        self._supervisor = supervisor
-        self._condition = condition
-        self._coordinator = coordinator
-        self._changed = changed
+    database: Database
+    reserve: Reserve
+    supervisor: Supervisor
+    condition: Condition
+    coordinator: str
+    changed: Callable[[frozenset[Fault]], Awaitable[None]]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._stopping = False
         self._wake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._resume = True  # runs that a full disk paused, also those from before the start
-        self._clock = clock
         self._pause = FAULT_CHECK_SECONDS  # before a full disk is looked at again
         self._retry = self._freed = -math.inf  # when that is; when a disk was last found free again
-        condition.on_fault(self._on_fault)
+        self.condition.on_fault(self._on_fault)
 
     def _on_fault(self, fault: Fault | None) -> None:
         """Callable from any thread."""
         if fault is Fault.DISK:
-            self._reserve.release()  # at once: what is being written now may still succeed
-            self._retry = self._clock() + self._pause
+            self.reserve.release()  # at once: what is being written now may still succeed
+            self._retry = self.clock() + self._pause
         elif fault is None:
             self._retry = -math.inf
         if not self._loop.is_closed():
@@ -96,17 +89,17 @@ class Monitor:
         while not self._stopping:
             self._wake.clear()
             await asyncio.to_thread(self.look)
-            faults = frozenset(self._condition.faults)
+            faults = frozenset(self.condition.faults)
             if faults != known:
                 known = faults
-                await self._changed(faults)
+                await self.changed(faults)
             with suppress(TimeoutError):
                 async with asyncio.timeout(FAULT_CHECK_SECONDS if faults else CHECK_SECONDS):
                     await self._wake.wait()
-        self._reserve.release()  # it is for a coordinator that runs
+        self.reserve.release()  # it is for a coordinator that runs
 
     def look(self) -> None:
-        """One look at the database and the disk.
+        """Checks the database and the disk once.
 
         Raises:
             LockLost: another coordinator has the database, or had it meanwhile.
@@ -115,48 +108,48 @@ class Monitor:
             self._look_at_database()
             self._look_at_disk()
         except (SQLAlchemyError, OSError, DatabaseBusy) as error:  # busy: no turn to write
-            if self._condition.note(error, lasts=True) is None:
+            if self.condition.note(error, lasts=True) is None:
                 log.exception("the monitor failed; it looks again")
 
     def _look_at_database(self) -> None:
         try:
-            anew = self._database.keep_lock()
+            anew = self.database.keep_lock()
         except DatabaseBusy as error:
             raise LockLost(f"the connection that reserved the database broke, and now {error}") from None
-        if anew and not in_office(self._database, self._coordinator):
+        if anew and not in_office(self.database, self.coordinator):
             raise LockLost(
-                f"the connection to the database {self._database.url} broke, and another coordinator had the database "
+                f"the connection to the database {self.database.url} broke, and another coordinator had the database "
                 "meanwhile: stopped; start again"
             )
-        if anew or Fault.DATABASE in self._condition.faults:
-            take_office(self._database, self._coordinator)  # and so it takes what is written
-            self._condition.over(Fault.DATABASE)
+        if anew or Fault.DATABASE in self.condition.faults:
+            take_office(self.database, self.coordinator)  # and so it takes what is written
+            self.condition.over(Fault.DATABASE)
 
     def _look_at_disk(self) -> None:
-        now = self._clock()
-        if Fault.DISK not in self._condition.faults or now >= self._retry:
+        now = self.clock()
+        if Fault.DISK not in self.condition.faults or now >= self._retry:
             self._hold(now)
-        full = self._condition.faults.get(Fault.DISK)
+        full = self.condition.faults.get(Fault.DISK)
         if full is not None:
-            self._supervisor.pause_for_disk(full)
+            self.supervisor.pause_for_disk(full)
         elif self._resume:
-            self._supervisor.resume_after_disk()
+            self.supervisor.resume_after_disk()
             self._resume = False
 
     def _hold(self, now: float) -> None:
         """Takes the reserve: it is there only if there is space again."""
         try:
-            self._reserve.hold()
+            self.reserve.hold()
         except OSError as error:
-            if self._condition.note(error, lasts=True) is not Fault.DISK:
+            if self.condition.note(error, lasts=True) is not Fault.DISK:
                 raise
             self._retry = now + self._pause
             return
-        if Fault.DISK in self._condition.faults:
-            take_office(self._database, self._coordinator)
+        if Fault.DISK in self.condition.faults:
+            take_office(self.database, self.coordinator)
             # There was space for the reserve, but perhaps not for what was to be written: then look less often.
             soon = now - self._freed < SOON_SECONDS
             self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS) if soon else FAULT_CHECK_SECONDS
             self._freed = now
             self._resume = True
-            self._condition.over(Fault.DISK)
+            self.condition.over(Fault.DISK)

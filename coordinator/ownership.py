@@ -35,13 +35,7 @@ def claim_database(database: Database, federation_id: str, ca: x509.Certificate,
 
 
 def must_own(database: Database, home: Path, federation_id: str, ca: x509.Certificate) -> None:
-    """Compares a home with its database, and changes nothing.
-
-    Args:
-        database: that the home's settings name.
-        home: the coordinator's directory.
-        federation_id: as its settings say.
-        ca: its CA certificate.
+    """Compares a home, its settings' `federation_id` and its CA with the database that the settings name.
 
     Raises:
         HomeError: the database holds no federation, or another one; or `federation_id` was edited.
@@ -51,7 +45,8 @@ def must_own(database: Database, home: Path, federation_id: str, ca: x509.Certif
         with database.read() as session:
             found = session.scalar(select(Federation))
     if found is None:
-        raise HomeError(_lost(f"the database {database.url} is empty: it holds no federation", home, federation_id))
+        empty = f"the database {database.url} is empty: it holds no federation"
+        raise HomeError(lost_database(empty, home, federation_id))
     shown = fingerprint(ca)
     if found.ca_fingerprint != shown:
         raise HomeError(
@@ -68,12 +63,8 @@ def must_own(database: Database, home: Path, federation_id: str, ca: x509.Certif
         )
 
 
-def missing_database(path: str, home: Path, federation_id: str) -> str:
-    """What to say when the file of a database does not exist."""
-    return _lost(f"the database {path} is missing", home, federation_id)
-
-
-def _lost(found: str, home: Path, federation_id: str) -> str:
+def lost_database(found: str, home: Path, federation_id: str) -> str:
+    """The message when a home's database is missing or empty; `found` says which."""
     return (
         f"{found}, but {home} has the keys of the federation {federation_id}, whose members are known to its database "
         "alone. Nothing was changed. Restore the database from a backup, or correct `database` in "
@@ -83,12 +74,7 @@ def _lost(found: str, home: Path, federation_id: str) -> str:
 
 
 def take_office(database: Database, coordinator: str) -> None:
-    """Records which coordinator process has the database: the one that holds its lock.
-
-    Args:
-        database: locked by this process.
-        coordinator: the id of the process, made anew at each start.
-    """
+    """Records which coordinator process has the database; its id is made at each start, and it holds the lock."""
     with database.begin() as session:
         session.execute(update(Federation).values(coordinator=coordinator))
 

@@ -14,13 +14,13 @@ from storage.retention import is_retained
 def removed_model(
     session: Session, blobs: BlobStore, run: Run, number: int | None, digest: str, keep_rounds: int
 ) -> Refusal | None:
-    """The refusal to export a model that is not stored; None when it is to be kept, so that it is lost.
+    """The refusal to export a model that is not stored; None if retention keeps it, so that it is lost.
 
     Args:
         session: reads.
-        blobs: what is stored.
-        run: whose model was asked for.
-        number: after which round; None for the newest model.
+        blobs: the blob store.
+        run: of the model.
+        number: of the round that made the model; None for the newest model.
         digest: of the model.
         keep_rounds: the setting; 0 keeps all rounds.
     """
@@ -38,14 +38,7 @@ def removed_model(
 
 
 def removed_offer(session: Session, assignment_id: str, digest: str, keep_rounds: int) -> Refusal | None:
-    """The refusal to serve a blob of an assignment that is not stored; None when it is to be kept, so that it is lost.
-
-    Args:
-        session: reads.
-        assignment_id: of the assignment that offered the blob.
-        digest: of the blob.
-        keep_rounds: the setting; 0 keeps all rounds.
-    """
+    """The refusal to serve a blob of an assignment that is not stored; None if retention keeps it, so it is lost."""
     if is_retained(session, digest, keep_rounds or None):
         return None
     round_ = session.get_one(Assignment, assignment_id).phase.round
@@ -64,7 +57,7 @@ def _retention(keep_rounds: int) -> str:
 
 
 def _listed(numbers: list[int]) -> str:
-    """Rising numbers of rounds in words: "rounds 0, 3, 7 to 9"."""
+    """Rising numbers of rounds as text: "rounds 0, 3, 7 to 9"."""
     spans = []
     for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         found = [number for _, number in group]

@@ -1,5 +1,6 @@
 """The signed statement that the record was restored from a backup, for the workers, who have seen later rounds."""
 
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
@@ -23,10 +24,6 @@ def sign_restore(home: Home, *, now: datetime) -> RestoreManifest:
 
     Every worker gets it with the next welcome.
 
-    Args:
-        home: of a coordinator that does not run.
-        now: the time.
-
     Raises:
         DatabaseBusy: a coordinator serves.
         DatabaseTooNew: a newer version made the database.
@@ -34,8 +31,7 @@ def sign_restore(home: Home, *, now: datetime) -> RestoreManifest:
     """
     manifest = RestoreManifest(federation_id=home.federation_id)
     manifest.restored.FromDatetime(now)
-    database = home.open_database()
-    try:
+    with closing(home.open_database()) as database:
         database.lock_exclusive()
         database.migrate()
         with database.begin() as session:
@@ -50,8 +46,6 @@ def sign_restore(home: Home, *, now: datetime) -> RestoreManifest:
             )
         envelope = seal(manifest, home.signing_key)
         replace_private(home.directory / _FILE, envelope.SerializeToString(deterministic=True))
-    finally:
-        database.close()
     return manifest
 
 

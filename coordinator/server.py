@@ -1,4 +1,4 @@
-"""The daemon: one gRPC server behind the front listener's two ports, and everything behind it."""
+"""The daemon: the front listener's two ports, one gRPC server behind them, and all that it serves."""
 
 import asyncio
 import logging
@@ -8,8 +8,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
-from functools import partial
+from datetime import datetime
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -23,19 +22,17 @@ from coordinator.front.listener import Front, Service
 from coordinator.home import Home, address
 from coordinator.members.access import Access
 from coordinator.monitor import Monitor
-from coordinator.ownership import HomeError, take_office
-from coordinator.restored import newest_restore
-from coordinator.rounds.intake import Intake
+from coordinator.ownership import take_office
 from coordinator.rounds.presence import Presence
 from coordinator.rounds.supervisor import Supervisor
 from coordinator.services.admin import AdminService
+from coordinator.services.base import Parts
 from coordinator.services.enrollment import EnrollmentService
 from coordinator.services.federation import FederationService
 from coordinator.services.health import HealthService
-from coordinator.services.verification import Verifier
-from federation.certificates import fingerprint, pem
+from coordinator.threads import Threads
+from federation.certificates import pem
 from federation.channels import Option
-from federation.join_string import JoinString
 from federation.keys import make_private_directory, private_key_pem
 from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
 from federation.v1.admin_pb2_grpc import add_AdminServicer_to_server
@@ -63,7 +60,7 @@ _OPTIONS: tuple[Option, ...] = (
     ("grpc.http2.lookahead_bytes", 1 << 20),
     ("grpc.server_handshake_timeout_ms", 20_000),
     ("grpc.max_connection_idle_ms", 600_000),
-    # A worker that vanished without a word is noticed within a minute; one that pings like mad is cut off.
+    # A worker whose machine disappears is noticed within a minute; one that pings too often is disconnected.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
@@ -98,13 +95,7 @@ class PortTaken(RuntimeError):
 
 
 class Coordinator:
-    """A federation's coordinator, from `start` to `stop`.
-
-    Args:
-        home: its directory.
-        clock: the time, aware.
-        conduct: whether runs advance; without it the record can be read, and that is all.
-    """
+    """A federation's coordinator, from `start` to `stop`; without `conduct`, no run advances. `clock` is aware."""
 
     def __init__(self, home: Home, *, clock: Callable[[], datetime] = utc_now, conduct: bool = True) -> None:
         self._home = home
@@ -112,12 +103,11 @@ class Coordinator:
         self._clock = clock
         self._database = home.open_database()
         self._executor = ThreadPoolExecutor(16, thread_name_prefix="service")
-        # Of its own, so that whoever is to be turned away need not queue behind those who are served.
+        # A second one, so that access is checked without a queue behind the calls that are served.
         self._access_executor = ThreadPoolExecutor(4, thread_name_prefix="access")
         self._condition = Condition()
         self._access = Access(
-            self._database,
-            self._access_executor,
+            Threads(self._database, self._access_executor),
             home.federation_id,
             signing_key=home.signing_key,
             condition=self._condition,
@@ -167,63 +157,21 @@ class Coordinator:
             interceptors=[self._access], options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
         )
         self._listen(server)
-        enrollment_address = address(settings.hosts[0], self.enrollment_port)
-        add_EnrollmentServicer_to_server(
-            EnrollmentService(
-                database=database,
-                executor=self._executor,
-                authority=home.authority,
-                coordinator_key=home.signing_key.public_key(),
-                address=address(settings.hosts[0], self.federation_port),
-                approval=settings.approval,
-                clock=self._clock,
-            ),
-            server,
+        parts = Parts(
+            home=home,
+            threads=Threads(database, self._executor),
+            blobs=blobs,
+            presence=presence,
+            supervisor=supervisor,
+            access=self._access,
+            condition=self._condition,
+            address=address(settings.hosts[0], self.federation_port),
+            enrollment_address=address(settings.hosts[0], self.enrollment_port),
+            clock=self._clock,
         )
-        add_FederationServicer_to_server(
-            FederationService(
-                database=database,
-                blobs=blobs,
-                presence=presence,
-                blob_failed=supervisor.blob_failed,
-                intake=Intake(
-                    database,
-                    home.signing_key,
-                    changed=supervisor.notify,
-                    clock=self._clock,
-                    signatures=supervisor.signatures,
-                ),
-                access=self._access,
-                condition=self._condition,
-                executor=self._executor,
-                authority=home.authority,
-                signing_key=home.signing_key,
-                restored=partial(newest_restore, home.directory),
-                heartbeat_seconds=settings.heartbeat_seconds,
-                keep_rounds=settings.keep_rounds,
-                clock=self._clock,
-            ),
-            server,
-        )
-        add_AdminServicer_to_server(
-            AdminService(
-                database=database,
-                blobs=blobs,
-                presence=presence,
-                supervisor=supervisor,
-                access=self._access,
-                executor=self._executor,
-                join=lambda client_id, secret: JoinString(
-                    address=enrollment_address, ca_fingerprint=fingerprint(home.ca), secret=secret, client_id=client_id
-                ).encode(),
-                join_string_lifetime=timedelta(seconds=settings.join_string_lifetime_seconds),
-                max_model_bytes=settings.max_model_bytes,
-                keep_rounds=settings.keep_rounds,
-                verifier=Verifier(home.federation_id, home.signing_key.public_key()),
-                clock=self._clock,
-            ),
-            server,
-        )
+        add_EnrollmentServicer_to_server(EnrollmentService(parts), server)
+        add_FederationServicer_to_server(FederationService(parts), server)
+        add_AdminServicer_to_server(AdminService(parts), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         supervisor.start(conduct=self._conduct)
@@ -245,20 +193,11 @@ class Coordinator:
         self._monitoring = asyncio.create_task(self._monitor.run())
         self._watching = asyncio.create_task(self._access.watch_administrators())
         home.note_ports(self.federation_port, self.enrollment_port)
-        log.info(
-            "federation %s: members at %s, newcomers at %s, database %s",
-            home.federation_id,
-            address(settings.hosts[0], self.federation_port),
-            enrollment_address,
-            database.url,
-        )
+        told = "federation %s: members at %s, newcomers at %s, database %s"
+        log.info(told, home.federation_id, parts.address, parts.enrollment_address, database.url)
 
     async def stop(self, grace: float = GRACE_SECONDS) -> None:
-        """Ends the streams, lets calls finish, brings the supervisor to rest, gives the database back.
-
-        Args:
-            grace: seconds for calls that are under way.
-        """
+        """Ends streams, lets calls finish within `grace` seconds, stops the supervisor, and closes the database."""
         if self._database.holds_lock():  # or the file may be another coordinator's
             self._home.ports_file.unlink(missing_ok=True)
         await self._front.stop_accepting()
@@ -280,11 +219,7 @@ class Coordinator:
         self._database.close()
 
     async def watch(self) -> None:
-        """Returns when the coordinator stops.
-
-        Raises:
-            LockLost: another coordinator has the database.
-        """
+        """Returns when the coordinator stops; raises LockLost if another coordinator has the database."""
         if self._monitoring is not None:
             await asyncio.shield(self._monitoring)
 
@@ -319,24 +254,24 @@ class Coordinator:
         self.enrollment_port = self._bind(server, "newcomers", enrollment, grpc.ssl_server_credentials([pair]))
 
     def _bind(self, server: grpc.aio.Server, service: Service, port: int, credentials: grpc.ServerCredentials) -> int:
-        where = address(self._home.settings.bind, port)
+        bind = self._home.settings.bind
         try:
-            picked = self._front.listen(self._home.settings.bind, port, service)
+            picked = self._front.listen(bind, port, service)
         except OSError as error:
             raise PortTaken(
-                f"cannot listen on {where}: {error}. Another process has the port, or the address is not this "
-                f"machine's: see bind and the ports in {self._home.directory / 'coordinator.toml'}"
+                f"cannot listen on {address(bind, port)}: {error}. Another process has the port, or the address is not "
+                f"this machine's: see bind and the ports in {self._home.directory / 'coordinator.toml'}"
             ) from None
         server.add_secure_port(self._front.inner(service), credentials)
         return picked
 
 
 def serve(home: Home, *, ready: Callable[[Coordinator], None] = lambda coordinator: None, conduct: bool = True) -> None:
-    """Runs a coordinator until SIGTERM or SIGINT; a second signal does not wait.
+    """Runs a coordinator until SIGTERM or SIGINT; a second signal ends the process at once.
 
     Args:
-        home: its directory.
-        ready: called once it serves.
+        home: the coordinator's directory.
+        ready: called when it serves.
         conduct: whether runs advance.
 
     Raises:
@@ -361,11 +296,8 @@ async def _serve(home: Home, ready: Callable[[Coordinator], None], conduct: bool
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    try:
-        require_device(home.settings.device)
-        coordinator = Coordinator(home, conduct=conduct)
-    except ValueError as error:
-        raise HomeError(str(error)) from None
+    require_device(home.settings.device)
+    coordinator = Coordinator(home, conduct=conduct)
     try:
         await coordinator.start()
         ready(coordinator)

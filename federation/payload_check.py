@@ -32,23 +32,25 @@ class PayloadCheck:
     known first, and a damaged transfer is told from a bad update. Memory: the header, three bytes, and a small buffer.
 
     Attributes:
+        layout: of the file; None until the header has been read, if none was expected.
         problem: what is wrong with the content: `limit:header`, `layout`, `dtype` or `non-finite`; None while nothing
             is. Complete after `finish`.
         norms: the Euclidean norm of each tensor of floating-point numbers by its name, in float64 and in the order of
             the layout. Zero exactly where every element is zero. Complete after `finish` if there is no problem.
     """
 
-    def __init__(self, layout: Layout, algorithm: str = DEFAULT_ALGORITHM) -> None:
-        """Expects a file of `layout`; the digest is made with `algorithm` (see federation.digests)."""
+    def __init__(self, layout: Layout | None, algorithm: str = DEFAULT_ALGORITHM) -> None:
+        """Expects a file of `layout`, or, if it is None, of float32 tensors; `algorithm` is that of the digest."""
+        self.layout = layout
         self.problem: Refusal | None = None
         self.norms: dict[str, float] = {}
-        self._layout = layout
+        self._tensors = layout.tensors if layout is not None else ()
         self._algorithm = algorithm
         self._hasher = hasher(algorithm)
         self._header: bytearray | None = bytearray()  # None once it has been read
         self._split = b""  # the first bytes of an element whose rest is in the next chunk
         self._row = 0
-        self._left = layout.tensors[0].bytes  # still missing from the current row
+        self._left = 0  # bytes that are missing from the current row
         self._squares = 0.0  # the sum of the squares of the current row so far; at most 2**48 times 2**256
         self._buffer = np.empty(_SQUARED_AT_A_TIME)
 
@@ -66,7 +68,7 @@ class PayloadCheck:
 
     def finish(self) -> str:
         """Ends the payload; returns the digest of everything fed, with its algorithm in front."""
-        if self.problem is None and (self._header is not None or self._row < len(self._layout.tensors) or self._split):
+        if self.problem is None and (self._header is not None or self._row < len(self._tensors) or self._split):
             self.problem = Refusal("layout", "the payload ends before its last tensor does")
         return f"{self._algorithm}:{self._hasher.hexdigest()}"
 
@@ -74,16 +76,16 @@ class PayloadCheck:
         if self._header is not None:
             piece = self._look_at_header(self._header, piece)
         while len(piece):
-            if self._row == len(self._layout.tensors):
+            if self._row == len(self._tensors):
                 raise Refusal("layout", "the payload goes on after its last tensor")
-            width = DTYPES[self._layout.tensors[self._row].dtype].itemsize
+            width = DTYPES[self._tensors[self._row].dtype].itemsize
             taken = width - len(self._split) if self._split else min(len(piece), self._left) // width * width or width
             values, piece = self._split + piece[:taken] if self._split else piece[:taken], piece[taken:]
             if len(values) < width:
                 self._split = bytes(values)
                 return
             self._split = b""
-            self._look_at_values(self._layout.tensors[self._row], values)
+            self._look_at_values(self._tensors[self._row], values)
 
     def _look_at_header(self, header: bytearray, piece: memoryview) -> memoryview:
         # First the length alone, so that an absurd one is refused before anything is kept for it.
@@ -94,9 +96,11 @@ class PayloadCheck:
         piece = _move(piece, header, end)
         if len(header) < end:
             return piece
-        layout, _ = parse_header(bytes(header), {tensor.dtype for tensor in self._layout.tensors})
-        if layout != self._layout:
-            raise Refusal("layout", layout_difference(layout, self._layout))
+        layout, _ = parse_header(bytes(header), {tensor.dtype for tensor in self._tensors} or {"F32"})
+        if self.layout is not None and layout != self.layout:
+            raise Refusal("layout", layout_difference(layout, self.layout))
+        self.layout, self._tensors = layout, layout.tensors
+        self._left = layout.tensors[0].bytes
         self._header = None
         return piece
 
@@ -114,8 +118,8 @@ class PayloadCheck:
                 self.norms[tensor.name] = math.sqrt(self._squares)
             self._row += 1
             self._squares = 0.0
-            if self._row < len(self._layout.tensors):
-                self._left = self._layout.tensors[self._row].bytes
+            if self._row < len(self._tensors):
+                self._left = self._tensors[self._row].bytes
 
     def _sum_of_squares(self, values: Vector) -> float:
         # A float32 squared is between 2**-298 and 2**256: float64 neither loses nor overflows.

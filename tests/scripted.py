@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from harness import wait_for
 from works import set_work
 
-from coordinator.members.answers import status_details
+from coordinator.members.messages import status_details
 from federation.certificates import csr_public_key, fingerprint, issue_certificate, make_ca, pem
 from federation.channels import STATUS_KEY
 from federation.digests import digest

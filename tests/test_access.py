@@ -22,7 +22,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from running import SECONDS, Applicant, Running, refused, running, wait_for
 
-from coordinator.members.access import MAX_CONCURRENT_CALLS, RULES
+from coordinator.members.access import MAX_CONCURRENT_CALLS
+from coordinator.members.rules import RULES
 from coordinator.server import MAX_MESSAGE_BYTES
 from federation.certificates import make_ca, pem
 from federation.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel

@@ -23,9 +23,10 @@ from coordinator.rounds.metrics import DEFINITIONS
 from coordinator.rounds.presence import Presence
 from coordinator.rounds.supervisor import Supervisor
 from coordinator.services import summaries, watching
-from coordinator.services.model_intake import ModelIntake
+from coordinator.services.upload import Upload
 from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
+from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.v1.admin_pb2 import (
     ApproveClientRequest,
@@ -318,6 +319,8 @@ def test_what_a_submission_promises_must_arrive(stub: AdminStub) -> None:
         stub.SubmitRun(requests(spec, b"abc"))
     with refused("RESOURCE_EXHAUSTED", "limit:header"):
         stub.SubmitRun(requests(spec, b"\xff" * 16))
+    with refused("INVALID_ARGUMENT", "non-finite"):
+        stub.SubmitRun(requests(spec, to_bytes(LAYOUT, np.full(LAYOUT.size, np.nan, dtype=np.float32))))
     assert "promises" not in {run.name for run in stub.ListRuns(ListRunsRequest()).runs}
 
 
@@ -342,17 +345,22 @@ def test_a_wrong_hyperparameter_is_refused_by_its_key_before_the_model_is_sent(
 
 @pytest.mark.parametrize("chunk", [1, 3, 8, 9, 1000])
 def test_a_model_is_taken_in_pieces_of_any_size_and_refused_when_not_finite(blobs: DirectoryStore, chunk: int) -> None:
-    data = good_model()
-    with ModelIntake(blobs, digest(data), len(data), limit=10_000) as intake:
-        for start in range(0, len(data), chunk):
-            intake.feed(data[start : start + chunk])
-        assert intake.finish() == (digest(data), LAYOUT)
+    data, check = good_model(), PayloadCheck(None)
+    upload = Upload(blobs, check, digest(data), len(data))
+    for start in range(0, len(data), chunk):
+        upload.take(data[start : start + chunk])
+    upload.finish()
+    assert (check.problem, check.layout) == (None, LAYOUT)
+    upload.store()
     assert blobs.read(digest(data)) == data
     bad = to_bytes(LAYOUT, np.full(LAYOUT.size, np.nan, dtype=np.float32))
-    with ModelIntake(blobs, digest(bad), len(bad), limit=10_000) as intake:
-        intake.feed(bad)
-        with pytest.raises(Refusal, match="non-finite"):
-            intake.finish()
+    check = PayloadCheck(None)
+    upload = Upload(blobs, check, digest(bad), len(bad))
+    upload.take(bad)
+    upload.finish()
+    assert check.problem is not None
+    assert check.problem.reason == "non-finite"
+    upload.discard()
     assert not blobs.exists(digest(bad))
     assert list((blobs.root / "tmp").iterdir()) == []
 
@@ -669,8 +677,8 @@ def test_a_run_is_found_by_id_by_its_beginning_or_by_its_name(database: Database
         for nothing in ("", "%", "zzz", "abc1\0"):
             with pytest.raises(Refusal, match="run-unknown"):
                 finding.find_run(session, nothing)
-        assert [run.run_id for run in watching.runs(session, 0, 10)] == ["abd3", "abc2", "abc1"]
-        assert summaries.rounds(session, "abc1", 0, 10) == []
+        assert [run.run_id for run in watching.runs_from(session, 0, 10)] == ["abd3", "abc2", "abc1"]
+        assert summaries.rounds_from(session, "abc1", 0, 10) == []
         watcher = watching.Watching("abc1")
         assert len(watcher.look(session, {}, now)) == 1
         assert watcher.over

@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from running import SECONDS, Applicant, Clock, Running, refused, running
 
-from coordinator.members.enrollment import Application, Authority, enroll
+from coordinator.members.certificates import Authority
+from coordinator.members.enrollment import Application, enroll
 from federation.certificates import fingerprint, make_ca
 from federation.channels import refusal_from_rpc_error, server_verified_channel
 from federation.identity import parse_peer
@@ -197,8 +198,8 @@ def test_of_many_transactions_with_one_join_string_one_wins_on_each_back_end(dat
         start.wait(SECONDS)
         try:
             with database.begin() as session:
-                enrolled = enroll(session, application, authority=authority, approval=True, peer="test", now=clock())
-                return enrolled.state.value
+                client, _ = enroll(session, application, authority=authority, approval=True, peer="test", now=clock())
+                return client.state.value
         except Refusal as refusal:
             return refusal.reason
 

@@ -23,7 +23,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from harness import SECONDS, Federation, Member, federation, wait_for
 
-from coordinator.members.access import MAX_CONCURRENT_CALLS, RULES
+from coordinator.members.access import MAX_CONCURRENT_CALLS
+from coordinator.members.rules import RULES
 from federation.certificates import make_csr
 from federation.digests import digest
 from federation.envelope import seal

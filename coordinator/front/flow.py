@@ -1,4 +1,4 @@
-"""Flow: bytes on their way from one socket to another, without a copy in this process where the system allows it."""
+"""Moves bytes from one socket to another, without a copy in this process where the system allows it."""
 
 import contextlib
 import fcntl
@@ -6,6 +6,7 @@ import os
 import socket
 
 BYTES = 1 << 18  # the most that one flow holds
+SPARE = 16  # empty pipes that are kept for the next flows
 
 
 class Pipe:
@@ -52,14 +53,9 @@ class Buffer:
 
 
 class Holds:
-    """Lends pipes to flows, as long as they have bytes in them; buffers where pipes cannot be had.
+    """Lends pipes to flows, as long as they have bytes in them; buffers where pipes cannot be had."""
 
-    Args:
-        spare: how many empty pipes are kept for the next flow.
-    """
-
-    def __init__(self, spare: int = 16) -> None:
-        self._most_spare = spare
+    def __init__(self) -> None:
         self._spare: list[Pipe] = []
         self._splices = _can_splice()
 
@@ -76,19 +72,14 @@ class Holds:
 
     def give_back(self, hold: Pipe | Buffer, *, empty: bool) -> None:
         """Takes a hold back; one that is not empty is thrown away with its bytes."""
-        if empty and isinstance(hold, Pipe) and len(self._spare) < self._most_spare:
+        if empty and isinstance(hold, Pipe) and len(self._spare) < SPARE:
             self._spare.append(hold)
         else:
             hold.close()
 
 
 class Flow:
-    """One direction of a connection.
-
-    Args:
-        source: read from, non-blocking.
-        sink: written to, non-blocking.
-        holds: lends what bytes wait in.
+    """One direction of a connection: reads from a non-blocking source, writes to a non-blocking sink.
 
     Attributes:
         waiting: bytes that were read and not written yet; nothing more is read before they are.
@@ -109,11 +100,7 @@ class Flow:
         return self.ended and not self.waiting
 
     def move(self) -> None:
-        """Moves what can be moved at once; passes the end of the source on to the sink.
-
-        Raises:
-            OSError: one of the sockets is broken.
-        """
+        """Moves what can be moved at once, and the end of the source; raises OSError if a socket is broken."""
         if self.waiting:
             self._give()
         if self.waiting or self.ended:

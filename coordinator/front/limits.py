@@ -1,4 +1,4 @@
-"""The limits on connections, and how they follow from the number of file descriptors that the process may open."""
+"""The limits on connections, which depend on the number of file descriptors that the process may open."""
 
 import resource
 from typing import NamedTuple, Self
@@ -8,7 +8,7 @@ DESCRIPTORS_PER_CONNECTION = 3  # two sockets, and a share of the pipes
 
 
 class Limits(NamedTuple):
-    """What connections may take. "Unverified" is a connection that has shown no certificate of the federation yet.
+    """The limits. A connection is unverified until it has shown a certificate of the federation.
 
     Attributes:
         connections: connections in all.

@@ -27,16 +27,16 @@ BIND_SECONDS = 1.0  # for the process of a coordinator that was killed a moment 
 END_SECONDS = 5.0
 BACKLOG = 1024
 _ROOT = Path(__file__).resolve().parents[2]
-# Isolated: neither the directory that the coordinator was started in nor PYTHONPATH can put a module in the way.
+# Isolated: neither the current directory of the coordinator nor PYTHONPATH can replace a module.
 _PROGRAM = "import sys; sys.path.append(sys.argv.pop()); from coordinator.front.process import main; main()"
 
 
 class Front:
-    """The public ports. gRPC listens on Unix sockets behind them, in a directory that is this user's alone.
+    """The public ports. gRPC listens on Unix sockets behind them, in a directory of mode 0700.
 
     Args:
-        limits: what connections may take.
-        refused: told who was turned away: how the record names the peer, the reason, and how often.
+        limits: on connections.
+        refused: called with the source of refused connections, the reason and their number.
     """
 
     def __init__(self, limits: Limits, refused: Callable[[str, str, int], Awaitable[None]]) -> None:
@@ -51,15 +51,12 @@ class Front:
         self._stopping = False
 
     def listen(self, bind: str, port: int, service: Service) -> int:
-        """Binds a public port and listens on it.
+        """Listens on a public port, whose connections are forwarded to a service; returns the port.
 
         Args:
-            bind: the address; 0.0.0.0 and :: are every one of this machine, of IPv4 and IPv6.
+            bind: the address; 0.0.0.0 and :: are all addresses of this machine, of IPv4 and IPv6.
             port: 0 is one that the kernel picks.
-            service: which of gRPC's sockets the connections are forwarded to.
-
-        Returns:
-            The port.
+            service: the service.
 
         Raises:
             OSError: the port is taken, or the address is not this machine's.
@@ -70,7 +67,7 @@ class Front:
         return port
 
     def inner(self, service: Service) -> str:
-        """Where gRPC is to listen for a service."""
+        """The address on which gRPC must listen for a service."""
         return f"unix:{self._directory / service}"
 
     async def start(self) -> None:
@@ -82,10 +79,10 @@ class Front:
         """Closes the public ports; the connections stay."""
         self._stopping = True
         self._close_listeners()
-        await self._tell({"stop": True})
+        self._tell(stop=True)
 
     async def stop(self) -> None:
-        """Ends the process, when it has forwarded what gRPC has said last; removes the directory."""
+        """Ends the process after it has forwarded gRPC's last bytes; removes the directory."""
         self._stopping = True
         self._close_listeners()
         if self._supervisor is not None:
@@ -97,15 +94,10 @@ class Front:
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
     def verified(self, peer: str, member: str) -> None:
-        """A connection has shown a good certificate. Called on the event loop.
-
-        Args:
-            peer: as gRPC names it.
-            member: whose certificate it was, as the record names the caller.
-        """
+        """Notes that a connection, by gRPC's name, has shown a member's certificate. Called on the event loop."""
         number = _bound_name(peer).partition("@")[0]
-        if self._writer is not None and number.isdigit():
-            self._writer.write(json.dumps({"verified": int(number), "member": member}).encode() + b"\n")
+        if number.isdigit():
+            self._tell(verified=int(number), member=member)
 
     async def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
@@ -130,7 +122,7 @@ class Front:
         self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
 
     async def _supervise(self) -> None:
-        """Hears what the process says; starts another one when it ends by itself."""
+        """Reads what the process reports; starts another one when it ends by itself."""
         while True:
             await self._listen()
             if self._stopping:
@@ -151,7 +143,7 @@ class Front:
                     break
 
     async def _listen(self) -> None:
-        """Hears what the process says until it ends; it may have been killed in the middle of a line."""
+        """Reads what the process reports until it ends; it may have been killed in the middle of a line."""
         if self._reader is None:
             return
         with contextlib.suppress(ConnectionError):
@@ -159,11 +151,9 @@ class Front:
                 said = json.loads(line)
                 await self._refused(said["actor"], said["reason"], said["times"])
 
-    async def _tell(self, command: dict[str, bool]) -> None:
+    def _tell(self, **command: object) -> None:
         if self._writer is not None:
-            with contextlib.suppress(ConnectionError):
-                self._writer.write(json.dumps(command).encode() + b"\n")
-                await self._writer.drain()
+            self._writer.write(json.dumps(command).encode() + b"\n")
 
     def _close_listeners(self) -> None:
         for _, listener in self._listeners:
@@ -172,7 +162,7 @@ class Front:
 
 
 def host_of(peer: str) -> str:
-    """The host of a peer as gRPC names it: "unix:/tmp/fedpareto-x/17@192.0.2.7", which the front listener has bound."""
+    """The host of a peer by gRPC's name: "unix:/tmp/fedpareto-x/17@192.0.2.7", which the front listener has bound."""
     return _bound_name(peer).partition("@")[2] or peer
 
 

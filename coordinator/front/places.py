@@ -1,4 +1,4 @@
-"""Places: how many holders each group may have, and who loses its place when there are too many."""
+"""A bounded number of places for the connections or calls of each group, and in all."""
 
 import ipaddress
 from collections.abc import Hashable, Iterator
@@ -8,14 +8,10 @@ H = TypeVar("H", bound=Hashable)
 
 
 class Places(Generic[H]):
-    """A bounded number of places, shared between groups.
+    """At least one place for each group, and in all.
 
-    A newcomer always gets a place. When its group is full, the oldest holder of its group loses its place. When all
+    A new holder always gets a place. When its group is full, the oldest holder of its group loses its place. When all
     places are taken, the oldest holder of the largest group does. So one group cannot keep another one out.
-
-    Args:
-        per_group: the most places of one group, at least 1.
-        total: the most places in all, at least 1.
     """
 
     def __init__(self, per_group: int, total: int) -> None:

@@ -4,7 +4,7 @@ The coordinator starts it, hands it the listening sockets and one end of a contr
 lines of JSON there:
 
 - to this process: `{"verified": CONNECTION, "member": URI}`, `{"stop": true}`; the end of the stream ends the process;
-- from this process: `{"refused": {ACTOR: [REASON, TIMES]}}`, at most once a minute.
+- from this process, at most once a minute: `{"actor": NETWORK_OR_MEMBER, "reason": REASON, "times": COUNT}`.
 
 A connection goes through these states: it waits for its first byte; it is forwarded, unverified; it is verified, or
 lasts as long as an enrollment may; it is closing. Only those that sent the beginning of a TLS handshake reach gRPC.
@@ -21,6 +21,7 @@ import socket
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 from coordinator.front.flow import Flow, Holds
@@ -37,30 +38,30 @@ FLUSH_SECONDS = 1.0  # for what gRPC has said last, when the coordinator ends
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
+@dataclass(eq=False)
 class Connection:
     """A connection of the public side, and of the inner side as soon as its first byte has come."""
 
-    def __init__(self, number: int, public: socket.socket, host: str, service: str, now: float) -> None:
-        self.number = number
-        self.public = public
-        self.host = host
-        self.service = service
-        self.opened = now
-        self.heard = now
-        self.inner: socket.socket | None = None
-        self.up: Flow | None = None  # to gRPC
-        self.down: Flow | None = None  # from gRPC
-        self.closing: float | None = None  # since when
+    number: int
+    public: socket.socket
+    host: str
+    service: str
+    opened: float
+    heard: float
+    inner: socket.socket | None = None
+    up: Flow | None = None  # to gRPC
+    down: Flow | None = None  # from gRPC
+    closing: float | None = None  # since when
 
 
 class Forwarder:
     """Accepts and forwards, in one thread.
 
     Args:
-        listeners: the listening sockets by service, "members" or "newcomers".
+        listeners: the listening sockets, each with its service, "members" or "newcomers".
         control: the connection to the coordinator.
-        directory: where gRPC listens, one socket for each service.
-        limits: what connections may take.
+        directory: of the sockets on which gRPC listens, one for each service.
+        limits: on connections.
     """
 
     def __init__(
@@ -75,7 +76,6 @@ class Forwarder:
         self._connections: dict[int, Connection] = {}
         self._unverified: Places[int] = Places(limits.unverified_per_address, limits.unverified)
         self._verified: Places[int] = Places(limits.per_member, limits.connections)
-        self._closing: set[int] = set()
         self._count = 0
         self._accepting = False
         self._commands = bytearray()
@@ -117,36 +117,39 @@ class Forwarder:
                     self._make_room()
                     return
                 continue  # it was gone before it was accepted
-            now = time.monotonic()
-            host = _host(str(peer[0]))
+            now, host = time.monotonic(), _host(str(peer[0]))
             group = network_of(host)
-            if len(self._connections) >= self._limits.connections:
-                loser = self._unverified.oldest_of_largest()
-                if loser is None:
-                    self._refused[group, "limit:connections"] += 1
-                    public.close()
-                    continue
-                self._refuse(loser, "limit:connections")
+            if len(self._connections) >= self._limits.connections and not self._end_oldest():
+                self._refused[group, "limit:connections"] += 1
+                public.close()
+                continue
             public.setblocking(False)
             with contextlib.suppress(OSError):
                 public.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._count += 1
-            connection = Connection(self._count, public, host, service, now)
+            connection = Connection(self._count, public, host, service, opened=now, heard=now)
             self._connections[connection.number] = connection
             self._selector.register(public, READ, connection)
             loser = self._unverified.add(connection.number, group)
             if loser is not None:
                 self._refuse(loser, "limit:connections")
 
-    def _make_room(self) -> None:
-        """There is no descriptor left: an unverified connection goes, and nothing is accepted until the next tick."""
+    def _end_oldest(self) -> bool:
+        """Ends the oldest unverified connection of the largest group; returns False if there is none."""
         loser = self._unverified.oldest_of_largest()
         if loser is not None:
             self._refuse(loser, "limit:connections")
-        if self._accepting:
-            for _, listener in self._listeners:
-                self._selector.unregister(listener)
-            self._accepting = False
+        return loser is not None
+
+    def _make_room(self) -> None:
+        """Ends an unverified connection for its descriptors; nothing is accepted until the next tick."""
+        self._end_oldest()
+        self._pause_accepting()
+
+    def _pause_accepting(self) -> None:
+        for _, listener in self._listeners if self._accepting else ():
+            self._selector.unregister(listener)
+        self._accepting = False
 
     def _accept_again(self) -> None:
         for service, listener in self._listeners:
@@ -154,9 +157,8 @@ class Forwarder:
         self._accepting = True
 
     def _stop_accepting(self) -> None:
+        self._pause_accepting()
         for _, listener in self._listeners:
-            if self._accepting:
-                self._selector.unregister(listener)
             listener.close()
         self._listeners = []
 
@@ -179,16 +181,14 @@ class Forwarder:
             self._close(connection, broken=True)
 
     def _begin(self, connection: Connection) -> None:
-        """The first byte is here: connects to gRPC, if it can be the beginning of a TLS handshake.
+        """Connects to gRPC, if the first byte can be the beginning of a TLS handshake.
 
-        The socket is bound to a name with the connection's number and the host, which is how gRPC, and with it access
-        control, learns both.
+        The socket is bound to a name with the connection's number and the host: access control reads both there.
         """
         if connection.public.recv(1, socket.MSG_PEEK) != TLS_HANDSHAKE:
             self._close(connection)
             return
-        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.inner = inner
+        connection.inner = inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         inner.setblocking(False)
         name = os.path.join(self._directory, f"{connection.number}@{connection.host}")
         inner.bind(name)
@@ -212,21 +212,18 @@ class Forwarder:
             return
         if connection.closing is None and (up.ended or down.ended):
             connection.closing = time.monotonic()
-            self._closing.add(connection.number)
         self._ask(connection.public, up, down, connection)
         self._ask(connection.inner, down, up, connection)
 
     def _ask(self, end: socket.socket, incoming: Flow, outgoing: Flow, connection: Connection) -> None:
         wanted = (0 if incoming.waiting or incoming.ended else READ) | (WRITE if outgoing.waiting else 0)
-        try:
-            present = self._selector.get_key(end).events
-        except KeyError:
+        registered = self._selector.get_map().get(end)
+        if registered is None:
             if wanted:
                 self._selector.register(end, wanted, connection)
-            return
-        if not wanted:
+        elif not wanted:
             self._selector.unregister(end)
-        elif wanted != present:
+        elif wanted != registered.events:
             self._selector.modify(end, wanted, connection)
 
     def _refuse(self, number: int, reason: str) -> None:
@@ -235,9 +232,8 @@ class Forwarder:
         self._close(connection, broken=True)
 
     def _close(self, connection: Connection, *, broken: bool = False) -> None:
-        """Releases everything of a connection; a broken one is reset, so that the peer takes it for no proper end."""
+        """Releases everything of a connection; a broken one is reset, so that the peer does not see a regular end."""
         del self._connections[connection.number]
-        self._closing.discard(connection.number)
         self._unverified.remove(connection.number)
         self._verified.remove(connection.number)
         for flow in (connection.up, connection.down):
@@ -254,7 +250,7 @@ class Forwarder:
             end.close()
 
     def _tick(self, now: float) -> None:
-        """Ends what has taken too long, and tells the coordinator what was refused."""
+        """Ends connections that have taken too long, and tells the coordinator which were refused."""
         if not self._accepting and self._listeners:
             self._accept_again()
         limits = self._limits
@@ -268,8 +264,7 @@ class Forwarder:
                 or (connection.inner is None and now - connection.opened > limits.first_byte_seconds)
             ):
                 self._refuse(number, "limit:idle")
-        for number in list(self._closing):
-            connection = self._connections[number]
+        for connection in list(self._connections.values()):
             if connection.closing is not None and now - connection.closing > limits.closing_seconds:
                 self._close(connection, broken=True)
         self._tell(now)

@@ -1,1 +1,1 @@
-"""Who is a member: joining, being approved and revoked, and what each caller may do."""
+"""Membership: enrollment, approval, revocation, and access control on each call."""

@@ -1,4 +1,4 @@
-"""Administrators: who there is, as the record of certificates says, and the end of one. Functions of a session."""
+"""Administrators, as the record of certificates says, and their revocation. Functions of a session."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from datetime import datetime
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from coordinator.members.certificates import retire
 from federation.identity import NAME_PATTERN, Role, parse_peer
 from federation.refusals import Refusal
 from storage import audit
@@ -15,30 +16,19 @@ from storage.models import Certificate
 
 @dataclass(frozen=True)
 class Administrator:
-    """An administrator, by the newest certificate of that name.
-
-    Attributes:
-        name: its name.
-        roles: what it may do.
-        certificate: the row of the certificate.
-    """
+    """An administrator, by the newest certificate of that name."""
 
     name: str
     roles: frozenset[str]
     certificate: Certificate
 
-    def holds(self, now: datetime) -> bool:
-        """Whether the certificate opens doors."""
+    def may_call(self, now: datetime) -> bool:
+        """Whether the certificate is valid."""
         return self.certificate.revoked is None and now < self.certificate.not_after
 
 
 def administrators(session: Session, *, lock: bool = False) -> list[Administrator]:
-    """Everybody who was ever issued, by name.
-
-    Args:
-        session: where to read.
-        lock: hold the rows until the transaction ends.
-    """
+    """Every administrator that ever had a certificate, by name; `lock` holds the rows until the transaction ends."""
     query = select(Certificate).where(Certificate.client_id.is_(None)).order_by(Certificate.serial)
     if lock:
         query = query.with_for_update()
@@ -50,58 +40,40 @@ def administrators(session: Session, *, lock: bool = False) -> list[Administrato
 
 
 def revoke_administrator(session: Session, name: str, reason: str, *, by: str, now: datetime) -> Administrator:
-    """Ends an administrator's certificates; the caller ends its calls.
+    """Ends an administrator's certificates; its running calls are for the caller of this function to end.
 
     Raises:
-        Refusal: `administrator-unknown`; `administrator-state`: it is revoked already; `last-officer`: nobody else
-            could make join strings, or revoke anybody.
+        Refusal: `administrator-unknown`; `administrator-state`: it is revoked already; `last-officer`: no other
+            administrator could make join strings or revoke a member.
     """
     everybody = administrators(session, lock=True)
-    found = next((one for one in everybody if one.name == name), None)
-    if found is None or NAME_PATTERN.fullmatch(name) is None:
+    administrator = next((admin for admin in everybody if admin.name == name), None)
+    if administrator is None or NAME_PATTERN.fullmatch(name) is None:
         raise Refusal(
             "administrator-unknown", f"there is no administrator {name[:63]!r}; `fedpareto admin admins` lists them"
         )
-    if found.certificate.revoked is not None:
+    if administrator.certificate.revoked is not None:
         raise Refusal(
-            "administrator-state", f"{name} was revoked on {found.certificate.revoked:%Y-%m-%d %H:%M} UTC already"
+            "administrator-state",
+            f"{name} was revoked on {administrator.certificate.revoked:%Y-%m-%d %H:%M} UTC already",
         )
-    if [one.name for one in everybody if Role.SECURITY_OFFICER in one.roles and one.holds(now)] == [name]:
+    if [admin.name for admin in everybody if Role.SECURITY_OFFICER in admin.roles and admin.may_call(now)] == [name]:
         raise Refusal(
             "last-officer",
             f"{name} is the only security officer with a valid certificate: nobody could make join strings or revoke a "
             "member afterwards. Issue another one first, on the coordinator's own machine: `fedpareto coordinator "
             "admin NAME --role security-officer --out DIR`",
         )
-    end_certificates(session, found.certificate.subject, by=by, now=now)
+    end_certificates(session, administrator.certificate.subject, by=by, now=now)
     audit.record(session, at=now, actor=by, action="admin.revoked", subject=name, detail=reason)
-    session.refresh(found.certificate)
-    return found
+    session.refresh(administrator.certificate)
+    return administrator
 
 
-def end_certificates(session: Session, uri: str, *, by: str, now: datetime) -> list[str]:
-    """Ends the certificates of an administrator.
-
-    Args:
-        session: an open transaction.
-        uri: the administrator, as its certificates name it.
-        by: who does this, for the record.
-        now: the time.
-
-    Returns:
-        Their serial numbers.
-    """
-    ended = session.scalars(
-        update(Certificate)
-        .where(Certificate.subject == uri, Certificate.client_id.is_(None), Certificate.revoked.is_(None))
-        .values(revoked=now)
-        .returning(Certificate.serial)
-    ).all()
-    for serial in ended:
-        audit.record(
-            session, at=now, actor=by, action="certificate.retired", subject=uri.rpartition("/")[2], detail=serial
-        )
-    return list(ended)
+def end_certificates(session: Session, uri: str, *, by: str, now: datetime) -> None:
+    """Ends the certificates of the administrator with a URI."""
+    mine = Certificate.subject == uri, Certificate.client_id.is_(None)
+    retire(session, *mine, subject=uri.rpartition("/")[2], by=by, now=now)
 
 
 def note_seen(session: Session, serial: str, now: datetime) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import select, update
+from sqlalchemy import ColumnElement, and_, select, update
 from sqlalchemy.orm import Session
 
 from federation.identity import check_name
@@ -29,13 +29,7 @@ def create_join_string(
     if session.get(Client, client_id) is not None:
         raise Refusal("client-exists", f"there is a client {client_id!r} already; a name is never given twice")
     session.add(
-        JoinString(
-            secret_hash=secret_hash(secret),
-            client_id=client_id,
-            created_by=by,
-            created=now,
-            expires=expires,
-        )
+        JoinString(secret_hash=secret_hash(secret), client_id=client_id, created_by=by, created=now, expires=expires)
     )
     audit.record(session, at=now, actor=by, action="join-string.created", subject=client_id)
 
@@ -44,7 +38,7 @@ def join_strings(session: Session, *, every: bool, now: datetime, start: int, co
     """The open join strings, or every one, newest first: at most `count` of them, after the first `start`."""
     query = select(JoinString).order_by(JoinString.created.desc(), JoinString.secret_hash)
     if not every:
-        query = query.where(JoinString.used.is_(None), JoinString.cancelled.is_(None), JoinString.expires > now)
+        query = query.where(_is_open(now))
     return session.scalars(query.offset(start).limit(count)).all()
 
 
@@ -56,12 +50,7 @@ def cancel_join_strings(session: Session, client_id: str, *, by: str, now: datet
     """
     cancelled = session.scalars(
         update(JoinString)
-        .where(
-            JoinString.client_id == client_id,
-            JoinString.used.is_(None),
-            JoinString.cancelled.is_(None),
-            JoinString.expires > now,
-        )
+        .where(JoinString.client_id == client_id, _is_open(now))
         .values(cancelled=now)
         .returning(JoinString)
     ).all()
@@ -74,3 +63,7 @@ def cancel_join_strings(session: Session, client_id: str, *, by: str, now: datet
         session, at=now, actor=by, action="join-string.cancelled", subject=client_id, detail=f"{len(cancelled)} of them"
     )
     return cancelled
+
+
+def _is_open(now: datetime) -> ColumnElement[bool]:
+    return and_(JoinString.used.is_(None), JoinString.cancelled.is_(None), JoinString.expires > now)

@@ -1,11 +1,10 @@
-"""How many calls of each kind a member may make: token buckets, in memory, looked at before any work is done."""
+"""Limits the calls of each kind that a member makes: token buckets in memory, checked before any work is done."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 DAY = 86_400.0
-REFUSED = "refused"  # the kind that every refused call is charged to, besides its own
+REFUSED = "refused"  # every refused call is charged to this kind, besides its own
 DECLINE = "decline"
 MESSAGE = "message"  # of the worker, in its attendance
 _OTHERS = "others"
@@ -21,39 +20,27 @@ class Rate:
 
 
 # A member that works in 50 rounds a second, each with a model, an update and an evaluation, stays below all of them.
-RATES: Mapping[str, Rate] = MappingProxyType(
-    {
-        "Attend": Rate(100, 2),
-        "Renew": Rate(5, 5 / DAY),
-        "FetchBlob": Rate(1000, 100),
-        "Submit": Rate(2000, 200),
-        REFUSED: Rate(500, 50),
-        DECLINE: Rate(500, 100),
-        MESSAGE: Rate(2000, 400),
-        _OTHERS: Rate(1000, 100),
-    }
-)
+RATES: Mapping[str, Rate] = {
+    "Attend": Rate(100, 2),
+    "Renew": Rate(5, 5 / DAY),
+    "FetchBlob": Rate(1000, 100),
+    "Submit": Rate(2000, 200),
+    REFUSED: Rate(500, 50),
+    DECLINE: Rate(500, 100),
+    MESSAGE: Rate(2000, 400),
+    _OTHERS: Rate(1000, 100),
+}
 
 
 class Buckets:
-    """A token bucket for each member and kind of call.
-
-    Args:
-        rates: by kind; what is not named shares the rate, not the bucket, of `others`.
-    """
+    """A token bucket for each member and kind of call; kinds without a rate of their own have that of `others`."""
 
     def __init__(self, rates: Mapping[str, Rate]) -> None:
         self._rates = rates
         self._levels: dict[tuple[str, str], tuple[float, float]] = {}  # tokens, and when they were counted
 
     def wait(self, member: str, kind: str, now: float) -> float:
-        """The seconds until the member may make one more call of this kind; 0 when it may now.
-
-        Args:
-            member: who.
-            kind: of the call.
-            now: seconds of a clock that only goes forward.
-        """
+        """The seconds until the member may make one more call of a kind; `now` is by a clock that only goes forward."""
         rate = self._rate(kind)
         return max(0.0, (1 - self._level(member, kind, now)) / rate.per_second)
 
@@ -72,7 +59,7 @@ class Buckets:
         return self._rates.get(kind, self._rates[_OTHERS])
 
     def _forget_full(self, now: float) -> None:
-        """A bucket that is full again is as good as none."""
+        """Forgets the buckets that are full again."""
         for member, kind in list(self._levels):
             if self._level(member, kind, now) >= self._rate(kind).burst:
                 del self._levels[member, kind]

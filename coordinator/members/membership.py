@@ -2,13 +2,19 @@
 
 from datetime import datetime
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from coordinator.finding import must_be_client
 from coordinator.rounds.states import move_client
+from federation.envelope import seal
+from federation.refusals import Refusal
+from federation.v1.common_pb2 import RevocationManifest
 from storage import audit
 from storage.models import Certificate, Client, ClientState
+
+REVOKED = "your certificate has been revoked; ask an administrator why"
 
 
 def approve(session: Session, client_id: str, *, by: str, now: datetime) -> None:
@@ -22,8 +28,8 @@ def approve(session: Session, client_id: str, *, by: str, now: datetime) -> None
     audit.record(session, at=now, actor=by, action="client.approved", subject=client_id)
 
 
-def revoke(session: Session, client_id: str, reason: str, *, by: str, now: datetime) -> None:
-    """Shuts a client and its certificates out, for good. What it has contributed stays in the record.
+def revoke(session: Session, client_id: str, reason: str, *, by: str, now: datetime) -> Client:
+    """Revokes a client and its certificates. Its contributions stay in the record.
 
     Raises:
         Refusal: `client-unknown`, `client-state`: it is revoked already.
@@ -36,8 +42,32 @@ def revoke(session: Session, client_id: str, reason: str, *, by: str, now: datet
         update(Certificate).where(Certificate.client_id == client_id, Certificate.revoked.is_(None)).values(revoked=now)
     )
     audit.record(session, at=now, actor=by, action="client.revoked", subject=client_id, detail=reason)
+    session.refresh(client)  # the column holds a shorter reason, perhaps
+    return client
 
 
 def _get(session: Session, client_id: str) -> Client:
     must_be_client(session, client_id)
     return session.get_one(Client, client_id, with_for_update=True, populate_existing=True)
+
+
+def revoked(federation_id: str, key: Ed25519PrivateKey, client: Client, certificate: Certificate | None) -> Refusal:
+    """The refusal of a revoked client, with the coordinator's signed statement, which a worker needs to stop for ever.
+
+    Args:
+        federation_id: the federation.
+        key: the coordinator's signing key.
+        client: the caller.
+        certificate: the one that was shown, when it has ended and the client has not.
+    """
+    is_revoked = client.state is ClientState.REVOKED
+    manifest = RevocationManifest(federation_id=federation_id, client_id=client.client_id)
+    if is_revoked:
+        manifest.reason = client.revoked_reason
+    elif certificate is not None:
+        manifest.serial = certificate.serial
+        manifest.reason = "the client has attended with a newer certificate"
+    ended = client.revoked if is_revoked else certificate.revoked if certificate is not None else None
+    if ended is not None:
+        manifest.revoked.FromDatetime(ended)
+    return Refusal("certificate-revoked", REVOKED, signed=seal(manifest, key))

@@ -1,16 +1,23 @@
-"""Messages of an rpc, as access control passes them on: requests that are checked, responses that are sent whole."""
+"""Messages of an rpc: requests that are checked, responses that are sent whole, and refusals as a status."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeAlias
+from math import ceil
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.any import pack
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
 
+from federation.channels import ERROR_DOMAIN, STATUS_KEY
 from federation.refusals import Refusal
 
+MAX_MESSAGE_CHARACTERS = 1000  # of a refusal
 REQUEST_SECONDS = 20.0  # from the opening of a call to its request
+NEXT_CHUNK_SECONDS = 60.0
 
+T = TypeVar("T")
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -19,7 +26,7 @@ class _Malformed:
 
 
 def forgiving(deserialise: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Returns a marker for an unparsable request, which is refused later like any other bad request."""
+    """Makes a parser that returns a marker for an unparsable request, which is refused later as a bad request."""
 
     def parse(data: bytes) -> Any:
         try:
@@ -40,7 +47,7 @@ async def write_whole(context: Context, response: Any) -> None:
     """Sends a message of a stream.
 
     A call that is ended meanwhile ends after the message: gRPC does one thing at a time, and could not send the reason.
-    It may last until the caller reads or is gone; nothing more is sent.
+    That lasts until the caller reads or is gone.
     """
     writing = asyncio.ensure_future(context.write(response))
     try:
@@ -50,16 +57,51 @@ async def write_whole(context: Context, response: Any) -> None:
         raise
 
 
+async def next_message(requests: AsyncIterator[T], seconds: float) -> T | None:
+    """The next message; None when the caller has finished its side or says nothing for `seconds`."""
+    try:
+        # Not wait_for, which in Python 3.11 forgets that the call was ended when a message arrives at the same moment.
+        async with asyncio.timeout(seconds):
+            return await anext(requests)
+    except (StopAsyncIteration, TimeoutError):
+        return None
+
+
 async def only_request(requests: AsyncIterator[Any]) -> Any:
     """The request of an rpc that takes one."""
-    try:
-        async with asyncio.timeout(REQUEST_SECONDS):
-            return _checked(await anext(requests))
-    except (StopAsyncIteration, TimeoutError):
-        raise Refusal("argument", "this rpc takes one request, and none arrived") from None
+    request = await next_message(requests, REQUEST_SECONDS)
+    if request is None:
+        raise Refusal("argument", "this rpc takes one request, and none arrived")
+    return _checked(request)
 
 
 async def checked_requests(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """The requests of an rpc that takes a stream; one that cannot be parsed is refused."""
     async for request in requests:
         yield _checked(request)
+
+
+async def abort(context: Context, refusal: Refusal) -> NoReturn:
+    """Ends an rpc with the refusal's status and details."""
+    await context.abort(
+        getattr(grpc.StatusCode, refusal.status),
+        refusal.message[:MAX_MESSAGE_CHARACTERS],
+        ((STATUS_KEY, status_details(refusal)),),
+    )
+    raise AssertionError("abort returned")
+
+
+def status_details(refusal: Refusal) -> bytes:
+    """A refusal as `google.rpc.Status`: its reason (`ErrorInfo`), what was signed, when to try again (`RetryInfo`)."""
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=refusal.reason, domain=ERROR_DOMAIN)]
+    if refusal.signed is not None:
+        details.append(refusal.signed)
+    if refusal.retry_seconds:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(ceil(refusal.retry_seconds * 1000))
+        details.append(retry)
+    code: grpc.StatusCode = getattr(grpc.StatusCode, refusal.status)
+    status = status_pb2.Status(
+        code=code.value[0], message=refusal.message[:MAX_MESSAGE_CHARACTERS], details=map(pack, details)
+    )
+    return bytes(status.SerializeToString())

@@ -3,13 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor
 from datetime import datetime
 from weakref import WeakValueDictionary
 
 from coordinator.condition import Condition
+from coordinator.threads import Threads
 from storage import audit
-from storage.database import Database
 
 log = logging.getLogger(__name__)
 
@@ -25,20 +24,10 @@ class _Tally:
 
 
 class RefusalRecord:
-    """Writes refusals down. Used on the event loop.
+    """Writes refusals down. Used on the event loop; `clock` gives aware times."""
 
-    Args:
-        database: where the record is.
-        blocking: runs what waits for the database.
-        condition: told about faults of the database.
-        clock: the time, aware.
-    """
-
-    def __init__(
-        self, database: Database, blocking: Executor, condition: Condition, clock: Callable[[], datetime]
-    ) -> None:
-        self._database = database
-        self._blocking = blocking
+    def __init__(self, threads: Threads, condition: Condition, clock: Callable[[], datetime]) -> None:
+        self._threads = threads
         self._condition = condition
         self._clock = clock
         self._unrecorded: WeakValueDictionary[tuple[str, str, str], _Tally] = WeakValueDictionary()
@@ -48,22 +37,8 @@ class RefusalRecord:
     async def write(self, actor: str, action: str, outcome: str, detail: str, times: int = 1) -> None:
         """Writes a refusal down before its answer goes out.
 
-        What one caller piles up while one is being written is written together: a flood waits for itself alone.
-
-        Args:
-            actor: how the record names the caller.
-            action: the rpc, or what was attempted.
-            outcome: the reason of the refusal.
-            detail: its message.
-            times: how often it happened.
+        The refusals of one caller that come while one is being written are written together: others do not wait for it.
         """
-
-        def write(times: int) -> None:
-            with self._database.begin() as session:
-                audit.record(
-                    session, at=self._clock(), actor=actor, action=action, outcome=outcome, detail=detail, times=times
-                )
-
         tally = self._unrecorded.setdefault((actor, action, outcome), _Tally())
         tally.times += times
         async with tally.turn:
@@ -71,13 +46,21 @@ class RefusalRecord:
             if times == 0:
                 return  # the previous holder of the lock has written this entry, too
             try:
-                await asyncio.get_running_loop().run_in_executor(self._blocking, write, times)
+                await self._threads.write(
+                    audit.record,
+                    at=self._clock(),
+                    actor=actor,
+                    action=action,
+                    outcome=outcome,
+                    detail=detail,
+                    times=times,
+                )
             except Exception as error:  # the answer to the caller matters more than its record
                 if self._condition.note(error) is None:
                     log.exception("could not record that %s by %s was refused: %s", action, actor, outcome)
 
     def count(self, actor: str, action: str, outcome: str, detail: str) -> None:
-        """Counts a refusal that comes often: the first is written at once, those after it once a minute."""
+        """Counts a frequent refusal: the first is written at once, the next ones once a minute."""
         key = (actor, action, outcome, detail)
         if key in self._counted:
             self._counted[key] += 1
@@ -86,7 +69,7 @@ class RefusalRecord:
             self._write_counted(key, 1)
 
     async def finish(self) -> None:
-        """Writes down what is counted and not on record yet."""
+        """Writes down the refusals that are counted and not on record yet."""
         for key, times in list(self._counted.items()):
             if times:
                 await self.write(*key, times)

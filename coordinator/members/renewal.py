@@ -4,10 +4,11 @@ from datetime import datetime
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from sqlalchemy import select, update
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from coordinator.members.enrollment import Authority, certify
+from coordinator.members.certificates import Authority, certify, retire
+from coordinator.members.membership import REVOKED
 from federation.certificates import csr_public_key, serial_of
 from federation.keys import IdentityError
 from federation.proofs import proves_renewal
@@ -43,7 +44,7 @@ def renew(
         csr: a PKCS#10 request, DER.
         proof: by the signing key; see `prove_renewal`.
         authority: issues the certificate.
-        by: how the record names the caller.
+        by: the actor, for the record.
         now: the time.
 
     Raises:
@@ -55,7 +56,7 @@ def renew(
         raise Refusal("csr", str(error)) from None
     client = session.get_one(Client, client_id, with_for_update=True, populate_existing=True)
     if client.state is ClientState.REVOKED:
-        raise Refusal("certificate-revoked", "your certificate has been revoked; ask an administrator why")
+        raise Refusal("certificate-revoked", REVOKED)
     if not proves_renewal(Ed25519PublicKey.from_public_bytes(client.signing_key), proof, csr):
         raise Refusal("proof", f"the proof is not by the signing key of {client_id} over this request")
     certificate = certify(session, client_id, key, authority=authority, now=now)
@@ -68,39 +69,16 @@ def renew(
 
 
 def retire_older(session: Session, client_id: str, serial: str, *, by: str, now: datetime) -> None:
-    """Ends the certificates of a member that were issued before the one that it attends with.
-
-    Args:
-        session: an open transaction.
-        client_id: the member.
-        serial: of the certificate that it attends with.
-        by: how the record names the caller.
-        now: the time.
-    """
-    present = session.get_one(Certificate, serial)
-    ended = session.scalars(
-        update(Certificate)
-        .where(
-            Certificate.client_id == client_id,
-            Certificate.revoked.is_(None),
-            Certificate.not_before < present.not_before,
-        )
-        .values(revoked=now)
-        .returning(Certificate.serial)
-    ).all()
-    for old in ended:
-        audit.record(session, at=now, actor=by, action="certificate.retired", subject=client_id, detail=old)
+    """Ends the certificates of a member that were issued before the one with `serial`, that it attends with."""
+    older = Certificate.not_before < session.get_one(Certificate, serial).not_before
+    retire(session, Certificate.client_id == client_id, older, subject=client_id, by=by, now=now)
 
 
 def _end_surplus(session: Session, client_id: str, *, keep: set[str], by: str, now: datetime) -> None:
     """Bounds what is on record of a member, however often it renews."""
-    others = select(Certificate).where(Certificate.client_id == client_id, Certificate.serial.not_in(keep))
-    newest = Certificate.not_before.desc()
-    unused = session.scalars(others.where(Certificate.revoked.is_(None)).order_by(newest).offset(MAX_UNUSED))
-    for row in unused.all():
-        row.revoked = now
-        audit.record(session, at=now, actor=by, action="certificate.retired", subject=client_id, detail=row.serial)
-    session.flush()
-    ended = session.scalars(others.where(Certificate.revoked.is_not(None)).order_by(newest).offset(MAX_ENDED))
-    for row in ended.all():
-        session.delete(row)
+    others = select(Certificate.serial).where(Certificate.client_id == client_id, Certificate.serial.not_in(keep))
+    newest = others.order_by(Certificate.not_before.desc())
+    unused = session.scalars(newest.where(Certificate.revoked.is_(None)).offset(MAX_UNUSED)).all()
+    retire(session, Certificate.serial.in_(unused), subject=client_id, by=by, now=now)
+    ended = session.scalars(newest.where(Certificate.revoked.is_not(None)).offset(MAX_ENDED)).all()
+    session.execute(delete(Certificate).where(Certificate.serial.in_(ended)))

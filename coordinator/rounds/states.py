@@ -49,6 +49,7 @@ ASSIGNMENT_TRANSITIONS: dict[AssignmentState, frozenset[AssignmentState]] = {
 }
 
 RUN_ENDED = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.STOPPED})
+ROUND_ENDED = frozenset({RoundState.COMPLETED, RoundState.SKIPPED})
 
 SIMULATOR = "simulation"  # who submits the runs on simulated clients
 INTERRUPTED = "interrupted; fedpareto simulate --resume goes on"

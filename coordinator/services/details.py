@@ -2,7 +2,8 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -10,47 +11,28 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, contains_eager, defer, selectinload
 
 from coordinator.services import views
-from coordinator.services.summaries import phases_of, summaries
+from coordinator.services.messages import like
+from coordinator.services.summaries import ANSWERED, phases_of, rounds_from, summaries
 from coordinator.services.verification import Verifier, parsed
 from federation.objectives import JOINT
 from federation.v1 import admin_pb2 as messages
-from federation.v1.common_pb2 import (
-    AssignmentState,
-    StepManifest,
-    UpdateManifest,
-)
+from federation.v1.common_pb2 import StepManifest, UpdateManifest
 from storage import models
 from storage.blobs import BlobMissing, BlobStore
 from storage.records import ObjectivesRecord
 
-_ANSWERED = (models.AssignmentState.FULFILLED, models.AssignmentState.REJECTED)
 _MAX_GRAM_BYTES = 64 << 20  # 2800 rows
 
 
 def export_rounds(session: Session, run_id: str, start: int, count: int) -> list[messages.ExportRoundsResponse]:
     """Rounds `start` to `start + count - 1` of a run with every client's part; signatures are not verified."""
-    items = session.scalars(
-        select(models.Round)
-        .where(models.Round.run_id == run_id, models.Round.number >= start, models.Round.number < start + count)
-        .order_by(models.Round.number)
-    ).all()
-    round_ids = [item.round_id for item in items]
-    scores = _scores(session, round_ids)
-    parts = _participations(session, round_ids, scores)
-    phases = phases_of(session, round_ids)
-    return [
-        messages.ExportRoundsResponse(
-            summary=summary,
-            participations=parts[item.round_id],
-            scores=[
-                messages.ClientScores(client_id=client, scores=values)
-                for client, values in sorted(scores[item.round_id].items())
-            ],
-            phases=phases[item.round_id].values(),
-            objectives=_objectives(item),
-        )
-        for item, summary in zip(items, summaries(session, items), strict=True)
-    ]
+    items = rounds_from(session, run_id, start, count)
+    scores = _scores(session, [item.round_id for item in items])
+    responses = [messages.ExportRoundsResponse(**fields) for fields in _fields(session, items, scores)]
+    for item, response in zip(items, responses, strict=True):
+        for client, values in sorted(scores[item.round_id].items()):
+            response.scores.add(client_id=client, scores=values)
+    return responses
 
 
 _Scores = dict[int, dict[str, dict[str, float]]]
@@ -72,14 +54,8 @@ def round_detail(
     session: Session, blobs: BlobStore, verifier: Verifier, item: models.Round
 ) -> messages.GetRoundResponse:
     """One round with every client's part in it; every envelope is verified again."""
-    one = [item.round_id]
-    response = messages.GetRoundResponse(
-        run=views.run(session, item.run),
-        summary=summaries(session, [item])[0],
-        phases=phases_of(session, one)[item.round_id].values(),
-        participations=_participations(session, one, _scores(session, one))[item.round_id],
-        objectives=_objectives(item),
-    )
+    [fields] = _fields(session, [item], _scores(session, [item.round_id]))
+    response = messages.GetRoundResponse(run=views.run(session, item.run), **fields)
     checks = verifier.of_round(session, item.round_id)
     for part in response.participations:
         for name, check in checks.get(part.client_id, ()):
@@ -95,8 +71,21 @@ def round_detail(
     return response
 
 
+def _fields(session: Session, items: Sequence[models.Round], scores: _Scores) -> Iterator[dict[str, Any]]:
+    """The fields that the messages of each round have in common."""
+    round_ids = [item.round_id for item in items]
+    parts, phases = _participations(session, round_ids, scores), phases_of(session, round_ids)
+    for item, summary in zip(items, summaries(session, items), strict=True):
+        yield {
+            "summary": summary,
+            "participations": parts[item.round_id],
+            "phases": phases[item.round_id].values(),
+            "objectives": _objectives(item),
+        }
+
+
 def _objectives(item: models.Round) -> messages.Objectives | None:
-    """What a round knew of its objectives; the cosines of one that was left out are NaN."""
+    """The objectives of a round on record; the cosines of one that was left out are NaN."""
     record = ObjectivesRecord.decode(item.objectives)
     if record is None:
         return None
@@ -124,11 +113,7 @@ def _participations(session: Session, round_ids: list[int], scores: _Scores) -> 
     answers = (
         select(models.Phase.round_id, models.Assignment.client_id, models.Phase.number)
         .join(models.Phase)
-        .where(
-            models.Phase.round_id.in_(round_ids),
-            ~models.Phase.decides,
-            models.Assignment.state.in_(_ANSWERED),
-        )
+        .where(models.Phase.round_id.in_(round_ids), ~models.Phase.decides, models.Assignment.state.in_(ANSWERED))
     )
     for round_id, client, number in session.execute(answers):
         evaluated.setdefault((round_id, client), []).append(number)
@@ -159,47 +144,39 @@ def _participations(session: Session, round_ids: list[int], scores: _Scores) -> 
 
 
 def _participation(
-    assignments: Sequence[models.Assignment],
-    final: models.Phase,
-    evaluation: dict[str, float],
+    assignments: Sequence[models.Assignment], final: models.Phase, evaluation: dict[str, float]
 ) -> messages.Participation:
     """One client's part, from its assignments in the order of the phases.
 
-    The state is that of the last phase that the client was asked in; the reason names it where the round went on to
-    another phase, `final`, without the client. The update is the one that entered the step, else that phase's.
+    The state is that of the last phase in which the client was asked; the reason names this phase if the round went on
+    to another phase, `final`, without the client. The update is the one that entered the step, else that phase's.
     """
     last = assignments[-1]
-    part = messages.Participation(
-        client_id=last.client_id,
-        state=AssignmentState.Value(f"ASSIGNMENT_STATE_{last.state}"),
-        reason=": ".join(filter(None, (last.reason, last.message))),
-        loss_before=next((loss for loss in map(_loss, reversed(assignments)) if math.isfinite(loss)), math.nan),
-        update_norm=math.nan,
-        weight=math.nan,
-        coefficient=math.nan,
-        cosine=math.nan,
-        seconds=math.nan,
-        evaluation=evaluation,
-        objectives=last.objectives,
-        answered=[one.phase.number for one in assignments if one.state in _ANSWERED],
-        payload_bytes=sum(update.payload_bytes for one in assignments for update in one.updates),
-    )
-    if last.phase is not final:
-        where = f"it got as far as phase {last.phase.number}, {last.phase.kind}"
-        part.reason = ": ".join((part.reason or f"not asked to {final.kind}", where))
     weighed = (one for one in assignments if any(update.weight is not None for update in one.updates))
     source = next(weighed, last)
     update = _update(source)
-    if update is None:
-        return part
-    part.samples = update.samples
-    part.seconds = max(0.0, (update.received - source.created).total_seconds())
-    part.envelope = update.envelope_digest
-    part.update_norm = _known(update.norm)
-    part.weight = _known(update.weight)
-    part.coefficient = _known(update.coefficient)
-    part.cosine = _known(update.cosine)
-    return part
+    reason = ": ".join(filter(None, (last.reason, last.message)))
+    if last.phase is not final:
+        where = f"it got as far as phase {last.phase.number}, {last.phase.kind}"
+        reason = f"{reason or f'not asked to {final.kind}'}: {where}"
+    return like(
+        messages.Participation,
+        update,
+        client_id=last.client_id,
+        state=last.state,
+        reason=reason,
+        loss_before=next((loss for loss in map(_loss, reversed(assignments)) if math.isfinite(loss)), math.nan),
+        envelope=update.envelope_digest if update else "",
+        update_norm=_number(update, "norm"),
+        weight=_number(update, "weight"),
+        coefficient=_number(update, "coefficient"),
+        cosine=_number(update, "cosine"),
+        seconds=max(0.0, (update.received - source.created).total_seconds()) if update else math.nan,
+        evaluation=evaluation,
+        objectives=last.objectives,
+        answered=[one.phase.number for one in assignments if one.state in ANSWERED],
+        payload_bytes=sum(update.payload_bytes for one in assignments for update in one.updates),
+    )
 
 
 def _update(assignment: models.Assignment) -> models.Update | None:
@@ -216,7 +193,7 @@ def _loss(assignment: models.Assignment) -> float:
 
 
 def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, response: messages.GetRoundResponse) -> None:
-    """The cosines of K, and whose rows they are: the signed step says so, in the order of the rows."""
+    """Adds the cosines of K, and the clients of its rows, which the signed step names in the order of the rows."""
     step = StepManifest.FromString(response.step.manifest)
     try:
         stored = blobs.read(step.gram, _MAX_GRAM_BYTES)
@@ -244,7 +221,7 @@ def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, respons
 
 
 def _rows(envelope: bytes) -> list[str]:
-    """The rows of a recorded update; none where the bytes are no update."""
+    """The rows of a recorded update; none if the bytes are not an update."""
     found = parsed(envelope)
     try:
         return [row.name for row in UpdateManifest.FromString(found.manifest if found else b"").rows]
@@ -252,5 +229,6 @@ def _rows(envelope: bytes) -> list[str]:
         return []
 
 
-def _known(value: float | None) -> float:
+def _number(update: models.Update | None, column: str) -> float:
+    value: float | None = getattr(update, column, None)
     return math.nan if value is None else value

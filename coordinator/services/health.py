@@ -5,15 +5,15 @@ The library's own writes while it holds a lock that all watchers share, and cann
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
-import grpc
 from grpc_health.v1 import health
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from coordinator.members.messages import Context
+
 
 class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
-    """The library's servicer; `Watch` is an async generator."""
+    """The library's servicer with another `Watch`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,14 +25,12 @@ class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
         self._tell()
 
     async def enter_graceful_shutdown(self) -> None:
-        """Nothing is served any more."""
+        """Records that nothing is served any more."""
         await super().enter_graceful_shutdown()
         self._tell()
 
-    async def Watch(  # noqa: N802 - the name of the rpc
-        self, request: HealthCheckRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> AsyncIterator[HealthCheckResponse]:
-        """Says how a service is, and again whenever that changes."""
+    async def Watch(self, request: HealthCheckRequest, context: Context) -> AsyncIterator[HealthCheckResponse]:
+        """Sends the status of a service, and again whenever it changes."""
         said = None
         while True:
             changed = self._changed

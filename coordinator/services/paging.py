@@ -1,31 +1,43 @@
 """Lists in pages, so that no answer grows with the federation's age or size."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, Self
 
 from federation.refusals import Refusal
 
-T = TypeVar("T")
-
 
 def size_of_page(wanted: int, most: int) -> int:
-    """How many items a page has: as many as the caller wants, and at most `most`."""
-    return min(wanted, most) if wanted else most
+    """The number of items of a page: as many as the caller wants, and at most `most`."""
+    return min(wanted or most, most)
 
 
-def number_in(token: str) -> int:
-    """A page token that is a number; 0 for the first page.
+@dataclass(frozen=True)
+class Page:
+    """A page of a list whose page tokens are numbers.
 
-    Raises:
-        Refusal: `argument`.
+    Attributes:
+        start: the number of items before it.
+        size: the number of its items.
     """
-    if not token:
-        return 0
-    if not (token.isascii() and token.isdecimal() and len(token) <= 9):
-        raise Refusal("argument", f"{token[:20]!r} is not a page token of this list: give next_page_token of an answer")
-    return int(token)
 
+    start: int
+    size: int
 
-def page(found: Sequence[T], size: int) -> tuple[Sequence[T], bool]:
-    """The page, and whether there is another, of a query for one item more than a page has."""
-    return found[:size], len(found) > size
+    @classmethod
+    def of(cls, request: Any, most: int) -> Self:
+        """The page that a request asks for.
+
+        Raises:
+            Refusal: `argument`.
+        """
+        token = request.page_token or "0"
+        if not (token.isascii() and token.isdecimal() and len(token) <= 9):
+            raise Refusal(
+                "argument", f"{token[:20]!r} is not a page token of this list: give next_page_token of an answer"
+            )
+        return cls(int(token), size_of_page(request.page_size, most))
+
+    def next_token(self, items: Sequence[object]) -> str:
+        """The token of the next page, by a query for one item more; empty after the last page."""
+        return str(self.start + self.size) if len(items) > self.size else ""

@@ -1,4 +1,4 @@
-"""What a worker says on its stream, within bounds: names have an alphabet, lists a length, and text is one line."""
+"""A worker's messages on its stream, within bounds: names have an alphabet, lists a length, and text is one line."""
 
 import re
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class Introduction:
     """A worker's Hello, within bounds.
 
     Attributes:
-        tasks: the tasks that it offers, with its training samples.
-        objectives: the objectives of each that it serves.
+        tasks: the number of training samples by offered task.
+        objectives: those that it serves, by offered task.
         software: the worker software and its version, printable.
         device: what trains, printable.
     """
@@ -62,7 +62,7 @@ def introduction(hello: Hello) -> Introduction:
 
 
 def declined(decline: Decline) -> tuple[str, str]:
-    """The reason of a decline, and its message. What cannot be a reason is `malformed`, and goes into the message."""
+    """The reason and the message of a decline; the text of a `malformed` reason goes into the message."""
     if _REASON.fullmatch(decline.reason):
         return decline.reason, escaped(decline.message, MAX_MESSAGE)
     return "malformed", escaped(f"{decline.reason[:80]}: {decline.message}", MAX_MESSAGE)

@@ -1,7 +1,7 @@
-"""Whether the signed envelopes on record hold, looked at again whenever they are shown.
+"""Checks the signed envelopes on record whenever they are shown.
 
-An envelope holds when its signature does, by the one key that may sign it, and when the record says what was signed.
-Bytes that are no envelope are an answer too, and no error.
+An envelope holds if the one key that may sign it has signed it, and if the record says what was signed. Bytes that are
+not an envelope are a failed check, not an error.
 """
 
 import math
@@ -18,30 +18,18 @@ from federation.envelope import ManifestT, envelope_digest, unseal
 from federation.proofs import UNSIGNED
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
-from federation.v1.common_pb2 import (
-    AssignmentManifest,
-    ReceiptManifest,
-    SignedEnvelope,
-    StepManifest,
-    UpdateManifest,
-)
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, StepManifest, UpdateManifest
 from storage import models
 
 _MAX_WORDS = 100  # characters of a value in a message
 
-# What the record says and what was signed, by field.
+# Field, value on record, value that was signed.
 _Pairs = Iterable[tuple[str, Any, Any]]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the record an envelope belongs.
-
-    Attributes:
-        run_id: the run.
-        round: from 0.
-        phase: from 0.
-    """
+    """The run, round and phase that an envelope belongs to; rounds and phases are numbered from 0."""
 
     run_id: str
     round: int
@@ -50,18 +38,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Verifier:
-    """Looks at envelopes of one federation.
-
-    Attributes:
-        federation_id: the federation.
-        coordinator: the key that signs assignments, receipts and steps.
-    """
+    """Checks envelopes of one federation; the coordinator's key signs assignments, receipts and steps."""
 
     federation_id: str
     coordinator: Ed25519PublicKey
 
     def assignment(self, row: models.Assignment, place: Place) -> messages.EnvelopeCheck:
-        """What a client was asked."""
+        """Checks an assignment."""
 
         def pairs(envelope: SignedEnvelope, signed: AssignmentManifest) -> _Pairs:
             yield from self._places(signed, place)
@@ -71,7 +54,7 @@ class Verifier:
         return _check("assignment", place.phase, row.envelope, AssignmentManifest, self.coordinator, pairs)
 
     def reply(self, row: models.Update, place: Place, signing_key: bytes) -> list[messages.EnvelopeCheck]:
-        """An update and its receipt; `signing_key` is the client's public key, raw."""
+        """Checks an update and its receipt; `signing_key` is the client's public key, raw."""
         if signing_key == UNSIGNED:
             words = "its client is simulated, and signs nothing"
             return [messages.EnvelopeCheck(kind="update", phase=place.phase, reason="unsigned", message=words)]
@@ -104,7 +87,7 @@ class Verifier:
         return _check("receipt", place.phase, row.receipt, ReceiptManifest, self.coordinator, pairs)
 
     def step(self, session: Session, row: models.Round) -> messages.EnvelopeCheck:
-        """What the coordinator made of a round that has a step."""
+        """Checks the step of a round."""
 
         def pairs(envelope: SignedEnvelope, signed: StepManifest) -> _Pairs:
             yield "federation_id", self.federation_id, signed.federation_id
@@ -126,7 +109,7 @@ class Verifier:
         return _check("step", 0, row.step or b"", StepManifest, self.coordinator, pairs)
 
     def of_round(self, session: Session, round_id: int) -> dict[str, list[tuple[str, messages.EnvelopeCheck]]]:
-        """The envelopes of a round by client: assignment, then update and receipt, in the order of the phases.
+        """Checks the envelopes of a round, by client: assignment, update and receipt, in the order of the phases.
 
         With each comes the digest of the update that it belongs to; "" with an assignment.
         """
@@ -159,7 +142,7 @@ class Verifier:
 
 
 def parsed(data: bytes) -> SignedEnvelope | None:
-    """An envelope from its recorded bytes; None where they are none."""
+    """An envelope from its recorded bytes; None if they are not one."""
     try:
         return SignedEnvelope.FromString(data)
     except DecodeError:

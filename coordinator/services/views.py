@@ -1,4 +1,4 @@
-"""What operators see: the record of runs, rounds, updates and clients, as the messages of the Admin service.
+"""Views for operators: the record of runs, rounds, updates and clients, as the messages of the Admin service.
 
 Plain functions of a session, which only read. A number that is not known is NaN. Rounds in numbers are in `summaries`,
 one round with every client's part in `details`.
@@ -13,30 +13,18 @@ from sqlalchemy.orm import Session
 from coordinator.finding import must_be_client
 from coordinator.rounds.fleets.remote import serves
 from coordinator.rounds.presence import Attendance
-from coordinator.rounds.states import RUN_ENDED
-from coordinator.services.summaries import summaries, timestamp
+from coordinator.rounds.states import ROUND_ENDED, RUN_ENDED
+from coordinator.services.messages import like
+from coordinator.services.summaries import summaries
 from coordinator.services.verification import Place, Verifier, parsed
 from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as messages
-from federation.v1.common_pb2 import (
-    ClientState,
-    RunState,
-)
 from storage import models
 from storage.records import RunMemory
 
-ENDED_ROUNDS = (models.RoundState.COMPLETED, models.RoundState.SKIPPED)
-
 
 def clients(session: Session, attending: Mapping[str, Attendance], *, after: str, count: int) -> list[messages.Client]:
-    """Clients by name.
-
-    Args:
-        session: where to read.
-        attending: who attends.
-        after: the name that they come after; "" for the first.
-        count: at most so many.
-    """
+    """Clients by name: at most `count` of those whose name comes after `after`."""
     query = select(models.Client).where(models.Client.client_id > after).order_by(models.Client.client_id).limit(count)
     return _clients(session, attending, session.scalars(query).all())
 
@@ -54,35 +42,29 @@ def client(session: Session, attending: Mapping[str, Attendance], client_id: str
 def _clients(
     session: Session, attending: Mapping[str, Attendance], rows: Sequence[models.Client]
 ) -> list[messages.Client]:
+    row = models.Certificate
     expiry = dict(
         session.execute(
-            select(models.Certificate.client_id, func.max(models.Certificate.not_after))
-            .where(
-                models.Certificate.client_id.in_([row.client_id for row in rows]), models.Certificate.revoked.is_(None)
-            )
-            .group_by(models.Certificate.client_id)
+            select(row.client_id, func.max(row.not_after))
+            .where(row.client_id.in_([client.client_id for client in rows]), row.revoked.is_(None))
+            .group_by(row.client_id)
         ).all()
     )
     return [_client(row, attending.get(row.client_id), expiry.get(row.client_id)) for row in rows]
 
 
 def _client(client: models.Client, attendance: Attendance | None, expires: datetime | None) -> messages.Client:
-    tasks = attendance.tasks if attendance is not None else client.tasks
-    objectives = attendance.objectives if attendance is not None else client.objectives
-    return messages.Client(
-        client_id=client.client_id,
-        state=ClientState.Value(f"CLIENT_STATE_{client.state}"),
+    newest = client if attendance is None else attendance
+    return like(
+        messages.Client,
+        client,
         attending=attendance is not None,
-        last_seen=timestamp(attendance.last_seen if attendance is not None else client.last_seen),
-        enrolled=timestamp(client.enrolled),
-        certificate_expires=timestamp(expires),
+        last_seen=newest.last_seen,
+        certificate_expires=expires,
         tasks=[
-            messages.TaskSummary(task=task, samples=int(count), objectives=objectives.get(task, ()))
-            for task, count in sorted(tasks.items())
+            messages.TaskSummary(task=task, samples=int(count), objectives=newest.objectives.get(task, ()))
+            for task, count in sorted(newest.tasks.items())
         ],
-        device=client.device,
-        software=client.software,
-        key_id=client.key_id,
     )
 
 
@@ -92,10 +74,10 @@ def active_runs(session: Session) -> list[str]:
 
 
 def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.Run:
-    """A run, with its last evaluated round; if wanted with its specification, and who serves which objectives."""
+    """A run, with its last evaluated round; with `spec`, its specification and which client serves which objectives."""
     parsed = RunSpec.parse(item.spec)
     done = session.scalar(
-        select(func.count()).where(models.Round.run_id == item.run_id, models.Round.state.in_(ENDED_ROUNDS))
+        select(func.count()).where(models.Round.run_id == item.run_id, models.Round.state.in_(ROUND_ENDED))
     )
     evaluated = session.scalar(
         select(models.Round)
@@ -107,29 +89,23 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
         .limit(1)
     )
     model = session.get_one(models.Model, item.model)
-    return messages.Run(
-        run_id=item.run_id,
-        name=item.name,
-        state=RunState.Value(f"RUN_STATE_{item.state}"),
-        reason=item.reason,
+    return like(
+        messages.Run,
+        item,
         algorithm=parsed.algorithm.name,
         task=parsed.task,
         rounds_done=done or 0,
         rounds_total=parsed.rounds,
-        created=timestamp(item.created),
-        started=timestamp(item.started),
-        ended=timestamp(item.ended),
         model=RunMemory.decode(item.state_data).deployed(item.model),
         parameters=model.parameters,
         latest=None if evaluated is None else summaries(session, [evaluated])[0],
         spec=item.spec.decode() if spec else "",
-        objectives=item.objectives,
         serving=_serving(session, item, parsed) if spec else (),
     )
 
 
 def _serving(session: Session, item: models.Run, spec: RunSpec) -> list[messages.Serving]:
-    """The indicator matrix: every active client that offers the run's task, with what it serves, be that nothing."""
+    """The indicator matrix: every active client that offers the run's task, with the objectives that it serves."""
     active = session.scalars(
         select(models.Client).where(models.Client.state == models.ClientState.ACTIVE).order_by(models.Client.client_id)
     )
@@ -143,19 +119,19 @@ def _serving(session: Session, item: models.Run, spec: RunSpec) -> list[messages
 def updates(
     session: Session, verifier: Verifier, run_id: str, number: int | None, client_id: str, after: int, count: int
 ) -> tuple[list[messages.Update], int]:
-    """Some of the updates of a run as they were received, in order of arrival, refused ones included.
+    """Updates of a run as they were received, in order of arrival, refused ones included.
 
     Args:
-        session: where to read.
-        verifier: looks at their envelopes.
-        run_id: of which run.
-        number: only this round; None for all.
-        client_id: only this client; "" for all.
-        after: the number, in the order of arrival, that they come after; 0 for the first.
-        count: at most so many.
+        session: reads.
+        verifier: checks their envelopes.
+        run_id: of the run.
+        number: of the round; None for all rounds.
+        client_id: of the client; "" for all clients.
+        after: the number, in the order of arrival, of the update before them; 0 for the first.
+        count: the most updates that are returned.
 
     Returns:
-        The updates, and the number of the last of them.
+        The updates, and the number of the last one.
 
     Raises:
         Refusal: `client-unknown`.
@@ -179,17 +155,11 @@ def updates(
     for update, key, round_number, phase_number in session.execute(query):
         place = Place(run_id, round_number, phase_number)
         found.append(
-            messages.Update(
+            like(
+                messages.Update,
+                update,
                 round=round_number,
                 phase=phase_number,
-                client_id=update.client_id,
-                assignment_id=update.assignment_id,
-                accepted=update.accepted,
-                reason=update.reason,
-                payload=update.payload,
-                payload_bytes=update.payload_bytes,
-                envelope_digest=update.envelope_digest,
-                received=timestamp(update.received),
                 envelope=parsed(update.envelope),
                 envelopes=verifier.reply(update, place, key),
             )

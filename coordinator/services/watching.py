@@ -1,4 +1,4 @@
-"""What somebody who watches a run is told, and what each member did in it, as the messages of the Admin service."""
+"""Runs with their members, and news for watchers of a run, as the messages of the Admin service."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -6,13 +6,13 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.participation import MemberSummary, Outcome, Participation, RunWarning, read_rounds
+from coordinator.rounds.participation import Participation, read_rounds
 from coordinator.rounds.presence import Attendance
-from coordinator.rounds.states import RUN_ENDED
+from coordinator.rounds.states import ROUND_ENDED, RUN_ENDED
 from coordinator.services import views
-from coordinator.services.summaries import ENDED_ROUNDS, ended_rounds, phases_of, summaries, timestamp
+from coordinator.services.messages import like
+from coordinator.services.summaries import ended_rounds, phases_of, rounds_from, summaries
 from federation.v1 import admin_pb2 as messages
-from federation.v1.admin_pb2 import MemberOutcome, WarningKind
 from storage import models
 
 
@@ -26,18 +26,14 @@ def run_with_members(session: Session, item: models.Run, *, spec: bool = False) 
     return run
 
 
-def runs(session: Session, start: int, count: int) -> list[messages.Run]:
+def runs_from(session: Session, start: int, count: int) -> list[messages.Run]:
     """Runs, newest first: at most `count` of them, after the first `start`."""
     query = select(models.Run).order_by(models.Run.created.desc(), models.Run.run_id).offset(start).limit(count)
     return [run_with_members(session, item) for item in session.scalars(query)]
 
 
 class Watching:
-    """One watcher of one run: what it has been told of already.
-
-    Args:
-        run_id: the run.
-    """
+    """One watcher of one run, and what it has been told."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -48,25 +44,11 @@ class Watching:
     def look(
         self, session: Session, attending: Mapping[str, Attendance], now: datetime
     ) -> list[messages.WatchRunResponse]:
-        """What happened since the last call, at least one message; the last one says where the run is now.
-
-        Args:
-            session: where to read.
-            attending: who attends.
-            now: the time.
-        """
+        """News since the last call, at least one message; the last one shows the run as it is now."""
         first = self._since is None
         since = ended_rounds(session, self._run_id) if self._since is None else self._since
         item = session.get_one(models.Run, self._run_id)
-        ended = session.scalars(
-            select(models.Round)
-            .where(
-                models.Round.run_id == self._run_id,
-                models.Round.number >= since,
-                models.Round.state.in_(ENDED_ROUNDS),
-            )
-            .order_by(models.Round.number)
-        ).all()
+        ended = [row for row in rounds_from(session, self._run_id, since) if row.state in ROUND_ENDED]
         self._since = ended[-1].number + 1 if ended else since
         if first or ended:
             for round_ in read_rounds(session, self._run_id, self._participation.next_round):
@@ -86,7 +68,7 @@ class Watching:
 
 
 def _open_phase(session: Session, run_id: str, attending: Mapping[str, Attendance]) -> messages.PhaseProgress | None:
-    """The phase in conversation with those who have not replied yet; None between phases."""
+    """The open phase with the clients that have not replied yet; None between phases."""
     phase = session.scalar(
         select(models.Phase)
         .join(models.Round)
@@ -100,51 +82,20 @@ def _open_phase(session: Session, run_id: str, attending: Mapping[str, Attendanc
     rows = session.execute(
         select(models.Assignment.client_id, models.Assignment.created, models.Client.last_seen)
         .join(models.Client, models.Client.client_id == models.Assignment.client_id)
-        .where(
-            models.Assignment.phase_id == phase.phase_id,
-            models.Assignment.state == models.AssignmentState.OPEN,
-        )
+        .where(models.Assignment.phase_id == phase.phase_id, models.Assignment.state == models.AssignmentState.OPEN)
         .order_by(models.Assignment.client_id)
     )
     for client, asked, last_seen in rows:
         stream = attending.get(client)
-        progress.outstanding.add(
-            client_id=client,
-            asked=timestamp(asked),
-            attending=stream is not None,
-            last_seen=timestamp(last_seen if stream is None else stream.last_seen),
+        seen = last_seen if stream is None else stream.last_seen
+        progress.outstanding.append(
+            like(messages.Outstanding, None, client_id=client, asked=asked, attending=bool(stream), last_seen=seen)
         )
     return progress
 
 
 def _add_members(run: messages.Run, participation: Participation) -> None:
-    run.members.extend(_member(member) for member in participation.members)
-    run.warnings.extend(_warning(warning) for warning in participation.warnings)
-
-
-def _member(member: MemberSummary) -> messages.MemberSummary:
-    return messages.MemberSummary(
-        client_id=member.client_id,
-        asked=member.asked,
-        replied=member.outcomes[Outcome.REPLIED],
-        declined=member.outcomes[Outcome.DECLINED],
-        refused=member.outcomes[Outcome.REFUSED],
-        missing=member.outcomes[Outcome.MISSING],
-        not_needed=member.outcomes[Outcome.NOT_NEEDED],
-        evaluations_missed=member.evaluations_missed,
-        failed_in_a_row=member.failed_in_a_row,
-        last_round=member.last_round,
-        last_outcome=MemberOutcome.Value(f"MEMBER_OUTCOME_{member.last_outcome}"),
-        last_reason=member.last_reason,
-        last_reason_round=member.last_reason_round,
-    )
-
-
-def _warning(warning: RunWarning) -> messages.RunWarning:
-    return messages.RunWarning(
-        kind=WarningKind.Value(f"WARNING_KIND_{warning.kind}"),
-        client_id=warning.client_id,
-        rounds=warning.rounds,
-        last_round=warning.last_round,
-        message=warning.message,
-    )
+    for member in participation.members:
+        outcomes = {outcome.lower(): count for outcome, count in member.outcomes.items()}
+        run.members.append(like(messages.MemberSummary, member, **outcomes))
+    run.warnings.extend(like(messages.RunWarning, warning) for warning in participation.warnings)

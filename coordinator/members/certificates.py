@@ -1,0 +1,95 @@
+"""Certificates of this federation: issued, put on record, and ended. Functions of a session."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+from sqlalchemy import ColumnElement, update
+from sqlalchemy.orm import Session
+
+from federation.certificates import CLIENT_LIFETIME, der, issue_certificate, serial_of
+from federation.identity import client_uri, parse_peer
+from storage import audit
+from storage.models import Certificate
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Issues certificates of a federation.
+
+    Attributes:
+        federation_id: the federation.
+        ca: the CA certificate.
+        ca_key: its key.
+    """
+
+    federation_id: str
+    ca: x509.Certificate
+    ca_key: EllipticCurvePrivateKey
+
+    def issue(
+        self,
+        key: EllipticCurvePublicKey,
+        name: str,
+        uris: Sequence[str],
+        *,
+        now: datetime,
+        lifetime: timedelta,
+        hosts: Sequence[str] = (),
+    ) -> x509.Certificate:
+        """Issues the certificate of a key; see `issue_certificate`."""
+        return issue_certificate(
+            ca=self.ca,
+            ca_key=self.ca_key,
+            public_key=key,
+            federation_id=self.federation_id,
+            common_name=name,
+            uris=uris,
+            now=now,
+            lifetime=lifetime,
+            hosts=hosts,
+        )
+
+
+def certify(
+    session: Session, client_id: str, key: EllipticCurvePublicKey, *, authority: Authority, now: datetime
+) -> x509.Certificate:
+    """Issues a certificate of a client, and puts it on record."""
+    uris = [client_uri(authority.federation_id, client_id)]
+    certificate = authority.issue(key, client_id, uris, now=now, lifetime=CLIENT_LIFETIME)
+    register(session, certificate, client_id=client_id)
+    return certificate
+
+
+def register(session: Session, certificate: x509.Certificate, *, client_id: str | None = None) -> None:
+    """Puts a new certificate on record, of a client or, without a `client_id`, of an administrator.
+
+    Only certificates on record are accepted.
+    """
+    session.add(
+        Certificate(
+            serial=serial_of(certificate),
+            client_id=client_id,
+            subject=parse_peer(der(certificate)).uri,
+            certificate=der(certificate),
+            not_before=certificate.not_valid_before_utc,
+            not_after=certificate.not_valid_after_utc,
+        )
+    )
+
+
+def retire(session: Session, *which: ColumnElement[bool], subject: str, by: str, now: datetime) -> None:
+    """Ends the certificates that fit each condition and have not ended; records each.
+
+    Args:
+        session: an open transaction.
+        which: conditions on `Certificate`.
+        subject: the member or administrator that has the certificates.
+        by: the actor, for the record.
+        now: the time.
+    """
+    ended = update(Certificate).where(Certificate.revoked.is_(None), *which).values(revoked=now)
+    for serial in session.scalars(ended.returning(Certificate.serial)).all():
+        audit.record(session, at=now, actor=by, action="certificate.retired", subject=subject, detail=serial)

@@ -1,0 +1,69 @@
+"""Who may call which rpc."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from federation.identity import PeerIdentity, Role
+from federation.refusals import Refusal
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Who may call an rpc.
+
+    Attributes:
+        kind: clients, administrators, or anyone, with or without a certificate.
+        role: the role that an administrator needs.
+    """
+
+    kind: Literal["client", "admin", "anyone"]
+    role: Role | None = None
+
+
+_ADMIN: Mapping[Role, tuple[str, ...]] = {
+    Role.VIEWER: (
+        *("ListJoinStrings", "ListClients", "ListAdministrators", "ListRuns", "ListRounds", "ListUpdates"),
+        *("GetDisk", "GetRun", "GetRound", "WatchRun", "ExportRounds", "ExportModel"),
+    ),
+    Role.OPERATOR: ("SubmitRun", "PauseRun", "ResumeRun", "StopRun"),
+    Role.SECURITY_OFFICER: (
+        *("CreateJoinString", "CancelJoinStrings"),
+        *("ApproveClient", "RevokeClient", "RevokeAdministrator"),
+    ),
+}
+# Only these rpcs are served. A test compares them with the contract.
+RULES: Mapping[str, Rule] = {
+    "/federation.v1.Enrollment/Enroll": Rule("anyone"),
+    **{f"/federation.v1.Federation/{rpc}": Rule("client") for rpc in ("Attend", "FetchBlob", "Submit", "Renew")},
+    **{f"/federation.v1.Admin/{rpc}": Rule("admin", role) for role, rpcs in _ADMIN.items() for rpc in rpcs},
+    **{f"/grpc.health.v1.Health/{rpc}": Rule("anyone") for rpc in ("Check", "List", "Watch")},
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Rule("anyone"),
+}
+
+
+def authorise(rule: Rule | None, identity: PeerIdentity | None, action: str) -> None:
+    """Raises if the caller may not call an rpc.
+
+    Args:
+        rule: of the rpc; None if it has none.
+        identity: the caller's; None without a certificate.
+        action: the rpc's name.
+
+    Raises:
+        Refusal: `certificate-unknown`, `role`.
+    """
+    if rule is not None and rule.kind == "anyone":
+        return
+    if identity is None:
+        raise Refusal(
+            "certificate-unknown", f"{action} needs a certificate of the federation, and its port asks for it"
+        )
+    if rule is None:
+        raise Refusal("role", f"no role permits {action}")
+    if identity.kind != rule.kind:
+        holders = {"client": "clients", "admin": "administrators"}
+        raise Refusal("role", f"{action} is for {holders[rule.kind]}; your certificate is of a {identity.kind}")
+    if rule.role is not None and rule.role not in identity.roles:
+        held = ", ".join(sorted(identity.roles)) or "none"
+        raise Refusal("role", f"{action} needs the role {rule.role}; your certificate gives {held}")

@@ -1,0 +1,61 @@
+"""The parts of the coordinator that the services share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from coordinator.condition import Condition
+from coordinator.home import Home
+from coordinator.members.access import Access
+from coordinator.rounds.presence import Presence
+from coordinator.rounds.supervisor import Supervisor
+from coordinator.threads import Threads
+from storage.blobs import BlobStore
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a coordinator.
+
+    Attributes:
+        home: its settings, keys and certificates.
+        threads: wait for the database and the disk.
+        blobs: models and payloads.
+        presence: the streams of attending clients.
+        supervisor: conducts the runs.
+        access: knows the caller of each rpc.
+        condition: notes faults.
+        address: where members attend, "host:port".
+        enrollment_address: where newcomers enroll, "host:port".
+        clock: the time, aware.
+    """
+
+    home: Home
+    threads: Threads
+    blobs: BlobStore
+    presence: Presence
+    supervisor: Supervisor
+    access: Access
+    condition: Condition
+    address: str
+    enrollment_address: str
+    clock: Callable[[], datetime]
+
+
+class Service:
+    """The base of a gRPC service."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._home = parts.home
+        self._settings = parts.home.settings
+        self._in_thread = parts.threads.run
+        self._read = parts.threads.read
+        self._write = parts.threads.write
+        self._blobs = parts.blobs
+        self._presence = parts.presence
+        self._supervisor = parts.supervisor
+        self._access = parts.access
+        self._condition = parts.condition
+        self._address = parts.address
+        self._enrollment_address = parts.enrollment_address
+        self._clock = parts.clock

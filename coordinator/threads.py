@@ -1,0 +1,49 @@
+"""Threads that wait for the database or the disk, so that the event loop never waits."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy.orm import Session
+
+from storage.database import Database
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Threads:
+    """Runs functions in the threads of an executor.
+
+    Args:
+        database: for `read` and `write`.
+        executor: has the threads.
+    """
+
+    def __init__(self, database: Database, executor: Executor) -> None:
+        self.database = database
+        self.executor = executor
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls `function` in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.executor, partial(function, *args, **kwargs))
+
+    async def read(self, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls `function` in a thread with a session that reads."""
+
+        def read() -> T:
+            with self.database.read() as session:
+                return function(session, *args, **kwargs)
+
+        return await self.run(read)
+
+    async def write(self, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls `function` in a thread with a session whose transaction is committed when it returns."""
+
+        def write() -> T:
+            with self.database.begin() as session:
+                return function(session, *args, **kwargs)
+
+        return await self.run(write)
