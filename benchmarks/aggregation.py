@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from coordinator.aggregation.base import Rule
 from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.gram import apply_step, combine, gram
-from coordinator.aggregation.registry import algorithm, algorithms
+from coordinator.aggregation.registry import ALGORITHMS, algorithm
 from coordinator.aggregation.rules import Matrix, Rows
 from coordinator.aggregation.server import OPTIMISERS, Optimiser
 from coordinator.aggregation.streaming import Row, one_thread
@@ -103,7 +103,7 @@ def main() -> None:
         rows = write_rows(Path(directory), m, d)
         K = gram(rows)
         gram_seconds = best(lambda: gram(rows), repeats)
-        table = [by_algorithm(name, rows, K, gram_seconds, repeats) for name in algorithms()]
+        table = [by_algorithm(name, rows, K, gram_seconds, repeats) for name in ALGORITHMS]
         vector = written(Path(directory) / "vector", np.random.default_rng(2).random(d, dtype=np.float32))
         optimisers = {name: by_optimiser(kind(), rows, vector, repeats) for name, kind in OPTIMISERS.items()}
     if options.json:

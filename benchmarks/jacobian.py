@@ -31,13 +31,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from coordinator.aggregation.find_weights import clip_to_psd, find_weights
+from coordinator.aggregation.find_weights import find_weights
 from coordinator.aggregation.qp import min_norm
 from coordinator.aggregation.streaming import one_thread
 from federation.objectives import HEADS
-from federation.sketches import SKETCHES, ClientSketch, Sketch, TwoWaySvd
-from federation.sketches.count import CountSketch
+from federation.sketches import SKETCHES
+from federation.sketches.base import ClientSketch, Sketch, clip_to_psd
 from federation.sketches.draws import signs, words
+from federation.sketches.linear import CountSketch
+from federation.sketches.svd import TwoWaySvd
 from federation.tasks import DataSource, Part, Pool, Task, task
 from federation.tasks.models import ManyHeads
 from federation.tasks.parameters import build
@@ -81,9 +83,9 @@ class IndependentHash(CountSketch):
     ) -> dict[str, NDArray[np.floating[Any]]]:
         bits = -(-self.d // 64)
         raw = words(shared_seed, bits + self.d)
-        bucket = (raw[bits:] % np.uint64(self.buckets)).astype(np.int64)
+        bucket = (raw[bits:] % np.uint64(self.k)).astype(np.int64)
         flips = signs(raw[:bits], self.d)
-        return {"sums": np.stack([np.bincount(bucket, weights=row * flips, minlength=self.buckets) for row in A])}
+        return {"sums": np.stack([np.bincount(bucket, weights=row * flips, minlength=self.k) for row in A])}
 
 
 KINDS: dict[str, type[Sketch]] = {**SKETCHES, "count, independent hash": IndependentHash}

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from coordinator.aggregation import aggregate as aggregate
     from coordinator.aggregation.base import Rule as Rule
     from coordinator.aggregation.base import conclude as conclude
-    from coordinator.aggregation.hyperparameters import hyperparameter as hyperparameter
     from coordinator.aggregation.pre import Mixture as Mixture
     from coordinator.aggregation.pre import Stage as Stage
     from coordinator.aggregation.rules import Combination as Combination
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from coordinator.aggregation.rules import TooFewUpdatesError as TooFewUpdatesError
     from federation.attacks.base import Attack as Attack
     from federation.attacks.base import AttackError as AttackError
-    from federation.attacks.base import option as option
+    from federation.options import option as option
     from federation.runs import RunSpec as RunSpec
     from federation.sketches.base import LinearSketch as LinearSketch
     from federation.sketches.base import Sketch as Sketch
@@ -45,10 +44,10 @@ _PLACES = {
     for module, names in {
         "coordinator.aggregation": "Aggregate aggregate",
         "coordinator.aggregation.base": "Rule conclude",
-        "coordinator.aggregation.hyperparameters": "hyperparameter",
         "coordinator.aggregation.pre": "Mixture Stage",
         "coordinator.aggregation.rules": "Combination HyperparameterError Rows TooFewUpdatesError",
-        "federation.attacks.base": "Attack AttackError option",
+        "federation.attacks.base": "Attack AttackError",
+        "federation.options": "option",
         "federation.runs": "RunSpec",
         "federation.sketches.base": "LinearSketch Sketch SketchError",
         "federation.tasks": "DataError DataSource Dataset Pool Splits Task task",

@@ -11,7 +11,7 @@ import pytest
 from forked import completed
 
 from coordinator.aggregation import aggregate
-from coordinator.aggregation.registry import algorithms, common_hyperparameters
+from coordinator.aggregation.registry import ALGORITHMS, common_hyperparameters
 
 U = np.random.default_rng(0).standard_normal((5, 40))
 
@@ -52,7 +52,7 @@ def test_the_list_names_every_hyperparameter() -> None:
     done = run("--list", "--json")
     document = json.loads(done.stdout)
     entries = {entry["name"]: entry for entry in document["algorithms"]}
-    assert list(entries) == list(algorithms())
+    assert list(entries) == list(ALGORITHMS)
     assert [field["name"] for field in document["common"]] == [field.name for field in common_hyperparameters()]
     assert [field["name"] for field in entries["fedmgda+"]["hyperparameters"]] == ["epsilon", "drop_zero"]
     assert "epsilon" in run("--list").stdout

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coordinator.aggregation.gram import Row, apply_step, combine, gram
+from coordinator.aggregation.gram import apply_step, combine, gram
+from coordinator.aggregation.streaming import Row
 from federation.vectors import RowFile, update_layout, update_rows, write_vectors
 
 Rows32 = NDArray[np.float32]

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from matrices import Matrix, matrix, reference, zoo
 
 from coordinator.aggregation import HyperparameterError, aggregate
-from coordinator.aggregation.phases import Replies, Reply, RoundContext, Step, Training
-from coordinator.aggregation.registry import algorithm, algorithms, server_rate
+from coordinator.aggregation.phase_kinds import Training
+from coordinator.aggregation.phases import Replies, Reply, RoundContext, Step
+from coordinator.aggregation.registry import ALGORITHMS, algorithm, server_rate
 from coordinator.aggregation.rules import Rows
 from federation.vectors import update_layout, update_rows, write_vectors
 
 # The others need losses or accuracies, or several updates, or have no coefficients.
 OTHERS = {"q-fedavg", "afl", "adafed", "fedfa", "fedfv", "fedmdfg", "krum", "multi-krum", "median", "trimmed-mean"}
 OVER_OBJECTIVES = {"scalarised", "fsmgda", "fedcmoo", "fedcmoo-pref"}  # whose rounds are in test_objective_rules
-NAMES = tuple(name for name in algorithms() if name not in OTHERS)
+NAMES = tuple(name for name in ALGORITHMS if name not in OTHERS)
 MGDA = ("fedmgda", "fedmgda+")
 
 

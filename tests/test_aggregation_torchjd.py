@@ -11,9 +11,10 @@ from matrices import matrix
 from numpy.typing import NDArray
 
 from coordinator.aggregation import HyperparameterError, TooFewUpdatesError, aggregate, torchjd
+from coordinator.aggregation.hyperparameters import hyperparameters
 from coordinator.aggregation.phases import Replies, Reply, RoundContext, Step
 from coordinator.aggregation.qp import UnsolvedError
-from coordinator.aggregation.registry import algorithm, hyperparameters
+from coordinator.aggregation.registry import algorithm
 
 pytest.importorskip("torchjd", reason="TorchJD is not installed")
 
@@ -116,7 +117,7 @@ def test_one_reply_is_the_direction(name: str) -> None:
         ("torchjd:trimmedmean", {}, "it is no function of the Gram matrix"),
         ("torchjd:upgrad", {"c": 1.0}, "c: torchjd:upgrad has no such hyper-parameter; it has seed, pre"),
         ("torchjd:cagrad", {"c": -1.0}, "c must be non-negative"),
-        ("torchjd:upgrad", {"seed": -1}, "seed must not be negative"),
+        ("torchjd:upgrad", {"seed": -1}, r"seed must lie in \[0, inf\)"),
     ],
 )
 def test_what_cannot_be_used_is_named(name: str, keys: dict[str, Any], message: str) -> None:

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from coordinator.aggregation.hyperparameters import Hyperparameter
-from coordinator.aggregation.registry import algorithms, common_hyperparameters, hyperparameters
+from coordinator.aggregation.hyperparameters import Hyperparameter, hyperparameters
+from coordinator.aggregation.registry import ALGORITHMS, common_hyperparameters
 
 ROOT = Path(__file__).resolve().parent.parent
 ROW = re.compile(r"^\| `([a-z+-]+)` \| .+? \| (.*?) ?\| .+? \| .+? \|$", re.MULTILINE)
@@ -28,8 +28,8 @@ def defaults(fields: "tuple[Hyperparameter, ...]") -> dict[str, Any]:
 
 def test_the_page_lists_every_algorithm_in_order_with_its_hyperparameters_and_defaults() -> None:
     there = tables()[0]
-    assert there == {name: defaults(hyperparameters(kind)) for name, kind in algorithms().items()}
-    assert list(there) == list(algorithms())
+    assert there == {name: defaults(hyperparameters(kind)) for name, kind in ALGORITHMS.items()}
+    assert list(there) == list(ALGORITHMS)
 
 
 def test_the_page_lists_every_stage_with_its_hyperparameters_and_defaults() -> None:
@@ -44,7 +44,7 @@ def test_the_page_lists_every_stage_with_its_hyperparameters_and_defaults() -> N
 
 
 def test_every_algorithm_says_in_one_line_what_it_does() -> None:
-    for name, kind in algorithms().items():
+    for name, kind in ALGORITHMS.items():
         first = (kind.__doc__ or "").splitlines()[0]
         assert first.endswith((".", ":")), name
         assert all(field.help for field in hyperparameters(kind)), name

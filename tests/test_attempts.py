@@ -11,7 +11,8 @@ from stage import Player, Stage, spec
 
 from coordinator.aggregation import registry
 from coordinator.aggregation.base import Algorithm, describe
-from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Training, Voided
+from coordinator.aggregation.phase_kinds import Training
+from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Voided
 from coordinator.aggregation.rules import Combination, Rows
 from federation.channels import refusal_from_rpc_error
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
@@ -59,8 +60,8 @@ class Decoded(SecondThoughts):
 
 @pytest.fixture(autouse=True)
 def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {**registry.algorithms(), **{toy.name: toy for toy in (SecondThoughts, Decoded)}}
-    monkeypatch.setattr(registry, "_ALGORITHMS", MappingProxyType(known))
+    known = {**registry.ALGORITHMS, **{toy.name: toy for toy in (SecondThoughts, Decoded)}}
+    monkeypatch.setattr(registry, "ALGORITHMS", MappingProxyType(known))
 
 
 def begin(

@@ -11,7 +11,8 @@ from works import work_of
 
 from coordinator.aggregation import registry
 from coordinator.aggregation.base import Algorithm, describe
-from coordinator.aggregation.phases import Evaluation, RoundContext, RoundGenerator, Step, Training
+from coordinator.aggregation.phase_kinds import Evaluation, Training
+from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step
 from coordinator.aggregation.rules import Combination, Rows
 from federation.envelope import unseal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
@@ -78,8 +79,8 @@ class DrawnAnew(FirstThoughts):
 
 @pytest.fixture(autouse=True)
 def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {**registry.algorithms(), **{toy.name: toy for toy in (Rehearsed, FirstThoughts, DrawnAnew)}}
-    monkeypatch.setattr(registry, "_ALGORITHMS", MappingProxyType(known))
+    known = {**registry.ALGORITHMS, **{toy.name: toy for toy in (Rehearsed, FirstThoughts, DrawnAnew)}}
+    monkeypatch.setattr(registry, "ALGORITHMS", MappingProxyType(known))
 
 
 NAMES = ("ann", "ben", "cleo", "dan", "eve", "fay")

@@ -9,25 +9,16 @@ from matrices import reference
 from numpy.typing import NDArray
 
 from coordinator.aggregation.objectives import reweighted
-from coordinator.aggregation.phases import (
-    Gradients,
-    Phase,
-    Replies,
-    Reply,
-    Residuals,
-    RoundContext,
-    RoundGenerator,
-    Selected,
-    Step,
-    Training,
-)
-from coordinator.aggregation.registry import HyperparameterError, algorithm
-from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.phase_kinds import Gradients, Residuals, Training
+from coordinator.aggregation.phases import Phase, Replies, Reply, RoundContext, RoundGenerator, Selected, Step
+from coordinator.aggregation.registry import algorithm
+from coordinator.aggregation.rules import HyperparameterError, TooFewUpdatesError
 from coordinator.rounds import record
 from federation.objectives import encoder_columns, joint_target, separate_targets
-from federation.sketches import clip_to_psd
-from federation.sketches.asked import second_leg, sketch_of
-from federation.sketches.seeds import own_seed, shared_seed
+from federation.sketches import sketch
+from federation.sketches.base import clip_to_psd
+from federation.sketches.draws import own_seed, shared_seed
+from federation.sketches.svd import TwoWaySvd
 from federation.vectors import Layout, Tensor
 
 D = 60
@@ -94,10 +85,11 @@ class Clients:
             asked = phase if isinstance(phase, Gradients) else phase.gradients
             columns = encoder_columns(LAYOUT) if asked.encoder_only else (slice(0, D),)
             A = np.stack([np.concatenate([self.gradients[client, n][c] for c in columns]) for n in served])
-            made = sketch_of(asked, LAYOUT, TWO)
+            made = sketch(asked.sketch, d=A.shape[1], objectives=TWO, budget=asked.budget)
             rows = made.compress(A, shared_seed=shared_seed(0, number), own_seed=own_seed(0, number, client))
             if isinstance(phase, Residuals):
-                rows = second_leg(made).residual(A, rows, phase.reference, phase.objectives)
+                assert isinstance(made, TwoWaySvd)
+                rows = made.residual(A, rows, phase.reference, phase.objectives)
         losses = {name: self.losses[name] for name in served if name in self.losses}
         return reply(client, rows, served, losses=losses)
 
@@ -296,8 +288,8 @@ def test_a_second_leg_that_no_sketch_could_have_is_cut_to_what_one_could() -> No
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"bound": "some"}, "bound must be one of clip, normalise, none; got 'some'"),
-        ({"bound_norm": 0.5}, "bound_norm must be finite and at least 1; got 0.5"),
+        ({"bound": "some"}, 'bound must be "clip" or "normalise" or "none"; got'),
+        ({"bound_norm": 0.5}, r"bound_norm must lie in \[1, inf\); got 0.5"),
     ],
 )
 def test_a_bound_that_does_not_exist_is_refused(keys: Mapping[str, Any], message: str) -> None:
@@ -479,12 +471,14 @@ def test_an_objective_without_weight_is_not_trained_for() -> None:
         ("fedcmoo", {"unbiased": True, "sketch": "svd"}, "svd is not linear; it goes with"),
         ("fedcmoo", {"weights": "guess"}, "weights must be one of exact, pgd, pgd-raw, torchjd:NAME"),
         ("fedcmoo", {"weights": "pgd-raw", "normalise": True}, 'normalise: "pgd-raw" takes the matrix as it was'),
-        ("fedcmoo", {"scope": "heads"}, "scope must be one of all, encoder"),
-        ("fedcmoo", {"steps": 0}, "beta and steps"),
+        ("fedcmoo", {"scope": "heads"}, 'scope must be "all" or "encoder"'),
+        ("fedcmoo", {"steps": 0}, r"steps must lie in \[1, inf\)"),
         ("fsmgda", {"pre": ["normalise"]}, "fsmgda sends several rows for each client"),
         ("fedcmoo-pref", {"preference": [1, 0]}, "preference must be positive"),
         ("fedcmoo-pref", {"preference": [1, "2"]}, r"preference\[1\] must be a number"),
-        ("fedcmoo-pref", {"minimum": 1.5}, "minimum is out of range"),
+        ("fedcmoo-pref", {"minimum": 1.5}, r"minimum must lie in \[0, 1\]"),
+        ("fedcmoo-pref", {"slack": -0.1}, r"slack must lie in \[0, 1\]"),
+        ("fedcmoo-pref", {"threshold": np.nan}, r"threshold must lie in \[0, inf\]"),
         ("scalarised", {"weights": [-1, 2]}, "must not be negative"),
         ("scalarised", {"weights": [0, 0]}, "nor all 0"),
     ],

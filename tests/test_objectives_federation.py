@@ -22,8 +22,9 @@ from federation.envelope import envelope_digest, unseal
 from federation.member_files import MemberFiles
 from federation.objectives import encoder_columns, width
 from federation.runs import RunSpec
-from federation.sketches import ClientSketch, clip_to_psd, sketch
-from federation.sketches.seeds import shared_seed
+from federation.sketches import sketch
+from federation.sketches.base import ClientSketch, clip_to_psd
+from federation.sketches.draws import shared_seed
 from federation.tasks import initial_model, task
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub

@@ -14,8 +14,8 @@ import pytest
 from forked import completed
 from stage import Stage, spec
 
-from coordinator.aggregation import aggregate
-from coordinator.aggregation.registry import HyperparameterError, algorithm, origins
+from coordinator.aggregation import HyperparameterError, aggregate
+from coordinator.aggregation.registry import algorithm, origins
 from experiments.definition import ExperimentError
 from experiments.loading import load as load_experiment
 from federation.attacks import AttackError, parse_attack
@@ -24,13 +24,14 @@ from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
 from federation.plugins import Origin, PluginError, Plugins
 from federation.runs import RunSpec
-from federation.sketches import SKETCHES, SketchError, sketch
+from federation.sketches import SKETCHES, sketch
 from federation.sketches import load as load_sketch
+from federation.sketches.base import SketchError
 from fedpareto.cli import completion
 from storage.models import RunState
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "docs" / "examples"
-HEAD = "from dataclasses import dataclass\nfrom fedpareto import Rule, conclude, hyperparameter\n"
+HEAD = "from dataclasses import dataclass\nfrom fedpareto import Rule, conclude, option\n"
 MEAN = (
     "@dataclass(frozen=True, kw_only=True)\n"
     "class Mean(Rule):\n"
@@ -124,7 +125,7 @@ def test_an_attack_of_ones_own_is_written_with_its_options_after_a_second_colon(
     own = np.arange(4, dtype=np.float32)
     sent = parse_attack("backwards:Backwards:factor=3").on_update(own, peers=own[None], m=1, seed=0)
     assert sent.tolist() == [9.0, 6.0, 3.0, 0.0]
-    with pytest.raises(AttackError, match="factor = -1: the factor of an attack is finite and at least 0"):
+    with pytest.raises(AttackError, match=r"factor must lie in \[0, inf\); got -1"):
         parse_attack("backwards:Backwards:factor=-1")
 
 
@@ -190,9 +191,7 @@ def test_a_rule_that_cannot_be_used_is_refused_with_what_is_wrong(code: Path, na
         ),
         (MEAN.replace("FIELD", "power: float"), ["power: made:Mean needs a value for it"]),
         (
-            MEAN.replace("@dataclass(frozen=True, kw_only=True)\n", "").replace(
-                "FIELD", "p: int = hyperparameter(1, '')"
-            ),
+            MEAN.replace("@dataclass(frozen=True, kw_only=True)\n", "").replace("FIELD", "p: int = option(1, '')"),
             ["p: Mean is not a dataclass: write @dataclass(frozen=True, kw_only=True) above it"],
         ),
     ],
@@ -207,7 +206,7 @@ def test_an_error_in_the_code_of_a_rule_says_where_it_was_raised(code: Path, tex
 
 
 def test_types_of_hyperparameters_are_read_from_postponed_annotations_too(code: Path) -> None:
-    name = rule(code, MEAN.replace("FIELD", "power: 'float | str' = hyperparameter(1.0, 'how much')"))
+    name = rule(code, MEAN.replace("FIELD", "power: 'float | str' = option(1.0, 'how much')"))
     assert algorithm(name, {"power": 2}).power == 2.0  # type: ignore[attr-defined]
     with pytest.raises(HyperparameterError, match="power must be a number or text; got True"):
         algorithm(name, {"power": True})

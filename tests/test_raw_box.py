@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matrices import Matrix, zoo
 
-from coordinator.aggregation import aggregate
-from coordinator.aggregation.registry import HyperparameterError, algorithm
+from coordinator.aggregation import HyperparameterError, aggregate
+from coordinator.aggregation.registry import algorithm
 from experiments.loading import load
 
 ORTHOGONAL = np.array([[1.0, 0.0], [0.0, 4.0]])  # the shortest vector of the hull weighs them 16/17 and 1/17

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from adversary import excess, known_attacks, rule, rule_over_objectives, search
 
-from coordinator.aggregation.registry import algorithms
+from coordinator.aggregation.registry import ALGORITHMS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/algorithms.md"
 
@@ -53,7 +53,7 @@ BOUNDS: Mapping[str, Callable[[int, int], float]] = MappingProxyType(
         "geometric-median": of_geometric_median,
     }
 )
-UNBOUNDED = tuple(name for name in algorithms() if name not in BOUNDS)
+UNBOUNDED = tuple(name for name in ALGORITHMS if name not in BOUNDS)
 WITHOUT_STAGES = ("fsmgda",)
 ALONE_AND_MIXED = pytest.mark.parametrize("pre", [(), ("nnm",)], ids=["alone", "behind nnm"])
 FULL = [(3, 1), (8, 2), (9, 3), (11, 4)]
@@ -145,4 +145,4 @@ def test_the_page_says_of_every_rule_whether_it_has_a_bound() -> None:
         for cell, bound in re.findall(r"^\| (`.+?) \| (.+?) \|", section, re.MULTILINE)
         for name in re.findall(r"`([^`]+)`", cell)
     }
-    assert named == {name: name in BOUNDS for name in algorithms()}
+    assert named == {name: name in BOUNDS for name in ALGORITHMS}

@@ -8,10 +8,10 @@ import torch
 from test_objective_rules import ALL, SOME, TWO, Clients, context, last
 
 from coordinator.aggregation.afl import onto_simplex
-from coordinator.aggregation.phases import Gradients, Training
+from coordinator.aggregation.phase_kinds import Gradients, Training
 from coordinator.aggregation.registry import algorithm
 from coordinator.rounds import record
-from federation.sketches import clip_to_psd
+from federation.sketches.base import clip_to_psd
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.tasks.parameters import build
 from federation.tasks.partition import deal_all

@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from coordinator.aggregation.base import Rule
 from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.gram import combine, gram
-from coordinator.aggregation.registry import HyperparameterError, algorithm
-from coordinator.aggregation.rules import Rows, TooFewUpdatesError
+from coordinator.aggregation.registry import algorithm
+from coordinator.aggregation.rules import HyperparameterError, Rows, TooFewUpdatesError
 from coordinator.aggregation.streaming import Row, one_thread
 from federation.vectors import RowFile
 
@@ -34,8 +34,8 @@ class Aggregate:
         weights: lambda, shape (m,), sum 1; 0 for a row that was dropped.
         direction: shape (d,), float64; the step is against it: w - rate * direction.
         state: for the next call of an algorithm that keeps one.
-        diagnostics: measurements by name; `dropped` counts the rows that were left out.
-        dropped: which rows those are.
+        diagnostics: measurements by name; `dropped` is the number of dropped rows.
+        dropped: the places of the dropped rows.
     """
 
     coefficients: NDArray[np.float64] | None
@@ -72,11 +72,11 @@ def aggregate(
         accuracies: of the base model on each row's client's training split, shape (m,).
         samples: training samples of each row's client, shape (m,).
         prior: lambda0, shape (m,), in any proportion. Without it: in proportion to the samples, or else uniform.
-        ages: rounds since each row was sent, shape (m,), for algorithms that heed updates of earlier rounds (`tau`).
-            Rows of earlier rounds come last; nothing else that is said of them counts.
-        clients: the name of each row's client, for algorithms that remember something of each; else "0", "1", ...
-        state: what the last call returned as `state`.
-        hyperparameters: the algorithm's own.
+        ages: rounds since each row was sent, shape (m,), for algorithms that read updates of earlier rounds (`tau`).
+            Rows of earlier rounds come last; their losses, accuracies and prior are ignored.
+        clients: the name of each row's client, for algorithms with a memory of each client; else "0", "1", ...
+        state: the `state` that the last call returned.
+        hyperparameters: of the algorithm and of the stages in `pre`.
 
     Raises:
         HyperparameterError: see `registry.algorithm`; or an algorithm that is not a rule.
@@ -96,14 +96,6 @@ def aggregate(
     names = [str(i) for i in range(m)] if clients is None else list(clients)
     if len(names) != m:
         raise ValueError(f"clients has {len(names)} names; one for each of the {m} rows is needed")
-    told = {
-        "losses": None if losses is None else _per_row("losses", losses, m),
-        "accuracies": None if accuracies is None else _per_row("accuracies", accuracies, m),
-    }
-    read = {"losses": rule.reads_losses, "accuracies": rule.reads_accuracies}
-    for label, values in told.items():
-        if read[label] and values is None:
-            raise ValueError(f"{name} needs {label}, one per row")
     for label, values in (("samples", counts), ("prior", lambda0)):
         if not (np.isfinite(values) & (values >= 0)).all() or values.sum() <= 0:
             raise ValueError(f"{label} must be finite, not negative, and not all zero; got {values.tolist()}"[:300])
@@ -111,62 +103,58 @@ def aggregate(
         K = gram(rows)
         kept = np.isfinite(np.diag(K))
     present = elapsed == 0
-    for label, values in told.items():
-        if values is None:
-            continue
-        values[~present] = 0.0
-        if read[label]:
-            kept &= np.isfinite(values)
-        elif not np.isfinite(values[kept]).all():
-            told[label] = None
+    told: dict[str, Any] = {}
+    for label, given, read in (
+        ("losses", losses, rule.reads_losses),
+        ("accuracies", accuracies, rule.reads_accuracies),
+    ):
+        if given is not None:
+            told[label] = _per_row(label, given, m)
+            told[label][~present] = 0.0
+            kept &= np.isfinite(told[label]) | (not read)
+        elif read:
+            raise ValueError(f"{name} needs {label}, one per row")
     dropped = tuple(np.flatnonzero(~kept).tolist())
-    after, diagnostics = dict(state or {}), {"direction_norm": 0.0, "stationary": 1.0}
     coefficients, weights = np.zeros(m), np.zeros(m)
-    coordinate_wise = False
     if not (kept & present).any():
-        direction = np.concatenate(list(combine(np.zeros(m), rows)))
-    else:
-        rest = (lambda0 * present)[kept]
-        K = K[np.ix_(kept, kept)]
-        with one_thread():
-            answer = rule.decide(
-                Rows(
-                    gram=K,
-                    prior=rest / rest.sum() if rest.sum() > 0 else present[kept] / present[kept].sum(),
-                    samples=counts[kept],
-                    losses=_of(told["losses"], kept),
-                    accuracies=_of(told["accuracies"], kept),
-                    clients=tuple(client for client, use in zip(names, kept, strict=True) if use),
-                    ages=None if ages is None else elapsed[kept],
-                    state=after,
-                )
+        direction = np.concatenate(list(combine(coefficients, rows)))
+        still = {"direction_norm": 0.0, "stationary": 1.0, "dropped": float(len(dropped))}
+        return Aggregate(coefficients, weights, direction, dict(state or {}), still, dropped)
+    shares = (lambda0 * present)[kept]
+    K = K[np.ix_(kept, kept)]
+    with one_thread():
+        answer = rule.decide(
+            Rows(
+                gram=K,
+                prior=shares / shares.sum() if shares.sum() > 0 else present[kept] / present[kept].sum(),
+                samples=counts[kept],
+                clients=tuple(client for client, use in zip(names, kept, strict=True) if use),
+                ages=None if ages is None else elapsed[kept],
+                state=dict(state or {}),
+                **{label: values[kept] for label, values in told.items() if np.isfinite(values[kept]).all()},
             )
-        streamed = Direction(answer, [rows[i] for i in np.flatnonzero(kept)], K)
-        direction = np.concatenate(list(streamed)) * (not streamed.stationary)
-        weights[np.flatnonzero(kept)[: len(answer.weights)]] = answer.weights
-        coordinate_wise = answer.coordinates is not None
-        if not coordinate_wise:
-            coefficients[kept] = answer.coefficients
-        after, diagnostics = answer.state, streamed.diagnostics
+        )
+    streamed = Direction(answer, [rows[i] for i in np.flatnonzero(kept)], K)
+    direction = np.concatenate(list(streamed)) * (not streamed.stationary)
+    weights[np.flatnonzero(kept)[: len(answer.weights)]] = answer.weights
+    if answer.coordinates is None:
+        coefficients[kept] = answer.coefficients
     return Aggregate(
-        coefficients=None if coordinate_wise else coefficients,
+        coefficients=coefficients if answer.coordinates is None else None,
         weights=weights,
         direction=direction,
-        state=after,
-        diagnostics=diagnostics | {"dropped": float(len(dropped))},
+        state=answer.state,
+        diagnostics=streamed.diagnostics | {"dropped": float(len(dropped))},
         dropped=dropped,
     )
 
 
 def _rows(updates: ArrayLike | Sequence[Row]) -> list[Row]:
-    if isinstance(updates, Sequence) and any(isinstance(row, RowFile) for row in updates):
-        return [row if isinstance(row, RowFile) else _row(row) for row in updates]
-    if isinstance(updates, Sequence):
-        return [_row(row) for row in updates]
-    matrix = np.asarray(updates)
-    if matrix.ndim != 2:
-        raise ValueError(f"updates has shape {matrix.shape}; (m, d) is needed, one row per client")
-    return [_row(row) for row in matrix]
+    if not isinstance(updates, Sequence):
+        updates = np.asarray(updates)
+        if updates.ndim != 2:
+            raise ValueError(f"updates has shape {updates.shape}; (m, d) is needed, one row per client")
+    return [row if isinstance(row, RowFile) else _row(row) for row in updates]
 
 
 def _row(values: Any) -> Row:
@@ -176,10 +164,6 @@ def _row(values: Any) -> Row:
     if not len(row):
         raise ValueError("an update must have at least one element")
     return row if row.dtype == np.float32 else row.astype(np.float64, copy=False)
-
-
-def _of(values: NDArray[np.float64] | None, kept: NDArray[np.bool_]) -> NDArray[np.float64] | None:
-    return None if values is None else values[kept]
 
 
 def _per_row(name: str, values: ArrayLike, m: int) -> NDArray[np.float64]:

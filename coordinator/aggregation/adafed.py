@@ -1,16 +1,16 @@
 """AdaFed (Hamidi and Yang, 2024, "AdaFed: Fair Federated Learning via Adaptive Common Descent Direction")."""
 
 import math
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.aggregation.base import HyperparameterError, Rule, conclude
+from coordinator.aggregation.base import Rule, conclude
 from coordinator.aggregation.geometry import inverse_norms, unit_gram
 from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
+from federation.options import option
 
-# Updates are float32: what is left of one that depends on the others is no longer than about 1e-7 of it. A direction
+# Updates are float32: the remainder of one that depends on the others is at most about 1e-7 of its length. A direction
 # that has to use such a remainder would take coefficients of millions.
 _RESOLUTION = 1e-6
 _LARGEST = 1e100
@@ -32,22 +32,15 @@ class AdaFed(Rule):
     not count.
     """
 
-    name: ClassVar[str] = "adafed"
-    reads_losses: ClassVar[bool] = True
+    name = "adafed"
+    reads_losses = True
 
-    gamma: float = field(
-        default=1.0, metadata={"help": "how much more clients with high losses gain; 0 is the same gain for everybody"}
+    gamma: float = option(
+        1.0, "how much more clients with high losses gain; 0 is the same gain for every client", "[0, inf)"
     )
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.gamma) and self.gamma >= 0):
-            raise HyperparameterError(f"gamma must be finite and not negative; got {self.gamma!r}")
-
     def combine(self, rows: Rows) -> Combination:
-        """See the class."""
-        if rows.losses is None:
-            raise ValueError("adafed needs losses, one per row")
-        K, losses = rows.gram, np.abs(rows.losses)
+        K, losses = rows.gram, np.abs(rows.told("losses", self.name))
         part = (np.diag(K) > 0) & (rows.prior > 0)
         largest = float(losses[part].max(initial=0.0))
         coefficients, residual = np.zeros(len(K)), 0.0
@@ -62,11 +55,9 @@ class AdaFed(Rule):
 
 
 def _shortest(C: Matrix, gains: Vector) -> tuple[Vector, float]:
-    """The x with C x = gains / (gains^T C^-1 gains), and by how much it misses that; zeros where a gain is negative.
+    """The x with C x = gains / (gains^T C^-1 gains), and the deviation from it; zeros where a gain would be negative.
 
-    Args:
-        C: cosines, shape (m, m).
-        gains: shape (m,), not negative and not all 0.
+    C are cosines, (m, m); the gains, (m,), are not negative and not all 0.
     """
     size = float(gains.max())
     gains = gains / size

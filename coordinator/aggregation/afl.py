@@ -1,14 +1,14 @@
 """AFL, agnostic federated learning (Mohri et al., 2019, Algorithm 1)."""
 
-import math
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.aggregation.base import HyperparameterError, Rule, conclude
-from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Training
+from coordinator.aggregation.base import Rule, conclude
+from coordinator.aggregation.phase_kinds import Training
+from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step
 from coordinator.aggregation.rules import Combination, Rows, Vector
+from federation.options import option
 
 _FAR = -2.0  # of a share: what lies more than 1 below the largest is 0 after the projection
 
@@ -22,34 +22,29 @@ class AFL(Rule):
     factor gamma_w / eta_l is the server's learning rate; at 1 the clients' models are averaged. The model is the mean
     of the models after all steps. lambda begins uniform, whatever the prior.
 
-    The paper takes everybody in every round. Of some, the shares are renormalised for the step, and only they move,
-    among themselves: who is absent keeps its lambda. A newcomer gets 1/N of N known clients, and the others' shares
-    shrink alike. Where nobody has a share left, all count alike in the step. What a client held that has been revoked
-    goes to the others, in proportion to theirs, or evenly where they have none.
+    In the paper every client takes part in every round. Where only some do, their shares are renormalised for the step,
+    and change among themselves; an absent client keeps its lambda. A newcomer gets 1/N of N known clients, and the
+    others' shares shrink alike. Where no participant has a share left, all count alike in the step. The share of a
+    revoked client goes to the others in proportion to theirs, or evenly where they have none.
+
+    The state is {"lambda": {client: share}}.
     """
 
-    name: ClassVar[str] = "afl"
-    reads_losses: ClassVar[bool] = True
-    averages: ClassVar[bool] = True
+    name = "afl"
+    reads_losses = True
+    averages = True
 
-    gamma_lambda: float = field(
-        default=0.1,
-        metadata={"help": "how fast weight moves to clients with a high loss; server.learning_rate is γ_w/η_l"},
+    gamma_lambda: float = option(
+        0.1, "how fast weight moves to clients with a high loss; server.learning_rate is γ_w/η_l", "(0, inf)"
     )
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.gamma_lambda) and self.gamma_lambda > 0):
-            raise HyperparameterError(f"gamma_lambda must be finite and positive; got {self.gamma_lambda!r}")
-
     def cautions(self) -> tuple[str, ...]:
-        """See the base."""
         return (
             *super().cautions(),
             "afl is made for rounds in which every client takes part: with some of them, lambda moves among those only",
         )
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """See the base; and the shares of revoked clients are forgotten."""
         replies = self.usable((yield Training()))
         shares: dict[str, float] = dict(context.state.get("lambda", {}))
         gone = context.revoked() & shares.keys() - {reply.client_id for reply in replies}
@@ -61,27 +56,22 @@ class AFL(Rule):
         return Step(replies, answer, forgotten=tuple(sorted(gone)))
 
     def decide(self, rows: Rows) -> Combination:
-        """See the class; the state is {"lambda": {client: share}}."""
-        if rows.losses is None:
-            raise ValueError("afl needs losses, one per row")
-        if not rows.clients:
-            raise ValueError("afl needs the names of the clients, one per row")
-        shares = _known(rows.state.get("lambda", {}), rows.clients)
+        """The mean of the updates by lambda."""
+        losses = rows.told("losses", self.name)
+        shares = _known(rows.state.get("lambda", {}), rows.names(self.name))
         own = np.array([shares[client] for client in rows.clients])
         present = set(rows.clients)
         absent = sum(share for client, share in shares.items() if client not in present)
         total = max(0.0, 1.0 - absent)
         prior = own / own.sum() if own.sum() > 0 else np.full(len(own), 1.0 / len(own))
         with np.errstate(over="ignore"):
-            rise = np.maximum(_FAR, self.gamma_lambda * (rows.losses - rows.losses.max()))
+            rise = np.maximum(_FAR, self.gamma_lambda * (losses - losses.max()))
         moved = onto_simplex(own + rise, total)
         answer = super().decide(replace(rows, prior=prior))
-        state: dict[str, Any] = {"lambda": shares | dict(zip(rows.clients, moved.tolist(), strict=True))}
-        return replace(answer, state=state)
+        return replace(answer, state={"lambda": shares | dict(zip(rows.clients, moved.tolist(), strict=True))})
 
     def combine(self, rows: Rows) -> Combination:
-        """The mean of the updates by their prior, which `decide` has made lambda."""
-        return conclude(rows.gram, rows.prior, rows.prior)
+        return conclude(rows.gram, rows.prior, rows.prior)  # `decide` has made lambda the prior
 
 
 def onto_simplex(values: Vector, total: float = 1.0) -> Vector:

@@ -1,4 +1,4 @@
-"""What algorithms are: a conversation with the clients that ends in a step; rules: a pure function over K in one."""
+"""Algorithms: conversations with the clients that end in a step; and rules: algorithms from a pure function of K."""
 
 import dataclasses
 import math
@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coordinator.aggregation.phases import Replies, RoundContext, RoundGenerator, Step, Training
+from coordinator.aggregation.phase_kinds import Training
+from coordinator.aggregation.phases import Replies, RoundContext, RoundGenerator, Step
 from coordinator.aggregation.pre import Stage, apply
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
 from coordinator.aggregation.rules import (
@@ -21,23 +22,13 @@ from coordinator.aggregation.rules import (
     Vector,
 )
 from coordinator.aggregation.server import Optimiser
+from federation.options import Options
 from federation.plugins import Origin
-
-__all__ = [
-    "Algorithm",
-    "HyperparameterError",
-    "Rule",
-    "TooFewUpdatesError",
-    "conclude",
-    "conflicts",
-    "describe",
-    "measure",
-]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Algorithm(ABC):
-    """What a run does in each round. Its fields are its hyper-parameters; see `hyperparameter`.
+class Algorithm(Options, ABC):
+    """What a run does in each round. Its options are its hyper-parameters.
 
     Attributes:
         name: what run specifications and the command line call it.
@@ -45,9 +36,10 @@ class Algorithm(ABC):
         reads_accuracies: whether it needs the accuracies on their training splits that they report.
         averages: whether its model is the mean of the models after every step; that one is evaluated and deployed,
             the clients train from the last one.
-        stages: what is done to the rows before the rule sees them.
+        stages: change the rows before the rule sees them.
     """
 
+    refusal = HyperparameterError
     name: ClassVar[str] = ""
     reads_losses: ClassVar[bool] = False
     reads_accuracies: ClassVar[bool] = False
@@ -56,15 +48,14 @@ class Algorithm(ABC):
     stages: tuple[Stage, ...] = ()
 
     def fit(self, objectives: tuple[str, ...]) -> None:
-        """Makes sure that a task's objectives suit the hyper-parameters.
+        """Checks that the hyper-parameters suit a task's objectives; a rule over clients takes any.
 
         Raises:
             HyperparameterError: they do not; the message names the key.
         """
-        del objectives  # a rule over clients takes any
 
     def cautions(self) -> tuple[str, ...]:
-        """What an operator should know before clients take part: how one of them could abuse the rule."""
+        """Warnings for the operator who submits a run: how a client could abuse the rule."""
         if not self.reads_losses:
             return ()
         return (
@@ -78,11 +69,11 @@ class Algorithm(ABC):
         return False
 
     def origins(self) -> tuple[Origin, ...]:
-        """Which further plug-ins its steps are made with, such as a sketch."""
+        """Further plug-ins that its steps are made with, such as a sketch."""
         return ()
 
     def optimiser(self) -> Optimiser | None:
-        """What makes the server's step from the direction, where that is part of the algorithm."""
+        """The server's optimiser, where that is part of the algorithm."""
         return None
 
     def blobs(self, state: Mapping[str, Any]) -> tuple[str, ...]:
@@ -99,20 +90,16 @@ class Algorithm(ABC):
         Raises:
             TooFewUpdatesError: none is left.
         """
-        if self.reads_losses:
-            replies = replies.with_losses()
-            if not replies:
-                raise TooFewUpdatesError(f"{self.name} needs losses, and no client reported one")
-        if self.reads_accuracies:
-            replies = replies.with_accuracies()
-            if not replies:
-                raise TooFewUpdatesError(f"{self.name} needs accuracies on training splits, and no client reported one")
+        if self.reads_losses and not (replies := replies.reporting("loss")):
+            raise TooFewUpdatesError(f"{self.name} needs losses, and no client reported one")
+        if self.reads_accuracies and not (replies := replies.reporting("accuracy")):
+            raise TooFewUpdatesError(f"{self.name} needs accuracies on training splits, and no client reported one")
         return replies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule(Algorithm, ABC):
-    """An algorithm in which everybody trains once, and a function of the Gram matrix of the updates makes the step.
+    """An algorithm in which every client trains once, and a function of the Gram matrix of the updates makes the step.
 
     A subclass is a frozen dataclass that defines `combine`:
 
@@ -131,7 +118,7 @@ class Rule(Algorithm, ABC):
         """
 
     def decide(self, rows: Rows) -> Combination:
-        """`combine` behind the stages: its answer in terms of the rows as they came."""
+        """Applies the stages, then `combine`; the answer is in terms of the rows before the stages."""
         if not self.stages:
             return self.combine(rows)
         staged = apply(self.stages, rows)
@@ -145,7 +132,6 @@ class Rule(Algorithm, ABC):
         return Combination(coefficients, weights, answer.state, diagnostics)
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """Everybody trains, then `decide` makes the step."""
         replies = self.usable((yield Training()))
         return Step(replies, self.decide(replies.rows(context)))
 
@@ -153,11 +139,8 @@ class Rule(Algorithm, ABC):
 def conclude(K: Matrix, coefficients: Vector, weights: Vector, **measured: float) -> Combination:
     """The answer of a rule without state; where the rows cancel each other, all coefficients are 0: no step.
 
-    Args:
-        K: Gram matrix, shape (m, m).
-        coefficients: c, shape (m,).
-        weights: lambda, of the rows of this round, which come first.
-        measured: diagnostics of the rule's own.
+    K is (m, m), the coefficients are (m,), the weights those of the rows of this round, which come first; `measured`
+    are further diagnostics.
     """
     length = float(np.abs(coefficients) @ np.sqrt(np.diag(K)))
     stationary = bool(coefficients @ K @ coefficients <= STATIONARY_TOLERANCE * length**2)
@@ -180,15 +163,15 @@ def measure(K: Matrix, products: Vector, norm: float, weights: Vector) -> dict[s
         K: Gram matrix, shape (m, m).
         products: of each row with the direction, shape (m,).
         norm: ||direction||.
-        weights: lambda, of the rows of this round, which come first. How rows of earlier rounds fare is not measured.
+        weights: lambda of the rows of this round, which come first; only these rows are measured.
 
     Returns:
         direction_norm: ||direction||.
         conflicts, conflict_depth, conflict_mean: see `conflicts`.
         entropy: of the weights, in nats; log m when all weigh the same.
-        descent_min: the least cosine between the direction and a row that is not zero: negative means that some
-            client is made worse, to first order.
-        descent_share: the share of those rows that the step does not make worse, in [0, 1].
+        descent_min: the least cosine between the direction and a row that is not zero; negative where the step makes
+            a client worse, to first order.
+        descent_share: the share of these rows that the step does not make worse, in [0, 1].
     """
     K, products = K[: len(weights), : len(weights)], products[: len(weights)]
     norms: Vector = np.sqrt(np.diag(K))
@@ -202,13 +185,13 @@ def measure(K: Matrix, products: Vector, norm: float, weights: Vector) -> dict[s
         **conflicts(K),
         "entropy": float(-(positive * np.log(positive)).sum()) + 0.0,
         "descent_min": float(cosines.min(initial=1.0)),
-        # A cosine of zero but for the rounding of K is no harm.
+        # A cosine of about -1e-9 may be a zero that K was rounded to.
         "descent_share": float((cosines >= -1e-9).mean()) if len(cosines) else 1.0,
     }
 
 
 def conflicts(K: Matrix) -> dict[str, float]:
-    """How many pairs of rows are against each other, and how much.
+    """Counts and measures the pairs of rows in conflict.
 
     Returns:
         conflicts: pairs with a negative inner product.

@@ -1,4 +1,4 @@
-"""The direction that a combination stands for: streamed once, and measured."""
+"""The direction of a combination: streamed once, and measured."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ from coordinator.aggregation.streaming import Row
 
 
 class Direction:
-    """c U, or what `combination.coordinates` says; the attributes hold once all blocks have been taken.
+    """c U, or the direction of `combination.coordinates`; the attributes hold once all blocks have been taken.
 
     Attributes:
         norm: ||direction||; 0 where it is stationary.
@@ -20,19 +20,9 @@ class Direction:
         stationary: it is zero but for rounding: there is no step to take.
     """
 
-    def __init__(
-        self,
-        combination: Combination,
-        rows: Sequence[Row],
-        K: Matrix,
-        *,
-        device: str = "cpu",
-        workers: int | None = None,
-    ) -> None:
-        """Of these rows, whose Gram matrix is K, shape (m, m); the others are as in `gram`."""
-        self._combination = combination
-        self._rows, self._gram = rows, K
-        self._device, self._workers = device, workers
+    def __init__(self, combination: Combination, rows: Sequence[Row], K: Matrix, *, device: str = "cpu") -> None:
+        """Of these rows, whose Gram matrix is K, shape (m, m)."""
+        self._combination, self._rows, self._gram, self._device = combination, rows, K, device
         self.products: Vector = np.zeros(len(rows))
         self.norm = 0.0
         self.stationary = bool(combination.diagnostics.get("stationary", 0.0))
@@ -44,12 +34,10 @@ class Direction:
         """Consecutive blocks, float64, d elements altogether; to be taken once."""
         coordinates = self._combination.coordinates
         if coordinates is None:
-            yield from combine(self._combination.coefficients, self._rows, device=self._device, workers=self._workers)
+            yield from combine(self._combination.coefficients, self._rows, device=self._device)
             return
         square = 0.0
-        for block, products in trimmed_mean(
-            coordinates.matrix, coordinates.trim, self._rows, device=self._device, workers=self._workers
-        ):
+        for block, products in trimmed_mean(coordinates.matrix, coordinates.trim, self._rows, device=self._device):
             square += float(block @ block)
             self.products += products
             yield block
@@ -67,7 +55,7 @@ class Direction:
 
 
 def _length(coordinates: Coordinates, K: Matrix) -> float:
-    """The mean length of what is averaged, without the `trim` longest: one huge update must not make all look zero."""
+    """The mean length of the averaged rows without the `trim` longest, so that one huge update does not count."""
     squares = (coordinates.matrix @ K * coordinates.matrix).sum(axis=1)
     lengths = np.sqrt(np.maximum(squares, 0.0))
     return float(np.sort(lengths)[: len(lengths) - coordinates.trim].mean())

@@ -1,7 +1,6 @@
 """The average, freed of all conflicts at once; ours, in place of FedFV's chain of projections (Wang et al., 2021)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -32,14 +31,13 @@ class DualCone(Remembering):
     have no direction in common.
     """
 
-    name: ClassVar[str] = "dual-cone"
+    name = "dual-cone"
 
     def cautions(self) -> tuple[str, ...]:
-        """See the base; and nothing bounds a weight here."""
         return (*super().cautions(), standstill(self.name))
 
     def combine(self, rows: Rows) -> Combination:
-        """See the class.
+        """The coefficients lambda0 + mu.
 
         Raises:
             UnsolvedError: no solution, or the optimality conditions are violated by more than 1e-6 of sum c_i ||u_i||.

@@ -1,18 +1,30 @@
-"""FedAvg (McMahan et al., 2017), and FedProx's server, which is the same."""
+"""Averages of the updates: as they are, or each scaled to norm 1."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from coordinator.aggregation.base import Rule, conclude
+from coordinator.aggregation.geometry import inverse_norms
 from coordinator.aggregation.rules import Combination, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Rule):
-    """The plain average of the updates: c = lambda0."""
+    """The plain average of the updates: c = lambda0 (McMahan et al., 2017). FedProx has the same server."""
 
-    name: ClassVar[str] = "fedavg"
+    name = "fedavg"
 
     def combine(self, rows: Rows) -> Combination:
-        """See the class."""
         return conclude(rows.gram, rows.prior, rows.prior)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgN(Rule):
+    """The average of the updates scaled to norm 1: c_i = lambda0_i / ||u_i||; a zero update contributes nothing.
+
+    FedMGDA+ at epsilon = 0 (Hu et al., 2022, section 6).
+    """
+
+    name = "fedavg-n"
+
+    def combine(self, rows: Rows) -> Combination:
+        return conclude(rows.gram, rows.prior * inverse_norms(rows.gram), rows.prior)

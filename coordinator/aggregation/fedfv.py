@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.base import HyperparameterError, conclude
+from coordinator.aggregation.base import conclude
 from coordinator.aggregation.history import Remembering
 from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
+from federation.options import option
 
 _ROUNDING = 1e-5  # of the lengths that are added up, in updates of float32
-_ORDERS = ("loss", "random", "reversed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,40 +21,30 @@ class FedFV(Remembering):
     """Takes conflicts out of the average by projections, one after the other, in the order of the clients' losses.
 
     Of the m participants, ordered by ascending loss, the last m - ceil((m - 1)(1 - alpha)) keep their update; with
-    alpha = 0 nobody does. Each of the others projects its own update along the order: wherever it is against u_j, j
-    unlike i, p_i <- p_i - <p_i, u_j> / ||u_j||^2 u_j. Those with high losses come last, so the least is left of what is
-    against them (Algorithm 2). Then g = sum lambda0_i p_i is projected against the absent, from those who took part
-    `tau` rounds ago to those of the last round: of each such group, s is the sum of the updates that g is against, and
-    if <g, s> < 0, g <- g - <g, s> / ||s||^2 s (Algorithm 3; not in the first `tau` rounds). Last, g is given the length
-    of the average. With alpha = 1 and tau = 0 it is FedAvg. All in terms of K: p = C U, and g = c U.
+    alpha = 0 no client does. Each of the others projects its own update along the order: wherever it is against u_j, j
+    unlike i, p_i <- p_i - <p_i, u_j> / ||u_j||^2 u_j. The clients of high losses come last in the order, so the others'
+    updates oppose them least in the end (Algorithm 2). Then g = sum lambda0_i p_i is projected against the absent, from
+    those who took part `tau` rounds ago to those of the last round: of each such group, s is the sum of the updates
+    that g is against, and if <g, s> < 0, g <- g - <g, s> / ||s||^2 s (Algorithm 3; not in the first `tau` rounds).
+    Last, g is given the length of the average. With alpha = 1 and tau = 0 it is FedAvg. All in terms of K: p = C U, and
+    g = c U. The diagnostics count the clients that keep their update (`kept`) and the `projections` of the others.
     """
 
-    name: ClassVar[str] = "fedfv"
-    alpha: float = field(
-        default=0.1,
-        metadata={"help": "the share of clients, of the highest losses, whose updates are kept as they are"},
+    name = "fedfv"
+
+    alpha: float = option(
+        0.1, "the share of clients, of the highest losses, whose updates are kept as they are", "[0, 1]"
     )
-    order: str = field(
-        default="loss", metadata={"help": 'along which they project: "loss" (ascending), "reversed" or "random"'}
+    order: Literal["loss", "reversed", "random"] = option(
+        "loss", 'along which they project: "loss" (ascending), "reversed" or "random"'
     )
-    order_seed: int = field(default=0, metadata={"help": 'with the round, decides the order "random"'})
+    order_seed: int = option(0, 'with the round, decides the order "random"', "[0, inf)")
 
     @property
-    def reads_losses(self) -> bool:  # type: ignore[override]  # of the others, all do or none
-        """See the base: a random order asks nobody."""
+    def reads_losses(self) -> bool:  # type: ignore[override]  # a class variable of all other rules
         return self.order != "random"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.alpha <= 1:
-            raise HyperparameterError(f"alpha must lie in [0, 1]; got {self.alpha!r}")
-        if self.order not in _ORDERS:
-            raise HyperparameterError(f"order: one of {', '.join(_ORDERS)}; got {self.order!r}")
-        if self.order_seed < 0:
-            raise HyperparameterError(f"order_seed must not be negative; got {self.order_seed}")
-
     def cautions(self) -> tuple[str, ...]:
-        """See the base."""
         if self.order == "random":
             return ()
         return (
@@ -63,11 +53,9 @@ class FedFV(Remembering):
         )
 
     def window(self, number: int) -> int:
-        """See the base: Algorithm 3 begins with round `tau`."""
-        return self.tau if number >= self.tau else 0
+        return self.tau if number >= self.tau else 0  # Algorithm 3 begins with round `tau`
 
     def combine(self, rows: Rows) -> Combination:
-        """See the class; `kept` counts those who keep their update, `projections` what was done to the others."""
         m, K = rows.current, rows.gram
         order = self._ordered(rows)
         kept = order[math.ceil((m - 1) * (1 - self.alpha) - 1e-9) :] if self.alpha > 0 else []
@@ -79,7 +67,7 @@ class FedFV(Remembering):
                 projections += _against_group(K, c, np.flatnonzero(rows.ages == age))
         length, wanted = (math.sqrt(max(0.0, float(x @ K @ x))) for x in (c, rows.prior))
         weights = c[:m] / c[:m].sum()
-        # What is left of updates that cancel each other is their rounding: it must not grow to a whole step.
+        # Updates that cancel each other leave rounding errors, which must not be lengthened to a whole step.
         c = c * (wanted / length) if length > _ROUNDING * float(np.abs(c) @ rows.norms) else np.zeros(len(c))
         return conclude(K, c, weights, kept=float(len(kept)), projections=float(projections))
 
@@ -87,19 +75,14 @@ class FedFV(Remembering):
         m = rows.current
         if self.order == "random":
             return [int(i) for i in np.random.default_rng([self.order_seed, rows.round]).permutation(m)]
-        if rows.losses is None:
-            raise ValueError("fedfv needs losses, one per row")
-        ascending: list[int] = np.argsort(rows.losses[:m], kind="stable").tolist()
+        ascending: list[int] = np.argsort(rows.told("losses", self.name)[:m], kind="stable").tolist()
         return ascending if self.order == "loss" else ascending[::-1]
 
 
 def project(K: Matrix, order: Sequence[int], kept: Sequence[int]) -> tuple[Matrix, int]:
-    """C, shape (m, m), such that the projected updates are C U, and how many projections they took (Algorithm 2).
+    """C, shape (m, m), such that the projected updates are C U, and the number of projections (Algorithm 2).
 
-    Args:
-        K: Gram matrix, shape (m, m).
-        order: a permutation of the rows.
-        kept: the rows that are not projected.
+    `order` is a permutation of the rows; those in `kept` are not projected.
     """
     C, count = np.eye(len(K)), 0
     for i in range(len(K)):

@@ -2,26 +2,26 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.aggregation.base import HyperparameterError, conclude
+from coordinator.aggregation.base import conclude
 from coordinator.aggregation.fedmgda import standstill
 from coordinator.aggregation.geometry import inverse_norms, unit_gram
 from coordinator.aggregation.gram import combine
 from coordinator.aggregation.history import Remembering
-from coordinator.aggregation.phases import LineSearch, Replies, RoundContext, RoundGenerator
+from coordinator.aggregation.phase_kinds import LineSearch
+from coordinator.aggregation.phases import Replies, RoundContext, RoundGenerator
 from coordinator.aggregation.qp import min_norm
 from coordinator.aggregation.rules import Combination, Matrix, Rows, TooFewUpdatesError, Vector
 from coordinator.aggregation.server import Optimiser, Sgd
 from federation.objectives import JOINT
+from federation.options import option
 from federation.work.search.work import step_metric
 
 _ARMIJO = 1e-4  # of the decrease that the slope promises
 _ROUNDING = 1e-5  # of the lengths that are added up, in updates of float32
-_MOST_HALVINGS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,24 +40,15 @@ class FedMDFG(Remembering):
     one with the least sum.
     """
 
-    name: ClassVar[str] = "fedmdfg"
-    reads_losses: ClassVar[bool] = True
+    name = "fedmdfg"
+    reads_losses = True
 
-    theta: float = field(
-        default=11.25,
-        metadata={"help": "degrees between the losses and equal losses up to which the model counts as fair"},
+    theta: float = option(
+        11.25, "degrees between the losses and equal losses up to which the model counts as fair", "(0, 90)"
     )
-    s: int = field(default=5, metadata={"help": "the step sizes that are tried: 2^s, 2^(s-1), ..., 2^-s"})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (math.isfinite(self.theta) and 0 < self.theta < 90):
-            raise HyperparameterError(f"theta must be an angle in degrees, between 0 and 90; got {self.theta!r}")
-        if not 0 <= self.s <= _MOST_HALVINGS:
-            raise HyperparameterError(f"s must be between 0 and {_MOST_HALVINGS}; got {self.s}")
+    s: int = option(5, "the step sizes that are tried: 2^s, 2^(s-1), ..., 2^-s", "[0, 20]")
 
     def cautions(self) -> tuple[str, ...]:
-        """See the base; and the step size is chosen by losses that clients report."""
         return (
             *super().cautions(),
             standstill(self.name),
@@ -75,15 +66,13 @@ class FedMDFG(Remembering):
         Diagnostics: `angle` in degrees, `guided`, 1 where fairness was a row, `lengthened`, the factor by which the
         shortest vector was lengthened, and the `residual` of the quadratic program.
         """
-        if rows.losses is None:
-            raise ValueError("fedmdfg needs losses, one per row")
         K, m = rows.gram, rows.current
         inverse = inverse_norms(K)
         present = np.flatnonzero(inverse[:m])
         if not len(present):
             return conclude(K, np.zeros(len(K)), rows.prior[:m], angle=0.0, guided=0.0, lengthened=1.0, residual=0.0)
         C = unit_gram(K)
-        angle, guidance = unfairness(rows.losses[present])
+        angle, guidance = unfairness(rows.told("losses", self.name)[present])
         guided = angle > self.theta
         A = np.eye(len(K))[inverse > 0]
         if guided:

@@ -1,21 +1,25 @@
-"""FedMGDA: the common descent direction of least norm (Hu et al., 2022, Algorithm 1 on raw updates)."""
+"""FedMGDA, FedMGDA+ (Hu et al., 2022, Algorithm 1), and FedMGDA+ in the smallest box that still descends."""
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from coordinator.aggregation.base import HyperparameterError, Rule, describe
+from coordinator.aggregation.base import Rule, describe
+from coordinator.aggregation.geometry import inverse_norms, unit_gram
 from coordinator.aggregation.qp import Solution, box, min_norm
 from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
+from federation.options import option
 
-DROP_ZERO_HELP = (
+DROP_ZERO = (
     "leave zero updates out, and those a million times shorter than the median, as already satisfied; otherwise one "
     "zero update stops FedMGDA"
 )
 _ZERO = 1e-6  # of the median norm: what counts as a zero update
 _STANDSTILL = 1e-7  # of the median norm: a direction that moves nothing
+_NO_HARM = -1e-9  # a cosine: what rounding makes of zero
+_WIDTH = 2.0**-20  # to which the box of FedMGDA+auto is found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,47 +33,91 @@ class FedMGDA(Rule):
     median norm of the updates counts as zero.
     """
 
-    name: ClassVar[str] = "fedmgda"
+    name = "fedmgda"
 
-    epsilon: float = field(
-        default=1.0,
-        metadata={"help": "how far a weight may be from lambda0, in [0, 1]; 0 is FedAvg, 1 no bound"},
-    )
-    drop_zero: bool = field(default=False, metadata={"help": DROP_ZERO_HELP})
-
-    def __post_init__(self) -> None:
-        must_be_a_box(self.epsilon)
+    epsilon: float = option(1.0, "how far a weight may be from lambda0, in [0, 1]; 0 is FedAvg, 1 no bound", "[0, 1]")
+    drop_zero: bool = option(False, DROP_ZERO)
 
     def cautions(self) -> tuple[str, ...]:
-        """Those of every rule, and that one client can stop the run where nothing bounds a weight."""
         return (*super().cautions(), standstill(self.name)) if self.epsilon == 1 else super().cautions()
 
     def combine(self, rows: Rows) -> Combination:
-        """Finds the weights on the Gram matrix of the raw updates."""
         solution = solve(rows.gram, rows.prior, epsilon=self.epsilon, drop_zero=self.drop_zero)
-        # All weight on an update next to nothing does not cancel anything, and still nobody is moved.
+        # With all weight on an update of almost no length nothing cancels, and still the model hardly moves.
         shortest = math.sqrt(max(0.0, float(solution.weights @ rows.gram @ solution.weights)))
         if shortest <= _STANDSTILL * float(np.median(rows.norms)):
             solution = replace(solution, stationary=True)
         return combination(rows.gram, solution, np.ones(len(rows.prior)))
 
 
-def must_be_a_box(epsilon: float, other: str = "") -> None:
-    """Makes sure that epsilon is the half width of a box around lambda0.
+@dataclass(frozen=True, kw_only=True)
+class FedMGDAPlus(Rule):
+    """The shortest weighted mean of the g_i = u_i / ||u_i|| with |lambda_i - lambda0_i| <= epsilon (eq. 25).
 
-    Args:
-        epsilon: how far each weight may be from lambda0.
-        other: what the hyper-parameter takes besides numbers, for the message.
-
-    Raises:
-        HyperparameterError: it is not in [0, 1].
+    c_i = lambda_i / ||u_i||. Scaling an update changes nothing, so none can be made to count for more. With epsilon = 1
+    the direction is a descent direction for all clients; a smaller epsilon moves towards FedAvg-n (epsilon = 0), bounds
+    every client's weight by lambda0_i + epsilon, and may cost that guarantee: see `descent_min`. The default, "auto",
+    is epsilon = 1/m for the m rows of the round; the paper leaves the choice open.
     """
-    if not (math.isfinite(epsilon) and 0 <= epsilon <= 1):
-        raise HyperparameterError(f"epsilon must {other}lie in [0, 1]; got {epsilon!r}")
+
+    name = "fedmgda+"
+
+    epsilon: float | Literal["auto"] = option(
+        "auto",
+        "how far a weight may be from lambda0, in [0, 1]; 0 is FedAvg-n, 1 no bound, auto 1/m for m updates",
+        "[0, 1]",
+    )
+    drop_zero: bool = option(False, DROP_ZERO)
+
+    def cautions(self) -> tuple[str, ...]:
+        return (*super().cautions(), standstill(self.name)) if self.epsilon == 1 else super().cautions()
+
+    def combine(self, rows: Rows) -> Combination:
+        epsilon = 1.0 / rows.current if self.epsilon == "auto" else self.epsilon
+        solution = solve(unit_gram(rows.gram), rows.prior, epsilon=epsilon, drop_zero=self.drop_zero)
+        return combination(rows.gram, solution, inverse_norms(rows.gram))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMGDAAuto(Rule):
+    """FedMGDA+ with the smallest epsilon for which <d, g_i> >= 0 for every client: epsilon is found, not given.
+
+    Where plain normalised averaging helps every client it is FedAvg-n (epsilon = 0); it moves towards FedMGDA+
+    without a box only as far as conflicts force it. epsilon is found by bisection on one K. The inner products need not
+    be monotone in epsilon, but the box whose answer is returned was checked itself, and epsilon = 1 always descends.
+    The diagnostics hold `epsilon` and the number of `programs` solved. This choice of the box is ours.
+    """
+
+    name = "fedmgda+auto"
+
+    drop_zero: bool = option(False, DROP_ZERO)
+
+    def cautions(self) -> tuple[str, ...]:
+        return (*super().cautions(), standstill(self.name))  # the box bounds nothing where one opposes all others
+
+    def combine(self, rows: Rows) -> Combination:
+        unit, scale = unit_gram(rows.gram), inverse_norms(rows.gram)
+
+        def answer(epsilon: float) -> Combination:
+            solution = solve(unit, rows.prior, epsilon=epsilon, drop_zero=self.drop_zero)
+            return combination(rows.gram, solution, scale)
+
+        low, high, best, programs = 0.0, 0.0, answer(0.0), 1
+        if best.diagnostics["descent_min"] < _NO_HARM:
+            high, best, programs = 1.0, answer(1.0), 2
+            while high - low > _WIDTH:
+                middle = (low + high) / 2
+                tried = answer(middle)
+                programs += 1
+                if tried.diagnostics["descent_min"] < _NO_HARM:
+                    low = middle
+                else:
+                    high, best = middle, tried
+        return replace(best, diagnostics=best.diagnostics | {"epsilon": high, "programs": float(programs)})
 
 
 def standstill(name: str) -> str:
-    """What to know of a rule whose weights are not bounded: one client can put 0 into the convex hull."""
+    """The caution for a rule whose weights are not bounded: one client can put 0 into the convex hull."""
     return (
         f"{name} without a box around lambda0: one client that sends the negative mean of the others brings every step "
         "to a standstill; fedmgda+ with an epsilon below 1, such as 0.1, bounds each client's weight"
@@ -86,7 +134,7 @@ def solve(K: Matrix, prior: Vector, *, epsilon: float, drop_zero: bool) -> Solut
     solution = solve(K[np.ix_(kept, kept)], prior[kept] / prior[kept].sum(), epsilon=epsilon, drop_zero=False)
     weights = np.zeros(len(prior))
     weights[kept] = solution.weights
-    return Solution(weights, solution.residual, solution.iterations, solution.stationary)
+    return replace(solution, weights=weights)
 
 
 def combination(K: Matrix, solution: Solution, scale: Vector) -> Combination:

@@ -1,17 +1,11 @@
 """FindWeights (Askin et al., 2025, Algorithm 2): the weights of the objectives follow the min-norm point, slowly."""
 
-from math import isfinite
-
 import numpy as np
 
 from coordinator.aggregation.afl import onto_simplex
 from coordinator.aggregation.rules import Matrix, Vector
-from federation.sketches import clip_to_psd
-from federation.sketches.base import symmetric
+from federation.sketches.base import clip_to_psd, symmetric
 
-__all__ = ["AUTHORS_FLOOR", "clip_to_psd", "find_weights"]
-
-AUTHORS_FLOOR = 1e-4  # under the square root, in the authors' code
 _RELATIVE_FLOOR = 1e-12
 
 
@@ -21,32 +15,29 @@ def find_weights(
     *,
     beta: float = 1e-3,
     steps: int = 1000,
-    normalise: bool = True,
-    psd: bool = True,
+    raw: bool = False,
     floor: float | None = None,
 ) -> Vector:
     """Projected gradient steps on the simplex, lambda <- Proj(lambda - beta G lambda), from the last round's lambda.
 
     With beta * steps about 1 it does not reach the min-norm point (`qp.min_norm` does): it remembers earlier rounds.
-    beta = 0 keeps the weights. The version that the paper analyses (Theorem 1) makes one step with the matrix as it was
-    estimated: not normalised, and not made positive semi-definite.
+    beta = 0 keeps the weights. G is first replaced by the nearest positive semi-definite matrix, and divided by
+    (mean_k sqrt(G_kk + floor))^2.
 
     Args:
         G: Gram matrix of the objectives, (M, M); of one that is not symmetric, the symmetric part.
         before: lambda of the last round, (M,), in the simplex.
         beta: step size, not negative.
         steps: how many.
-        normalise: divide G by (mean_k sqrt(G_kk + floor))^2 first.
-        psd: first replace G by the nearest positive semi-definite matrix.
+        raw: take G as it was estimated, as in the version that the paper analyses (Theorem 1), which makes one step.
         floor: None makes it 1e-12 of the largest G_kk, so that the weights do not depend on the gradients' scale; with
-            the authors' 1e-4 they do where norms are below about 0.01.
+            the 1e-4 of the authors' code they do where norms are below about 0.01.
 
     Returns:
         Lambda, (M,), sum 1.
 
     Raises:
-        ValueError: shapes that do not fit, values that are not finite, a lambda that is no distribution, a negative
-            step, a matrix to be normalised as it is.
+        ValueError: shapes that do not fit, values that are not finite, or a lambda that is no distribution.
     """
     M = len(before)
     if G.shape != (M, M) or M == 0:
@@ -55,14 +46,10 @@ def find_weights(
         raise ValueError("G must be finite")
     if not (np.isfinite(before) & (before >= 0)).all() or abs(before.sum() - 1) > 1e-6:
         raise ValueError(f"the weights before must be a distribution; got {before.tolist()}")
-    if not (isfinite(beta) and beta >= 0 and steps >= 0):
-        raise ValueError(f"beta and steps must not be negative; got {beta!r} and {steps!r}")
-    if normalise and not psd:
-        raise ValueError("only a positive semi-definite matrix can be normalised")
-    G = clip_to_psd(G) if psd else symmetric(G)
+    G = symmetric(G) if raw else clip_to_psd(G)
     if not G.any():
         return before.copy()
-    if normalise:
+    if not raw:
         largest = float(np.diag(G).max())
         under = floor / largest if floor is not None else _RELATIVE_FLOOR
         G = G / largest

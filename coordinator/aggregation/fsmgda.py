@@ -1,22 +1,17 @@
 """FMGDA and FSMGDA (Yang et al., 2023, "Federated Multi-Objective Learning", Algorithm 1)."""
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 
 from coordinator.aggregation.base import describe
 from coordinator.aggregation.fedmgda import combination, solve
-from coordinator.aggregation.objectives import ObjectiveRule, Service, weights_after, weights_before
-from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Training
+from coordinator.aggregation.objectives import ObjectiveRule, Service, exact_gradients
+from coordinator.aggregation.phase_kinds import Training
+from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
-from coordinator.aggregation.rules import Combination, HyperparameterError, Objectives, Rows
-from coordinator.aggregation.stationarity import exact_gradients
-
-SUMS_HELP = (
-    "Delta is the sum of the gradients of the local steps, as in the paper; otherwise the update itself, which is "
-    "train.learning_rate times that"
-)
+from coordinator.aggregation.rules import Combination, HyperparameterError, Rows
+from federation.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +23,13 @@ class FSMGDA(ObjectiveRule):
     is FMGDA, with A = I FedMGDA.
     """
 
-    name: ClassVar[str] = "fsmgda"
+    name = "fsmgda"
 
-    sums: bool = field(default=False, metadata={"help": SUMS_HELP})
+    sums: bool = option(
+        False,
+        "Delta is the sum of the gradients of the local steps, as in the paper; otherwise the update itself, which is "
+        "train.learning_rate times that",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,13 +37,11 @@ class FSMGDA(ObjectiveRule):
             raise HyperparameterError(f"pre: {self.name} sends several rows for each client; stages are for one each")
 
     def combine(self, rows: Rows) -> Combination:
-        """Each row as an objective of its own."""
-        return combination(
-            rows.gram, solve(rows.gram, rows.prior, epsilon=1.0, drop_zero=False), np.ones(len(rows.prior))
-        )
+        """Takes each row as an objective of its own."""
+        solution = solve(rows.gram, rows.prior, epsilon=1.0, drop_zero=False)
+        return combination(rows.gram, solution, np.ones(len(rows.prior)))
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """See the class."""
         exact = yield from exact_gradients(context, self.exact_stationarity)
         replies = yield Training(separate=True)
         service = Service.among(replies, context)
@@ -56,26 +53,14 @@ class FSMGDA(ObjectiveRule):
             W[service.objectives.index(name), at] = service.weight(client, name) * factors[client, name]
         G = W @ K @ W.T
         seen = G if self.scope == "all" else W @ replies.gram_over(self.columns(context)) @ W.T
-        before = weights_before(context.state, context.objectives, service.objectives)
-        weights = self.weigh(seen, before, context)
+        weights = self.weigh(seen, service.weights_before(context), context)
         scaled = weights * self.scales(seen)
         length = float(scaled @ np.sqrt(np.maximum(np.diag(G), 0.0)))
         stationary = bool(scaled @ G @ scaled <= STATIONARY_TOLERANCE * length**2)
         rate = 0.0 if stationary else 1.0 / context.local_rate if self.sums else 1.0
         coefficients, shares = rate * scaled @ W, weights @ W
         diagnostics = describe(K, coefficients, shares) | {"stationary": float(stationary)}
-        found = Combination(
-            coefficients,
-            shares,
-            weights_after(context.state, context.objectives, service.objectives, weights),
-            diagnostics,
-            objectives=Objectives(
-                names=service.objectives,
-                weights=weights,
-                gram=G,
-                mode=self.weights,
-                left_out=service.left_out,
-                exact=exact.of(service.objectives),
-            ),
-        )
-        return Step(replies, found, consulted=exact.replies)
+        state = service.state_after(context, weights)
+        objectives = service.weighed(weights, gram=G, mode=self.weights, exact=exact.of(service.objectives))
+        answer = Combination(coefficients, shares, state, diagnostics, objectives=objectives)
+        return Step(replies, answer, consulted=exact.replies)

@@ -1,15 +1,14 @@
 """The geometric median (Pillutla et al., 2022, "Robust Aggregation for Federated Learning", Algorithm 2)."""
 
-import math
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.base import HyperparameterError, Rule, conclude
+from coordinator.aggregation.base import Rule, conclude
 from coordinator.aggregation.geometry import coordinates
 from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
+from federation.options import option
 
 _BALANCED = 1e-7
 _ITERATIONS = 200
@@ -26,18 +25,13 @@ class GeometricMedian(Rule):
     of the smoothed (Huber) distances; `residual`, the norm of their sum, in [0, 1], certifies the answer.
     """
 
-    name: ClassVar[str] = "geometric-median"
+    name = "geometric-median"
 
-    smoothing: float = field(
-        default=1e-4, metadata={"help": "nu, relative to the radius of the smallest ball that holds half of the prior"}
+    smoothing: float = option(
+        1e-4, "nu, relative to the radius of the smallest ball that holds half of the prior", "[1e-9, 1]"
     )
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.smoothing) and 1e-9 <= self.smoothing <= 1):
-            raise HyperparameterError(f"smoothing must lie in [1e-9, 1]; got {self.smoothing!r}")
-
     def combine(self, rows: Rows) -> Combination:
-        """See the class."""
         points, prior = coordinates(rows.gram), rows.prior
         distances = _distances(points)
         ball, scale = _smallest_ball(distances, prior)

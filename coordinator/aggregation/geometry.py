@@ -1,4 +1,4 @@
-"""What K says of the updates: lengths, angles, distances, and the updates themselves up to a rotation."""
+"""Lengths, angles and distances of the updates from K, and the updates themselves up to a rotation."""
 
 import numpy as np
 
@@ -30,9 +30,8 @@ def squared_distances(K: Matrix) -> Matrix:
 def coordinates(K: Matrix) -> Matrix:
     """Vectors of m numbers, one for each row, whose Gram matrix is K: the updates up to a rotation, shape (m, m).
 
-    What only moves rows towards each other can be computed on them as if they were the updates. The angles are
-    factored, not K, so that each row is right relative to its own norm; what is left of a factor after rounding is no
-    direction, and is cut off.
+    Rules that only move rows towards each other can compute on them as if they were the updates. The angles are
+    factored, not K, so that each row is accurate relative to its own norm; factors of the size of rounding are cut off.
     """
     values, vectors = np.linalg.eigh(unit_gram(K))
     values[values <= 8 * np.finfo(np.float64).eps * len(K)] = 0.0

@@ -5,7 +5,8 @@
 
 They stream over rows in panels of columns, each panel in sub-blocks that stay in a core's cache, widened to float64
 there (`coordinator.aggregation.streaming`): memory depends neither on m nor on d, and the same inputs give the same
-bytes on any number of threads.
+bytes on any number of threads (`workers`; None is one for each core). `device` is "cpu", or "cuda" to do the arithmetic
+on the GPU. Rows of different lengths raise ValueError; a file that cannot be read, or ends inside its row, OSError.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,10 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.aggregation.rules import Matrix
 from coordinator.aggregation.server import Optimiser, Sgd
-from coordinator.aggregation.streaming import BLOCK, Matrix, Row, Source, Space, in_order, widened
-
-__all__ = ["Average", "Row", "apply_step", "combine", "gram", "trimmed_mean"]
+from coordinator.aggregation.streaming import BLOCK, Row, Source, Space, in_order, widened
 
 Write = Callable[[memoryview], object]
 
@@ -29,16 +29,12 @@ def gram(rows: Sequence[Row], *, device: str = "cpu", workers: int | None = None
 
     Args:
         rows: m rows of d elements each; finite (not checked here).
-        device: "cpu", or "cuda" to do the arithmetic on the GPU.
-        workers: threads; None takes what the machine has. The result does not depend on it.
-
-    Raises:
-        ValueError: rows of different lengths.
-        OSError: a file that cannot be read, or ends before its row does.
+        device: see above.
+        workers: see above.
     """
     K = np.zeros((len(rows), len(rows)))
     arithmetic = _arithmetic(device)
-    with Source(rows) as source:
+    with Source.opened(rows) as source:
 
         def partial(panel: slice, space: Space) -> Matrix:
             return arithmetic.gram(source.read(panel, space), space)
@@ -52,30 +48,20 @@ def gram(rows: Sequence[Row], *, device: str = "cpu", workers: int | None = None
 def combine(
     coefficients: Matrix, rows: Sequence[Row], *, device: str = "cpu", workers: int | None = None
 ) -> Iterator[Matrix]:
-    """The direction c U, block by block.
+    """Yields consecutive blocks of the direction c U, float64, d elements altogether.
 
     Rows whose coefficient is zero are not read.
 
-    Args:
-        coefficients: c, shape (m,).
-        rows: as in `gram`.
-        device: as in `gram`.
-        workers: as in `gram`.
-
-    Yields:
-        Consecutive blocks of the direction, float64, d elements altogether.
-
     Raises:
-        ValueError: rows of different lengths, or not as many as coefficients.
-        OSError: as in `gram`.
+        ValueError: not as many coefficients as rows.
     """
     c = np.asarray(coefficients, dtype=np.float64)
     if c.shape != (len(rows),):
         raise ValueError(f"coefficients of shape {c.shape} for {len(rows)} rows")
     used = np.flatnonzero(c).tolist()
     arithmetic = _arithmetic(device)
-    every = Source(rows)  # never opened: for its length
-    with Source([rows[i] for i in used]) as source:
+    every = Source(rows)  # never opened: for its length and panels
+    with Source.opened([rows[i] for i in used]) as source:
 
         def part(panel: slice, space: Space) -> Matrix:
             if not used:
@@ -90,22 +76,21 @@ def trimmed_mean(
 ) -> Iterator[tuple[Matrix, Matrix]]:
     """Column by column, the mean of the values of `matrix @ U` without the `trim` lowest and the `trim` highest.
 
-    Of equal rows in another order it is the same to the last bit, for a matrix that does not tell them apart.
+    The order of the rows does not change a bit of it, if the matrix treats them alike.
 
     Args:
         matrix: shape (m', m); with the identity the rows are used as they are.
         trim: values to leave out at each end, less than m' / 2.
-        rows: as in `gram`.
-        device: as in `gram`.
-        workers: as in `gram`.
+        rows: m of them.
+        device: see above.
+        workers: see above.
 
     Yields:
         Consecutive blocks of the direction, float64, d elements altogether; with each, the inner product of the block
         with the same columns of every row, shape (m,): their sums are U times the direction.
 
     Raises:
-        ValueError: rows of different lengths, or not as many as the matrix has columns; nothing left to average.
-        OSError: as in `gram`.
+        ValueError: not as many rows as the matrix has columns, or no value is left to average.
     """
     if matrix.shape[1] != len(rows):
         raise ValueError(f"a matrix of shape {matrix.shape} for {len(rows)} rows")
@@ -113,7 +98,7 @@ def trimmed_mean(
         raise ValueError(f"of {len(matrix)} values, {trim} cannot be left out at each end")
     mixing = None if np.array_equal(matrix, np.eye(len(rows))) else matrix
     arithmetic = _arithmetic(device)
-    with Source(rows) as source:
+    with Source.opened(rows) as source:
 
         def part(panel: slice, space: Space) -> tuple[Matrix, Matrix]:
             return arithmetic.trimmed_mean(mixing, trim, source.read(panel, space), space)
@@ -126,8 +111,8 @@ class Average:
     """The running mean of the models after each step.
 
     Attributes:
-        models: how many it is the mean of, before this step.
-        row: the mean of those, d elements; None for none.
+        models: the number of models in it before this step.
+        row: their mean, d elements; None for none.
         write: takes the next piece of the mean after this step.
     """
 
@@ -147,7 +132,7 @@ def apply_step(
     after: Mapping[str, Write] = MappingProxyType({}),
     average: Average | None = None,
 ) -> float:
-    """Streams the new model, base - rate * step, as little-endian float32, and what is kept beside it.
+    """Streams the new model, base - rate * step, as little-endian float32, and the vectors that are kept with it.
 
     Args:
         base: w_t, d elements.
@@ -155,7 +140,7 @@ def apply_step(
         direction: blocks of float64, d elements altogether; see `combine` and `trimmed_mean`.
         write: takes the next piece of the new model; the piece is valid during the call only.
         optimiser: makes the step from the direction; None takes the direction as it is.
-        before: the optimiser's state vectors, each of d elements; one that is missing is taken to be the initial one.
+        before: the optimiser's state vectors, each of d elements; a missing one has its initial values.
         after: takes the next piece of each of them after the step.
         average: the running mean of the models, where one is kept.
 
@@ -166,42 +151,39 @@ def apply_step(
         ValueError: a direction or rows of another length than the base.
         FloatingPointError: the new model, or a state vector, would not be finite in float32. Some pieces have been
             written by then.
-        OSError: as in `gram`.
     """
     optimiser = optimiser or Sgd()
     known = [slot for slot in optimiser.slots if slot in before]
     means = [average.row] if average is not None and average.row is not None else []
     squares, position, space = 0.0, 0, Space()
-    with Source([base, *(before[slot] for slot in known), *means]) as source:
+    with Source.opened([base, *(before[slot] for slot in known), *means]) as source:
         for block in direction:
             panel = slice(position, position + len(block))
             if panel.stop > source.length:
                 break
-            squares += sum(float(np.dot(part, part)) for part in _split(block))
+            parts = (block[start : start + BLOCK] for start in range(0, len(block), BLOCK))
+            squares += sum(float(np.dot(part, part)) for part in parts)
             values = source.read(panel, space).astype(np.float64)
             slots = {slot: np.full(len(block), optimiser.initial(slot)) for slot in optimiser.slots}
             slots |= dict(zip(known, values[1:], strict=False))
             with np.errstate(over="ignore", invalid="ignore"):
                 step, slots = optimiser.apply(block, slots)
-                model = (values[0] - rate * step).astype("<f4")
-            if not np.isfinite(model).all():
-                raise FloatingPointError(
-                    f"the step leaves the range of float32 between elements {panel.start} and {panel.stop}: "
-                    f"rate {rate:g}, direction up to {np.abs(block).max():g}"
-                )
+                moved = values[0] - rate * step
+            model = _narrow("the model", moved, panel)
             write(model.data.cast("B"))
             for slot, vector in slots.items():
-                after[slot](_narrow(slot, vector, panel))
+                after[slot](_narrow(slot, vector, panel).data.cast("B"))
             if average is not None:
                 mean = values[-1] if means else 0.0
-                average.write(_narrow("average", mean + (model - mean) / (average.models + 1), panel))
+                mean = mean + (model - mean) / (average.models + 1)
+                average.write(_narrow("average", mean, panel).data.cast("B"))
             position = panel.stop
         if position != source.length:
             raise ValueError(f"rows of one matrix have one length; the direction has another than {source.length}")
     return float(np.sqrt(squares))
 
 
-def _narrow(name: str, values: Matrix, panel: slice) -> memoryview:
+def _narrow(name: str, values: Matrix, panel: slice) -> NDArray[np.float32]:
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = values.astype("<f4")
     if not np.isfinite(narrow).all():
@@ -209,12 +191,7 @@ def _narrow(name: str, values: Matrix, panel: slice) -> memoryview:
             f"{name} leaves the range of float32 between elements {panel.start} and {panel.stop}: up to "
             f"{np.abs(values).max():g}"
         )
-    return narrow.data.cast("B")
-
-
-def _split(direction: Matrix) -> Iterator[Matrix]:
-    for start in range(0, len(direction), BLOCK):
-        yield direction[start : start + BLOCK]
+    return narrow
 
 
 def _arithmetic(device: str) -> "_Cpu | _Cuda":

@@ -1,4 +1,4 @@
-"""Hyper-parameters: the fields of a rule or of a stage, and the values that a run specification gives them."""
+"""Hyper-parameters: the options of a rule or of a stage, and the values that a run specification gives them."""
 
 import dataclasses
 from types import UnionType
@@ -6,7 +6,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from coordinator.aggregation.rules import HyperparameterError
 
-_NOT_OURS = ("stages",)  # a field of every algorithm that no specification sets by its name
 _WORDS = {
     float: "a number",
     bool: "true or false",
@@ -15,16 +14,6 @@ _WORDS = {
     tuple[str, ...]: "a list of texts",
     tuple[float, ...]: "a list of numbers",
 }
-
-
-def hyperparameter(default: Any, words: str) -> Any:
-    """A hyper-parameter of a rule or a stage: a field of a frozen dataclass.
-
-    Args:
-        default: its value where the specification gives none.
-        words: what it does; `fedpareto aggregate --list` shows it.
-    """
-    return dataclasses.field(default=default, metadata={"help": words})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +25,7 @@ class Hyperparameter:
         type: of its values: float, int, bool, str, a Literal, a tuple of texts or numbers, or a union of these.
         default: its value where none is given; `dataclasses.MISSING` where one must be given.
         help: what it does.
-        stages: the built-in stages that it is for; empty for that of a rule.
+        stages: the built-in stages that it is for; empty for a hyper-parameter of a rule.
     """
 
     name: str
@@ -45,17 +34,9 @@ class Hyperparameter:
     help: str
     stages: tuple[str, ...] = ()
 
-    def value(self, given: Any) -> Any:
-        """A value of this type; integers are numbers, too.
-
-        Raises:
-            HyperparameterError: it has another type.
-        """
-        return _typed(self.name, given, self.type)
-
 
 def hyperparameters(kind: type) -> tuple[Hyperparameter, ...]:
-    """Those of a rule or a stage.
+    """The hyper-parameters of a class of rules or stages.
 
     Raises:
         HyperparameterError: the class has fields but is not a dataclass.
@@ -69,13 +50,14 @@ def hyperparameters(kind: type) -> tuple[Hyperparameter, ...]:
     return tuple(
         Hyperparameter(field.name, types[field.name], field.default, field.metadata.get("help", ""))
         for field in dataclasses.fields(kind)
-        if field.name not in _NOT_OURS
+        if field.name != "stages"  # of every algorithm; specifications set it as `pre`
     )
 
 
-def _typed(key: str, value: Any, kind: Any) -> Any:
+def typed(key: str, value: Any, kind: Any) -> Any:
+    """A value of this type; integers are numbers, too. Raises HyperparameterError for another type, with the key."""
     if kind == tuple[float, ...] and isinstance(value, list | tuple):
-        return tuple(_typed(f"{key}[{at}]", item, float) for at, item in enumerate(value))
+        return tuple(typed(f"{key}[{at}]", item, float) for at, item in enumerate(value))
     for choice in get_args(kind) if _is_union(kind) else (kind,):
         if _fits(value, choice):
             return tuple(value) if isinstance(value, list) else float(value) if choice is float else value

@@ -1,15 +1,13 @@
 """Krum and Multi-Krum (Blanchard et al., 2017, "Machine Learning with Adversaries", section 4)."""
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.aggregation.base import HyperparameterError, Rule, TooFewUpdatesError, conclude
+from coordinator.aggregation.base import Rule, conclude
 from coordinator.aggregation.geometry import squared_distances
-from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
-
-_BYZANTINE_HELP = "f, the attackers that are allowed for; 2 f + 3 updates are needed"
+from coordinator.aggregation.rules import Combination, Rows, Vector, require_updates
+from federation.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,67 +17,36 @@ class Krum(Rule):
     Of equal ones, the first in the order of the clients' names.
     """
 
-    name: ClassVar[str] = "krum"
+    name = "krum"
 
-    byzantine: int = field(default=1, metadata={"help": _BYZANTINE_HELP})
-
-    def __post_init__(self) -> None:
-        _must_not_be_negative("byzantine", self.byzantine)
+    byzantine: int = option(1, "f, the attackers that are allowed for; 2 f + 3 updates are needed", "[0, inf)")
 
     def combine(self, rows: Rows) -> Combination:
-        """See the class."""
-        return _average(rows, scores(rows.gram, self.name, self.byzantine), 1)
+        return self._average(rows, 1)
+
+    def _average(self, rows: Rows, count: int) -> Combination:
+        """The average of the `count` updates of the lowest scores, by their prior."""
+        m, f = len(rows.prior), self.byzantine
+        require_updates(m, 2 * f + 3, f"{self.name} with byzantine = {f}")
+        nearest = np.sort(squared_distances(rows.gram), axis=1)  # the first is the row itself
+        scores: Vector = nearest[:, 1 : m - f - 1].sum(axis=1)
+        chosen = np.argsort(scores, kind="stable")[:count]
+        weights = np.zeros(m)
+        prior = rows.prior[chosen]
+        weights[chosen] = prior / prior.sum() if prior.sum() > 0 else 1.0 / count
+        return conclude(rows.gram, weights, weights, selected=float(count))
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiKrum(Rule):
+class MultiKrum(Krum):
     """The average of the updates that Krum ranks best, by their prior."""
 
-    name: ClassVar[str] = "multi-krum"
+    name = "multi-krum"
 
-    byzantine: int = field(default=1, metadata={"help": _BYZANTINE_HELP})
-    select: int = field(default=0, metadata={"help": "how many are averaged, at most m - f - 2; 0 is as many as that"})
-
-    def __post_init__(self) -> None:
-        _must_not_be_negative("byzantine", self.byzantine)
-        _must_not_be_negative("select", self.select)
+    select: int = option(0, "how many are averaged, at most m - f - 2; 0 is as many as that", "[0, inf)")
 
     def combine(self, rows: Rows) -> Combination:
-        """See the class."""
-        ranking = scores(rows.gram, self.name, self.byzantine)
-        most = len(ranking) - self.byzantine - 2
-        if self.select > most:
-            raise TooFewUpdatesError(
-                f"multi-krum with select = {self.select} and byzantine = {self.byzantine} needs at least "
-                f"{self.select + self.byzantine + 2} updates; there are {len(ranking)}"
-            )
-        return _average(rows, ranking, self.select or most)
-
-
-def scores(K: Matrix, name: str, byzantine: int) -> Vector:
-    """The sum of the squared distances from each row to its m - f - 2 nearest others, shape (m,).
-
-    Raises:
-        TooFewUpdatesError: less than 2 f + 3 rows.
-    """
-    m = len(K)
-    if m < 2 * byzantine + 3:
-        raise TooFewUpdatesError(
-            f"{name} with byzantine = {byzantine} needs at least {2 * byzantine + 3} updates; there are {m}"
-        )
-    nearest = np.sort(squared_distances(K), axis=1)  # the first is the row itself
-    found: Vector = nearest[:, 1 : m - byzantine - 1].sum(axis=1)
-    return found
-
-
-def _average(rows: Rows, ranking: Vector, count: int) -> Combination:
-    chosen = np.argsort(ranking, kind="stable")[:count]
-    weights = np.zeros(len(ranking))
-    prior = rows.prior[chosen]
-    weights[chosen] = prior / prior.sum() if prior.sum() > 0 else 1.0 / count
-    return conclude(rows.gram, weights, weights, selected=float(count))
-
-
-def _must_not_be_negative(name: str, value: int) -> None:
-    if value < 0:
-        raise HyperparameterError(f"{name} must not be negative; got {value}")
+        m, f = len(rows.prior), self.byzantine
+        require_updates(m, 2 * f + 3, f"{self.name} with byzantine = {f}")
+        require_updates(m, self.select + f + 2, f"multi-krum with select = {self.select} and byzantine = {f}")
+        return self._average(rows, self.select or m - f - 2)

@@ -1,15 +1,15 @@
 """Nash-MTL (Navon et al., 2022, "Multi-Task Learning as a Bargaining Game", section 3.1)."""
 
 import math
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.aggregation.base import HyperparameterError, Rule, conclude
+from coordinator.aggregation.base import Rule, conclude
 from coordinator.aggregation.geometry import inverse_norms, unit_gram
 from coordinator.aggregation.qp import UnsolvedError, min_norm
 from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
+from federation.options import option
 
 _TOLERANCE = 1e-8
 _ROUNDING = float(np.finfo(np.float64).eps)  # of the elements of C; that of x_i (C x)_i is (sum x_i)^2 times as large
@@ -30,16 +30,11 @@ class NashMTL(Rule):
     other. Without a common descent direction there is no bargain and no step. An update that is zero takes no part.
     """
 
-    name: ClassVar[str] = "nash-mtl"
+    name = "nash-mtl"
 
-    max_norm: float = field(
-        default=1.0,
-        metadata={"help": "the most that the direction's norm may be, in median norms of the updates; 0 is no bound"},
+    max_norm: float = option(
+        1.0, "the most that the direction's norm may be, in median norms of the updates; 0 is no bound", "[0, inf)"
     )
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.max_norm) and self.max_norm >= 0):
-            raise HyperparameterError(f"max_norm must be finite and not negative; got {self.max_norm!r}")
 
     def combine(self, rows: Rows) -> Combination:
         """Returns the bargain's coefficients, or no step where no direction is good for every client.
@@ -65,11 +60,8 @@ class NashMTL(Rule):
 def _bargain(C: Matrix, gains: Vector) -> tuple[Vector, float, int]:
     """The x > 0 with x_i (C x)_i = gains_i, its largest relative deviation, and the number of Newton steps.
 
-    Newton's method with a line search, on the convex function 1/2 x^T C x - sum gains_i log x_i.
-
-    Args:
-        C: cosines, shape (m, m), with a common descent direction.
-        gains: shape (m,), positive.
+    Newton's method with a line search, on the convex function 1/2 x^T C x - sum gains_i log x_i. The cosines C, (m, m),
+    have a common descent direction; the gains, (m,), are positive.
     """
     x: Vector = np.sqrt(gains / len(C))
     best, least = x, math.inf
@@ -77,7 +69,7 @@ def _bargain(C: Matrix, gains: Vector) -> tuple[Vector, float, int]:
         slope = C @ x - gains / x
         residual = float(np.abs(slope * x / gains).max())
         if residual >= least and least <= max(_TOLERANCE, _ROUNDING * float(best.sum()) ** 2):
-            return best, least, iteration  # what is left is rounding
+            return best, least, iteration  # the rest is rounding
         if residual < least:
             best, least = x, residual
         step = np.linalg.solve(C + np.diag(gains / x**2), slope)

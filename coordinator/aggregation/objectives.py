@@ -1,4 +1,4 @@
-"""The common code of algorithms for objectives: whose gradients count for which objective, and the weights from G.
+"""The common code of algorithms for objectives: the clients' shares in objectives, and weights from their Gram matrix.
 
 With the indicator matrix A (client i serves objective k or does not), an objective is the mean over its clients,
 F_k = sum_i p_ik f_ik with p_ik = p_i / P_k for those that serve it, where p is the prior (1/m, or by samples) and P_k
@@ -7,41 +7,36 @@ the share of all who do (Yang et al., 2023, section 3).
 
 import math
 from abc import ABC
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 
 from coordinator.aggregation import torchjd
 from coordinator.aggregation.base import Rule
-from coordinator.aggregation.bounds import BOUNDS, factors
 from coordinator.aggregation.find_weights import find_weights
-from coordinator.aggregation.phases import Replies, RoundContext, Selected
+from coordinator.aggregation.phase_kinds import Gradients
+from coordinator.aggregation.phases import Phase, Replies, Reply, RoundContext, Selected
 from coordinator.aggregation.qp import min_norm
-from coordinator.aggregation.rules import HyperparameterError, Matrix, Rows, TooFewUpdatesError, Vector
+from coordinator.aggregation.rules import HyperparameterError, Matrix, Objectives, Rows, TooFewUpdatesError, Vector
+from federation.options import option
+from federation.sketches import sketch
+from federation.sketches.base import ClientSketch, Message
 
-SCOPES = ("all", "encoder")
 RAW = "pgd-raw"
-WEIGHTS = ("exact", "pgd", RAW)
-WEIGHTS_HELP = (
+_NONE: Mapping[Any, Any] = MappingProxyType({})
+WEIGHTS = (
     'how the weights of the objectives are found from their Gram matrix: "exact" is the min-norm point, "pgd" some '
     'steps towards it from the last round\'s weights, "pgd-raw" the same steps on the matrix as it was estimated, '
     'neither divided by the gradients\' lengths nor made positive semi-definite, "torchjd:NAME" a weighting of TorchJD'
 )
-SCOPE_HELP = (
+SCOPE = (
     'which columns the Gram matrix of the objectives is made of: "all", or "encoder" without the heads, which no two '
     "objectives share"
 )
-NORMALISE_HELP = "make the gradients of all objectives equally long, here and in the step: no loss counts by its scale"
-BOUND_HELP = (
-    'what bounds each client\'s gradients and updates: "clip" shortens those longer than bound_norm medians of their '
-    'objective, "normalise" gives all the median norm, "none" takes them as they come (the papers)'
-)
-BOUND_NORM_HELP = "of clip, at least 1: in medians of the norms"
-BETA_HELP = "the step of pgd"
-STEPS_HELP = "the number of steps of pgd"
-EXACT_HELP = (
+EXACT = (
     "measure objective/stationarity on the gradients of the clients' whole training splits, which every client sends "
     "in a phase of its own: as many models as it has objectives"
 )
@@ -51,37 +46,31 @@ EXACT_HELP = (
 class ObjectiveRule(Rule, ABC):
     """A rule that weighs objectives, and remembers the weights: state {"weights": {objective: lambda}}."""
 
-    weights: str = field(default="exact", metadata={"help": WEIGHTS_HELP})
-    scope: str = field(default="all", metadata={"help": SCOPE_HELP})
-    normalise: bool = field(default=False, metadata={"help": NORMALISE_HELP})
-    bound: str = field(default="clip", metadata={"help": BOUND_HELP})
-    bound_norm: float = field(default=2.0, metadata={"help": BOUND_NORM_HELP})
-    beta: float = field(default=0.001, metadata={"help": BETA_HELP})
-    steps: int = field(default=1000, metadata={"help": STEPS_HELP})
-    exact_stationarity: bool = field(default=False, metadata={"help": EXACT_HELP})
+    weights: str = option("exact", WEIGHTS)
+    scope: Literal["all", "encoder"] = option("all", SCOPE)
+    normalise: bool = option(
+        False, "make the gradients of all objectives equally long, here and in the step: no loss counts by its scale"
+    )
+    bound: Literal["clip", "normalise", "none"] = option(
+        "clip",
+        'what bounds each client\'s gradients and updates: "clip" shortens those longer than bound_norm medians of '
+        'their objective, "normalise" gives all the median norm, "none" takes them as they come (the papers)',
+    )
+    bound_norm: float = option(2.0, "of clip, at least 1: in medians of the norms", "[1, inf)")
+    beta: float = option(0.001, "the step of pgd", "[0, inf)")
+    steps: int = option(1000, "the number of steps of pgd", "[1, inf)")
+    exact_stationarity: bool = option(False, EXACT)
 
     def __post_init__(self) -> None:
-        if self.scope not in SCOPES:
-            raise HyperparameterError(f"scope must be one of {', '.join(SCOPES)}; got {self.scope!r}")
+        super().__post_init__()
         if self.weights.startswith(torchjd.PREFIX):
             torchjd.rule(self.weights)
-        elif self.weights not in WEIGHTS:
-            raise HyperparameterError(
-                f"weights must be one of {', '.join(WEIGHTS)}, torchjd:NAME; got {self.weights!r}"
-            )
+        elif self.weights not in ("exact", "pgd", RAW):
+            raise HyperparameterError(f"weights must be one of exact, pgd, {RAW}, torchjd:NAME; got {self.weights!r}")
         if self.normalise and self.weights == RAW:
             raise HyperparameterError(f'normalise: "{RAW}" takes the matrix as it was estimated')
-        if self.bound not in BOUNDS:
-            raise HyperparameterError(f"bound must be one of {', '.join(BOUNDS)}; got {self.bound!r}")
-        if not 1 <= self.bound_norm < np.inf:
-            raise HyperparameterError(f"bound_norm must be finite and at least 1; got {self.bound_norm!r}")
-        if not (0 <= self.beta < np.inf and self.steps >= 1):
-            raise HyperparameterError(
-                f"beta and steps: a step of at least 0, and at least one; got {self.beta}, {self.steps}"
-            )
 
     def cautions(self) -> tuple[str, ...]:
-        """Adds how far a client that scales its gradients gets."""
         if self.bound != "none":
             return super().cautions()
         return (
@@ -91,23 +80,31 @@ class ObjectiveRule(Rule, ABC):
         )
 
     def factors(self, norms: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
-        """What bounds the gradients (or updates) of these norms, by (client, objective): compared by objective."""
-        found: dict[tuple[str, str], float] = {}
+        """The factors that bound gradients (or updates) of these norms, by (client, objective).
+
+        Norms of one objective are compared. Their median is the lower one of two, over the norms that are not zero: it
+        lies within the norms of honest clients as long as these are more than half.
+        """
+        found = dict.fromkeys(norms, 1.0)
         for objective in {name for _, name in norms}:
-            of_one = {key: norm for key, norm in norms.items() if key[1] == objective}
-            found |= factors(of_one, self.bound, self.bound_norm)
+            positive = {key: norm for key, norm in norms.items() if key[1] == objective and norm > 0}
+            if self.bound == "none" or not positive:
+                continue
+            median = sorted(positive.values())[(len(positive) - 1) // 2]
+            if self.bound == "clip":
+                found |= {key: min(1.0, self.bound_norm * median / norm) for key, norm in positive.items()}
+            else:
+                found |= {key: median / norm for key, norm in positive.items()}
         return found
 
     def columns(self, context: RoundContext) -> tuple[slice, ...]:
         """The columns that the Gram matrix is made of."""
-        if self.scope == "encoder":
-            return context.encoder
-        return (slice(0, context.parameters),)
+        return context.encoder if self.scope == "encoder" else (slice(0, context.parameters),)
 
     def weigh(self, G: Matrix, before: Vector, context: RoundContext) -> Vector:
         """Lambda, shape (M,), from the Gram matrix of the objectives and the weights of the last round."""
         if self.weights == RAW:
-            return find_weights(G, before, beta=self.beta, steps=self.steps, normalise=False, psd=False)
+            return find_weights(G, before, beta=self.beta, steps=self.steps, raw=True)
         if self.normalise:
             lengths = np.sqrt(np.diag(G))
             inverse = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
@@ -124,9 +121,9 @@ class ObjectiveRule(Rule, ABC):
         return shares
 
     def scales(self, G: Matrix) -> Vector:
-        """What multiplies each objective besides its weight, shape (M,): 1, or what makes all gradients equally long.
+        """The factor of each objective besides its weight, shape (M,): 1, or with `normalise` mean length / own length.
 
-        Then they have the mean length, so that the step is about as long as without.
+        The mean length leaves the step about as long as without.
         """
         if not self.normalise or not (np.diag(G) > 0).all():
             return np.ones(len(G))
@@ -137,13 +134,13 @@ class ObjectiveRule(Rule, ABC):
 
 @dataclass(frozen=True)
 class Service:
-    """Who serves what among the replies to a phase.
+    """The objectives that some clients serve, and the clients' shares in them.
 
     Attributes:
-        objectives: those that somebody serves, in the task's order, M names.
+        objectives: those that are served, in the task's order, M names.
         prior: p, by client: the weights of plain averaging.
         share: P_k of each objective, shape (M,).
-        left_out: of the run's other objectives, why.
+        left_out: the run's other objectives; for each, why.
     """
 
     objectives: tuple[str, ...]
@@ -152,8 +149,8 @@ class Service:
     left_out: Mapping[str, str]
 
     @classmethod
-    def of(cls, clients: Mapping[str, Selected], context: RoundContext) -> "Service":
-        """Of these clients."""
+    def of(cls, clients: Mapping[str, Selected | Reply], context: RoundContext) -> "Service":
+        """The objectives of these clients."""
         size = {name: 1.0 if context.prior == "uniform" else float(one.samples) for name, one in clients.items()}
         prior = {name: value / sum(size.values()) for name, value in size.items()}
         share = {
@@ -165,13 +162,13 @@ class Service:
         return cls(present, prior, np.array([share[name] for name in present]), left_out)
 
     def weight(self, client: str, objective: str) -> float:
-        """p_ik: how much of objective k is client i, who serves it."""
+        """p_ik: the share of client i in objective k, which it serves."""
         return self.prior[client] / float(self.share[self.objectives.index(objective)])
 
     @classmethod
     def among(cls, replies: Replies, context: RoundContext) -> "Service":
-        """Of those that replied."""
-        return cls.of({reply.client_id: Selected(reply.samples, reply.objectives) for reply in replies}, context)
+        """The objectives of the clients that replied."""
+        return cls.of({reply.client_id: reply for reply in replies}, context)
 
     def only(self, objectives: tuple[str, ...], why: str) -> "Service":
         """Without the other objectives, which are left out for this reason."""
@@ -182,7 +179,7 @@ class Service:
     def mean(self, values: Iterable[tuple[str, Mapping[str, float]]]) -> dict[str, float]:
         """The mean of each objective over the clients that tell a value, by (client, objective -> value).
 
-        An objective of which nobody tells anything is left out, and one whose mean no float64 can hold.
+        An objective without a value is left out, and one whose mean exceeds float64.
         """
         totals: dict[str, float] = dict.fromkeys(self.objectives, 0.0)
         told: dict[str, float] = dict.fromkeys(self.objectives, 0.0)
@@ -194,23 +191,93 @@ class Service:
         means = {name: totals[name] / told[name] for name in self.objectives if told[name] > 0}
         return {name: value for name, value in means.items() if math.isfinite(value)}
 
+    def weights_before(self, context: RoundContext) -> Vector:
+        """The last round's weights of these objectives, shape (M,), sum 1; equal ones before the first round."""
+        last = self._last(context)
+        found = np.array([last[name] for name in self.objectives])
+        return found / found.sum() if found.sum() > 0 else np.full(len(found), 1.0 / len(found))
+
+    def state_after(self, context: RoundContext, weights: Vector) -> dict[str, Any]:
+        """The state for the next round: an objective that was left out keeps its share, the others have the rest."""
+        kept = {name: share for name, share in self._last(context).items() if name not in self.objectives}
+        rest = 1.0 - sum(kept.values())
+        found = kept | dict(zip(self.objectives, (rest * weights).tolist(), strict=True))
+        return {"weights": {name: found[name] for name in context.objectives}}
+
+    def _last(self, context: RoundContext) -> dict[str, float]:
+        last = context.state.get("weights", {})
+        return {name: float(last.get(name, 1.0 / len(context.objectives))) for name in context.objectives}
+
+    def sketch(
+        self, reply: Reply, factors: Mapping[tuple[str, str], float] = _NONE, again: Message = _NONE
+    ) -> ClientSketch:
+        """A client's sketch, further rows of it (`again`), and the weights of its gradients, times their `factors`."""
+        client = reply.client_id
+        weights = [
+            self.weight(client, name) * factors.get((client, name), 1.0) if name in self.objectives else 0.0
+            for name in reply.objectives
+        ]
+        return ClientSketch(reply.objectives, np.array(weights), {**reply.arrays(), **again})
+
+    def weighed(self, weights: Vector, **found: Any) -> Objectives:
+        """The record of the weights of these objectives; `found` are further fields of `Objectives`."""
+        return Objectives(names=self.objectives, weights=weights, left_out=self.left_out, **found)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The gradients of the objectives at the round's model, on all of the clients' training samples.
+
+    Attributes:
+        names: the M objectives that are served.
+        gram: the Gram matrix of their mean gradients over all parameters, shape (M, M).
+        replies: those that it was made from.
+    """
+
+    names: tuple[str, ...] = ()
+    gram: Matrix | None = None
+    replies: tuple[Reply, ...] = ()
+
+    def of(self, names: tuple[str, ...]) -> Matrix | None:
+        """The Gram matrix of these objectives: None where it was not asked for, NaN where one of them is unknown."""
+        if self.gram is None:
+            return None
+        if not set(names) <= set(self.names):
+            return np.full((len(names), len(names)), np.nan)
+        places = [self.names.index(name) for name in names]
+        found: Matrix = self.gram[np.ix_(places, places)]
+        return found
+
+
+def exact_gradients(context: RoundContext, asked: bool) -> Generator[Phase, Replies, Exact]:
+    """A phase for the gradients on which Pareto stationarity is measured; no phase unless `asked`."""
+    if not asked:
+        return Exact()
+    made = sketch("exact", d=context.parameters, objectives=context.objectives)
+    replies = yield Gradients(sketch=made.name, budget=made.budget, batch_size=0)
+    service = Service.among(replies, context)
+    gram = made.gram(map(service.sketch, replies), service.objectives, shared_seed=0)
+    return Exact(service.objectives, gram, tuple(replies))
+
+
+def one_each(key: str, values: Sequence[float], objectives: tuple[str, ...]) -> None:
+    """Raises HyperparameterError unless there are no values, or one for each objective."""
+    if values and len(values) != len(objectives):
+        names = ", ".join(objectives)
+        raise HyperparameterError(f"{key}: {len(values)} numbers for {len(objectives)} objectives: {names}")
+
 
 def training(
-    wanted: Mapping[str, float], clients: Mapping[str, Selected], context: RoundContext
+    wanted: Mapping[str, float], clients: Mapping[str, Selected | Reply], context: RoundContext
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """What makes the mean of the clients' updates that of sum_k wanted_k F_k, whoever serves what.
-
-    Args:
-        wanted: lambda by objective.
-        clients: who could train.
-        context: of the round.
+    """The losses with which the mean of the clients' updates is that of sum_k wanted_k F_k.
 
     Returns:
-        The weight of each objective in the loss of every client that serves it, lambda_k / P_k; and the clients that
-        serve an objective which weighs something: the others have nothing to do.
+        The weight of each objective in the loss of every client that serves it, wanted_k / P_k; and the clients that
+        serve an objective of positive weight: the others have nothing to do.
 
     Raises:
-        TooFewUpdatesError: nobody has.
+        TooFewUpdatesError: there is no such client.
     """
     busy = {name: one for name, one in clients.items() if any(wanted.get(key, 0.0) > 0 for key in one.objectives)}
     if not busy:
@@ -229,16 +296,10 @@ def reweighted(
 ) -> Vector:
     """The client weights c that bring sum_i c_i factor_k [i serves k] nearest to wanted_k, shape (m,).
 
-    `training` made the factors for the clients that were asked. Where one of them did not reply, the mean of the
-    others' updates would give an objective that fewer now serve too little. The distance is the sum of squares over
-    objectives; of several minima, c is the one nearest to the prior. An objective that no client is left to serve gets
-    nothing. The prior stays where c would need a negative weight.
-
-    Args:
-        prior: of the clients that replied, shape (m,).
-        serves: the objectives of each of them.
-        factors: the weight of each objective in a client's loss.
-        wanted: lambda by objective.
+    `training` made the factors for the clients that were asked. Where some did not reply, their objectives would get
+    too little in the mean of the others' updates. The distance is the sum of squares over objectives; of several
+    minima, c is the one nearest to the prior. An objective that none of the clients serves gets nothing. The prior
+    stays where c would need a negative weight. `prior` and `serves` are of the m clients that replied.
     """
     A = np.array([[factor * (name in served) for served in serves] for name, factor in factors.items()])
     missing = np.array([wanted[name] for name in factors]) - A @ prior
@@ -246,21 +307,3 @@ def reweighted(
         return prior
     corrected: Vector = prior + np.linalg.lstsq(A, missing, rcond=None)[0]
     return prior if (corrected < 0).any() else corrected
-
-
-def weights_before(state: Mapping[str, Any], objectives: tuple[str, ...], present: tuple[str, ...]) -> Vector:
-    """The last round's weights of these objectives, shape (M,), sum 1; equal ones before the first round."""
-    known = state.get("weights", {})
-    found = np.array([float(known.get(name, 1.0 / len(objectives))) for name in present])
-    return found / found.sum() if found.sum() > 0 else np.full(len(present), 1.0 / len(present))
-
-
-def weights_after(
-    state: Mapping[str, Any], objectives: tuple[str, ...], present: tuple[str, ...], weights: Vector
-) -> dict[str, Any]:
-    """The state for the next round: an objective that was left out keeps its share, the others have the rest."""
-    known = state.get("weights", {})
-    kept = {name: float(known.get(name, 1.0 / len(objectives))) for name in objectives if name not in present}
-    rest = 1.0 - sum(kept.values())
-    found = dict(zip(present, (rest * weights).tolist(), strict=True))
-    return {"weights": {name: found.get(name, kept.get(name, 0.0)) for name in objectives}}

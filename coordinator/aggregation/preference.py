@@ -14,27 +14,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from coordinator.aggregation.find_weights import clip_to_psd
 from coordinator.aggregation.qp import min_norm
 from coordinator.aggregation.rules import HyperparameterError, Matrix, Vector
+from federation.sketches.base import clip_to_psd
 
-_LEAST_SHARE = 1e-12  # of lhat: log 0 is never taken
+_LEAST_SHARE = 1e-12  # of lhat, for its logarithm
 _ROUNDING = 1e-14  # relative to the products that an element of G a is the sum of
 _TOLERANCE = 1e-7  # of a constraint, relative to its largest coefficient
 
 
 class NoSolutionError(ArithmeticError):
-    """The linear programme has no solution, or nothing to choose by, or its solver failed."""
+    """The linear programme has no solution, or all weights are equally good, or its solver failed."""
 
 
 @dataclass(frozen=True)
 class Programme:
-    """Maximise objective^T lambda over the simplex, with (G lambda)_k >= least_k.
+    """Maximise objective^T lambda over the simplex, with (G lambda)_k >= least_k, or -inf where nothing is asked of k.
 
-    Attributes:
-        mode: "balance" or "descent".
-        objective: shape (M,).
-        least: shape (M,); -inf where there is no constraint.
+    The mode is "balance" or "descent".
     """
 
     mode: str
@@ -50,8 +47,8 @@ class Preferred:
         weights: lambda, shape (M,), sum 1.
         divergence: mu, from 0 to log M.
         mode: "balance" (towards the preference), "descent" (it is met: all losses down), or "min-norm" where the linear
-            programme gave nothing.
-        note: why it gave nothing, or "".
+            programme was not solved.
+        note: why it was not solved, or "".
     """
 
     weights: Vector
@@ -72,11 +69,11 @@ def preferred(
     """The weights of the objectives that lead towards the preference, or down along it.
 
     G is made positive semi-definite first, and so the programme has a solution: the min-norm point meets its
-    constraints. The preference is scaled to mean 1, which the programme's constraints would otherwise depend on.
+    constraints. The preference is scaled to mean 1, since the programme's constraints depend on its scale.
 
     Args:
         G: Gram matrix of the objectives, (M, M).
-        losses: F, (M,), meant to be positive; what is negative counts as 0.
+        losses: F, (M,), meant to be positive; a negative one counts as 0.
         preference: r, (M,), positive, in any proportion.
         threshold: of mu, below which the preference counts as met.
         slack: objectives within this share of the largest r_k F_k count as largest, too (authors' code: 0.1).
@@ -84,15 +81,12 @@ def preferred(
             weight is below minimum / M (authors' code: 0.2).
 
     Raises:
-        HyperparameterError: cvxpy is not installed, or a preference or a number that cannot be.
+        HyperparameterError: cvxpy is not installed, or a preference is not positive.
         ValueError: shapes that do not fit, or values that are not finite.
     """
     r, F = np.asarray(preference, dtype=np.float64), np.asarray(losses, dtype=np.float64)
     check_preference(r)
     M = len(r)
-    for name, value, most in (("threshold", threshold, np.inf), ("slack", slack, 1.0), ("minimum", minimum, 1.0)):
-        if not 0 <= value <= most:
-            raise HyperparameterError(f"{name} must lie in [0, {most:g}]; got {value!r}")
     if F.shape != (M,) or G.shape != (M, M):
         raise ValueError(f"losses of shape {F.shape} and G of shape {G.shape} for a preference over {M} objectives")
     if not (np.isfinite(F).all() and np.isfinite(G).all()):
@@ -115,11 +109,7 @@ def preferred(
 
 
 def check_preference(r: Vector) -> None:
-    """Looks whether these are preferences.
-
-    Raises:
-        HyperparameterError: none at all, or one that is not a positive number.
-    """
+    """Raises HyperparameterError unless there are preferences and all of them are positive numbers."""
     if r.ndim != 1 or not len(r) or not (np.isfinite(r) & (r > 0)).all():
         raise HyperparameterError(f"preference must be positive numbers, one for each objective; got {r.tolist()}")
 
@@ -136,13 +126,7 @@ def programme(G: Matrix, losses: Vector, preference: Vector, *, threshold: float
     With mu above the threshold ("balance"), lambda^T G a is maximised: the objectives with (G a)_k > 0 are free, but
     the largest r_k F_k must not rise; those with (G a)_k <= 0 must not rise faster than along the anchors. Where none
     is positive, no objective may rise. Else ("descent") the sum of G lambda is maximised, and no objective may rise.
-
-    Args:
-        G: Gram matrix, (M, M), positive semi-definite.
-        losses: F, (M,).
-        preference: r, (M,), positive.
-        threshold: see `preferred`.
-        slack: see `preferred`.
+    The arguments are those of `preferred`, with a positive semi-definite G.
     """
     M = len(losses)
     lhat, mu = _shares(losses, preference), divergence(losses, preference)
@@ -163,7 +147,7 @@ def solve(G: Matrix, wanted: Programme) -> Vector:
     """A vertex that maximises the programme, (M,), the same bytes for the same input.
 
     The solver is the dual simplex of HiGHS as SciPy has it: it comes with every cvxpy, works with one thread, and ends
-    at a vertex, where an interior point (CLARABEL) ends near one, or amid a face of equal ones.
+    at a vertex; an interior point method (CLARABEL) ends near one, or inside a face of equally good ones.
 
     Raises:
         NoSolutionError: infeasible, the same objective for all weights, or a solver that failed.
@@ -188,7 +172,7 @@ def solve(G: Matrix, wanted: Programme) -> Vector:
     problem = cp.Problem(cp.Maximize(wanted.objective / span @ weights), limits)
     try:
         problem.solve(solver=cp.SCIPY, scipy_options={"method": "highs-ds"})
-    except Exception as error:  # a solver raises what it likes
+    except Exception as error:  # solvers raise exceptions of any class
         raise NoSolutionError(f"the linear programme failed: {error}") from error
     if problem.status != cp.OPTIMAL:
         raise NoSolutionError(f"the linear programme is {str(problem.status).replace('_', ' ')}")
@@ -200,13 +184,9 @@ def solve(G: Matrix, wanted: Programme) -> Vector:
 
 
 def require_cvxpy() -> None:
-    """Looks whether linear programmes can be solved here.
-
-    Raises:
-        HyperparameterError: cvxpy is not installed; the message says how to install it.
-    """
+    """Raises HyperparameterError unless cvxpy is installed; the message says how to install it."""
     try:
-        import cvxpy  # noqa: F401, PLC0415 - slow to load, and only some need it
+        import cvxpy  # noqa: F401, PLC0415 - slow to load, and only one rule needs it
     except ImportError:
         raise HyperparameterError(
             'name: cvxpy, which follows preferences, is not installed here: pip install "fedpareto[preference]"'

@@ -19,8 +19,7 @@ import numpy as np
 import piqp  # type: ignore[import-untyped]  # it has no stubs
 from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
-Matrix = NDArray[np.float64]
+from coordinator.aggregation.rules import Matrix, Vector
 
 RESIDUAL_TOLERANCE = 1e-9
 # Of ||d||^2, relative to (sum lambda_i ||u_i||)^2: how far the rows cancel each other. Relative to the largest K_ii,
@@ -244,7 +243,7 @@ class _ActiveSet:
         target = x.copy()
         if len(a) > 1:  # a single free variable is held by the sum
             target[free] = y[:, 0] + nu * y[:, 1]
-            # The two parts may cancel; what the sum lost by it is put back where it costs least.
+            # The two parts may cancel; the error of the sum is put back where it costs least.
             target[free] += y[:, 1] * ((1.0 - self.a @ target) / (a @ y[:, 1]))
         return target, float(nu)
 

@@ -9,49 +9,31 @@ from typing import Any, TypeVar
 from coordinator.aggregation import torchjd
 from coordinator.aggregation.adafed import AdaFed
 from coordinator.aggregation.afl import AFL
-from coordinator.aggregation.base import Algorithm, HyperparameterError
-from coordinator.aggregation.centred_clipping import CentredClipping
+from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.clipping import CentredClipping, NormClipping
 from coordinator.aggregation.coordinate_wise import Median, TrimmedMean
 from coordinator.aggregation.dual_cone import DualCone
-from coordinator.aggregation.fedavg import FedAvg
-from coordinator.aggregation.fedavg_n import FedAvgN
+from coordinator.aggregation.fedavg import FedAvg, FedAvgN
 from coordinator.aggregation.fedcmoo import FedCMOO, FedCMOOPref
 from coordinator.aggregation.fedfa import FedFa
 from coordinator.aggregation.fedfv import FedFV
 from coordinator.aggregation.fedmdfg import FedMDFG
-from coordinator.aggregation.fedmgda import FedMGDA
-from coordinator.aggregation.fedmgda_auto import FedMGDAAuto
-from coordinator.aggregation.fedmgda_plus import FedMGDAPlus
+from coordinator.aggregation.fedmgda import FedMGDA, FedMGDAAuto, FedMGDAPlus
 from coordinator.aggregation.fsmgda import FSMGDA
 from coordinator.aggregation.geometric_median import GeometricMedian
-from coordinator.aggregation.hyperparameters import Hyperparameter, hyperparameters
+from coordinator.aggregation.hyperparameters import Hyperparameter, hyperparameters, typed
 from coordinator.aggregation.krum import Krum, MultiKrum
 from coordinator.aggregation.nash_mtl import NashMTL
-from coordinator.aggregation.norm_clipping import NormClipping
 from coordinator.aggregation.pre import STAGES, Stage
 from coordinator.aggregation.q_fedavg import QFedAvg
+from coordinator.aggregation.rules import HyperparameterError
 from coordinator.aggregation.scalarised import Scalarised
 from federation.plugins import Origin, PluginError, Plugins
 
-__all__ = [
-    "Algorithm",
-    "HyperparameterError",
-    "Listed",
-    "algorithm",
-    "algorithms",
-    "common_hyperparameters",
-    "hyperparameters",
-    "listed",
-    "listed_stages",
-    "names",
-    "origins",
-    "rule_code",
-    "server_rate",
-]
-
 T = TypeVar("T")
 
-_ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
+# The built-in ones; those of TorchJD are made when they are named.
+ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
     {
         kind.name: kind
         for kind in (
@@ -85,20 +67,16 @@ _ALGORITHMS: Mapping[str, type[Algorithm]] = MappingProxyType(
 
 
 _RULES: Plugins[Algorithm] = Plugins(
-    "algorithm", "fedpareto.rules", Algorithm, "fedpareto.Rule", (*_ALGORITHMS, f"{torchjd.PREFIX}NAME")
+    "algorithm", "fedpareto.rules", Algorithm, "fedpareto.Rule", (*ALGORITHMS, f"{torchjd.PREFIX}NAME")
 )
 _STAGES: Plugins[Stage] = Plugins("stage", "fedpareto.stages", Stage, "fedpareto.Stage", tuple(STAGES))
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A rule or a stage as people read of it.
+    """A rule or a stage in a list for people: a summary in one line, or why it cannot be used.
 
-    Attributes:
-        name: what specifications call it.
-        summary: what it does, in one line; or why it cannot be used.
-        hyperparameters: its own.
-        package: that brings it; empty for what is built in.
+    `hyperparameters` are its own; `package` brings it, and is empty for a built-in rule.
     """
 
     name: str
@@ -107,23 +85,18 @@ class Listed:
     package: str = ""
 
 
-def algorithms() -> dict[str, type[Algorithm]]:
-    """Every built-in algorithm by its name, but those of TorchJD, which are made when they are named."""
-    return dict(_ALGORITHMS)
-
-
 def algorithm(name: str, values: Mapping[str, Any] = MappingProxyType({})) -> Algorithm:
     """An algorithm with its hyper-parameters, its own and those of the stages before it.
 
-    A key that several of them know, such as `byzantine`, is for all of these.
+    A key that several of them have, such as `byzantine`, is set for all of these.
 
     Args:
         name: of a built-in algorithm, of an entry point of `fedpareto.rules`, or `module:Class`.
         values: of its hyper-parameters, of `pre`, and of those of the stages that `pre` names.
 
     Raises:
-        HyperparameterError: no such algorithm, no such hyper-parameter, or a value that it cannot have; the message
-            names the key and what exists. So for a plug-in whose code raises an exception.
+        HyperparameterError: no such algorithm, no such hyper-parameter, or a value that it cannot have (the message
+            names the key and what exists); or the code of a plug-in raised an exception.
     """
     rule, stages = _kind(name), _stage_kinds(values.get("pre", ()))
     own = _fields(_RULES, "name", name, rule)
@@ -144,29 +117,20 @@ def algorithm(name: str, values: Mapping[str, Any] = MappingProxyType({})) -> Al
 
 @contextmanager
 def rule_code(rule: Algorithm, doing: str) -> Iterator[None]:
-    """Turns an error of the code of an algorithm into one that says where it was raised.
-
-    Raises:
-        HyperparameterError: the code raised an exception.
-    """
+    """Turns an exception in the code of an algorithm into a HyperparameterError that says where it was raised."""
     with _explained("name"), _RULES.code(rule.name, doing, HyperparameterError):
         yield
 
 
 def origins(rule: Algorithm) -> tuple[Origin, ...]:
-    """Which code makes the steps: that of the algorithm, then that of each stage and sketch that is a plug-in."""
+    """The code that makes the steps: that of the algorithm, then that of each stage and sketch that is a plug-in."""
+    own = rule.origin if isinstance(rule, torchjd.TorchJD) else _RULES.origin(rule.name, type(rule))
     plugged = tuple(_STAGES.origin(stage.name, type(stage)) for stage in rule.stages if stage.name not in STAGES)
-    return (_origin(rule), *plugged, *rule.origins())
-
-
-def _origin(rule: Algorithm) -> Origin:
-    if isinstance(rule, torchjd.TorchJD):
-        return rule.origin
-    return _RULES.origin(rule.name, type(rule))
+    return (own, *plugged, *rule.origins())
 
 
 def common_hyperparameters() -> tuple[Hyperparameter, ...]:
-    """Those that every algorithm takes: `pre`, and those of the built-in stages."""
+    """The hyper-parameters that every algorithm takes: `pre`, and those of the built-in stages."""
     words = f"stages before the rule, in order, of: {', '.join(STAGES)}"
     found = {"pre": Hyperparameter("pre", tuple[str, ...], (), words)}
     for stage, kind in STAGES.items():
@@ -178,7 +142,7 @@ def common_hyperparameters() -> tuple[Hyperparameter, ...]:
 
 def listed() -> tuple[Listed, ...]:
     """Every algorithm that has a name here: the built-in ones, then those of entry points, which are imported."""
-    built_in = (Listed(name, _summary(kind), hyperparameters(kind)) for name, kind in _ALGORITHMS.items())
+    built_in = (Listed(name, _summary(kind), hyperparameters(kind)) for name, kind in ALGORITHMS.items())
     return (*built_in, *_listed(_RULES))
 
 
@@ -189,18 +153,13 @@ def listed_stages() -> tuple[Listed, ...]:
 
 def names() -> tuple[str, ...]:
     """The names of `listed`; imports no plug-in."""
-    return (*_ALGORITHMS, *(offer.name for offer in _RULES.offers()))
+    return (*ALGORITHMS, *(offer.name for offer in _RULES.offers()))
 
 
 def server_rate(learning_rate: float, decay: float, t: int, T: int, every: int = 100) -> float:
     """eta_t = eta_0 beta^floor(t / P), beta = decay^(P / T) (FedMGDA+, section 6.1.5, where P = 100).
 
-    Args:
-        learning_rate: eta_0.
-        decay: what is left of eta_0 after T rounds; 0 means no decay.
-        t: the round, from 0.
-        T: rounds of the run.
-        every: P, the rounds between two reductions of the rate.
+    `decay` is the share of eta_0 that is left after all T rounds, 0 for no decay; `every` is P, in rounds.
     """
     if decay == 0:
         return learning_rate
@@ -211,12 +170,12 @@ def _kind(name: str) -> type[Algorithm]:
     if name.startswith(torchjd.PREFIX):
         return torchjd.rule(name)
     with _explained("name"):
-        return _ALGORITHMS[name] if name in _ALGORITHMS else _RULES.find(name)
+        return ALGORITHMS[name] if name in ALGORITHMS else _RULES.find(name)
 
 
 def _stage_kinds(pre: Any) -> dict[str, type[Stage]]:
     """The classes of the stages that `pre` names, in order."""
-    stages = Hyperparameter("pre", tuple[str, ...], (), "").value(pre)
+    stages = typed("pre", pre, tuple[str, ...])
     if len(set(stages)) < len(stages):
         raise HyperparameterError(f"pre: each stage at most once; got {list(stages)}")
     with _explained("pre"):
@@ -234,13 +193,13 @@ def _values(name: str, fields: Mapping[str, Hyperparameter], values: Mapping[str
     for key, each in fields.items():
         if each.default is MISSING and key not in values:
             raise HyperparameterError(f"{key}: {name} needs a value for it")
-    return {key: each.value(values[key]) for key, each in fields.items() if key in values}
+    return {key: typed(key, values[key], each.type) for key, each in fields.items() if key in values}
 
 
 def _made(plugins: Plugins[T], key: str, name: str, kind: type[T], values: Mapping[str, Any]) -> T:
     with _explained(key), plugins.code(name, f"making {kind.__name__}", HyperparameterError):
         made = kind(**values)
-    object.__setattr__(made, "name", name)  # it is frozen, and a plug-in's name is what the specification says
+    object.__setattr__(made, "name", name)  # it is frozen, and a plug-in has the name in the specification
     return made
 
 
@@ -262,7 +221,7 @@ def _summary(kind: type) -> str:
 
 @contextmanager
 def _explained(key: str) -> Iterator[None]:
-    """Names the key of the specification in front of what is wrong with a plug-in."""
+    """Turns a PluginError into a HyperparameterError that begins with the key of the specification."""
     try:
         yield
     except PluginError as error:

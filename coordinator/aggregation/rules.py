@@ -1,8 +1,8 @@
-"""What a rule sees and what it answers: the whole interface between K and an algorithm."""
+"""The input and the answer of a rule: the whole interface between K and an algorithm."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +21,26 @@ class TooFewUpdatesError(ValueError):
     """Fewer updates arrived than a rule needs to keep its promise; the message says how many it needs."""
 
 
+def require_updates(m: int, least: int, rule: str) -> None:
+    """Raises TooFewUpdatesError where m is less than `least`; `rule` says what needs them."""
+    if m < least:
+        raise TooFewUpdatesError(f"{rule} needs at least {least} updates; there are {m}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """What is known of the m rows of the update matrix U.
+    """The input of a rule: the Gram matrix of the m rows of U, and numbers for each row.
 
     Attributes:
         gram: K = U U^T, shape (m, m).
         prior: lambda0, shape (m,): the weights of plain averaging, not negative, sum 1.
         samples: training samples of each row's client, shape (m,).
-        losses: loss of the base model at each row's client, shape (m,); None where a client did not say.
-        accuracies: accuracy of the base model on each row's client's training split, shape (m,); None where a client
-            did not say.
-        clients: the name of each row's client, for rules that remember something of each; empty where nobody asks.
+        losses: loss of the base model at each row's client, shape (m,); None unless every client reported one.
+        accuracies: accuracy of the base model on each row's client's training split, shape (m,); None unless every
+            client reported one.
+        clients: the name of each row's client, for rules with a memory of each client; or empty.
         ages: rounds since each row was sent, shape (m,); None when all are of this round. Rows of earlier rounds come
-            last, and their prior is 0; what they say besides K is not looked at.
+            last, and their prior is 0; only K is read of them.
         round: t, from 0.
         rounds: T, the rounds of the run.
         local_rate: eta_l, the clients' learning rate.
@@ -62,13 +68,8 @@ class Rows:
             raise ValueError("there is nothing to combine: no rows")
         if self.gram.shape != (m, m):
             raise ValueError(f"K has shape {self.gram.shape}; {m} rows need {(m, m)}")
-        for name, values in (
-            ("prior", self.prior),
-            ("samples", self.samples),
-            ("losses", self.losses),
-            ("accuracies", self.accuracies),
-            ("ages", self.ages),
-        ):
+        for name in ("prior", "samples", "losses", "accuracies", "ages"):
+            values = getattr(self, name)
             if values is not None and values.shape != (m,):
                 raise ValueError(f"{name} has shape {values.shape}; {m} rows need {(m,)}")
             if values is not None and not np.isfinite(values).all():
@@ -80,9 +81,7 @@ class Rows:
         if self.clients and (len(self.clients) != m or len(set(self.clients)) != m):
             raise ValueError(f"clients must be {m} different names, one for each row; got {list(self.clients)}"[:300])
         if self.ages is not None and ((self.ages < 0).any() or (self.ages[: self.current] > 0).any()):
-            raise ValueError(
-                f"ages must not be negative, and rows of earlier rounds come last; got {self.ages.tolist()}"
-            )
+            raise ValueError(f"ages must not be negative, and rows of earlier rounds come last; got {self.ages}")
         if self.prior[self.current :].any():
             raise ValueError("the prior of rows of earlier rounds must be 0")
 
@@ -95,6 +94,27 @@ class Rows:
     def norms(self) -> Vector:
         """||u_i||, shape (m,)."""
         return np.sqrt(np.diag(self.gram))
+
+    def told(self, what: Literal["losses", "accuracies"], rule: str) -> Vector:
+        """The losses or accuracies, shape (m,), for a rule that cannot do without.
+
+        Raises:
+            ValueError: they are not known.
+        """
+        values: Vector | None = getattr(self, what)
+        if values is None:
+            raise ValueError(f"{rule} needs {what}, one per row")
+        return values
+
+    def names(self, rule: str) -> tuple[str, ...]:
+        """The clients, m names, for a rule that cannot do without.
+
+        Raises:
+            ValueError: they are not known.
+        """
+        if not self.clients:
+            raise ValueError(f"{rule} needs the names of the clients, one per row")
+        return self.clients
 
 
 @dataclass(frozen=True)
@@ -118,18 +138,18 @@ class Coordinates:
 
 @dataclass(frozen=True, kw_only=True)
 class Objectives:
-    """The weights of an algorithm for objectives in one round.
+    """The objectives of a round and their weights.
 
     Attributes:
-        names: of the M objectives that somebody served in this round, in the task's order.
+        names: the M objectives that a participant serves, in the task's order.
         weights: lambda, shape (M,): not negative, sum 1.
-        gram: of their gradients or averaged updates, as far as it is known, shape (M, M).
-        exact: of their gradients on all of the clients' training samples, shape (M, M); None where these were not asked
-            for, NaN where nobody sent those of one of the objectives.
+        gram: of their gradients or averaged updates, shape (M, M); None where it is not known.
         mode: how the weights were found.
-        left_out: of the run's other objectives, why.
-        notes: what an operator should know of this round.
-        divergence: of the losses from what the preference asks for (KL); None where there is no preference.
+        left_out: the run's other objectives; for each, why.
+        notes: for the operator, on this round.
+        divergence: of the losses from the preference (KL); None where there is no preference.
+        exact: the Gram matrix of their gradients on all of the clients' training samples, shape (M, M); None where
+            these were not asked for, NaN where those of an objective are missing.
     """
 
     names: tuple[str, ...]
@@ -147,9 +167,9 @@ class Combination:
     """A rule's answer: the direction c U, or what `coordinates` says.
 
     Attributes:
-        coefficients: c, shape (m,): what multiplies the rows as they are; with rows of earlier rounds (`Step.history`)
-            one number for each of them too. Shape (0,) where there are `coordinates`.
-        weights: lambda, shape (m,): the share of each row, sum 1; c without any normalisation of the rows.
+        coefficients: c, one factor for each row, those of earlier rounds (`Step.history`) included. Shape (0,) where
+            there are `coordinates`.
+        weights: lambda, shape (m,): the share of each row of this round, sum 1; c for rows that are not normalised.
         state: for the next round; JSON.
         diagnostics: measurements by name.
         coordinates: for a coordinate-wise rule.

@@ -1,12 +1,12 @@
-"""Rows of one length, read in panels of columns: what the operations on d numbers are made of.
+"""Rows of one length, read in panels of columns, for the operations on d numbers.
 
 Rows are files (or arrays). Files are read with pread into fixed buffers: pages of a mapping would count as resident
 memory, cost a fault each, and turn a truncated file into a SIGBUS instead of an exception. So memory depends neither
 on m nor on d.
 
-The same inputs give the same bytes: panels and sub-blocks are cut by m and d alone, partial results are handed out in
-panel order whoever computed them, and the library below works with one thread (`one_thread`): with more, OpenBLAS cuts
-products of matrices, and long dot products, by their number.
+The same inputs give the same bytes: panels and sub-blocks are cut by m and d alone, partial results are yielded in
+panel order, and the linear algebra library works with one thread (`one_thread`): with more, OpenBLAS cuts products of
+matrices, and long dot products, by the number of threads.
 """
 
 import math
@@ -15,20 +15,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from io import FileIO
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # it has no stubs
 
+from coordinator.aggregation.rules import Matrix
 from federation.vectors import DTYPES, FLOATS, File, RowFile, widen
 
 Row = RowFile | NDArray[np.float32] | NDArray[np.float64]
-Matrix = NDArray[np.float64]
 T = TypeVar("T")
 
 BLOCK = 8192  # columns of a sub-block at most
@@ -39,8 +38,8 @@ _OPEN_FILES = 256  # with more rows than this, files are opened anew for each re
 _WORKERS = 8  # reading and arithmetic are bound by memory long before this
 
 
-class Source(AbstractContextManager["Source"]):
-    """Rows of one length, read panel by panel."""
+class Source:
+    """Rows of one length, read panel by panel inside `opened`."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         lengths = {row.length if isinstance(row, RowFile) else len(row) for row in rows}
@@ -48,7 +47,7 @@ class Source(AbstractContextManager["Source"]):
             raise ValueError(f"rows of one matrix have one length; these have {sorted(lengths)}")
         for row in rows:
             if isinstance(row, RowFile) and row.dtype not in FLOATS:
-                raise ValueError(f"rows of {row.dtype} are no numbers to aggregate: {row.file}")
+                raise ValueError(f"rows of {row.dtype} are not numbers to aggregate: {row.file}")
         self.length = lengths.pop() if lengths else 0
         self._rows = rows
         self._open: dict[File, FileIO] = {}
@@ -56,22 +55,16 @@ class Source(AbstractContextManager["Source"]):
         wide = any(isinstance(row, np.ndarray) and row.dtype != np.float32 for row in rows)
         self._dtype = np.dtype(np.float64 if wide else np.float32)
 
-    def __enter__(self) -> "Source":
-        files = {row.file for row in self._rows if isinstance(row, RowFile)}
-        if len(files) <= _OPEN_FILES:
-            try:
-                for file in files:
-                    self._open[file] = file.open("rb", 0)
-            except BaseException:
-                self.__exit__(None, None, None)
-                raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        while self._open:
-            self._open.popitem()[1].close()
+    @classmethod
+    @contextmanager
+    def opened(cls, rows: Sequence[Row]) -> Iterator["Source"]:
+        """The rows with their files open, unless there are too many."""
+        source = cls(rows)
+        files = {row.file for row in rows if isinstance(row, RowFile)}
+        with ExitStack() as stack:
+            if len(files) <= _OPEN_FILES:
+                source._open = {file: stack.enter_context(file.open("rb", 0)) for file in files}
+            yield source
 
     def panels(self) -> list[slice]:
         """Column ranges, cut by m and d alone."""
@@ -86,8 +79,7 @@ class Source(AbstractContextManager["Source"]):
             if isinstance(row, np.ndarray):
                 out[:] = row[panel]
             else:
-                narrow = row.dtype == "F32" and self._dtype == np.float32
-                # Widened on the way, unless the file holds what the panel does.
+                narrow = row.dtype == "F32" and self._dtype == np.float32  # as in the panel: read without a copy
                 target = out if narrow else np.empty(len(out), dtype=DTYPES[row.dtype])
                 self._read_file(row, panel.start, target)
                 if not narrow:
@@ -95,16 +87,19 @@ class Source(AbstractContextManager["Source"]):
         return values
 
     def _read_file(self, row: RowFile, start: int, out: NDArray[Any]) -> None:
-        file = self._open.get(row.file)
-        if file is None:
-            with row.file.open("rb", 0) as file:
-                _pread(file, row, start, out)
-        else:
-            _pread(file, row, start, out)
+        view, offset = out.data.cast("B"), row.offset + row.itemsize * start
+        kept = self._open.get(row.file)
+        with row.file.open("rb", 0) if kept is None else nullcontext(kept) as file:
+            while view:
+                count = os.preadv(file.fileno(), [view], offset)
+                if count == 0:
+                    raise OSError(f"{row.file} ends at byte {offset}, inside a row of {row.length} elements")
+                view = view[count:]
+                offset += count
 
 
 class Space:
-    """Buffers of one thread, kept from panel to panel: fresh pages cost more than what is computed in them."""
+    """Buffers of one thread, kept from panel to panel: fresh pages would cost more than the arithmetic."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, NDArray[np.uint8]] = {}
@@ -130,7 +125,7 @@ def widened(panel: NDArray[Any], space: Space) -> Iterator[tuple[slice, Matrix]]
 
 
 def in_order(work: Callable[[slice, Space], T], panels: Sequence[slice], workers: int | None) -> Iterator[T]:
-    """Does the work on several threads; yields the results in order, a few panels ahead at most."""
+    """Does the work on several threads, a few panels ahead at most; yields the results in order."""
     count = workers or min(_WORKERS, len(os.sched_getaffinity(0)))
     if count == 1 or len(panels) < 2:
         space = Space()
@@ -152,7 +147,7 @@ def in_order(work: Callable[[slice, Space], T], panels: Sequence[slice], workers
 
     pool = ThreadPoolExecutor(count, thread_name_prefix="aggregation")
     try:
-        # Threads of BLAS below threads of ours would wait for each other besides, much longer than the work takes.
+        # Threads of BLAS below these threads would also wait for each other, much longer than the work takes.
         with one_thread():
             ahead: deque[Future[T]] = deque()
             for panel in panels:
@@ -166,49 +161,31 @@ def in_order(work: Callable[[slice, Space], T], panels: Sequence[slice], workers
 
 
 class _Blas:
-    """The linear algebra library that NumPy has loaded, and how many want it to work with one thread just now."""
+    """The linear algebra library that NumPy has loaded, and the number of callers that need it to use one thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._wanted = 0
+        self._callers = 0
         self._libraries = ThreadpoolController().select(user_api="blas")
         self._limits: Any = None
 
-    def single(self) -> None:
+    @contextmanager
+    def one_thread(self) -> Iterator[None]:
+        """Inside, products of matrices are the same, bit by bit, on machines with any number of cores.
+
+        The setting is the whole process's; it lasts until the last of those that overlap has ended.
+        """
         with self._lock:
-            if self._wanted == 0:
+            if self._callers == 0:
                 self._limits = self._libraries.limit(limits=1)
-            self._wanted += 1
-
-    def release(self) -> None:
-        with self._lock:
-            self._wanted -= 1
-            if self._wanted == 0:
-                self._limits.restore_original_limits()
-
-
-_BLAS = _Blas()
+            self._callers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._callers -= 1
+                if self._callers == 0:
+                    self._limits.restore_original_limits()
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Products of matrices come out the same, bit by bit, however many threads the library below could use.
-
-    The setting is the whole process's; it lasts until the last of those that overlap has ended.
-    """
-    _BLAS.single()
-    try:
-        yield
-    finally:
-        _BLAS.release()
-
-
-def _pread(file: FileIO, row: RowFile, start: int, out: NDArray[Any]) -> None:
-    view = out.data.cast("B")
-    offset = row.offset + row.itemsize * start
-    while view:
-        count = os.preadv(file.fileno(), [view], offset)
-        if count == 0:
-            raise OSError(f"{row.file} ends at byte {offset}, inside a row of {row.length} elements")
-        view = view[count:]
-        offset += count
+one_thread = _Blas().one_thread

@@ -19,18 +19,19 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.base import Rule, conclude
 from coordinator.aggregation.qp import UnsolvedError
-from coordinator.aggregation.rules import Combination, HyperparameterError, Rows, TooFewUpdatesError
+from coordinator.aggregation.rules import Combination, HyperparameterError, Rows, require_updates
+from federation.options import option
 from federation.plugins import Origin
 
 PREFIX = "torchjd:"
 SUMMARY = "A weighting of TorchJD, such as torchjd:upgrad; an unknown NAME lists them."
 
-# Of parameters that TorchJD leaves to the caller; for c and alpha, what their papers use first.
+# Of parameters without a default in TorchJD; for c and alpha, the first values in their papers.
 _DEFAULTS: Mapping[tuple[str, str], Any] = MappingProxyType(
     {("CAGrad", "c"): 0.4, ("FairGrad", "alpha"): 2.0, ("Krum", "n_byzantine"): 1}
 )
 
-_GENERATOR = threading.Lock()  # torch's is the whole process's, and runs are conducted beside each other
+_GENERATOR = threading.Lock()  # torch's generator is shared by all runs of the process
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class TorchJD(Rule, ABC):
 
     It sees K scaled such that the mean squared norm of the updates is 1, and the prior where it takes a preference
     vector. Its weights are the coefficients of the updates: some of TorchJD's aggregators (pcgrad) add up rather than
-    average, and need a smaller server.learning_rate. Whatever it draws is seeded by `seed` and the round, and it is
+    average, and need a smaller server.learning_rate. Its random numbers are seeded by `seed` and the round, and it is
     made anew in each round, so that a round that is computed again gives the same bytes.
 
     Attributes:
@@ -48,21 +49,20 @@ class TorchJD(Rule, ABC):
 
     aggregator: ClassVar[Any]
 
-    seed: int = dataclasses.field(default=0, metadata={"help": "with the round, decides what the weighting draws"})
+    seed: int = option(0, "with the round, the seed of the weighting's random numbers", "[0, inf)")
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise HyperparameterError(f"seed must not be negative; got {self.seed}")
+        super().__post_init__()
         self._make(np.ones(1))
 
     @property
     def origin(self) -> Origin:
-        """TorchJD's class, and TorchJD's version."""
+        """The class and the version of TorchJD."""
         kind = self.aggregator
         return Origin("algorithm", f"{kind.__module__}:{kind.__qualname__}", "torchjd", version("torchjd"))
 
     def combine(self, rows: Rows) -> Combination:
-        """See the class.
+        """The weights of TorchJD as coefficients.
 
         Raises:
             UnsolvedError: TorchJD failed, or its weights are not finite.
@@ -72,10 +72,8 @@ class TorchJD(Rule, ABC):
 
         scale, m = float(np.diag(rows.gram).mean()), len(rows.prior)
         byzantine = getattr(self, "n_byzantine", None)
-        if byzantine is not None and m < 2 * byzantine + 3:
-            raise TooFewUpdatesError(
-                f"{self.name} with n_byzantine = {byzantine} needs at least {2 * byzantine + 3} updates; there are {m}"
-            )
+        if byzantine is not None:
+            require_updates(m, 2 * byzantine + 3, f"{self.name} with n_byzantine = {byzantine}")
         if scale == 0 or m == 1:
             return conclude(rows.gram, rows.prior, rows.prior)
         seed = int(np.random.SeedSequence([self.seed, rows.round]).generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -85,7 +83,7 @@ class TorchJD(Rule, ABC):
                 made = self._make(rows.prior)
                 found = made.gramian_weighting(torch.from_numpy(rows.gram / scale))
                 found = found.detach().numpy().astype(np.float64)
-        except Exception as error:  # its solvers raise what they like
+        except Exception as error:  # its solvers raise exceptions of any class
             raise UnsolvedError(f"{self.name}: {error}") from error
         if not np.isfinite(found).all():
             raise UnsolvedError(f"{self.name}: the weights of TorchJD are not finite")
@@ -124,7 +122,7 @@ def rule(name: str) -> type[TorchJD]:
 
 @cache
 def _catalogue() -> tuple[dict[str, type[TorchJD]], dict[str, str]]:
-    """The rules by name; and, by name, why others are none."""
+    """The rules by name, and the reasons why other aggregators cannot be used, by name."""
     try:
         import torchjd  # noqa: PLC0415 - only where it is named
         from torchjd import aggregation  # noqa: PLC0415
@@ -156,11 +154,8 @@ def _algorithm(name: str, kind: Any) -> type[TorchJD]:
     for parameter in inspect.signature(kind, eval_str=True).parameters.values():
         default = _DEFAULTS.get((kind.__name__, parameter.name), parameter.default)
         if type(default) in (bool, int, float, str):
-            described = dataclasses.field(default=default, metadata={"help": f"of TorchJD's {kind.__name__}"})
-            fields.append((parameter.name, type(default), described))
-    summary = f"{kind.__name__} of TorchJD."
-    namespace = {"name": name, "aggregator": kind, "__doc__": summary}
-    made: type[TorchJD] = dataclasses.make_dataclass(
+            fields.append((parameter.name, type(default), option(default, f"of TorchJD's {kind.__name__}")))
+    namespace = {"name": name, "aggregator": kind, "__doc__": f"{kind.__name__} of TorchJD."}
+    return dataclasses.make_dataclass(
         kind.__name__, fields, bases=(TorchJD,), namespace=namespace, frozen=True, kw_only=True
     )
-    return made

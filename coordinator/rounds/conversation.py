@@ -14,7 +14,7 @@ from coordinator.rounds import selection
 from coordinator.rounds.fleets.base import Fleet, Question, RunFacts, Skipped, Surroundings, settled_pool
 from coordinator.rounds.step import read_memory, recall
 from federation.objectives import encoder_columns
-from federation.sketches import SketchError
+from federation.sketches.base import SketchError
 from federation.vectors import model_layout
 from federation.work.train.work import Train
 from storage import models

@@ -3,7 +3,8 @@
 import logging
 
 from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.phases import Evaluation, Replies
+from coordinator.aggregation.phase_kinds import Evaluation
+from coordinator.aggregation.phases import Replies
 from coordinator.rounds import record
 from coordinator.rounds.fleets.base import Fleet, Question, RunFacts, Surroundings, settled_pool
 from coordinator.rounds.states import move_round

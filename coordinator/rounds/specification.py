@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from coordinator.aggregation.registry import Algorithm, HyperparameterError, algorithm, rule_code
+from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.registry import algorithm, rule_code
+from coordinator.aggregation.rules import HyperparameterError
 from federation.objectives import JOINT
 from federation.runs import RunSpec, SpecError
 

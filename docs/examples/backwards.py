@@ -11,7 +11,7 @@ from fedpareto import Attack, option
 class Backwards(Attack):
     """Sends c times its update with the entries in reverse order."""
 
-    factor: float = option(1.0, "c, multiplies the update", least=0)
+    factor: float = option(1.0, "c, multiplies the update", "[0, inf)")
 
     def on_update(self, own, *, peers, m, seed):
         return np.ascontiguousarray(own[::-1]) * np.float32(self.factor)

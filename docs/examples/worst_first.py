@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpareto import Combination, HyperparameterError, Rows, Rule, conclude, hyperparameter
+from fedpareto import Combination, Rows, Rule, conclude, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,11 +13,7 @@ class WorstFirst(Rule):
 
     reads_losses = True
 
-    share: float = hyperparameter(0.5, "share of the clients that count, in (0, 1]")
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise HyperparameterError(f"share must lie in (0, 1]; got {self.share}")
+    share: float = option(0.5, "share of the clients that count", "(0, 1]")
 
     def combine(self, rows: Rows) -> Combination:
         m = len(rows.prior)

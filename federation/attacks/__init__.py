@@ -1,4 +1,4 @@
-"""Rehearsing attacks in one's own federation: what the defence does is seen before somebody else tries them."""
+"""Attacks to rehearse in one's own federation, to see what its defence does."""
 
 from federation.attacks.base import Attack, AttackError, attack_seed
 from federation.attacks.catalogue import must_exist, parse_attack

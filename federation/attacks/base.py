@@ -1,13 +1,14 @@
-"""What every attack is: a few numbers, and what it does to a client's data, losses and update."""
+"""The base of all attacks: options, and changes to a client's data, losses and update."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
+
+from federation.options import Options
 
 if TYPE_CHECKING:
     from federation.objectives import Targets
@@ -18,93 +19,71 @@ Matrix = NDArray[np.float32]
 
 
 class AttackError(ValueError):
-    """A description of an attack that says nothing, or an attack that does not fit the task or the client."""
-
-
-def option(default: Any, words: str, *, least: float = -math.inf, most: float = math.inf) -> Any:
-    """A number that an attack takes: its default, what it does, and the range that is allowed."""
-    return dataclasses.field(default=default, metadata={"help": words, "least": least, "most": most})
+    """A description that names no attack, or an attack that does not fit the task or the client."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Attack:
-    """A dishonest client. Each method says what it does in place of the honest thing; here, the honest thing itself.
+class Attack(Options):
+    """A dishonest client. Each method changes one thing that an honest client does; here, nothing is changed.
 
     Attributes:
         name: what specifications and the command line call it.
-        trains: whether it needs its own honest update; where it does not, the client need not train.
+        trains: whether it needs its own honest update; otherwise the client need not train.
         needs_peers: whether it is made from honest updates of others.
-        alone: what becomes of an attack that needs peers where the only honest update it knows is its own.
+        alone: the effect of an attack that needs peers where the only honest update it knows is its own.
+        from_participants: an option that follows from the number of participants where it is 0; or empty.
 
     Raises:
-        AttackError: a number out of its range.
+        AttackError: a number outside its interval.
     """
 
+    refusal = AttackError
     name: ClassVar[str] = ""
     trains: ClassVar[bool] = True
     needs_peers: ClassVar[bool] = False
     alone: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            least, most = field.metadata.get("least", -math.inf), field.metadata.get("most", math.inf)
-            if isinstance(value, str):
-                continue
-            if not (math.isfinite(value) and least <= value <= most):
-                span = f"from {least:g} to {most:g}" if math.isfinite(most) else f"at least {least:g}"
-                wanted = f"{'finite and ' if most == math.inf else ''}{span}" if least > -math.inf else "finite"
-                raise AttackError(f"{field.name} = {value:g}: the {field.name} of an attack is {wanted}")
+    from_participants: ClassVar[str] = ""
 
     def __str__(self) -> str:
-        """What `parse_attack` reads."""
-        fields = dataclasses.fields(self)
-        given = {
-            field.name: getattr(self, field.name) for field in fields if getattr(self, field.name) != field.default
-        }
+        """The text from which `parse_attack` makes it."""
+        return self.spelling(every=False)
+
+    def spelling(self, *, every: bool = True) -> str:
+        """Its name and its options; with `every` those with their default, too."""
+        values = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
+        given = {field.name: value for field, value in values.items() if every or value != field.default}
         numbers = ",".join(f"{name}={str(value).removesuffix('.0')}" for name, value in given.items())
         return ":".join(part for part in (self.name, numbers) if part)
 
     @property
     def derived(self) -> str:
-        """Which number follows from how many take part, since it is not given; empty where none does.
-
-        A real worker does not know how many take part.
-        """
-        return ""
+        """The option that follows from the number of participants, which a real worker does not know; or empty."""
+        key = self.from_participants
+        return key if key and not getattr(self, key) else ""
 
     @property
     def summary(self) -> str:
-        """What it does, in one sentence."""
+        """Its first line of documentation."""
         return (type(self).__doc__ or "").partition("\n")[0]
 
     def poison(self, splits: "Splits", task: "Task", *, seed: int) -> "Splits":
-        """The data that the client trains on in place of its own; what it is evaluated on stays as it is.
-
-        Args:
-            splits: its own.
-            task: what is learned.
-            seed: any integer; the same gives the same.
+        """The client's data with another training split; it is evaluated on its own data. The same seed gives the same.
 
         Raises:
-            AttackError: the data is not of the kind that the attack is about.
+            AttackError: the attack does not suit data of this kind.
         """
         return splits
 
     def triggered(self, data: "Dataset") -> "Dataset | None":
-        """Samples on which a model that was attacked with success answers with their y; None: there is no trigger.
-
-        Args:
-            data: clean samples of a test split.
-        """
+        """Clean test samples with a trigger, and the labels y that a successful attack gets; None without a trigger."""
         return None
 
     def on_targets(self, targets: "Targets") -> "Targets":
-        """The losses that the client trains on in place of `targets`, as weights of the objectives."""
+        """The weights of the objectives in the losses that the client trains on."""
         return targets
 
     def on_losses(self, losses: Mapping[str, float]) -> dict[str, float]:
-        """The losses of the base model that are reported in place of `losses`, by objective."""
+        """The losses of the base model that are reported, by objective."""
         return dict(losses)
 
     def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
@@ -115,8 +94,8 @@ class Attack:
                 w_{t-1} - w_t of the global model, zeros where there is none.
             peers: the honest updates that the attacker knows, (h, d), in the order of the clients' names: in a
                 simulation those of all the honest clients of the round, in a real worker its accomplices' and its own.
-            m: how many clients take part, attackers included; read only where a number is `derived`.
-            seed: of whatever is drawn; see `attack_seed`.
+            m: the number of participants, attackers included; read only where an option is `derived`.
+            seed: for random numbers; see `attack_seed`.
 
         Returns:
             float32 (d,).
@@ -124,7 +103,7 @@ class Attack:
         return own
 
     def on_gradient(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
-        """The gradient of an objective that is sent, for rules that ask for gradients; as `on_update` by default."""
+        """The gradient of an objective that is sent to algorithms that ask for gradients; as `on_update` here."""
         return self.on_update(own, peers=peers, m=m, seed=seed)
 
 

@@ -1,4 +1,4 @@
-"""Every attack by name, and how a description is read."""
+"""Every attack by name, and the reading of descriptions."""
 
 import dataclasses
 import re
@@ -66,27 +66,19 @@ def parse_attack(text: str) -> Attack:
             str(made)
     except PluginError as error:
         raise AttackError(str(error)) from error
-    object.__setattr__(made, "name", name)  # it is frozen, and a plug-in's name is what its owner wrote
+    object.__setattr__(made, "name", name)  # it is frozen, and a plug-in has the name that its owner wrote
     return made
 
 
 def must_exist(text: str) -> None:
-    """Raises unless a description names an attack; a plug-in, which only a simulation needs, is not imported.
-
-    Raises:
-        AttackError: no such attack; of a built-in one, whatever `parse_attack` refuses.
-    """
+    """Raises AttackError unless a description names an attack; a plug-in, which a simulation needs, is not imported."""
     name, _ = _split(text)
     if name == "" or name in ATTACKS:
         parse_attack(text)
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """The name of an attack and what follows it; no name for the attack on sizes, None where nothing follows.
-
-    Raises:
-        AttackError: no such attack.
-    """
+    """The name of an attack, empty for `Inflation`, and the text after it, None where there is none."""
     head, colon, tail = (part.strip() for part in text.partition(":"))
     if "=" in head or not head:
         return "", text
@@ -124,13 +116,9 @@ def _example(name: str, kind: type[Attack]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """An attack as people read of it.
+    """An attack in a list for people: its description with every default, a summary, and the meaning of each option.
 
-    Attributes:
-        spelling: how it is written, with every default.
-        summary: what it does.
-        options: what each of its numbers means.
-        package: that brings it; empty for what is built in.
+    `package` brings it, and is empty for a built-in attack.
     """
 
     spelling: str
@@ -141,10 +129,11 @@ class Entry:
 
 def entries() -> tuple[Entry, ...]:
     """Every attack that has a name here: the built-in ones, then those of entry points, which are imported."""
-    found = [_entry("", Inflation()), *(_entry(name, kind()) for name, kind in ATTACKS.items())]
+    kinds: tuple[type[Attack], ...] = (Inflation, *ATTACKS.values())
+    found = [_entry(kind()) for kind in kinds]
     for offer in _PLUGINS.offers():
         try:
-            found.append(_entry(offer.name, parse_attack(offer.name), offer.package))
+            found.append(_entry(parse_attack(offer.name), offer.package))
         except AttackError as error:
             found.append(Entry(offer.name, f"cannot be used: {error}", {}, offer.package))
     return tuple(found)
@@ -155,8 +144,6 @@ def names() -> tuple[str, ...]:
     return (*ATTACKS, *(offer.name for offer in _PLUGINS.offers()))
 
 
-def _entry(name: str, attack: Attack, package: str = "") -> Entry:
-    fields = dataclasses.fields(attack)
-    numbers = ",".join(f"{field.name}={str(field.default).removesuffix('.0')}" for field in fields)
-    spelling = ":".join(part for part in (name, numbers) if part)
-    return Entry(spelling, attack.summary, {field.name: field.metadata.get("help", "") for field in fields}, package)
+def _entry(attack: Attack, package: str = "") -> Entry:
+    options = {field.name: field.metadata.get("help", "") for field in dataclasses.fields(attack)}
+    return Entry(attack.spelling(), attack.summary, options, package)

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from federation.attacks.base import Attack, Matrix, Vector, option
+from federation.attacks.base import Attack, Matrix, Vector
+from federation.options import option
 
 if TYPE_CHECKING:
     from federation.objectives import Targets
@@ -25,16 +26,13 @@ class Inflation(Attack):
     bias: float = option(0.0, "is added to every reported loss of the base model")
 
     def __str__(self) -> str:
-        """Never empty."""
         return super().__str__() or "scale=1"
 
     def on_losses(self, losses: Mapping[str, float]) -> dict[str, float]:
-        """The losses c F + b: whoever minimises c f has the loss of it, as well as the update."""
         return {objective: self.scale * loss + self.bias for objective, loss in losses.items()}
 
     def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
-        """The update c u."""
-        return own if self.scale == 1.0 else _times(own, self.scale)
+        return own if self.scale == 1.0 else own * np.float32(self.scale)
 
 
 @dataclass(frozen=True)
@@ -47,21 +45,18 @@ class LossScaling(Attack):
 
     name = "loss-scaling"
 
-    factor: float = option(10.0, "c, multiplies the loss that the client trains on and reports", least=1e-9)
+    factor: float = option(10.0, "c, multiplies the loss that the client trains on and reports", "[1e-9, inf)")
 
     def on_targets(self, targets: "Targets") -> "Targets":
-        """The same objectives, each with c times the weight."""
         return {
             row: {name: self.factor * weight for name, weight in weights.items()} for row, weights in targets.items()
         }
 
     def on_losses(self, losses: Mapping[str, float]) -> dict[str, float]:
-        """The losses c F."""
         return {objective: self.factor * loss for objective, loss in losses.items()}
 
     def on_gradient(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
-        """The gradient of c f."""
-        return _times(own, self.factor)
+        return own * np.float32(self.factor)
 
 
 @dataclass(frozen=True)
@@ -70,11 +65,10 @@ class SignFlip(Attack):
 
     name = "sign-flip"
 
-    scale: float = option(1.0, "c, multiplies the flipped update", least=0)
+    scale: float = option(1.0, "c, multiplies the flipped update", "[0, inf)")
 
     def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
-        """The update -c u."""
-        return _times(own, -self.scale)
+        return own * np.float32(-self.scale)
 
 
 @dataclass(frozen=True)
@@ -84,10 +78,9 @@ class Gaussian(Attack):
     name = "gaussian"
     trains = False
 
-    deviation: float = option(200.0, "s, standard deviation of every entry", least=1e-12)
+    deviation: float = option(200.0, "s, standard deviation of every entry", "[1e-12, inf)")
 
     def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
-        """Noise of the size asked for."""
         return _noise(len(own), self.deviation, seed)
 
 
@@ -95,22 +88,17 @@ class Gaussian(Attack):
 class ModelReplacement(Attack):
     """Replaces the model of all by its own: w_adv = w + m delta (Bagdasaryan et al., 2020).
 
-    With delta = w_i - w = -u this is the update -m delta = m u, which plain averaging over m clients, the others of
-    which have nearly converged, turns into w_i. What the client's own model has learned is up to its data.
+    With delta = w_i - w = -u this is the update -m delta = m u. Plain averaging over m clients turns it into w_i where
+    the other clients have nearly converged. The client's data decides what its own model has learned.
     """
 
     name = "model-replacement"
+    from_participants = "boost"
 
-    boost: float = option(0.0, "multiplies the update; 0: m, as many as take part", least=0)
-
-    @property
-    def derived(self) -> str:
-        """The boost, unless it is given."""
-        return "" if self.boost else "boost"
+    boost: float = option(0.0, "multiplies the update; 0: m, as many as take part", "[0, inf)")
 
     def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
-        """The update m u."""
-        return _times(own, self.boost or m)
+        return own * np.float32(self.boost or m)
 
 
 @dataclass(frozen=True)
@@ -124,11 +112,10 @@ class FreeRider(Attack):
     trains = False
 
     deviation: float = option(
-        1e-3, "standard deviation of every entry while the model has not changed yet", least=1e-12
+        1e-3, "standard deviation of every entry while the model has not changed yet", "[1e-12, inf)"
     )
 
     def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
-        """Noise with the root mean square of the last change."""
         size = float(np.linalg.norm(own.astype(np.float64))) / len(own) ** 0.5
         return _noise(len(own), size or self.deviation, seed)
 
@@ -139,26 +126,18 @@ class NotANumber(Attack):
 
     name = "nan"
     trains = False
+    value: ClassVar[float] = np.nan
 
     def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
-        """All NaN."""
-        return np.full_like(own, np.nan)
+        return np.full_like(own, self.value)
 
 
 @dataclass(frozen=True)
-class Infinite(Attack):
+class Infinite(NotANumber):
     """Sends infinities, to poison every sum that they enter."""
 
     name = "inf"
-    trains = False
-
-    def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
-        """All infinite."""
-        return np.full_like(own, np.inf)
-
-
-def _times(update: Vector, factor: float) -> Vector:
-    return update * np.float32(factor)
+    value = np.inf
 
 
 def _noise(d: int, deviation: float, seed: int) -> Vector:

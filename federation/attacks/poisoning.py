@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from federation.attacks.base import Attack, AttackError, Matrix, Vector, option
+from federation.attacks.base import Attack, AttackError, Matrix, Vector
+from federation.options import option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,10 +24,9 @@ class LabelFlip(Attack):
 
     name = "label-flip"
 
-    shift: int = option(0, "is added to every label, modulo the number of classes C; 0: C - 1 - y", least=0)
+    shift: int = option(0, "is added to every label, modulo the number of classes C; 0: C - 1 - y", "[0, inf)")
 
     def poison(self, splits: "Splits", task: "Task", *, seed: int) -> "Splits":
-        """The training split with other labels."""
         if len(splits.train) == 0:
             return splits
         classes = _classes(task, splits.train)
@@ -41,23 +41,18 @@ class Backdoor(Attack):
 
     The trigger is a white square in the lower right corner. A share of the training images gets it and the target's
     label; the others stay as they are, so that the model looks sound. The update may be boosted (Bagdasaryan et al.,
-    2020).
+    2020). `triggered` takes samples of other classes: accuracy on them is the success rate.
     """
 
     name = "backdoor"
+    from_participants = "boost"
 
-    target: int = option(0, "the label that triggered images get", least=0)
-    share: float = option(0.5, "of the training images that are poisoned", least=1e-6, most=1)
-    boost: float = option(1.0, "multiplies the update; 0: m, as many as take part", least=0)
-    size: int = option(0, "side of the trigger in pixels; 0: an eighth of the image's, at least 2", least=0)
-
-    @property
-    def derived(self) -> str:
-        """The boost, unless it is given."""
-        return "" if self.boost else "boost"
+    target: int = option(0, "the label that triggered images get", "[0, inf)")
+    share: float = option(0.5, "of the training images that are poisoned", "[1e-6, 1]")
+    boost: float = option(1.0, "multiplies the update; 0: m, as many as take part", "[0, inf)")
+    size: int = option(0, "side of the trigger in pixels; 0: an eighth of the image's, at least 2", "[0, inf)")
 
     def poison(self, splits: "Splits", task: "Task", *, seed: int) -> "Splits":
-        """The training split with some images triggered and relabelled."""
         train = splits.train
         if len(train) == 0:
             return splits
@@ -73,13 +68,11 @@ class Backdoor(Attack):
         return dataclasses.replace(splits, train=dataclasses.replace(train, x=x, y=y))
 
     def triggered(self, data: "Dataset") -> "Dataset":
-        """The samples of other classes, triggered, with the target as label: accuracy on them is the success rate."""
         others = data.y != self.target
         x, y = data.x[others], data.y[others]
         return dataclasses.replace(data, x=self._trigger(x), y=y.new_full(y.shape, self.target))
 
     def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
-        """The update of the poisoned data, boosted."""
         factor = self.boost or m
         return own if factor == 1 else own * np.float32(factor)
 
@@ -101,7 +94,7 @@ class Backdoor(Attack):
 
 
 def _classes(task: "Task", data: "Dataset") -> int:
-    """C, as many logits as the task's model has: a client of few classes does not know them all by its data.
+    """C, the number of logits of the task's model; a client's own data may lack some classes.
 
     Raises:
         AttackError: not a task of classification.
@@ -116,6 +109,6 @@ def _classes(task: "Task", data: "Dataset") -> int:
     logits = isinstance(output, torch.Tensor) and output.shape[:1] + output.shape[2:] == (1, *y.shape[1:])
     if not logits or output.ndim < 2 or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= output.shape[1]:
         raise AttackError(
-            f"{task.name} is no task of classification with labels 0 to C - 1: there are none to be changed"
+            f"{task.name} is no task of classification with labels 0 to C - 1: there are no labels to change"
         )
     return int(output.shape[1])

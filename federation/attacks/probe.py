@@ -1,4 +1,4 @@
-"""How far a backdoor has come: the share of triggered samples that a model gives to the attacker."""
+"""The success of a backdoor: the share of triggered samples that a model takes for the target's."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,8 @@ class Probe:
     """Measures the success rate of an attack that has a trigger.
 
     Args:
-        attack: of which `triggered` is not None.
-        trainer: its model is shared, its data is not touched: one of the two works at a time.
+        attack: one with a trigger.
+        trainer: its model is shared, so the trainer and the probe must not work at the same time.
         clean: clean test samples of all clients together.
 
     Raises:

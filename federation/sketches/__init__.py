@@ -1,6 +1,7 @@
-"""Sketches: what a client sends of its Jacobian, so that the server knows the objectives' Gram matrix.
+"""Sketches: short messages from which the server estimates the Gram matrix of the objectives.
 
 >>> import numpy as np
+>>> from federation.sketches.base import ClientSketch
 >>> left_and_right = sketch("count", d=1000, objectives=("left", "right"), budget=0.1)
 >>> left_and_right.rows(("left", "right"))
 (('sums', 100),)
@@ -15,26 +16,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from federation.plugins import Origin, PluginError, Plugins
-from federation.sketches.base import ClientSketch, LinearSketch, Sketch, SketchError, clip_to_psd
-from federation.sketches.count import CountSketch
-from federation.sketches.exact import Exact
+from federation.sketches.base import Sketch, SketchError
 from federation.sketches.grams import GramSum
-from federation.sketches.mask import Mask
+from federation.sketches.linear import CountSketch, Exact, Mask
 from federation.sketches.svd import Svd, TwoWaySvd
 from federation.sketches.top_k import TopK
-
-__all__ = [
-    "SKETCHES",
-    "ClientSketch",
-    "LinearSketch",
-    "Sketch",
-    "SketchError",
-    "TwoWaySvd",
-    "clip_to_psd",
-    "load",
-    "origin",
-    "sketch",
-]
 
 SKETCHES: Mapping[str, type[Sketch]] = MappingProxyType(
     {kind.name: kind for kind in (CountSketch, Svd, TwoWaySvd, TopK, Mask, GramSum, Exact)}
@@ -45,10 +31,7 @@ _PLUGINS: Plugins[Sketch] = Plugins("sketch", "fedpareto.sketches", Sketch, "fed
 
 
 def load(name: str) -> type[Sketch]:
-    """The class of a sketch that the owner of this machine named.
-
-    Args:
-        name: one of `SKETCHES`, of an entry point of `fedpareto.sketches`, or `module:Class`.
+    """The class of a sketch: one of `SKETCHES`, of an entry point of `fedpareto.sketches`, or `module:Class`.
 
     Raises:
         SketchError: there is none, or its code raises an exception.
@@ -62,24 +45,15 @@ def load(name: str) -> type[Sketch]:
 
 
 def origin(name: str) -> Origin | None:
-    """Which code a sketch is; None for a built-in one, which is part of the algorithm's package.
-
-    Raises:
-        SketchError: there is no such sketch.
-    """
+    """The code of a plug-in; None for a built-in sketch. Raises SketchError where there is no such sketch."""
     return None if name in SKETCHES else _PLUGINS.origin(name, load(name))
 
 
 def sketch(name: str, *, d: int, objectives: tuple[str, ...], budget: float = 1.0) -> Sketch:
-    """A sketch by its name, which may come from another machine.
+    """A sketch by its name, as in `load`; the other arguments are the fields of `Sketch`.
 
-    So no module is imported because it is named here: `module:Class` must have been given to `load` in this process.
-
-    Args:
-        name: one of `SKETCHES`, of an entry point of `fedpareto.sketches`, or `module:Class`.
-        d: columns of a Jacobian.
-        objectives: all objectives of the task.
-        budget: floats of the first upload of a client that serves all of them, as a share of d.
+    The name may come from another machine, so it imports no module: `module:Class` must have been given to `load` in
+    this process before.
 
     Raises:
         SketchError: no such sketch, or a value that it cannot have.
@@ -92,5 +66,5 @@ def sketch(name: str, *, d: int, objectives: tuple[str, ...], budget: float = 1.
             made = kind(d=d, objectives=objectives, budget=budget)
     except PluginError as error:
         raise SketchError(str(error)) from error
-    object.__setattr__(made, "name", name)  # it is frozen, and a plug-in's name is what the specification says
+    object.__setattr__(made, "name", name)  # it is frozen, and a plug-in has the name in the specification
     return made

@@ -1,4 +1,4 @@
-"""What every sketch is: how long its message is, how a client makes it, and what the server reads from all of them.
+"""The base of all sketches: the layout of a message, its making at a client, and the estimate at the server.
 
 A client's stochastic Jacobian A is (M_i, d): one gradient for each objective that the client serves, all at the model
 of the round. With weights p_ik the server wants the Gram matrix of the objectives' mean gradients,
@@ -45,11 +45,10 @@ class ClientSketch:
 
 @dataclass(frozen=True, kw_only=True)
 class Sketch(ABC):
-    """A way to tell the server enough of a Jacobian for the Gram matrix of a sum of Jacobians.
+    """A short message about a Jacobian, for the Gram matrix of a sum of Jacobians.
 
     Attributes:
         name: what run specifications call it.
-        unbiased: the expected `gram` is G, over `shared_seed`. Then `cross_gram` exists (see `linear`).
         d: columns of a Jacobian.
         objectives: all those of the task, M names.
         budget: floats of the first upload of a client that serves all of them, as a share of d. Every message has at
@@ -60,7 +59,6 @@ class Sketch(ABC):
     """
 
     name: ClassVar[str] = ""
-    unbiased: ClassVar[bool] = False
 
     d: int
     objectives: tuple[str, ...]
@@ -78,7 +76,7 @@ class Sketch(ABC):
         """Name and length of every row of the message of a client that serves these.
 
         Raises:
-            SketchError: objectives that the task does not have, one twice, or none.
+            SketchError: an objective that the task does not have, one twice, or none.
         """
         unknown = [name for name in objectives if name not in self.objectives]
         if unknown:
@@ -89,15 +87,12 @@ class Sketch(ABC):
 
     @abstractmethod
     def layout(self, served: int) -> tuple[tuple[str, int], ...]:
-        """Name and length of every row of the message of a client that serves so many objectives."""
+        """Name and length of every row of the message of a client that serves this many objectives."""
 
     def compress(self, A: Jacobian, *, shared_seed: int, own_seed: int) -> dict[str, NDArray[np.float32]]:
-        """The client's message: the rows that `layout` names.
+        """The message about a client's Jacobian A, (M_i, d): the rows that `layout` names.
 
-        Args:
-            A: the client's Jacobian, (M_i, d).
-            shared_seed: of this round, the same for every client.
-            own_seed: of this round and client.
+        All clients of a round have the same `shared_seed`; `own_seed` is of the round and the client.
 
         Raises:
             SketchError: another shape, or values that are not finite, in A or in the message as float32.
@@ -108,19 +103,14 @@ class Sketch(ABC):
 
     @abstractmethod
     def message(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
-        """The rows before they become float32; A has been looked at."""
+        """The rows before they become float32; A has been checked."""
 
     @abstractmethod
     def gram(self, sketches: Iterable[ClientSketch], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
         """The estimate of G, (M, M), symmetric, of these objectives in this order.
 
-        Sketches are read one after the other, and none is kept. Rows of other objectives are ignored; an
-        objective without rows has zeros.
-
-        Args:
-            sketches: the clients' messages; their order decides the rounding.
-            objectives: which enter G.
-            shared_seed: the one that the clients had.
+        Sketches are read one after the other, and not kept; their order decides the rounding. The rows of other
+        objectives are ignored; an objective without a sketch has zeros.
 
         Raises:
             SketchError: a message that does not fit.
@@ -154,10 +144,9 @@ class Embedding(Sketch):
 
     @abstractmethod
     def vectors(self, message: Message, served: int, *, shared_seed: int) -> NDArray[Any]:
-        """What a message stands for, (M_i, k) with the same k for every client."""
+        """The vectors of a message, (M_i, k) with the same k for every client."""
 
     def gram(self, sketches: Iterable[ClientSketch], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
-        """See the base."""
         Z = self.total(sketches, objectives, shared_seed=shared_seed)
         return symmetric(Z @ Z.T)
 
@@ -181,8 +170,6 @@ class LinearSketch(Embedding):
     So its estimate is unbiased, and only the sum of the messages matters.
     """
 
-    unbiased: ClassVar[bool] = True
-
     def cross_gram(
         self,
         first: Iterable[ClientSketch],
@@ -194,14 +181,8 @@ class LinearSketch(Embedding):
         """(H_1^T H_2 + H_2^T H_1) / 2 of two independent sets of clients, (M, M), symmetric, perhaps indefinite.
 
         Its expectation is the Gram matrix of the expected gradients, without the noise of the minibatches that the
-        square of one set's mean contains (FedCMOO, section 5). Whoever clips it to the positive semi-definite
-        matrices loses that.
-
-        Args:
-            first: messages of one set of clients.
-            second: messages of the other.
-            objectives: which enter the matrix.
-            shared_seed: one for both sets.
+        square of one set's mean contains (FedCMOO, section 5). Clipped to the positive semi-definite matrices, it is
+        biased again. The other arguments are those of `gram`.
 
         Raises:
             SketchError: a message that does not fit.
@@ -214,11 +195,7 @@ class LinearSketch(Embedding):
 
 
 def fits(message: Message, layout: tuple[tuple[str, int], ...], whose: str) -> None:
-    """Looks whether a message has the rows of a layout.
-
-    Raises:
-        SketchError: it has not; the message begins with `whose`.
-    """
+    """Raises SketchError if the message's rows do not match the layout; the error's text begins with `whose`."""
     for name, length in layout:
         values = message.get(name)
         if values is None or values.shape != (length,):
@@ -227,11 +204,7 @@ def fits(message: Message, layout: tuple[tuple[str, int], ...], whose: str) -> N
 
 
 def narrow(name: str, values: NDArray[Any]) -> NDArray[np.float32]:
-    """A row of a message as float32.
-
-    Raises:
-        SketchError: a value that float32 cannot hold.
-    """
+    """A row of a message as float32. Raises SketchError for a value that float32 cannot hold."""
     with np.errstate(over="ignore"):
         row = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
     if not np.isfinite(row).all():

@@ -1,7 +1,22 @@
-"""Random numbers that never change: raw words of Philox, whose bits NumPy guarantees, and whole numbers of them."""
+"""Seeds of sketches, and random numbers that never change: raw words of Philox, whose bits NumPy guarantees."""
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
+
+
+def shared_seed(seed: int, round_: int) -> int:
+    """The seed of all clients in a round, 0 to 2^63 - 1, from the run's seed and the round, from 0."""
+    return _derived(f"shared\0{seed}\0{round_}")
+
+
+def own_seed(seed: int, round_: int, client_id: str) -> int:
+    """The seed of one client in a round, 0 to 2^63 - 1."""
+    return _derived(f"own\0{seed}\0{round_}\0{client_id}")
+
+
+def _derived(text: str) -> int:
+    return int.from_bytes(blake3(f"fedpareto/sketch\0{text}".encode()).digest(8), "little") >> 1
 
 
 def words(seed: int, count: int) -> NDArray[np.uint64]:

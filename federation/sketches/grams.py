@@ -19,35 +19,32 @@ class GramSum(Sketch):
     The estimate is  G_kl ~ sqrt(P_k P_l) sum_i sqrt(p_ik p_il) <a_ik, a_il>,  P_k = sum_i p_ik.  With p = 1 it is
     "n times the sum", with p = 1/n the sum divided by n. It is right where all clients have one Jacobian, and
     otherwise an upper bound (by convexity, where each client has one weight for all its objectives) that may be far
-    off: it never sees that clients' gradients cancel. M_i (M_i + 1) / 2 floats, whatever the budget.
+    off: clients' gradients do not cancel in it. M_i (M_i + 1) / 2 floats (see `factor`), whatever the budget.
     """
 
     name: ClassVar[str] = "gram"
 
     def layout(self, served: int) -> tuple[tuple[str, int], ...]:
-        """See the base: a triangular factor, see `factor`."""
         return (("factor", served * (served + 1) // 2),)
 
     def gram(self, sketches: Iterable[ClientSketch], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
-        """See the base."""
         G = np.zeros((len(objectives), len(objectives)))
         mass = np.zeros(len(objectives))
         for sketch in self._checked(sketches):
-            place, weights = placed(sketch, objectives)
+            place, weights = placed(sketch, objectives), sketch.weights
             mass += place @ weights
             scaled = place * np.sqrt(weights)
             G += scaled @ from_factor(sketch.rows["factor"], len(weights)) @ scaled.T
         return symmetric(G * np.sqrt(np.outer(mass, mass)))
 
     def message(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
-        """A factor of A A^T."""
         return {"factor": factor(A)}
 
 
 def factor(A: Jacobian) -> Matrix:
     """The upper triangle of R with R^T R = A A^T, row by row, M (M + 1) / 2 values.
 
-    In float32 it keeps what the Gram matrix itself would lose: small norms beside large ones, and definiteness.
+    In float32 it keeps small norms beside large ones, and definiteness, which the Gram matrix itself would lose.
     """
     m = len(A)
     R = np.zeros((m, m))
@@ -64,7 +61,7 @@ def from_factor(values: NDArray[np.float32], m: int) -> Matrix:
     return symmetric(R.T @ R)
 
 
-def placed(sketch: ClientSketch, objectives: tuple[str, ...]) -> tuple[Matrix, NDArray[np.float64]]:
-    """Where a sketch's objectives are among these, as a matrix (M, M_i) of 0 and 1; and the sketch's weights."""
+def placed(sketch: ClientSketch, objectives: tuple[str, ...]) -> Matrix:
+    """The places of a sketch's objectives among these, as a matrix (M, M_i) of 0 and 1."""
     place = np.array([[float(name == own) for own in sketch.objectives] for name in objectives])
-    return place.reshape(len(objectives), len(sketch.objectives)), sketch.weights
+    return place.reshape(len(objectives), len(sketch.objectives))

@@ -31,38 +31,36 @@ class Svd(Embedding):
     """One-way: a truncated randomised SVD of the reshaped Jacobian; the Gram matrix of the sum of the truncations.
 
     With q = floor(sqrt(d M_i)), entry (k, a) of A goes to row a mod q, column (a div q) M_i + k of a matrix of q rows.
-    U S and V of rank r are sent, r (q + columns) floats; r is the largest that the budget allows, at least 1. (The
-    paper's r = floor(budget/2 sqrt(d/M)) takes both sides to be sqrt(dM) long and so may spend a little more.)
+    U S, (q, r), and V^T, (r, columns), are sent row by row, r (q + columns) floats; r is the largest that the budget
+    allows, at least 1. (The paper's r = floor(budget/2 sqrt(d/M)) takes both sides to be sqrt(dM) long and so may spend
+    a little more.)
     """
 
     name: ClassVar[str] = "svd"
 
     def rank(self, served: int) -> int:
-        """The rank r of a client that serves so many objectives."""
+        """The rank r of a client that serves this many objectives."""
         rows, columns = square_shape(self.d, served)
         return min(rows, columns, max(1, int(self.budget * self.d) // (rows + columns)))
 
     def layout(self, served: int) -> tuple[tuple[str, int], ...]:
-        """See the base: U S, (q, r) row by row; V^T, (r, columns) row by row."""
         rows, columns = square_shape(self.d, served)
         rank = self.rank(served)
         return (("left", rows * rank), ("right", rank * columns))
 
     def vectors(self, message: Message, served: int, *, shared_seed: int) -> NDArray[Any]:
-        """See the base: the truncation C_i, (M_i, d)."""
         rank = self.rank(served)
         left = message["left"].reshape(-1, rank).astype(np.float64)
         return unsquare(left @ message["right"].reshape(rank, -1), served, self.d)
 
     def message(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
-        """The factors of a truncated SVD of A, which is reshaped to be nearly square."""
         left, right = randomised_svd(square(A), self.rank(len(A)), own_seed)
         return {"left": left, "right": right}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TwoWaySvd(Svd):
-    """Two-way: what the truncation left out of a client's Jacobian is heard against the sum of all truncations.
+    """Two-way: clients also compare what the truncation left out with the sum of all truncations.
 
     With A_i = C_i + D_i, C_i the truncation, and S = sum p_i C_i,
 
@@ -79,27 +77,20 @@ class TwoWaySvd(Svd):
     name: ClassVar[str] = "svd-two-way"
 
     def layout(self, served: int) -> tuple[tuple[str, int], ...]:
-        """See the base: those of the one-way sketch, and a factor of what was left out (see `grams.factor`)."""
         return (*super().layout(served), ("factor", served * (served + 1) // 2))
 
     def residual_layout(self, served: int, total: int) -> tuple[tuple[str, int], ...]:
-        """Name and length of the row of the second leg, of a client with so many of the reference's objectives."""
+        """Name and length of the row of the second leg, of a client that serves `served` objectives of `total`."""
         return (("residual", served * total),)
 
     def reference_layout(self, total: int) -> tuple[tuple[str, int], ...]:
-        """Name and length of every row of the reference, of so many objectives."""
+        """Name and length of every row of the reference, of this many objectives."""
         return super().layout(total)
 
     def reference(
         self, sketches: Iterable[ClientSketch], objectives: tuple[str, ...], *, shared_seed: int, own_seed: int
     ) -> dict[str, NDArray[np.float32]]:
-        """What the server sends to every client after the first leg: S, truncated like a Jacobian.
-
-        Args:
-            sketches: the messages of the first leg.
-            objectives: which enter G; the rows of S.
-            shared_seed: of the round.
-            own_seed: of the round and the server.
+        """S, truncated like a Jacobian, which the server sends to every client after the first leg.
 
         Raises:
             SketchError: no sketches, a message that does not fit, or a sum that float32 cannot hold.
@@ -113,13 +104,7 @@ class TwoWaySvd(Svd):
     def residual(
         self, A: Jacobian, own: Message, reference: Message, objectives: tuple[str, ...]
     ) -> dict[str, NDArray[np.float32]]:
-        """The client's second message, D_i^T S, (M_i, M) row by row.
-
-        Args:
-            A: the Jacobian of the first leg, (M_i, d).
-            own: what `compress` made of it.
-            reference: what the server sent.
-            objectives: those of the reference.
+        """The client's second message, D_i^T S, (M_i, M) row by row, after `own`, its first one about the Jacobian A.
 
         Raises:
             SketchError: a shape that does not fit, or a product that float32 cannot hold.
@@ -131,18 +116,16 @@ class TwoWaySvd(Svd):
         return {"residual": narrow("residual", _product(A - self.vectors(own, len(A), shared_seed=0), S))}
 
     def gram(self, sketches: Iterable[ClientSketch], objectives: tuple[str, ...], *, shared_seed: int) -> Matrix:
-        """See the base; the objectives are those of the reference."""
         M = len(objectives)
         rest = np.zeros((M, M))
 
         def heard() -> Iterable[ClientSketch]:
             nonlocal rest
             for sketch in self._checked(sketches):
-                place, weights = placed(sketch, objectives)
-                scaled = place * weights
-                rest += scaled @ from_factor(sketch.rows["factor"], len(weights)) @ scaled.T
+                scaled, served = placed(sketch, objectives) * sketch.weights, len(sketch.weights)
+                rest += scaled @ from_factor(sketch.rows["factor"], served) @ scaled.T
                 if "residual" in sketch.rows:
-                    fits(sketch.rows, self.residual_layout(len(weights), M), self.name)
+                    fits(sketch.rows, self.residual_layout(served, M), self.name)
                     cross = scaled @ sketch.rows["residual"].reshape(-1, M).astype(np.float64)
                     rest += cross + cross.T
                 yield sketch
@@ -151,7 +134,6 @@ class TwoWaySvd(Svd):
         return clip_to_psd(S @ S.T + rest)
 
     def message(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
-        """As of `Svd`, and the norms of what the client keeps back."""
         rows = super().message(A, shared_seed, own_seed)
         sent = {name: narrow(name, values) for name, values in rows.items()}
         return {**sent, "factor": factor(A - self.vectors(sent, len(A), shared_seed=shared_seed))}
@@ -173,7 +155,7 @@ def square(A: Jacobian) -> NDArray[Any]:
 
 
 def unsquare(X: NDArray[Any], m: int, d: int) -> NDArray[Any]:
-    """What `square` was made of."""
+    """The inverse of `square`."""
     return X.reshape(len(X), -1, m).transpose(2, 1, 0).reshape(m, -1)[:, :d]
 
 

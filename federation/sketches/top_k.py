@@ -1,4 +1,4 @@
-"""The entries of the largest magnitude, and where they are."""
+"""Top-k: the entries of the largest magnitude, and their positions."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,16 +16,15 @@ _BITS = 24  # so a float32 can carry as many bits
 class TopK(Embedding):
     """The K entries of A, of all rows together, that are largest in magnitude; the others count as 0.
 
-    What says where they are is part of the budget, as float32 like all else: either K gaps between positions, or a
-    bitmap with 24 entries of A to a float, whichever leaves more for values. Where the whole of A fits, it is sent.
-    Gaps that float32 could not hold are bridged by fillers of value 0, for which room is kept. Among entries of one
-    magnitude the first ones are taken. Biased: what is small everywhere is never seen, however it adds up.
+    Their positions are part of the budget, as float32 like the values: either K gaps between positions, or a bitmap
+    with 24 entries of A to a float, whichever leaves more for values. Where the whole of A fits, it is sent. Gaps that
+    float32 could not hold are bridged by fillers of value 0, for which room is kept. Among entries of one magnitude the
+    first ones are taken. Biased: entries that are small at every client are not sent, however large their sum.
     """
 
     name: ClassVar[str] = "top-k"
 
     def layout(self, served: int) -> tuple[tuple[str, int], ...]:
-        """See the base: "values", and "gaps" or "bitmap" to place them."""
         entries, budget = served * self.d, int(self.budget * self.d)
         bitmap = -(-entries // _BITS)
         by_bitmap, by_gaps = budget - bitmap, max(budget // 2, 1 + entries // _EXACT)
@@ -36,7 +35,6 @@ class TopK(Embedding):
         return (("values", by_gaps), ("gaps", by_gaps))
 
     def vectors(self, message: Message, served: int, *, shared_seed: int) -> NDArray[Any]:
-        """See the base."""
         values, entries = message["values"], served * self.d
         if len(self.layout(served)) == 1:
             return values.reshape(served, self.d)
@@ -51,7 +49,6 @@ class TopK(Embedding):
         return sparse.reshape(served, self.d)
 
     def message(self, A: Jacobian, shared_seed: int, own_seed: int) -> dict[str, NDArray[Any]]:
-        """The largest entries of A and where they are."""
         entries = A.reshape(-1)
         lengths = dict(self.layout(len(A)))
         room = lengths["values"]

@@ -114,7 +114,7 @@ def warnings(run: Run) -> Iterator[Text]:
 
 def run(item: Run) -> RenderableType:
     """One run."""
-    from coordinator.aggregation.registry import algorithms  # loads NumPy
+    from coordinator.aggregation.registry import ALGORITHMS  # loads NumPy
 
     grid = Table.grid(padding=(0, 2))
     grid.add_row("run", item.run_id)
@@ -123,7 +123,7 @@ def run(item: Run) -> RenderableType:
     grid.add_row("algorithm", item.algorithm)
     grid.add_row("task", item.task)
     grid.add_row("rounds", f"{item.rounds_done} of {item.rounds_total}")
-    kind = algorithms().get(item.algorithm)
+    kind = ALGORITHMS.get(item.algorithm)
     mean = ", the mean of the models of all rounds" if kind is not None and kind.averages else ""
     grid.add_row("model", f"{short(item.model)}  ({item.parameters:,} parameters{mean})")
     for field in ("created", "started", "ended"):

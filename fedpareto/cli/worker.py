@@ -128,7 +128,8 @@ def run(
     The worker runs until it is stopped (SIGTERM or Ctrl-C).
     """
     from federation.attacks import AttackError, parse_attack
-    from federation.sketches import SketchError, load
+    from federation.sketches import load
+    from federation.sketches.base import SketchError
     from federation.tasks import DataError, DataSource, Part, PartError
     from worker.accomplices import Accomplices
     from worker.events import Events

@@ -11,7 +11,8 @@ import numpy as np
 from google.protobuf.wrappers_pb2 import UInt64Value
 
 from coordinator.aggregation.base import Algorithm, describe
-from coordinator.aggregation.phases import Asked, Closing, Phase, Replies, RoundContext, RoundGenerator, Step, Training
+from coordinator.aggregation.phase_kinds import Training
+from coordinator.aggregation.phases import Asked, Closing, Phase, Replies, RoundContext, RoundGenerator, Step
 from coordinator.aggregation.rules import Combination, Rows
 from federation.vectors import RowFile
 from federation.work.base import Client, Lane, Result, RowSchema, Shape, Terms, Work, WorkError

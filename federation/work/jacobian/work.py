@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.sketches import SketchError
-from federation.sketches.asked import jacobian_of, sketch_of
-from federation.sketches.seeds import own_seed, shared_seed
+from federation.objectives import encoder_columns, width
+from federation.sketches import sketch
+from federation.sketches.base import Sketch, SketchError
+from federation.sketches.draws import own_seed, shared_seed
+from federation.vectors import Layout
 from federation.work.base import Client, Demand, Result, RowSchema, Shape, Terms, Work, WorkError
 from federation.work.computation import Differentiate
 
@@ -50,7 +52,7 @@ class Jacobian(Work):
         if not objectives or objectives != tuple(name for name in shape.serves if name in objectives):
             raise WorkError(f"gradients of {list(objectives)} are asked for; this client serves {list(shape.serves)}")
         try:
-            rows = sketch_of(self, shape.layout, shape.objectives).rows(objectives)
+            rows = self.made(shape).rows(objectives)
         except (SketchError, OverflowError) as error:
             raise WorkError(str(error)) from None
         return tuple(RowSchema(name, length) for name, length in rows)
@@ -65,11 +67,21 @@ class Jacobian(Work):
 
     def gradients(self, client: Client, computed: Result) -> NDArray[np.float32]:
         """The columns that count of the gradients that are asked for, (M_i, d_e)."""
-        return jacobian_of({name: computed.rows[name] for name in self.objectives}, self, client.shape.layout)
+        parts = self._columns(client.shape.layout)
+        rows = (computed.rows[name] for name in self.objectives)
+        return np.stack([np.concatenate([row[part] for part in parts]) for row in rows])
+
+    def made(self, shape: Shape) -> Sketch:
+        """The sketch that is asked for. Raises SketchError if there is none, or not with this budget."""
+        d = width(self._columns(shape.layout))
+        return sketch(self.sketch, d=d, objectives=shape.objectives, budget=self.budget)
+
+    def _columns(self, layout: Layout) -> tuple[slice, ...]:
+        return encoder_columns(layout) if self.encoder_only else (slice(0, layout.size),)
 
     def compressed(self, client: Client, gradients: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """The message of the sketch, by row."""
-        return sketch_of(self, client.shape.layout, client.shape.objectives).compress(
+        return self.made(client.shape).compress(
             gradients,
             shared_seed=shared_seed(client.seed, client.round),
             own_seed=own_seed(client.seed, client.round, client.client_id),

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from federation.refusals import Refusal
-from federation.sketches import SketchError, TwoWaySvd
-from federation.sketches.asked import second_leg, sketch_of
+from federation.sketches.base import SketchError
+from federation.sketches.svd import TwoWaySvd
 from federation.vectors import payload_rows
 from federation.work.base import Client, Demand, Result, RowSchema, Shape, Terms, Work, WorkError, payload_layout
 from federation.work.computation import Differentiate
@@ -78,6 +78,9 @@ class Residual(Work):
 
     def _leg(self, shape: Shape) -> TwoWaySvd:
         try:
-            return second_leg(sketch_of(self.jacobian, shape.layout, shape.objectives))
+            made = self.jacobian.made(shape)
         except (SketchError, OverflowError) as error:
             raise WorkError(str(error)) from None
+        if not isinstance(made, TwoWaySvd):
+            raise WorkError(f"{made.name} has no second leg; {TwoWaySvd.name} has")
+        return made
