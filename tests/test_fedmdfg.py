@@ -24,6 +24,9 @@ from federation.runs import SpecError
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest, SearchWork, SignedEnvelope, StepManifest
 from federation.vectors import payload_rows, read_vector, update_layout
+from federation.work.base import Shape, WorkError
+from federation.work.computation import MeasureAlong
+from federation.work.search.work import Search
 from storage.database import Database
 from storage.models import RoundState, Update
 
@@ -200,6 +203,19 @@ def test_an_operator_is_told_how_far_a_liar_can_go() -> None:
     found, rule = parse_run(spec("lies", "digits", algorithm="fedmdfg", more="algorithm.s = 2"))
     for words in ("bias attack", "standstill", "4 times server.learning_rate at the most"):
         assert any(words in caution for caution in cautions(found, rule)), words
+
+
+@pytest.mark.parametrize("steps", [(), (1.0,) * 65, (0.0,), (-1.0,), (math.nan,), (math.inf,)])
+def test_a_search_without_steps_or_with_impossible_ones_is_no_work(steps: tuple[float, ...]) -> None:
+    with pytest.raises(WorkError, match="between 1 and 64 positive numbers are taken"):
+        Search(steps=steps).rows(Shape(LAYOUT, ("loss",), ("loss",)))
+
+
+def test_a_model_of_the_search_that_is_not_finite_has_no_loss() -> None:
+    along = MeasureAlong(direction=np.full(3, 1e38, np.float32), steps=(10.0, 1.0), names=("step/0", "step/1"))
+    ((name, model),) = along.models(np.zeros(3, np.float32))
+    assert name == "step/1"
+    np.testing.assert_array_equal(model, np.full(3, -1e38, np.float32))
 
 
 # --- rounds with clients that a test plays
