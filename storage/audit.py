@@ -21,49 +21,34 @@ def record(
     detail: str = "",
     times: int = 1,
 ) -> None:
-    """Writes down something that happened, in the transaction of `session`.
+    """Records an event in the transaction of `session`.
 
-    A refusal that repeats one by the same actor, of the same action, for the same reason, less than a minute after the
-    row of the first was begun, adds to `times` of that row and leaves the rest of it, subject and detail included,
-    as the first had it: whoever hammers at the door fills one row a minute, not the disk. What went well is never
-    merged. (Two transactions at once on PostgreSQL may each begin a row; both count.)
-
-    Text of any kind and length is taken: it is cut to its column, and unprintable characters are replaced
-    (`storage.models.Prose`).
+    A refusal with the actor, action and reason of a row begun less than a minute before adds to `times` of that row,
+    so repeated refusals add at most one row per minute. Text is cut and cleaned (`storage.models.Prose`).
 
     Args:
         session: an open transaction.
         at: when, with a time zone.
-        actor: the SAN URI of the caller's certificate, "peer <address>" (the port left out, or nothing would ever be
-            merged), or "coordinator".
+        actor: the SAN URI of the caller's certificate, "peer <address>" without the port, or "coordinator".
         action: an rpc ("Submit") or an event ("run.completed").
         subject: what it was about: a run, a client, an assignment.
-        outcome: empty when it went well, else the reason of the refusal.
-        detail: anything else worth knowing; no secret.
-        times: how often it happened, if the caller has counted.
+        outcome: the reason of the refusal; empty for success.
+        detail: anything else; no secret.
+        times: how often it happened.
     """
-    if outcome and _repeated(session, at, actor, action, outcome, times):
+    begun = None
+    if outcome:
+        begun = session.scalar(
+            select(AuditEntry.entry_id)
+            .filter_by(actor=actor, action=action, outcome=outcome)
+            .where(AuditEntry.at > at - MERGE_WINDOW, AuditEntry.at <= at)
+            .order_by(AuditEntry.entry_id.desc())
+            .limit(1)
+        )
+    if begun is not None:
+        session.execute(update(AuditEntry).where(AuditEntry.entry_id == begun).values(times=AuditEntry.times + times))
         return
     session.add(
         AuditEntry(at=at, actor=actor, action=action, subject=subject, outcome=outcome, detail=detail, times=times)
     )
     session.flush()
-
-
-def _repeated(session: Session, at: datetime, actor: str, action: str, outcome: str, times: int) -> bool:
-    begun = session.scalar(
-        select(AuditEntry.entry_id)
-        .where(
-            AuditEntry.actor == actor,
-            AuditEntry.action == action,
-            AuditEntry.outcome == outcome,
-            AuditEntry.at > at - MERGE_WINDOW,
-            AuditEntry.at <= at,
-        )
-        .order_by(AuditEntry.entry_id.desc())
-        .limit(1)
-    )
-    if begun is None:
-        return False
-    session.execute(update(AuditEntry).where(AuditEntry.entry_id == begun).values(times=AuditEntry.times + times))
-    return True

@@ -16,11 +16,7 @@ from federation.vectors import File
 
 
 class BlobMissing(LookupError):
-    """No blob of this digest is stored.
-
-    Attributes:
-        digest: the digest that was asked for.
-    """
+    """No blob of this digest is stored."""
 
     def __init__(self, digest: str) -> None:
         super().__init__(f"there is no blob {digest} in this store")
@@ -28,41 +24,26 @@ class BlobMissing(LookupError):
 
 
 class BlobCorrupt(ValueError):
-    """The bytes are not what the digest says.
-
-    Attributes:
-        digest: the digest that they should have.
-        found: the digest that they have.
-    """
+    """The bytes have another digest."""
 
     def __init__(self, digest: str, found: str) -> None:
         super().__init__(f"the bytes of blob {digest} have the digest {found}")
         self.digest = digest
-        self.found = found
 
 
 @dataclass(frozen=True, slots=True)
 class BlobStat:
-    """What a store knows of a blob without reading it.
-
-    Attributes:
-        digest: its name.
-        size: its length in bytes.
-        modified: when it was last stored or claimed, in seconds since the epoch.
-    """
+    """What a store knows of a blob without reading it."""
 
     digest: str
-    size: int
-    modified: float
+    size: int  # in bytes
+    modified: float  # when it was last stored or claimed, in seconds since the epoch
 
 
 class BlobWriter(ABC):
-    """An upload of one blob: a context manager that ends with `discard`.
+    """An upload of one blob: a context manager that ends with `discard`. `written` counts its bytes.
 
-    No lock is held between calls: they may come from different threads, one at a time.
-
-    Attributes:
-        written: bytes taken in so far.
+    Calls may come from different threads, one at a time.
     """
 
     def __init__(self, algorithm: str, hashed: bool) -> None:
@@ -87,13 +68,10 @@ class BlobWriter(ABC):
         self.written += len(view)
 
     def commit(self, digest: str | None = None) -> str:
-        """Stores the blob durably; a blob that is there already is left as it is and counts as new.
+        """Stores the blob durably, and returns its digest; a blob that is there already counts as new.
 
         Args:
             digest: what the bytes must hash to. Needed, and trusted, when this writer does not hash.
-
-        Returns:
-            The digest.
 
         Raises:
             BlobCorrupt: the bytes have another digest; nothing was stored.
@@ -141,8 +119,8 @@ class BlobStore(ABC):
         """Begins the upload of a blob, which others see after its commit.
 
         Args:
-            algorithm: that of the digest, "blake3" or "sha256"; unused without `hash`.
-            hash: whether the writer hashes. A caller that hashes the same bytes itself gives the digest to `commit`.
+            algorithm: of the digest, "blake3" or "sha256".
+            hash: whether the writer hashes. Otherwise the caller hashes the bytes, and gives the digest to `commit`.
         """
 
     @abstractmethod
@@ -157,17 +135,11 @@ class BlobStore(ABC):
         """
 
     def open_range(self, digest: str, offset: int = 0, length: int | None = None) -> BinaryIO:
-        """Opens a part of a blob for reading; the caller closes it. The bytes are checked as by `local`.
-
-        Args:
-            digest: its name.
-            offset: of the first byte; the size of the blob gives an empty range.
-            length: the most bytes of the range; to the end of the blob when None.
+        """Opens a part of a blob for reading, from `offset`, of at most `length` bytes; the caller closes it.
 
         Raises:
-            BlobMissing: it is not stored.
-            BlobCorrupt: its bytes have another digest.
-            ValueError: the offset is outside the blob.
+            BlobMissing, BlobCorrupt: as `local`.
+            ValueError: the offset is outside the blob; its end gives an empty range.
         """
         blob, size = self.local(digest), self.stat(digest).size
         if not 0 <= offset <= size:
@@ -177,16 +149,11 @@ class BlobStore(ABC):
         return file if length is None else BufferedReader(_Range(file, length))
 
     def read(self, digest: str, limit: int | None = None) -> bytes:
-        """The bytes of a blob, checked as by `local`.
-
-        Args:
-            digest: its name.
-            limit: the most bytes that the caller can take.
+        """The bytes of a blob.
 
         Raises:
-            BlobMissing: it is not stored.
-            BlobCorrupt: its bytes have another digest.
-            ValueError: it is longer than `limit`.
+            BlobMissing, BlobCorrupt: as `local`.
+            ValueError: it has more than `limit` bytes.
         """
         if limit is not None and (size := self.stat(digest).size) > limit:
             raise ValueError(f"blob {digest} has {size} bytes, more than the {limit} that fit here")
@@ -232,15 +199,12 @@ class BlobStore(ABC):
 
     @abstractmethod
     def delete(self, digest: str, *, older_than: float | None = None) -> int | None:
-        """Removes a blob.
+        """Removes a blob, and returns the bytes freed; None if it was not there or is too young.
 
         Args:
             digest: its name.
             older_than: remove it only if it was last stored or claimed before this time (seconds since the epoch);
                 checked together with the removal, so that no other process can store or claim it in between.
-
-        Returns:
-            The bytes freed; None if it was not there or is too young.
         """
 
     @abstractmethod

@@ -21,8 +21,6 @@ from sqlalchemy.orm import Session
 
 BUSY_SECONDS = 30.0  # how long a SQLite transaction waits for the one before it
 LOCK_KEY = 0x66656470617265  # "fedpare": our advisory locks in a PostgreSQL database; +1 serialises migrations
-
-
 _LOCK_HOLDER = """
 SELECT pid, application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
 WHERE locktype = 'advisory' AND granted AND objsubid = 1
@@ -49,14 +47,11 @@ UNAVAILABLE = (DatabaseBusy, InterfaceError, OperationalError, PoolTimeoutError)
 
 
 class Database:
-    """A connection pool, and transactions as `with database.begin() as session`.
+    """A connection pool, and transactions as `with database.begin() as session`; for several threads.
 
-    Used from several threads. Objects stay readable after their transaction (`expire_on_commit` is off).
-
-    SQLite: write-ahead log, foreign keys on, a commit survives loss of power (`synchronous=FULL`), and a transaction
-    takes the write lock when it begins: two threads can never deadlock by upgrading. PostgreSQL: READ COMMITTED.
-    Whoever reads a row in order to change it asks for the row lock, with `.with_for_update()` on a select or
-    `session.get(..., with_for_update=True)`: on SQLite that is a no-op, since the transaction has the whole database.
+    SQLite: write-ahead log, foreign keys on, and a transaction takes the write lock when it begins, so two threads
+    cannot deadlock by upgrading. PostgreSQL: READ COMMITTED. Code that reads a row in order to change it takes the row
+    lock (`with_for_update`), which does nothing on SQLite. Objects stay readable after their transaction.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -78,11 +73,9 @@ class Database:
         """Opens a database; changes nothing in it (see `migrate`).
 
         Args:
-            url: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user:password@host/name`. The
-                directory of a SQLite file must exist.
+            url: `sqlite:///relative.db`, `sqlite:////absolute.db` or `postgresql://user:password@host/name`.
             create: whether a missing SQLite file is made, with mode 0600. It is not made later, if it is removed.
-            durable: whether what was committed outlives a loss of power (SQLite); without it (a simulation), only the
-                death of the process.
+            durable: whether a commit outlives a loss of power (SQLite); otherwise only the death of the process.
 
         Raises:
             ValueError: another kind of URL, or SQLite in memory, which threads cannot share.
@@ -107,7 +100,7 @@ class Database:
 
     @property
     def directory(self) -> Path | None:
-        """Where the file of the database is; None with PostgreSQL, which keeps its files itself."""
+        """The directory of the database's file; None with PostgreSQL."""
         return Path(str(self._engine.url.database)).parent if self._sqlite else None
 
     @property
@@ -177,10 +170,7 @@ class Database:
         return True
 
     def keep_lock(self) -> bool:
-        """Makes sure that the exclusive lock is ours, and takes it again when its connection broke.
-
-        Returns:
-            Whether it was taken again: another process may have had it meanwhile.
+        """Takes the exclusive lock again if its connection broke, and says whether it did.
 
         Raises:
             DatabaseBusy: another process has it.
@@ -193,10 +183,9 @@ class Database:
         return True
 
     def close(self) -> None:
-        """Gives the lock up and closes every connection; closing twice is fine."""
+        """Releases the lock and closes every connection; may be called twice."""
         if self._lock_connection is not None:
-            # Said, not left to the server to notice: the next coordinator may come at once.
-            with suppress(SQLAlchemyError):
+            with suppress(SQLAlchemyError):  # at once, not when the server notices: the next coordinator may start
                 self._lock_connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": LOCK_KEY})
             self._drop_lock_connection()
         self._engine.dispose()
@@ -238,7 +227,7 @@ class Database:
         except BlockingIOError:
             holder = os.read(descriptor, 200).decode(errors="replace").strip()
             os.close(descriptor)
-            raise DatabaseBusy(self._busy(holder or "a process that has just started")) from None
+            raise self._busy(holder or "a process that has just started") from None
         os.ftruncate(descriptor, 0)
         with suppress(OSError):  # on a full disk it has no name
             os.pwrite(descriptor, f"{self._name}\n".encode(), 0)
@@ -247,7 +236,7 @@ class Database:
     def _lock_postgresql(self) -> Connection:
         connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         try:
-            # Named before it is locked, so that whoever finds the lock taken can read by whom.
+            # Named before it is locked, so that another process can read who has the lock.
             connection.execute(text("SELECT set_config('application_name', :name, false)"), {"name": self._name})
             if connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}):
                 connection.detach()  # never back to the pool: the lock is the connection's
@@ -260,13 +249,13 @@ class Database:
             connection.invalidate()  # it carries our name: not for the pool either
             if found is None or found.application_name == self._name:
                 raise InterfaceError("the lock of a connection that has just ended", None, RuntimeError("try again"))
-            raise DatabaseBusy(self._busy(f"{found.application_name} (server process {found.pid})"))
+            raise self._busy(f"{found.application_name} (server process {found.pid})")
         except BaseException:
             connection.close()
             raise
 
-    def _busy(self, holder: str) -> str:
-        return (
+    def _busy(self, holder: str) -> DatabaseBusy:
+        return DatabaseBusy(
             f"the database {self.url} is in use by another coordinator: {holder}. Only one may run on a database; stop "
             "that one first, or give this one a database of its own."
         )
@@ -318,8 +307,8 @@ def _begin(connection: Connection) -> None:
 def _open_postgresql(url: URL) -> Engine:
     return create_engine(
         url,
-        # A dead connection is noticed within a minute or two, not hours: it may be the one that carries the lock.
-        # And a server that cannot be reached is given up soon, since a caller waits.
+        # A dead connection, which may carry the lock, is noticed within two minutes, and a connection attempt is
+        # given up after 10 seconds, since a caller waits.
         connect_args={
             "connect_timeout": 10,
             "keepalives_idle": 30,

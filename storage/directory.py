@@ -35,7 +35,7 @@ class DirectoryStore(BlobStore):
 
     Args:
         root: the directory; made, with mode 0700, if it is missing.
-        durable: whether a blob outlives a loss of power; without it (a simulation), only the death of the process.
+        durable: whether a blob outlives a loss of power; otherwise only the death of the process.
     """
 
     def __init__(self, root: Path, *, durable: bool = True) -> None:

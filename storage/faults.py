@@ -1,7 +1,4 @@
-"""What the machine does to those who store: a full disk, a database that is away, no descriptors left, damaged blobs.
-
-None of these is the caller's mistake or a bug, and each may be over in a moment.
-"""
+"""Faults of the machine, not of the caller: a full disk, no database, no descriptors left, damaged blobs."""
 
 import errno
 import sqlite3
@@ -28,17 +25,16 @@ class Fault(StrEnum):
 
 
 def fault_of(error: BaseException) -> Fault | None:
-    """The fault that an exception tells of; None when it is anything else, a bug say.
+    """The fault behind an exception; None for any other, such as a bug.
 
-    SQLite's I/O errors count as a full disk: with a quota they are what a full disk looks like.
+    SQLite's I/O errors count as a full disk, since an exceeded quota looks like that.
     """
     if isinstance(error, BlobCorrupt | BlobMissing):
         return Fault.BLOB
     if isinstance(error, DBAPIError):
         cause = error.orig
-        if isinstance(cause, psycopg.errors.DiskFull):
-            return Fault.DISK
-        if isinstance(cause, sqlite3.Error) and getattr(cause, "sqlite_errorcode", 0) & 0xFF in _SQLITE_DISK:
+        sqlite_code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+        if isinstance(cause, psycopg.errors.DiskFull) or sqlite_code in _SQLITE_DISK:
             return Fault.DISK
         if error.connection_invalidated:
             return Fault.DATABASE

@@ -1,7 +1,6 @@
 """The tables: what the coordinator knows, as SQLAlchemy models.
 
-Everything that the engine acts on is here or in the blob store before it acts (crash only). Signed envelopes are kept
-as the bytes that were received, so that a third party can check them later. Enumerations are stored by name.
+Signed envelopes are kept as the bytes that were received, so that a third party can check them.
 """
 
 import math
@@ -9,105 +8,78 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    DateTime,
-    Dialect,
-    Enum,
-    Float,
-    ForeignKey,
-    Index,
-    LargeBinary,
-    MetaData,
-    String,
-    UniqueConstraint,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
-from sqlalchemy.types import TypeDecorator
 
 
-class UtcDateTime(TypeDecorator[datetime]):
+class UtcDateTime(sa.TypeDecorator[datetime]):
     """A point in time: aware on the Python side, UTC in the database (SQLite keeps no zone)."""
 
-    impl = DateTime(timezone=True)
+    impl = sa.DateTime(timezone=True)
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Refuses naive times: a time without a zone is a bug."""
-        if value is None:
-            return None
-        if value.tzinfo is None:
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        """Refuses a time without a zone."""
+        if value is not None and value.tzinfo is None:
             raise ValueError(f"a naive time reached the database: {value!r}")
-        return value.astimezone(UTC)
+        return value and value.astimezone(UTC)
 
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Gives the zone back."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        """Adds the zone."""
+        return value and (value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC))
 
 
-class Prose(TypeDecorator[str]):
+class Prose(sa.TypeDecorator[str]):
     """Free text, some of it written by strangers: cut to the column's length, unprintable characters replaced.
 
-    Both back ends would otherwise differ: PostgreSQL refuses NUL and text that is too long, SQLite takes anything. And
-    a line break or an escape sequence in a log is a way to forge one. White space becomes a space, any other
-    unprintable character U+FFFD; text that was cut ends in an ellipsis.
+    PostgreSQL would refuse NUL and text that is too long; a line break or an escape sequence could forge a log line.
+    White space becomes a space, any other unprintable character U+FFFD; text that was cut ends in an ellipsis.
     """
 
-    impl = String
+    impl = sa.String
     cache_ok = True
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
         self.length = length
 
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Cleans; comparisons too, so that what was stored is found again."""
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        """Cleans the text, in comparisons too."""
         if value is None:
             return None
         cut = value if len(value) <= self.length else value[: self.length - 1] + "…"
-        return cut if cut.isprintable() else "".join(map(_printable, cut))
+        return "".join(x if x.isprintable() else " " if x.isspace() else "\ufffd" for x in cut)
 
 
-def _printable(character: str) -> str:
-    if character.isprintable():
-        return character
-    return " " if character.isspace() else "\ufffd"
+class Real(sa.TypeDecorator[float]):
+    """A float64. NaN is kept as NULL, as SQLite does."""
 
-
-class Real(TypeDecorator[float]):
-    """A float64. NaN is kept as NULL: SQLite can do no other, so PostgreSQL does the same."""
-
-    impl = Float
+    impl = sa.Float
     cache_ok = True
 
-    def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
+    def process_bind_param(self, value: float | None, dialect: sa.Dialect) -> float | None:
         """NaN becomes NULL."""
         return None if value is None or math.isnan(value) else float(value)
 
 
-class Numbers(TypeDecorator[dict[str, float]]):
+class Numbers(sa.TypeDecorator[dict[str, float]]):
     """Named float64 numbers as JSON, non-finite ones included: as the strings "nan", "inf", "-inf"."""
 
-    impl = JSON
+    impl = sa.JSON
     cache_ok = True
 
-    def process_bind_param(self, value: dict[str, float] | None, dialect: Dialect) -> dict[str, float | str] | None:
-        """Spells out what JSON cannot."""
-        if value is None:
-            return None
-        return {key: float(x) if math.isfinite(x) else str(float(x)) for key, x in value.items()}
+    def process_bind_param(self, value: dict[str, float] | None, dialect: sa.Dialect) -> dict[str, Any] | None:
+        """Writes numbers that are not finite as strings."""
+        return value and {key: float(x) if math.isfinite(x) else str(float(x)) for key, x in value.items()}
 
-    def process_result_value(self, value: dict[str, float | str] | None, dialect: Dialect) -> dict[str, float] | None:
-        """Reads it back."""
-        return None if value is None else {key: float(x) for key, x in value.items()}
+    def process_result_value(self, value: dict[str, Any] | None, dialect: sa.Dialect) -> dict[str, float] | None:
+        """Reads them back."""
+        return value and {key: float(x) for key, x in value.items()}
 
 
 class ClientState(StrEnum):
-    """The life of a client."""
+    """The states of a client."""
 
     PENDING = "PENDING"
     ACTIVE = "ACTIVE"
@@ -115,7 +87,7 @@ class ClientState(StrEnum):
 
 
 class RunState(StrEnum):
-    """The life of a run."""
+    """The states of a run."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -126,7 +98,7 @@ class RunState(StrEnum):
 
 
 class RoundState(StrEnum):
-    """The life of a round."""
+    """The states of a round."""
 
     OPEN = "OPEN"
     STEPPED = "STEPPED"
@@ -135,14 +107,14 @@ class RoundState(StrEnum):
 
 
 class PhaseState(StrEnum):
-    """The life of a phase."""
+    """The states of a phase."""
 
     OPEN = "OPEN"
     CLOSED = "CLOSED"
 
 
 class AssignmentState(StrEnum):
-    """The life of an assignment."""
+    """The states of an assignment."""
 
     OPEN = "OPEN"
     FULFILLED = "FULFILLED"
@@ -152,36 +124,29 @@ class AssignmentState(StrEnum):
     CANCELLED = "CANCELLED"
 
 
-DIGEST = String(71)  # "blake3:" and 64 hexadecimal characters
-NAME = String(63)
-KIND = String(32)  # of work
-REASON = Prose(80)
+DIGEST = sa.String(71)  # "blake3:" and 64 hexadecimal characters
+NAME = sa.String(63)
+NAMES = {  # of constraints and indexes
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
 
 
 class Base(DeclarativeBase):
     """The root of the tables."""
 
-    metadata = MetaData(
-        naming_convention={
-            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-            "ck": "ck_%(table_name)s_%(constraint_name)s",
-            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
-            "pk": "pk_%(table_name)s",
-        }
-    )
+    metadata = sa.MetaData(naming_convention=NAMES)
     type_annotation_map = {  # noqa: RUF012 - read by SQLAlchemy as declared
         datetime: UtcDateTime(),
-        dict[str, Any]: JSON(),
+        dict[str, Any]: sa.JSON(),
         dict[str, float]: Numbers(),
         float: Real(),
-        list[str]: JSON(),
-        bytes: LargeBinary(),
-        ClientState: Enum(ClientState, native_enum=False, length=16),
-        RunState: Enum(RunState, native_enum=False, length=16),
-        RoundState: Enum(RoundState, native_enum=False, length=16),
-        PhaseState: Enum(PhaseState, native_enum=False, length=16),
-        AssignmentState: Enum(AssignmentState, native_enum=False, length=16),
+        list[str]: sa.JSON(),
+        bytes: sa.LargeBinary(),
+        StrEnum: sa.Enum(StrEnum, native_enum=False, length=16),  # and what is derived from it
     }
 
 
@@ -191,8 +156,8 @@ class Federation(Base):
     __tablename__ = "federations"
 
     federation_id: Mapped[str] = mapped_column(NAME, primary_key=True)
-    ca_fingerprint: Mapped[str] = mapped_column(String(64))  # SHA-256 of the CA certificate, hexadecimal
-    coordinator: Mapped[str] = mapped_column(String(32), default="")  # the id of the last process that took the lock
+    ca_fingerprint: Mapped[str] = mapped_column(sa.String(64))  # SHA-256 of the CA certificate, hexadecimal
+    coordinator: Mapped[str] = mapped_column(sa.String(32), default="")  # the id of the last process that took the lock
     created: Mapped[datetime]
 
 
@@ -204,7 +169,7 @@ class Client(Base):
     client_id: Mapped[str] = mapped_column(NAME, primary_key=True)
     state: Mapped[ClientState]
     signing_key: Mapped[bytes]  # raw Ed25519 public key, 32 bytes
-    key_id: Mapped[str] = mapped_column(String(64), unique=True)  # hexadecimal
+    key_id: Mapped[str] = mapped_column(sa.String(64), unique=True)  # hexadecimal
     tasks: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> training samples, from the last hello
     objectives: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> those that it serves, likewise
     device: Mapped[str] = mapped_column(Prose(200), default="")
@@ -220,9 +185,9 @@ class Certificate(Base):
 
     __tablename__ = "certificates"
 
-    serial: Mapped[str] = mapped_column(String(40), primary_key=True)  # hexadecimal
-    client_id: Mapped[str | None] = mapped_column(ForeignKey("clients.client_id"), index=True)
-    subject: Mapped[str] = mapped_column(String(200))  # the SAN URI
+    serial: Mapped[str] = mapped_column(sa.String(40), primary_key=True)  # hexadecimal
+    client_id: Mapped[str | None] = mapped_column(sa.ForeignKey("clients.client_id"), index=True)
+    subject: Mapped[str] = mapped_column(sa.String(200))  # the SAN URI
     certificate: Mapped[bytes]  # DER
     not_before: Mapped[datetime]
     not_after: Mapped[datetime]
@@ -235,9 +200,9 @@ class JoinString(Base):
 
     __tablename__ = "join_strings"
 
-    secret_hash: Mapped[str] = mapped_column(String(64), primary_key=True)  # SHA-256, hexadecimal
+    secret_hash: Mapped[str] = mapped_column(sa.String(64), primary_key=True)  # SHA-256, hexadecimal
     client_id: Mapped[str] = mapped_column(NAME, index=True)  # the client that will be made
-    created_by: Mapped[str] = mapped_column(String(200))
+    created_by: Mapped[str] = mapped_column(sa.String(200))
     created: Mapped[datetime]
     expires: Mapped[datetime]
     used: Mapped[datetime | None]
@@ -250,21 +215,13 @@ class Model(Base):
     __tablename__ = "models"
 
     digest: Mapped[str] = mapped_column(DIGEST, primary_key=True)
-    size: Mapped[int] = mapped_column(BigInteger)  # of the safetensors file, in bytes
-    parameters: Mapped[int] = mapped_column(BigInteger)  # trainable parameters, float32
+    size: Mapped[int] = mapped_column(sa.BigInteger)  # of the safetensors file, in bytes
+    parameters: Mapped[int] = mapped_column(sa.BigInteger)  # trainable parameters, float32
     created: Mapped[datetime]
 
 
 def note_model(session: Session, digest: str, *, size: int, parameters: int, created: datetime) -> None:
-    """Puts a model on record, unless it is; another transaction may do the same at the same time.
-
-    Args:
-        session: an open transaction.
-        digest: of the blob.
-        size: of the safetensors file, in bytes.
-        parameters: trainable parameters.
-        created: when.
-    """
+    """Puts a model on record, unless it is; another transaction may do the same at the same time."""
     insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
     row = insert(Model).values(digest=digest, size=size, parameters=parameters, created=created)
     session.execute(row.on_conflict_do_nothing())
@@ -275,40 +232,36 @@ class Run(Base):
 
     __tablename__ = "runs"
 
-    run_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    run_id: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
     name: Mapped[str] = mapped_column(NAME, index=True)
     state: Mapped[RunState] = mapped_column(index=True)
     reason: Mapped[str] = mapped_column(Prose(400), default="")
     spec: Mapped[bytes]  # the TOML document as submitted
     spec_digest: Mapped[str] = mapped_column(DIGEST)
-    initial_model: Mapped[str] = mapped_column(ForeignKey("models.digest"))
-    model: Mapped[str] = mapped_column(ForeignKey("models.digest"))  # the current one
+    initial_model: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"))
+    model: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"))  # the current one
     objectives: Mapped[list[str]] = mapped_column(default=lambda: ["loss"])  # of the task, in its order
     state_data: Mapped[dict[str, Any]] = mapped_column(default=dict)  # a RunMemory, after the last step
-    submitted_by: Mapped[str] = mapped_column(String(200))
+    submitted_by: Mapped[str] = mapped_column(sa.String(200))
     created: Mapped[datetime]
     started: Mapped[datetime | None]
     ended: Mapped[datetime | None]
-
-    rounds: Mapped[list["Round"]] = relationship(back_populates="run", order_by="Round.number")
 
 
 class Round(Base):
     """A round: a conversation in phases that ends in a step, or is skipped."""
 
     __tablename__ = "rounds"
-    __table_args__ = (UniqueConstraint("run_id", "number"),)
+    __table_args__ = (sa.UniqueConstraint("run_id", "number"),)
 
     round_id: Mapped[int] = mapped_column(primary_key=True)
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"))
+    run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.run_id"))
     number: Mapped[int]
     state: Mapped[RoundState]
     reason: Mapped[str] = mapped_column(Prose(400), default="")
-    base_model: Mapped[str] = mapped_column(ForeignKey("models.digest"))
-    result_model: Mapped[str | None] = mapped_column(ForeignKey("models.digest"))  # the next round trains from it
-    deployed_model: Mapped[str | None] = mapped_column(
-        ForeignKey("models.digest")
-    )  # evaluated; the mean, if one is kept
+    base_model: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"))
+    result_model: Mapped[str | None] = mapped_column(sa.ForeignKey("models.digest"))  # the next round trains from it
+    deployed_model: Mapped[str | None] = mapped_column(sa.ForeignKey("models.digest"))  # evaluated; may be a mean
     gram: Mapped[str | None] = mapped_column(DIGEST)  # .npy blob (m, m) float64 of the accepted updates
     combined: Mapped[str | None] = mapped_column(DIGEST)  # a vector that was combined already, where there is one
     step: Mapped[bytes | None]  # SignedEnvelope of a StepManifest
@@ -322,21 +275,20 @@ class Round(Base):
     stepped: Mapped[datetime | None]
     ended: Mapped[datetime | None]
 
-    run: Mapped[Run] = relationship(back_populates="rounds")
-    phases: Mapped[list["Phase"]] = relationship(back_populates="round", order_by="Phase.number")
+    run: Mapped[Run] = relationship()
 
 
 class Phase(Base):
     """One question to some clients, with a deadline."""
 
     __tablename__ = "phases"
-    __table_args__ = (UniqueConstraint("round_id", "number"),)
+    __table_args__ = (sa.UniqueConstraint("round_id", "number"),)
 
     phase_id: Mapped[int] = mapped_column(primary_key=True)
-    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.round_id"))
+    round_id: Mapped[int] = mapped_column(sa.ForeignKey("rounds.round_id"))
     number: Mapped[int]  # in the round, over all attempts
     attempt: Mapped[int] = mapped_column(default=0)  # at the round, that the phase belongs to
-    kind: Mapped[str] = mapped_column(KIND)  # of the work that is asked for
+    kind: Mapped[str] = mapped_column(sa.String(32))  # of the work that is asked for
     decides: Mapped[bool] = mapped_column(default=True)  # whether the step depends on the replies
     state: Mapped[PhaseState]
     wanted: Mapped[int]  # replies that are needed; the rest of the assignments is over-selection
@@ -344,7 +296,7 @@ class Phase(Base):
     deadline: Mapped[datetime]
     ended: Mapped[datetime | None]
 
-    round: Mapped[Round] = relationship(back_populates="phases")
+    round: Mapped[Round] = relationship()
     assignments: Mapped[list["Assignment"]] = relationship(back_populates="phase", order_by="Assignment.client_id")
 
 
@@ -352,15 +304,18 @@ class Assignment(Base):
     """What one client was asked to do in one phase; fulfilled at most once."""
 
     __tablename__ = "assignments"
-    __table_args__ = (UniqueConstraint("phase_id", "client_id"), Index("ix_assignments_open", "client_id", "state"))
+    __table_args__ = (
+        sa.UniqueConstraint("phase_id", "client_id"),
+        sa.Index("ix_assignments_open", "client_id", "state"),
+    )
 
-    assignment_id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    phase_id: Mapped[int] = mapped_column(ForeignKey("phases.phase_id"), index=True)
-    client_id: Mapped[str] = mapped_column(ForeignKey("clients.client_id"))
+    assignment_id: Mapped[str] = mapped_column(sa.String(32), primary_key=True)
+    phase_id: Mapped[int] = mapped_column(sa.ForeignKey("phases.phase_id"), index=True)
+    client_id: Mapped[str] = mapped_column(sa.ForeignKey("clients.client_id"))
     state: Mapped[AssignmentState]
-    reason: Mapped[str] = mapped_column(REASON, default="")
+    reason: Mapped[str] = mapped_column(Prose(80), default="")
     message: Mapped[str] = mapped_column(Prose(400), default="")
-    base_model: Mapped[str] = mapped_column(ForeignKey("models.digest"), index=True)
+    base_model: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"), index=True)
     objectives: Mapped[list[str]] = mapped_column(default=list)  # that the client works on
     envelope: Mapped[bytes]  # SignedEnvelope of an AssignmentManifest, as sent
     created: Mapped[datetime]
@@ -376,29 +331,29 @@ class Input(Base):
 
     __tablename__ = "inputs"
 
-    assignment_id: Mapped[str] = mapped_column(ForeignKey("assignments.assignment_id"), primary_key=True)
+    assignment_id: Mapped[str] = mapped_column(sa.ForeignKey("assignments.assignment_id"), primary_key=True)
     name: Mapped[str] = mapped_column(NAME, primary_key=True)
     digest: Mapped[str] = mapped_column(DIGEST, index=True)
-    size: Mapped[int] = mapped_column(BigInteger)  # in bytes
+    size: Mapped[int] = mapped_column(sa.BigInteger)  # in bytes
 
 
 class Update(Base):
-    """A reply to an assignment whose signature held: the one accepted, or one refused for its content."""
+    """A reply to an assignment, with a valid signature: the accepted one, or one refused for its content."""
 
     __tablename__ = "updates"
-    __table_args__ = (Index("ix_updates_assignment_accepted", "assignment_id", "accepted"),)
+    __table_args__ = (sa.Index("ix_updates_assignment_accepted", "assignment_id", "accepted"),)
 
     update_id: Mapped[int] = mapped_column(primary_key=True)
-    assignment_id: Mapped[str] = mapped_column(ForeignKey("assignments.assignment_id"))
-    client_id: Mapped[str] = mapped_column(ForeignKey("clients.client_id"), index=True)
+    assignment_id: Mapped[str] = mapped_column(sa.ForeignKey("assignments.assignment_id"))
+    client_id: Mapped[str] = mapped_column(sa.ForeignKey("clients.client_id"), index=True)
     accepted: Mapped[bool]
-    reason: Mapped[str] = mapped_column(REASON, default="")
+    reason: Mapped[str] = mapped_column(Prose(80), default="")
     envelope: Mapped[bytes]  # SignedEnvelope of an UpdateManifest, as received
     envelope_digest: Mapped[str] = mapped_column(DIGEST, index=True)
     receipt: Mapped[bytes]  # SignedEnvelope of a ReceiptManifest, as sent
-    payload: Mapped[str] = mapped_column(String(71), default="")  # digest; empty when there is none
-    payload_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
-    samples: Mapped[int] = mapped_column(BigInteger, default=0)
+    payload: Mapped[str] = mapped_column(DIGEST, default="")  # empty when there is none
+    payload_bytes: Mapped[int] = mapped_column(sa.BigInteger, default=0)
+    samples: Mapped[int] = mapped_column(sa.BigInteger, default=0)
     losses: Mapped[dict[str, float]] = mapped_column(default=dict)
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
     # What the step made of it, known after the step.
@@ -415,24 +370,24 @@ class Evaluation(Base):
     """What a model scored on one split of one client."""
 
     __tablename__ = "evaluations"
-    __table_args__ = (UniqueConstraint("round_id", "client_id", "split"),)
+    __table_args__ = (sa.UniqueConstraint("round_id", "client_id", "split"),)
 
     evaluation_id: Mapped[int] = mapped_column(primary_key=True)
-    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.round_id"))
-    client_id: Mapped[str] = mapped_column(ForeignKey("clients.client_id"))
-    model: Mapped[str] = mapped_column(ForeignKey("models.digest"))
-    split: Mapped[str] = mapped_column(String(20))
+    round_id: Mapped[int] = mapped_column(sa.ForeignKey("rounds.round_id"))
+    client_id: Mapped[str] = mapped_column(sa.ForeignKey("clients.client_id"))
+    model: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"))
+    split: Mapped[str] = mapped_column(sa.String(20))
     loss: Mapped[float | None]
     accuracy: Mapped[float | None]
     objectives: Mapped[dict[str, float]] = mapped_column(default=dict)  # of several: "loss/<name>", "accuracy/<name>"
-    samples: Mapped[int] = mapped_column(BigInteger)
+    samples: Mapped[int] = mapped_column(sa.BigInteger)
 
 
 class AuditEntry(Base):
-    """Something that happened: who, what, to what, how it ended. Appended, never changed but to count repetitions."""
+    """Something that happened. Rows are appended, and changed only to count repetitions."""
 
     __tablename__ = "audit_log"
-    __table_args__ = (Index("ix_audit_log_actor_action_at", "actor", "action", "at"),)
+    __table_args__ = (sa.Index("ix_audit_log_actor_action_at", "actor", "action", "at"),)
 
     entry_id: Mapped[int] = mapped_column(primary_key=True)
     at: Mapped[datetime] = mapped_column(index=True)
@@ -441,4 +396,4 @@ class AuditEntry(Base):
     subject: Mapped[str] = mapped_column(Prose(200), default="")  # what it was about: a run, a client, an assignment
     outcome: Mapped[str] = mapped_column(Prose(80), default="")  # empty when it went well; the reason of the refusal
     detail: Mapped[str] = mapped_column(Prose(2000), default="")
-    times: Mapped[int] = mapped_column(default=1)  # so many alike, counted together
+    times: Mapped[int] = mapped_column(default=1)  # repetitions, counted in one row

@@ -1,7 +1,4 @@
-"""Records that a row keeps as JSON: what a run remembers between rounds, and what a round knew of its objectives.
-
-Each has one encoder and one decoder, here.
-"""
+"""Records that a row keeps as JSON: what a run remembers between rounds, and what a round knew of its objectives."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +11,7 @@ AVERAGE = "average"  # the vector that is the mean of all models so far
 
 
 def canonical(value: Any) -> str:
-    """JSON of which there is one spelling: what digests are made of."""
+    """JSON in its one canonical spelling, from which digests are made."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -46,15 +43,11 @@ class RunMemory:
 
     def encode(self) -> dict[str, Any]:
         """For the column of a run."""
-        data: dict[str, Any] = {"rule": dict(self.rule), "vectors": dict(self.vectors), "blobs": list(self.blobs)}
-        return data if self.averaged is None else {**data, "averaged": self.averaged}
+        data = {**asdict(self), "blobs": list(self.blobs)}
+        return {name: value for name, value in data.items() if value is not None}
 
     def deployed(self, model: str) -> str:
-        """The digest of the model that is evaluated and deployed: the mean of all models where the run keeps one.
-
-        Args:
-            model: the digest of the run's current model, from which clients train.
-        """
+        """The digest of the model that is evaluated and deployed: the mean of all models, or the current `model`."""
         return self.vectors.get(AVERAGE, model)
 
 
@@ -73,7 +66,7 @@ class ObjectivesRecord:
         losses: of the base model, means over the clients that serve each.
         weights: lambda of each objective that was weighed.
         mode: how the weights were found; empty where the rule does not weigh objectives.
-        left_out: why, by objective.
+        left_out: the reason, by objective that was left out.
         notes: what an operator should know.
         cosines: of the objectives that have weights, row after row; None where the rule did not compare them.
     """

@@ -1,4 +1,4 @@
-"""A reserve: disk space that is held for the moment in which the disk is full, so that this can still be recorded."""
+"""A reserve: disk space that is released when the disk is full, so that this can still be recorded."""
 
 import errno
 import os
@@ -11,11 +11,7 @@ MARGIN_BYTES = 8 << 20
 
 
 class Reserve:
-    """A file in each of some directories' file systems, which holds `RESERVE_BYTES` there.
-
-    Args:
-        directories: that exist; those on one file system share a file, in the first of them.
-    """
+    """A file of `RESERVE_BYTES` in each file system of some directories, in the first directory on it."""
 
     def __init__(self, directories: Iterable[Path]) -> None:
         by_device: dict[int, Path] = {}
@@ -27,7 +23,7 @@ class Reserve:
         """Takes the space, unless it is held.
 
         Raises:
-            OSError: there is not enough of it, quotas included; what could be taken is given back.
+            OSError: there is not enough space, quotas included; none is held then.
         """
         try:
             for path in self._files:
@@ -38,7 +34,7 @@ class Reserve:
             raise
 
     def release(self) -> None:
-        """Gives the space back; doing so twice is fine."""
+        """Gives the space back; may be called twice."""
         for path in self._files:
             path.unlink(missing_ok=True)
 

@@ -16,17 +16,11 @@ from storage.records import RunMemory
 
 @dataclass(frozen=True)
 class Collection:
-    """What a garbage collection did.
+    """What a garbage collection did."""
 
-    Attributes:
-        kept: blobs that are left.
-        deleted: blobs that were removed.
-        freed: bytes that they held.
-    """
-
-    kept: int
-    deleted: int
-    freed: int
+    kept: int  # blobs
+    deleted: int  # blobs
+    freed: int  # bytes
 
 
 def collect(
@@ -37,19 +31,17 @@ def collect(
     grace_seconds: float,
     keep_rounds: int | None = None,
 ) -> Collection:
-    """Removes the blobs that nothing retained refers to.
+    """Removes the blobs that nothing retained refers to; rows stay.
 
-    Kept are, for every run, its initial and its current model and the vectors that it remembers, until it
-    ends whatever else its algorithm keeps in blobs, and for every retained round its
-    models, its Gram matrix, and the payloads of accepted updates. Payloads of rejected updates and what uploads left
-    behind go. Rows stay: a row says that a blob existed, the blob store whether it still does.
+    Kept are the initial and the current model of each run and the vectors that it remembers; until the run ends, the
+    other blobs of its algorithm; of each retained round the models, the Gram matrix, and the accepted payloads.
 
-    Safe beside live runs: a blob is stored (or claimed, `BlobStore.claim`, when it was there before) and then a row
-    refers to it; until that row is committed the blob lives by its age, which is checked together with the removal.
+    Safe beside live runs: a blob is stored or claimed before a row refers to it, and until that row is committed, its
+    age protects it, which is checked together with the removal.
 
     Args:
-        database: what refers.
-        blobs: what is referred to.
+        database: the rows.
+        blobs: the store.
         now: the present time, with a time zone.
         grace_seconds: younger blobs are kept; longer than any upload or aggregation takes to commit its row.
         keep_rounds: how many of the last rounds of each run are retained, beside its first and its best one; all when
@@ -60,7 +52,7 @@ def collect(
         ValueError: a negative number of rounds or seconds.
     """
     if grace_seconds < 0 or (keep_rounds is not None and keep_rounds < 0):
-        raise ValueError(f"no negative numbers here: grace_seconds={grace_seconds}, keep_rounds={keep_rounds}")
+        raise ValueError(f"negative numbers: grace_seconds={grace_seconds}, keep_rounds={keep_rounds}")
     young = now.timestamp() - grace_seconds
     # Listed before the rows are read: what is old by then and referred to later was claimed in between, and is young.
     stored = list(blobs.scan())
@@ -68,9 +60,8 @@ def collect(
         referenced = _referenced(session, keep_rounds)
     deleted = freed = 0
     for blob in stored:
-        if blob.modified >= young or blob.digest in referenced:
-            continue
-        if (size := blobs.delete(blob.digest, older_than=young)) is not None:
+        old = blob.modified < young and blob.digest not in referenced
+        if old and (size := blobs.delete(blob.digest, older_than=young)) is not None:
             deleted += 1
             freed += size
     return Collection(kept=len(stored) - deleted, deleted=deleted, freed=freed)
@@ -97,9 +88,6 @@ def _first_and_best(session: Session) -> set[int]:
 def _referenced(session: Session, keep_rounds: int | None) -> set[str]:
     """The digests that retained rounds, and the runs themselves, refer to."""
     retained = true() if keep_rounds is None else _retained(keep_rounds, _first_and_best(session))
-    payloads = (
-        select(Update.payload).join(Update.assignment).join(Assignment.phase).join(Phase.round).where(Update.accepted)
-    )
     queries: tuple[Select[Any], ...] = (
         select(Round.base_model),
         select(Round.result_model),
@@ -109,14 +97,13 @@ def _referenced(session: Session, keep_rounds: int | None) -> set[str]:
         select(Assignment.base_model).join(Assignment.phase).join(Phase.round),
         select(Input.digest).join(Assignment).join(Assignment.phase).join(Phase.round),
         select(Evaluation.model).join(Round, Evaluation.round_id == Round.round_id),
-        payloads,
+        select(Update.payload).join(Update.assignment).join(Assignment.phase).join(Phase.round).where(Update.accepted),
     )
     digests: set[str | None] = set()
     for query in queries:
         digests.update(session.scalars(query.where(retained).distinct()))
-    for initial, current, state, ended in session.execute(
-        select(Run.initial_model, Run.model, Run.state_data, Run.ended)
-    ):
+    runs = select(Run.initial_model, Run.model, Run.state_data, Run.ended)
+    for initial, current, state, ended in session.execute(runs):
         memory = RunMemory.decode(state)
         digests.update((initial, current, *memory.vectors.values()))
         if ended is None:
@@ -132,5 +119,5 @@ def _retained(keep_rounds: int, others: set[int]) -> ColumnElement[bool]:
         and_(Round.state != RoundState.COMPLETED, Round.state != RoundState.SKIPPED),
         Round.round_id.in_(others),
     )
-    # Found first, so that what belongs to them is looked up, and not sought among the rows of all rounds.
+    # A subquery of ids, so that the rows that belong to these rounds are looked up by index.
     return Round.round_id.in_(select(Round.round_id).where(few))

@@ -22,7 +22,17 @@ from stored import blob_file
 from federation.digests import digest
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import to_bytes
-from storage.models import Assignment, AssignmentState, AuditEntry, Model, PhaseState, Round, RoundState, RunState
+from storage.models import (
+    Assignment,
+    AssignmentState,
+    AuditEntry,
+    Model,
+    Phase,
+    PhaseState,
+    Round,
+    RoundState,
+    RunState,
+)
 
 BOTH_DATABASES = True
 
@@ -82,15 +92,12 @@ def wait_rest(run: str) -> None:
 def nothing_open(stage: Stage, run: str) -> bool:
     """Whether an ended run has left nothing under way."""
     with stage.served.database.read() as session:
-        rounds = session.scalars(select(Round).where(Round.run_id == run)).all()
-        return all(
-            round_.state in (RoundState.COMPLETED, RoundState.SKIPPED)
-            and all(
-                phase.state is PhaseState.CLOSED
-                and all(assignment.state is not AssignmentState.OPEN for assignment in phase.assignments)
-                for phase in round_.phases
-            )
-            for round_ in rounds
+        rounds = session.scalars(select(Round.state).where(Round.run_id == run)).all()
+        phases = session.scalars(select(Phase).join(Round).where(Round.run_id == run)).all()
+        return all(state in (RoundState.COMPLETED, RoundState.SKIPPED) for state in rounds) and all(
+            phase.state is PhaseState.CLOSED
+            and all(assignment.state is not AssignmentState.OPEN for assignment in phase.assignments)
+            for phase in phases
         )
 
 

@@ -158,7 +158,7 @@ def test_what_is_written_is_read_back_the_same(database: Database) -> None:
         )
     with database.read() as session:
         found = session.get_one(Run, "r1")
-        [its_round] = found.rounds
+        its_round = session.scalars(select(Round).where(Round.run_id == found.run_id)).one()
     assert found.started == east
     assert found.state is RunState.RUNNING
     assert found.state_data == state

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 
 def config(connection: Connection | None = None) -> Config:
-    """Alembic's configuration for these migrations, to run on `connection`, in the transaction open there."""
+    """Alembic's configuration for these migrations, to run in the open transaction of `connection`."""
     result = Config()
     # Alembic interpolates "%" in its options.
     result.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
@@ -28,7 +28,7 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
 
 
 def downgrade(connection: Connection, revision: str) -> None:
-    """Takes the schema down to `revision` ("base": nothing is left); what the older tables have no room for is lost."""
+    """Takes the schema down to `revision` ("base": nothing is left); data without a place there is lost."""
     command.downgrade(config(connection), revision)
 
 
