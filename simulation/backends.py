@@ -1,4 +1,4 @@
-"""What trains the simulated clients, chosen by name or automatically."""
+"""Chooses the backend that trains the simulated clients, by name or automatically."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,19 +14,12 @@ BACKENDS = ("auto", "stacked", "loop", "compiled", "ray")
 
 @dataclass(frozen=True)
 class Backend:
-    """A choice.
+    """A backend."""
 
-    Attributes:
-        name: "stacked", "loop", "compiled" or "ray".
-        why: why it is not "stacked", where that was to be chosen automatically.
-        local: what trains and evaluates.
-        close: gives back what it holds.
-    """
-
-    name: str
-    why: str
-    local: LocalWork
-    close: Callable[[], object] = lambda: None
+    name: str  # "stacked", "loop", "compiled" or "ray"
+    why: str  # why "auto" did not choose "stacked"
+    local: LocalWork  # trains and evaluates
+    close: Callable[[], object] = lambda: None  # releases its resources
 
 
 def pick_backend(
@@ -41,14 +34,7 @@ def pick_backend(
 ) -> Backend:
     """A backend by name; "auto" is "stacked" where clients can be trained together, else "loop".
 
-    Args:
-        name: of the backend.
-        task: what is learned.
-        splits: the clients' data.
-        device: where they train.
-        serves: the objectives of each client; all of the task's where it is not named.
-        batch_size: with which they train; 0 is the whole split.
-        ray_address: of a Ray cluster.
+    `serves` names the objectives of clients that do not serve all; a `batch_size` of 0 is the whole split.
 
     Raises:
         ValueError: no such backend, or a task that the one asked for cannot train.
@@ -77,8 +63,6 @@ def pick_backend(
     why = why_not_stacked(task, splits, device, strict=name == "stacked")
     if why and name == "stacked":
         raise ValueError(f"{task.name} cannot be trained stacked: {why}; use --backend loop")
-    return (
-        Backend("loop", why, Loop(task, splits, device, serves))
-        if why
-        else Backend("stacked", "", Stacked(task, splits, device, serves))
-    )
+    if why:
+        return Backend("loop", why, Loop(task, splits, device, serves))
+    return Backend("stacked", "", Stacked(task, splits, device, serves))

@@ -17,7 +17,7 @@ from federation.training import TrainingDiverged, TrainingStopped
 from federation.work.base import Result
 from federation.work.computation import AtBase
 from simulation import SimulationError
-from simulation.local import LocalWork, Loop, Outcome, Serves, Stopped
+from simulation.local import LocalWork, Loop, Outcome, Serves, Stopped, Turn
 
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 10.0
@@ -41,21 +41,21 @@ class _Trainers:
     def compute(
         self, base: NDArray[np.float32], computations: dict[str, AtBase], seed: int, round_: int
     ) -> dict[str, Result | int]:
-        """As `LocalWork.compute`; where training diverged, the step: an exception would lose it on its way."""
-        outcomes = self._loop.compute(base, computations, seed=seed, round=round_, stopped=lambda: False)
+        """As `LocalWork.compute`; for training that diverged, the step, which an exception would lose."""
+        outcomes = self._loop.compute(base, computations, Turn(seed, round_, lambda: False))
         return {name: one.step if isinstance(one, TrainingDiverged) else one for name, one in outcomes.items()}
 
 
 class RayWork(LocalWork):
-    """Every client lives in one of the cluster's processes, as many as it has free CPUs (or GPUs, for training there).
+    """Divides the clients among processes of the cluster, one for each free CPU, or GPU for training there.
 
-    A cluster that this process is connected to already is used as it is, and left so.
+    A cluster that this process is already connected to is used, and not shut down.
 
     Args:
         name: of the task, which every machine of the cluster must know.
-        splits: the clients' data; each part goes to its process once.
-        device: "cpu" or "cuda"; which GPU a process gets is up to Ray.
-        address: of a cluster that runs; None starts one on this machine.
+        splits: the clients' data.
+        device: "cpu" or "cuda"; Ray chooses the GPU of a process.
+        address: of a running cluster; None starts one on this machine.
         serves: the objectives of each client; None for all.
 
     Raises:
@@ -63,12 +63,7 @@ class RayWork(LocalWork):
     """
 
     def __init__(
-        self,
-        name: str,
-        splits: Mapping[str, Splits],
-        device: str,
-        address: str | None,
-        serves: Serves | None = None,
+        self, name: str, splits: Mapping[str, Splits], device: str, address: str | None, serves: Serves | None = None
     ) -> None:
         self._serves = serves
         self._actors: list[Any] = []
@@ -82,29 +77,21 @@ class RayWork(LocalWork):
             self.close()
             raise
 
-    def compute(
-        self,
-        base: NDArray[np.float32],
-        computations: Mapping[str, AtBase],
-        *,
-        seed: int,
-        round: int,  # noqa: A002 - the field's own word, as everywhere
-        stopped: Stopped,
-    ) -> dict[str, Outcome]:
+    def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
         """Each process computes for its own clients."""
         shared = ray.put(base)
         asked = []
         for at, actor in enumerate(self._actors):
             own = {name: computation for name, computation in computations.items() if self._home[name] == at}
             if own:
-                asked.append(actor.compute.remote(shared, own, seed, round))
+                asked.append(actor.compute.remote(shared, own, turn.seed, turn.round))
         outcomes: dict[str, Outcome] = {}
-        for part in _gather(asked, stopped):
+        for part in _gather(asked, turn.stopped):
             outcomes |= {name: TrainingDiverged(one) if isinstance(one, int) else one for name, one in part.items()}
         return {name: outcomes[name] for name in computations}
 
     def close(self) -> None:
-        """Ends the processes, in the middle of their work if need be, and the cluster if it was started here."""
+        """Ends the processes at once, and the cluster if it was started here."""
         for actor in self._actors:
             ray.kill(actor)
         self._actors.clear()
@@ -112,7 +99,7 @@ class RayWork(LocalWork):
             ray.shutdown()
 
     def _place(self, name: str, splits: Mapping[str, Splits], device: str) -> dict[str, int]:
-        """Starts the processes; which of them each client lives in."""
+        """Starts the processes. Returns the process of each client."""
         resources: dict[str, float] = ray.available_resources()
         kind = "GPU" if device == "cuda" else "CPU"
         free = int(resources.get(kind, 0))
@@ -128,7 +115,7 @@ class RayWork(LocalWork):
 
 
 def _connect(address: str | None) -> None:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is told to anybody outside
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # no telemetry
     try:
         if address and "://" not in address and ":" in address:
             host, _, port = address.rpartition(":")
@@ -137,13 +124,12 @@ def _connect(address: str | None) -> None:
         ray.init(address or "local", include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         what = f"there is no Ray cluster at {address}" if address else "Ray does not start on this machine"
-        raise SimulationError(
-            f"{what}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        ) from error
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SimulationError(f"{what}: {why}") from error
 
 
 def _gather(asked: list[Any], stopped: Stopped) -> list[dict[str, Any]]:
-    """The answers; what is still under way when `stopped` says so goes on until `RayWork.close`."""
+    """The answers. Once `stopped` returns true, unfinished work goes on until `RayWork.close`."""
     waiting = list(asked)
     try:
         while waiting:

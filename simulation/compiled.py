@@ -1,7 +1,6 @@
-"""Steps of SGD compiled, several at a time: for models so small that calling torch costs more than computing.
+"""Compiled steps of SGD, several at a time, for models so small that calling torch costs more than computing.
 
-torch's compiler makes machine code of them, with the machine's C++ compiler. What comes out differs from a worker's
-training by rounding only.
+torch's compiler uses the machine's C++ compiler. The results differ from a worker's training by rounding only.
 """
 
 import logging
@@ -26,7 +25,7 @@ _Steps = Callable[[Tensors, Tensors, Tensors, Tensor, Tensor], Tensor]
 
 
 class CompiledTrainer(Trainer):
-    """A trainer whose steps on full minibatches, for one objective, are compiled; the others it makes as its base."""
+    """A trainer with compiled steps on full minibatches for one objective."""
 
     def __init__(
         self,
@@ -53,11 +52,8 @@ class CompiledTrainer(Trainer):
         return steps(descent.values, descent.start, descent.velocity, x, y).unbind()
 
     def _steps(self, work: LocalSgd, objective: str) -> _Steps:
-        if (work, objective) not in self._compiled:
-            self._compiled[work, objective] = self._compile(work, objective)
-        return self._compiled[work, objective]
-
-    def _compile(self, work: LocalSgd, objective: str) -> _Steps:
+        if (work, objective) in self._compiled:
+            return self._compiled[work, objective]
         names = [name for name, _ in flat.trainable(self._model)]
 
         def loss_of(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -72,8 +68,7 @@ class CompiledTrainer(Trainer):
                 losses.append(loss)
             return torch.stack(losses)
 
-        compiled: _Steps = torch.compile(steps, fullgraph=True, dynamic=False)
-        return compiled
+        return self._compiled.setdefault((work, objective), torch.compile(steps, fullgraph=True, dynamic=False))
 
 
 def why_not_compiled(task: Task, batch_size: int) -> str:
@@ -93,10 +88,10 @@ def why_not_compiled(task: Task, batch_size: int) -> str:
 
 
 def must_compile() -> None:
-    """Compiles a line, to see whether there is what it takes.
+    """Compiles one line.
 
     Raises:
-        SimulationError: there is not.
+        SimulationError: there is no C++ compiler that works.
     """
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # "No CUDA runtime is found"
     try:

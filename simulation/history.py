@@ -1,4 +1,4 @@
-"""What a simulation came to: numbers in memory, as tables for a notebook."""
+"""The results of a simulation: numbers in memory, as tables for a notebook."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,14 +37,9 @@ class History:
         reason: why, unless it was completed.
         model: the last model, float32 (d,).
         attackers: the clients that attacked.
-        seconds: that the rounds of this call took.
-        round_records: one for each round; see `rounds`.
-        client_records: see `clients`.
-        update_records: see `updates`.
-        objective_records: see `objectives`.
-        member_records: see `members`.
-        warnings: what to look at, in words: members that fail or work against the step, rounds in which nobody
-            improves.
+        seconds: duration of the rounds of this call.
+        round_records: see `rounds`; the other records likewise.
+        warnings: members that fail or work against the step, and rounds in which nobody improves, in words.
     """
 
     run_id: str
@@ -62,7 +57,7 @@ class History:
     warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """The run in at most twelve lines: how it ended, its last evaluated round, its updates, its tables."""
+        """The run in at most twelve lines."""
         return "\n".join(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -133,20 +128,21 @@ def read_history(
 ) -> History:
     """Reads a run's record."""
     rounds = session.scalars(select(Round).where(Round.run_id == run.run_id).order_by(Round.number)).all()
-    numbers = {round_.round_id: round_.number for round_ in rounds}
     scores = session.execute(
         select(
-            Evaluation.round_id,
-            Evaluation.client_id,
+            Round.number.label("round"),
+            Evaluation.client_id.label("client"),
             Evaluation.split,
             Evaluation.loss,
             Evaluation.accuracy,
             Evaluation.samples,
             Evaluation.objectives,
         )
-        .where(Evaluation.round_id.in_(select(Round.round_id).where(Round.run_id == run.run_id)))
+        .join(Round, Round.round_id == Evaluation.round_id)
+        .where(Round.run_id == run.run_id)
         .order_by(Evaluation.round_id, Evaluation.client_id, Evaluation.split)
     )
+    client_records = [dict(row) for row in scores.mappings()]
     participation = Participation()
     for ended in read_rounds(session, run.run_id):
         participation.add(ended)
@@ -168,18 +164,7 @@ def read_history(
             }
             for round_ in rounds
         ),
-        client_records=tuple(
-            {
-                "round": numbers[number],
-                "client": client,
-                "split": split,
-                "loss": loss,
-                "accuracy": accuracy,
-                "samples": samples,
-                **objectives,
-            }
-            for number, client, split, loss, accuracy, samples, objectives in scores
-        ),
+        client_records=tuple(record | record.pop("objectives") for record in client_records),
         update_records=tuple(_update_records(session, run.run_id)),
         objective_records=tuple(record for round_ in rounds for record in _objective_records(round_)),
         member_records=tuple(map(_member_record, participation.members)),
@@ -219,15 +204,15 @@ def _update_records(session: Session, run_id: str) -> list[Record]:
     last = select(func.max(deciding.number)).where(deciding.round_id == Round.round_id, deciding.decides)
     final = last.correlate(Round).scalar_subquery()
     # Columns, not objects: the manifests of a long run do not fit into memory.
-    found = session.execute(
+    rows = session.execute(
         select(
-            Round.number,
-            Assignment.client_id,
-            Assignment.state,
+            Round.number.label("round"),
+            Assignment.client_id.label("client"),
+            (Assignment.state == AssignmentState.FULFILLED).label("accepted"),
             Assignment.reason,
             Assignment.message,
             Update.samples,
-            Update.losses,
+            Update.losses.label("loss"),
             Update.norm,
             Update.weight,
             Update.coefficient,
@@ -243,27 +228,16 @@ def _update_records(session: Session, run_id: str) -> list[Record]:
         )
         .order_by(Round.number, Phase.number, Assignment.client_id)
     )
-    return [
-        {
-            "round": number,
-            "client": client,
-            "accepted": state is AssignmentState.FULFILLED,
-            "reason": reason,
-            "message": message,
-            "samples": samples,
-            "loss": losses.get("loss", next(iter(losses.values()), None)) if losses else None,
-            "norm": norm,
-            "weight": weight,
-            "coefficient": coefficient,
-            "cosine": cosine,
-        }
-        for number, client, state, reason, message, samples, losses, norm, weight, coefficient, cosine in found
-    ]
+    return [{**row, "loss": _loss(row["loss"] or {})} for row in rows.mappings()]
+
+
+def _loss(losses: dict[str, float]) -> float | None:
+    return losses.get("loss", next(iter(losses.values()), None))
 
 
 def _frame(records: tuple[Record, ...]) -> "pd.DataFrame":
     try:
-        import pandas as pd  # noqa: PLC0415 - whoever wants tables has it
+        import pandas as pd  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:
         raise ModuleNotFoundError("tables need pandas: install fedpareto[experiments]", name="pandas") from None
     return pd.DataFrame.from_records(list(records))

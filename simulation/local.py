@@ -1,7 +1,8 @@
-"""Local work of simulated clients: one after the other, with the code of a worker."""
+"""Local work of simulated clients: its interface, and a loop with the code of a worker."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,35 +18,29 @@ Stopped = Callable[[], bool]
 Serves = Mapping[str, tuple[str, ...]]
 
 
+@dataclass(frozen=True)
+class Turn:
+    """The round for which clients compute."""
+
+    seed: int  # of the run
+    round: int  # from 0
+    stopped: Stopped
+
+
 class LocalWork(ABC):
     """Computes what the work of simulated clients needs of their models and data."""
 
     @abstractmethod
-    def compute(
-        self,
-        base: NDArray[np.float32],
-        computations: Mapping[str, AtBase],
-        *,
-        seed: int,
-        round: int,  # noqa: A002 - the field's own word, as everywhere
-        stopped: Stopped,
-    ) -> dict[str, Outcome]:
-        """What each client's computation came to.
-
-        Args:
-            base: w_t, (d,).
-            computations: by client.
-            seed: of the run.
-            round: from 0.
-            stopped: asked now and then.
+    def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
+        """The outcome of each client's computation, from the model w_t = `base`, shape (d,).
 
         Raises:
-            TrainingStopped: `stopped` said so.
+            TrainingStopped: `turn.stopped`, which is called between minibatches, returned true.
         """
 
 
 class Loop(LocalWork):
-    """One client after the other, with the very code of a worker."""
+    """One client after the other, with the code of a worker."""
 
     def __init__(
         self,
@@ -59,26 +54,16 @@ class Loop(LocalWork):
         first: Trainer | None = None
         for name, own in splits.items():
             objectives = (serves or {}).get(name)
-            self._trainers[name] = (
-                first.on(own, objectives) if first is not None else trainer(task, own, device, objectives=objectives)
-            )
-            first = first or self._trainers[name]
+            made = first.on(own, objectives) if first else trainer(task, own, device, objectives=objectives)
+            self._trainers[name], first = made, first or made
 
-    def compute(
-        self,
-        base: NDArray[np.float32],
-        computations: Mapping[str, AtBase],
-        *,
-        seed: int,
-        round: int,  # noqa: A002 - the field's own word, as everywhere
-        stopped: Stopped,
-    ) -> dict[str, Outcome]:
+    def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
         """One after the other."""
         outcomes: dict[str, Outcome] = {}
         for name, computation in computations.items():
             try:
                 outcomes[name] = self._trainers[name].compute(
-                    base, computation, seed=seed, round=round, client_id=name, stopped=stopped
+                    base, computation, seed=turn.seed, round=turn.round, client_id=name, stopped=turn.stopped
                 )
             except TrainingDiverged as error:
                 outcomes[name] = error

@@ -11,17 +11,11 @@ from federation.tasks.partition import deal_all
 
 @dataclass(frozen=True)
 class Population:
-    """Who takes part.
+    """The clients."""
 
-    Attributes:
-        splits: every client's data, poisoned where its owner does that; ordered by name.
-        attackers: the attack of each client that is not honest.
-        serves: the objectives of each client.
-    """
-
-    splits: Mapping[str, Splits]
-    attackers: Mapping[str, Attack]
-    serves: Mapping[str, tuple[str, ...]]
+    splits: Mapping[str, Splits]  # every client's data, poisoned by attackers that do so; ordered by name
+    attackers: Mapping[str, Attack]  # the attack of each client that is not honest
+    serves: Mapping[str, tuple[str, ...]]  # the objectives of each client
 
     @property
     def samples(self) -> dict[str, int]:
@@ -37,33 +31,29 @@ def populate(
     seed: int,
     serve: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Population:
-    """Deals a task's data to the clients that a specification asks for.
+    """Deals a task's data to the clients of a specification.
 
     Args:
-        task: what is learned.
-        spec: how many clients there are, what they hold, and who attacks.
+        task: the task.
+        spec: the number of clients, their data, and the attackers.
         source: where the data is.
-        seed: of the run, for what attackers draw at random.
-        serve: which objectives some of them serve, by name; of the others, `spec` says it.
+        seed: of the run, for attackers.
+        serve: the objectives of clients for which `spec` does not count.
 
     Raises:
-        DataError: missing or malformed data, or too little of it for so many clients.
+        DataError: missing or malformed data, or too little of it for all clients.
         AttackError: no such attack.
         PartError: no such partition.
     """
     names = client_names(spec.clients)
-    dealt = _deal(task, spec, source)
-    attack = parse_attack(spec.attack) if spec.attackers else None
-    attackers = dict.fromkeys(names[spec.clients - spec.attackers :], attack) if attack is not None else {}
-    splits = {}
-    for name, own in zip(names, dealt, strict=True):
-        splits[name] = (
-            own
-            if attack is None or name not in attackers
-            else attack.poison(own, task, seed=attack_seed(seed, 0, name))
-        )
+    splits = dict(zip(names, _deal(task, spec, source), strict=True))
+    attackers: dict[str, Attack] = {}
+    if spec.attackers and (attack := parse_attack(spec.attack)) is not None:
+        attackers = dict.fromkeys(names[spec.clients - spec.attackers :], attack)
+    for name, attack in attackers.items():
+        splits[name] = attack.poison(splits[name], task, seed=attack_seed(seed, 0, name))
     serves = {name: (serve or {}).get(name, own) for name, own in zip(names, _served(task, spec), strict=True)}
-    return Population(splits, {name: one for name, one in attackers.items() if one is not None}, serves)
+    return Population(splits, attackers, serves)
 
 
 def _served(task: Task, spec: SimulationSpec) -> list[tuple[str, ...]]:
@@ -77,7 +67,7 @@ def _served(task: Task, spec: SimulationSpec) -> list[tuple[str, ...]]:
 
 
 def client_names(count: int) -> list[str]:
-    """client-000, client-001, ...: as wide as it takes for their order to be that of their numbers."""
+    """client-000, client-001, ...: zero-padded so that they sort numerically."""
     width = max(3, len(str(count - 1)))
     return [f"client-{number:0{width}d}" for number in range(count)]
 
@@ -86,7 +76,7 @@ def _deal(task: Task, spec: SimulationSpec, source: DataSource) -> list[Splits]:
     parts = [
         Part(index, spec.clients, spec.partition, spec.partition_seed, spec.sizes) for index in range(spec.clients)
     ]
-    if type(task).pool is Task.pool:  # a task that only knows how to load one client's own
+    if type(task).pool is Task.pool:  # a task that can only load one client's samples
         with task_code(task.name, "loading its data"):
             return [task.load(DataSource(source.directory, part, source.download)) for part in parts]
     with task_code(task.name, "loading its data"):

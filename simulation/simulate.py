@@ -1,11 +1,11 @@
-"""A simulation from beginning to end: a coordinator's home, clients in this process, the conductor in between."""
+"""A whole simulation: a coordinator's home, a conductor, and clients in this process."""
 
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleets.base import Held, RunFacts, Surroundings
 from coordinator.rounds.specification import cautions, fitting_objectives, parse_run
 from coordinator.rounds.states import INTERRUPTED, SIMULATOR, move_run
+from coordinator.rounds.submission import new_run
 from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.tasks import Dataset, DataSource, Task, initial_model, task
@@ -40,19 +41,12 @@ _COLLECT_EVERY = 20  # rounds
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a simulation is.
+    """The progress of a simulation."""
 
-    Attributes:
-        done: rounds that are over.
-        total: rounds of the run.
-        metrics: of the last round.
-        rate: rounds a second, of this call.
-    """
-
-    done: int
-    total: int
-    metrics: Mapping[str, float]
-    rate: float
+    done: int  # rounds that are over
+    total: int  # rounds of the run
+    metrics: Mapping[str, float]  # of the last round
+    rate: float  # rounds per second of this call
 
 
 class Simulation(AbstractContextManager["Simulation"]):
@@ -65,22 +59,22 @@ class Simulation(AbstractContextManager["Simulation"]):
         download: whether the task may fetch a public data set into it.
         device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
         backend: how they train: "auto", "stacked", "loop", "compiled" or "ray".
-        ray_address: of a Ray cluster, for the backend "ray"; one is started on this machine without it.
+        ray_address: of a Ray cluster, for the backend "ray"; without it, one is started on this machine.
         threads: CPU threads of torch, for the whole process; None leaves torch's own choice.
         resume: go on with the simulation in `home`.
 
     Attributes:
-        spec: what is simulated.
-        backend: what trains the clients, and why.
+        spec: the specification, parsed.
+        backend: trains the clients.
         cautions: what the specification's author should know.
 
     Raises:
-        SpecError, TaskError, DataError, PartError, AttackError: as the specification deserves.
-        SimulationError: nothing to resume, something else in `home`, no Ray for the backend of that name, or a
-            specification that names clients which there are not.
+        SpecError, TaskError, DataError, PartError, AttackError: the specification cannot be used.
+        SimulationError: nothing to resume, another content of `home`, no Ray for the backend "ray", or a specification
+            that names clients that do not exist.
         HomeError, IdentityError, OSError: `home` is damaged, or cannot be made.
         ValueError: no such device or backend.
-        DatabaseBusy: another process is at it.
+        DatabaseBusy: another process uses the home.
     """
 
     def __init__(
@@ -98,7 +92,7 @@ class Simulation(AbstractContextManager["Simulation"]):
     ) -> None:
         self.spec, self._algorithm = parse_run(spec)
         self.cautions = cautions(self.spec, self._algorithm)
-        found = _found(home, resume)  # first: data may take a while
+        existing = _existing(home, resume)  # first: data may take a while
         chosen = pick_device(device)
         if threads is not None:
             torch.set_num_threads(threads)
@@ -132,7 +126,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             )
             stack.callback(self.backend.close)
             self._probe = _probe(learned, self._population, chosen)
-            self._home = found or Home.init(
+            self._home = existing or Home.init(
                 home, Settings(federation_id=_FEDERATION, keep_rounds=_KEEP_ROUNDS), now=utc_now()
             )
             self._database = self._home.open_database(durable=False)
@@ -170,25 +164,23 @@ class Simulation(AbstractContextManager["Simulation"]):
         self._stopping = True
 
     def run(self, progress: Callable[[Progress], object] = lambda progress: None) -> History:
-        """Goes on to the end, or until `stop`.
-
-        Args:
-            progress: told after every round.
-        """
+        """Goes on to the end, or until `stop`; calls `progress` after every round."""
         facts = RunFacts.load(self._database, self.run_id)
         began, first = time.perf_counter(), self.done
 
+        last = first
+
         def changed() -> None:
+            nonlocal last
             done, metrics = self._last_round()
-            if done <= first or done == last[0]:
+            if done == last:
                 return
-            last[0] = done
+            last = done
             progress(Progress(done, self.spec.rounds, metrics, (done - first) / (time.perf_counter() - began)))
             if done % _COLLECT_EVERY == 0:
                 self._collect()
 
-        last = [first]
-        around = Surroundings(**{**vars(self._around), "changed": changed})
+        around = replace(self._around, changed=changed)
         fleet = SimulatedFleet(
             facts,
             around,
@@ -199,11 +191,11 @@ class Simulation(AbstractContextManager["Simulation"]):
             stopped=lambda: self._stopping,
         )
         try:
-            Conductor(facts, around, fleet).conduct()
+            Conductor(fleet).conduct()
         except Held:
             self._pause()
         except BaseException:
-            with suppress(SQLAlchemyError):  # or the next look into the record pauses it
+            with suppress(SQLAlchemyError):  # then the next process that reads the record pauses the run
                 self._pause()
             raise
         self._collect()
@@ -236,25 +228,12 @@ class Simulation(AbstractContextManager["Simulation"]):
         with self._database.begin() as session:
             models.note_model(session, model, size=len(content), parameters=layout.size, created=now)
             enroll(session, self._population, self.spec.task, self._around)
-            session.add(
-                Run(
-                    run_id=run_id,
-                    name=self.spec.name,
-                    state=RunState.PENDING,
-                    spec=document,
-                    spec_digest=digest(document),
-                    initial_model=model,
-                    model=model,
-                    objectives=list(self._objectives),
-                    state_data={},
-                    submitted_by=SIMULATOR,
-                    created=now,
-                )
-            )
+            spec, objectives = self.spec, self._objectives
+            session.add(new_run(document, spec, objectives, run_id=run_id, model=model, by=SIMULATOR, created=now))
         return run_id
 
     def _resumed(self, document: bytes) -> str | None:
-        """The run that the home holds; None where there is none yet, be it that it was interrupted so early."""
+        """The run in the home; None where there is none yet, as after an early interruption."""
         with self._database.begin() as session:
             run = session.scalar(select(Run).order_by(Run.created.desc()).limit(1))
             if run is None:
@@ -275,12 +254,12 @@ class Simulation(AbstractContextManager["Simulation"]):
                 move_run(run, RunState.PAUSED, utc_now(), INTERRUPTED)
 
     def _collect(self) -> None:
-        later = datetime.fromtimestamp(time.time() + 1, UTC)  # nobody else writes here: nothing is too young
+        later = utc_now() + timedelta(seconds=1)  # no other process writes here: no blob is too young
         collect(self._database, self._blobs, now=later, grace_seconds=0, keep_rounds=_KEEP_ROUNDS)
 
 
 def _probe(learned: Task, population: Population, device: str) -> Probe | None:
-    """What measures a backdoor's success, on the honest clients' test samples; None where nobody plants one."""
+    """Measures a backdoor's success, on the honest clients' test samples; None without a backdoor."""
     attack = next(iter(population.attackers.values()), None)
     honest = [own for name, own in population.splits.items() if name not in population.attackers]
     if attack is None or not honest:
@@ -289,8 +268,8 @@ def _probe(learned: Task, population: Population, device: str) -> Probe | None:
     return None if attack.triggered(clean) is None else Probe(attack, Trainer(learned, honest[0], device), clean)
 
 
-def _found(directory: Path, resume: bool) -> Home | None:
-    """The home to go on in; None where a new one is to be made."""
+def _existing(directory: Path, resume: bool) -> Home | None:
+    """The home of the simulation that is resumed; None for a new one."""
     there = (directory / SETTINGS_FILE).exists()
     if not resume and there:
         raise SimulationError(

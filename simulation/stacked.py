@@ -1,6 +1,6 @@
 """Local work of simulated clients, all at once: `torch.func.vmap` over their stacked parameters.
 
-Every client draws the same batches as a real worker of its name, so that what comes out differs by rounding only.
+Every client draws the same batches as a real worker of its name, so the results differ by rounding only.
 """
 
 import time
@@ -23,7 +23,7 @@ from federation.training.objectives import Measured, correct, served
 from federation.training.sgd import Descent
 from federation.work.base import Result
 from federation.work.computation import SPLITS, AtBase, Descend, Differentiate, LocalSgd, Measure
-from simulation.local import LocalWork, Outcome, Serves, Stopped
+from simulation.local import LocalWork, Outcome, Serves, Stopped, Turn
 
 _GATHERED = 32  # minibatches at a time
 _KEPT = 4  # copies of joined samples; with more, memory would grow with the number of clients squared
@@ -42,37 +42,27 @@ class Stacked(LocalWork):
         self._shapes = [parameter.shape for _, parameter in flat.trainable(self._model)]
         self._sizes = [tensor.size for tensor in self._layout.tensors]
         self._splits = {
-            name: {kind: self._place(getattr(own, kind)) for kind in ("train", "validation", "test")}
-            for name, own in splits.items()
+            name: {split: self._place(getattr(own, split)) for split in SPLITS} for name, own in splits.items()
         }
         self._kept: dict[tuple[str, ...], Dataset] = {}
 
-    def compute(
-        self,
-        base: NDArray[np.float32],
-        computations: Mapping[str, AtBase],
-        *,
-        seed: int,
-        round: int,  # noqa: A002 - the field's own word, as everywhere
-        stopped: Stopped,
-    ) -> dict[str, Outcome]:
+    def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
         """Clients with equally many samples and equal work at once."""
         began = time.perf_counter()
         groups: dict[object, list[str]] = defaultdict(list)
         for name, computation in computations.items():
             groups[len(self._splits[name]["train"]), self._alike(name, computation)].append(name)
         rows: dict[str, Outcome] = {}
-        with deterministic(self._device, seed):
+        with deterministic(self._device, turn.seed):
             start = self._parameters(base)
-            measured = self._measured(start, computations, stopped)
+            measured = self._measured(start, computations, turn.stopped)
             for members in groups.values():
-                keys = [training_seed(seed, round, name) for name in members]
+                keys = [training_seed(turn.seed, turn.round, name) for name in members]
                 works = [computations[name] for name in members]
-                rows |= self._rows(start, works, members, keys, stopped)
+                rows |= self._rows(start, works, members, keys, turn.stopped)
         seconds = (time.perf_counter() - began) / max(1, len(computations))
         return {
-            name: self._outcome(name, computation, rows[name], measured[name], seconds)
-            for name, computation in computations.items()
+            name: self._outcome(name, work, rows[name], measured[name], seconds) for name, work in computations.items()
         }
 
     def _alike(self, name: str, computation: AtBase) -> object:
@@ -242,7 +232,7 @@ class Stacked(LocalWork):
                 yield from zip(torch.split(x, size, dim=1), torch.split(y, size, dim=1), strict=True)
 
     def _joined(self, clients: list[str], split: str) -> Dataset:
-        """The samples of several clients, one after the other; the last few such are kept: they may be asked again."""
+        """The samples of several clients, one after the other; the last few are kept for the next round."""
         if len(clients) == 1:
             return self._splits[clients[0]][split]
         key = (split, *clients)
@@ -316,14 +306,7 @@ def _per_client(joined: Tensor, clients: int) -> Tensor:
 
 
 def why_not_stacked(task: Task, splits: Mapping[str, Splits], device: str, *, strict: bool = False) -> str:
-    """Why clients of a task cannot, or should not, be trained together; empty when they can.
-
-    Args:
-        task: what is learned.
-        splits: the clients' data.
-        device: where they train.
-        strict: only what makes it impossible counts, not what makes it slow.
-    """
+    """Why clients of a task cannot be trained together, or should not, unless `strict`; empty when they can."""
     model = flat.build(task)
     if type(task).augment is not Task.augment:
         return "its minibatches are varied at random, differently for each client"

@@ -28,7 +28,7 @@ def record(
 
     Args:
         session: an open transaction.
-        at: when, with a time zone.
+        at: the time, aware.
         actor: the SAN URI of the caller's certificate, "peer <address>" without the port, or "coordinator".
         action: an rpc ("Submit") or an event ("run.completed").
         subject: what it was about: a run, a client, an assignment.

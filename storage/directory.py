@@ -42,7 +42,7 @@ class DirectoryStore(BlobStore):
         self.root = root
         self._durable = durable
         self._lock = threading.Lock()
-        self._verified: dict[str, tuple[int, int, int]] = {}  # what a blob's file was when its bytes were right
+        self._verified: dict[str, tuple[int, int, int]] = {}  # inode, size and change time of files that were checked
         self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         (root / "tmp").mkdir(mode=0o700, exist_ok=True)
@@ -190,10 +190,8 @@ class _BlobFile:
     path: Path
 
     def open(self, mode: Literal["rb"], buffering: Literal[0]) -> FileIO:
-        try:
+        with _missing(self.digest):
             return FileIO(self.path)
-        except FileNotFoundError:
-            raise BlobMissing(self.digest) from None
 
 
 @contextmanager

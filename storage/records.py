@@ -17,19 +17,12 @@ def canonical(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunMemory:
-    """What a run remembers after a step; empty before the first.
+    """What a run remembers after a step; empty before the first."""
 
-    Attributes:
-        rule: what the algorithm keeps.
-        vectors: the digests of vectors of the model's size by name: the optimiser's, and "average", the mean of models.
-        averaged: of how many models that mean is; None where none is kept.
-        blobs: every digest that the others name.
-    """
-
-    rule: Mapping[str, Any] = field(default_factory=dict)
-    vectors: Mapping[str, str] = field(default_factory=dict)
-    averaged: int | None = None
-    blobs: tuple[str, ...] = ()
+    rule: Mapping[str, Any] = field(default_factory=dict)  # what the algorithm keeps
+    vectors: Mapping[str, str] = field(default_factory=dict)  # digests, by name: the optimiser's, and AVERAGE
+    averaged: int | None = None  # the number of models in the mean; None where none is kept
+    blobs: tuple[str, ...] = ()  # every digest that the others name
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> "RunMemory":
@@ -58,27 +51,16 @@ def memory_digest(data: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectivesRecord:
-    """What a round of a run with several objectives knew of them.
+    """What a round of a run with several objectives knew of them."""
 
-    Attributes:
-        names: of the task's objectives, in its order.
-        clients: how many counted for each.
-        losses: of the base model, means over the clients that serve each.
-        weights: lambda of each objective that was weighed.
-        mode: how the weights were found; empty where the rule does not weigh objectives.
-        left_out: the reason, by objective that was left out.
-        notes: what an operator should know.
-        cosines: of the objectives that have weights, row after row; None where the rule did not compare them.
-    """
-
-    names: tuple[str, ...]
-    clients: Mapping[str, int]
-    losses: Mapping[str, float]
-    weights: Mapping[str, float] = field(default_factory=dict)
-    mode: str = ""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    cosines: list[list[float]] | None = None
+    names: tuple[str, ...]  # of the task's objectives, in its order
+    clients: Mapping[str, int]  # how many counted for each
+    losses: Mapping[str, float]  # of the base model, means over the clients that serve each
+    weights: Mapping[str, float] = field(default_factory=dict)  # lambda of each objective that was weighed
+    mode: str = ""  # how the weights were found; empty where the rule does not weigh objectives
+    left_out: Mapping[str, str] = field(default_factory=dict)  # the reason, by objective that was left out
+    notes: tuple[str, ...] = ()  # what an operator should know
+    cosines: list[list[float]] | None = None  # of the weighed objectives
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> "ObjectivesRecord | None":

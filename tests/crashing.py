@@ -48,16 +48,16 @@ def after(owner: Any, name: str, *, count: int = 1) -> None:
 
 
 def coordinator(point: str) -> None:
-    from coordinator.rounds import conductor
-    from coordinator.rounds.finish import Finish
+    from coordinator.rounds import conductor, finish
     from coordinator.rounds.fleets.remote import RemoteFleet
     from coordinator.rounds.intake import Intake
+    from coordinator.rounds.presence import Presence
 
     points: dict[str, Callable[[], None]] = {
         # the round is recorded, nobody has been asked
         "before-dispatch": lambda: before(RemoteFleet, "_open_phase"),
         # the assignments are recorded, nobody has been told
-        "dispatching": lambda: before(RemoteFleet, "_announce"),
+        "dispatching": lambda: before(Presence, "say"),
         # one update is accepted, its client has not heard of it
         "one-update-in": lambda: after(Intake, "accept", count=1),
         # all updates are accepted, the last client has not heard of it
@@ -67,7 +67,7 @@ def coordinator(point: str) -> None:
         # the weights are found and sent, some have trained
         "some-trained": lambda: after(Intake, "accept", count=5),
         # the phase is closed, nothing is computed
-        "aggregating": lambda: before(conductor.Conductor, "_aggregate"),
+        "aggregating": lambda: before(conductor, "make_step"),
         # the new model is a blob that no row names
         "model-written": lambda: before(conductor, "record_step"),
         # the step is recorded, nobody has been told
@@ -75,9 +75,9 @@ def coordinator(point: str) -> None:
         # some have evaluated the new model
         "one-evaluation-in": lambda: after(Intake, "accept", count=4),
         # the evaluation is in, the round is not over
-        "evaluated": lambda: before(Finish, "_complete"),
+        "evaluated": lambda: before(finish, "complete_round"),
         # the round is over, the next one has not begun
-        "between-rounds": lambda: after(Finish, "_complete"),
+        "between-rounds": lambda: after(finish, "complete_round"),
     }
     points[point]()
 

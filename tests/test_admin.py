@@ -21,6 +21,7 @@ from coordinator import finding
 from coordinator.aggregation.fedavg import FedAvg
 from coordinator.rounds.metrics import DEFINITIONS
 from coordinator.rounds.presence import Presence
+from coordinator.rounds.submission import Submission
 from coordinator.rounds.supervisor import Supervisor
 from coordinator.services import summaries, watching
 from coordinator.services.upload import Upload
@@ -607,7 +608,8 @@ def test_an_engine_that_does_not_conduct_notes_what_operators_say_and_asks_nobod
         now = datetime.now(UTC)
         session.add(models.Model(digest=blobs.put(data), size=len(data), parameters=LAYOUT.size, created=now))
     supervisor.start(conduct=False)
-    run_id = supervisor.submit(b'name = "held"\n' + SPEC.encode(), digest(data), by="test", paused=True).run_id
+    submission = Submission.parse(b'name = "held"\n' + SPEC.encode(), ())
+    run_id = supervisor.submit(submission, digest(data), by="test", paused=True)
     supervisor.resume(run_id, by="test")
     assert not [thread.name for thread in threading.enumerate() if thread.name == f"run-{run_id}"]
     supervisor.stop()

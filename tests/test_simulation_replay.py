@@ -1,6 +1,7 @@
 """A simulation that died in the middle of a step: it goes on to the same bytes, and its record says what was done."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,12 +49,13 @@ def test_death_beside_the_making_of_a_step_changes_nothing(
         whole = simulation.run()
     make = conductor.make_step
 
-    def die(*arguments: object, **more: object) -> object:
-        if more["number"] != DIES_IN:
-            return make(*arguments, **more)  # type: ignore[arg-type]
-        if not before:
-            make(*arguments, **more)  # type: ignore[arg-type]
-        raise Death
+    def die(fleet: Any, algorithm: Any, current: Round, *arguments: Any) -> object:
+        if current.number == DIES_IN and before:
+            raise Death
+        made = make(fleet, algorithm, current, *arguments)
+        if current.number == DIES_IN:
+            raise Death
+        return made
 
     with monkeypatch.context() as patched, Simulation(text, tmp_path / "home") as simulation:
         patched.setattr(conductor, "make_step", die)

@@ -1,46 +1,42 @@
 """The conductor: takes one run from where the database says that it stands to its end.
 
-Crash only: whatever the conductor knows is in the database or the blob store before it acts on it. After `kill -9` at
-any instant, the next conductor runs the algorithm's generator again, feeds it the stored replies, and goes on; given
-the same replies it makes the same bytes.
+Crash only: each fact is in the database or the blob store before the conductor acts on it. After `kill -9`, the next
+conductor runs the algorithm's generator again, sends it the stored replies, and goes on; the same replies give the same
+bytes.
 
-    begin a round    (opening.py: who is selected)                                        OPEN
+    begin a round    (opening.py: which clients are selected)                             OPEN
       for each phase that the generator yields (conversation.py):
         ask the fleet, send its replies to the generator
-      make the step  (step.py: result model, Gram matrix, signed step, the run's model)   STEPPED
+      make the step  (step.py: result model, Gram matrix; record.py: the signed step)     STEPPED
       evaluate       (finish.py: one more phase, on the new model)                        COMPLETED
 """
 
 import logging
 
-from coordinator.aggregation.phases import Step, Voided
+from coordinator.aggregation.phases import Voided
 from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.streaming import one_thread
-from coordinator.rounds import record
-from coordinator.rounds.conversation import Conversation
-from coordinator.rounds.finish import Finish
-from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile, RunFacts, Skipped, Surroundings
-from coordinator.rounds.opening import Opening
+from coordinator.rounds.conversation import hold
+from coordinator.rounds.finish import finish_round, skip_round
+from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile, Skipped
+from coordinator.rounds.opening import open_round
 from coordinator.rounds.participation import WarningLog
-from coordinator.rounds.states import move_round, move_run
-from coordinator.rounds.step import make_step, read_memory, record_step
+from coordinator.rounds.record import record_step
+from coordinator.rounds.states import move_run
+from coordinator.rounds.step import make_step
 from storage.models import Round, RoundState, Run, RunState
 
 log = logging.getLogger(__name__)
 
 
 class Conductor:
-    """Conducts one run. `conduct` returns when the run has ended; it raises Held when it is held."""
+    """Conducts the run of a fleet."""
 
-    def __init__(self, run: RunFacts, around: Surroundings, fleet: Fleet) -> None:
-        self._run = run
-        self._around = around
-        self._database = around.database
-        self._algorithm = algorithm(run.spec.algorithm.name, run.spec.algorithm.hyperparameters)
-        self._opening = Opening(run, around, fleet)
-        self._conversation = Conversation(run, around, fleet, self._algorithm)
-        self._finish = Finish(run, around, fleet, self._algorithm)
-        self._warnings = WarningLog(around.database, run.run_id)
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._run = fleet.run
+        self._around = fleet.around
+        self._algorithm = algorithm(fleet.run.spec.algorithm.name, fleet.run.spec.algorithm.hyperparameters)
+        self._warnings = WarningLog(fleet.around.database, fleet.run.run_id)
 
     def conduct(self) -> None:
         """Round after round until the run has ended.
@@ -48,58 +44,43 @@ class Conductor:
         Raises:
             Held: the run was paused or stopped, or the coordinator is stopping.
         """
-        with self._database.begin() as session:
+        with self._around.database.begin() as session:
             run = session.get_one(Run, self._run.run_id, with_for_update=True)
             if run.state is RunState.PENDING:
                 move_run(run, RunState.RUNNING, self._around.clock())
         while True:
-            self._run.must_run(self._database)
+            with self._around.database.read() as session:
+                self._run.must_run(session)
             self._around.wait(0)
-            current = self._opening.round()
+            current = open_round(self._fleet)
             if current is None:
                 return
             try:
                 if current.state is RoundState.OPEN:
                     self._step(current)
-                self._finish.round(current.round_id)
+                finish_round(self._fleet, self._algorithm, current.round_id)
             except Skipped as skipped:
-                self._skip(current, str(skipped))
+                skip_round(self._fleet, current, str(skipped))
             self._warnings.round_ended()
             self._around.changed()
 
     def _step(self, current: Round) -> None:
-        """Makes the round's step, of replies of members that are members when it is recorded.
+        """Makes the round's step, of replies of clients that are members when it is recorded.
 
         Raises:
             Skipped: there is no step.
         """
         while True:
             try:
-                step, phases = self._conversation.hold(current)
-                self._aggregate(current, step, phases)
+                step, phases = hold(self._fleet, self._algorithm, current)
+                made = make_step(self._fleet, self._algorithm, current, step)
+                record_step(self._fleet, current, step, phases, made)
             except RevokedMeanwhile:
                 log.warning("run %s round %d: a member was revoked; without it", self._run.run_id, current.number)
             except Voided as voided:
                 current = self._void(current, str(voided))
             else:
                 return
-
-    def _aggregate(self, current: Round, step: Step, phases: int) -> None:
-        """Makes the new model, stores it, and records the signed step."""
-        with self._database.read() as session:
-            memory = read_memory(session, self._run, self._around.evidence, current.number, current.base_model)
-        with one_thread():
-            made = make_step(
-                step,
-                algorithm=self._algorithm,
-                spec=self._run.spec,
-                number=current.number,
-                base_model=current.base_model,
-                memory=memory,
-                blobs=self._around.blobs,
-                device=self._around.device,
-            )
-        record_step(self._run, self._around, current, step, phases, made)
 
     def _void(self, current: Round, why: str) -> Round:
         """Begins the next attempt at a round.
@@ -110,18 +91,10 @@ class Conductor:
         attempts = self._run.spec.limits.attempts
         if current.attempt + 1 >= attempts:
             raise Skipped(f"voided: {attempts} attempts; the last one: {why}")
-        with self._database.begin() as session:
+        with self._around.database.begin() as session:
             self._run.running(session)
             round_ = session.get_one(Round, current.round_id)
             round_.attempt += 1
         log.warning("run %s round %d: attempt %d voided: %s", self._run.run_id, current.number, current.attempt, why)
         self._around.changed()
         return round_
-
-    def _skip(self, current: Round, why: str) -> None:
-        with self._database.begin() as session:
-            self._run.running(session)
-            round_ = session.get_one(Round, current.round_id)
-            round_.metrics = record.traffic(session, current.round_id)
-            move_round(round_, RoundState.SKIPPED, self._around.clock(), why)
-        log.warning("run %s round %d: skipped: %s", self._run.run_id, current.number, why)

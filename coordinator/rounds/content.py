@@ -1,22 +1,39 @@
-"""What a reply must hold: its fields those of its assignment, its numbers and its payload within bounds."""
+"""Bounds of a reply: its fields match its assignment, and its names, numbers and payload are within limits."""
 
 import math
+import re
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from coordinator.rounds.evidence import BOUND_FIELDS
-from coordinator.rounds.reported import names_problem
 from federation.digests import parse
 from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.runs import LimitsSpec
+from federation.text import escaped
 from federation.v1.common_pb2 import AssignmentManifest, UpdateManifest
 from federation.work.base import Work
+
+MAX_NUMBERS = 2000  # losses and metrics of one reply
+NUMBER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./:-]{0,119}")
+_YEAR_1, _YEAR_10000 = -62_135_596_800, 253_402_300_800  # in seconds from 1970
+
+
+def must_be_a_time(created: Timestamp) -> None:
+    """Validates a client's timestamp.
+
+    Raises:
+        Refusal: `manifest`.
+    """
+    if not (_YEAR_1 <= created.seconds < _YEAR_10000 and 0 <= created.nanos < 1_000_000_000):
+        raise Refusal("manifest", f"created is not a time: {created.seconds} s and {created.nanos} ns")
 
 
 def must_match(manifest: UpdateManifest, order: AssignmentManifest) -> None:
     """Raises if an update differs from its assignment.
 
     Raises:
-        Refusal: `mismatch:<field>`, or `payload-digest`: what it declares is no digest.
+        Refusal: `mismatch:<field>`, or `payload-digest` for a payload that is not a digest.
     """
     for name in BOUND_FIELDS:
         if getattr(manifest, name) != getattr(order, name):
@@ -40,9 +57,14 @@ def content_problem(manifest: UpdateManifest, kind: type[Work], limits: LimitsSp
             "limit:samples",
             f"{manifest.samples} training samples claimed; between 1 and {limits.samples} are taken (limits.samples)",
         )
-    if (problem := names_problem(manifest)) is not None:
-        return problem
-    for name, value in [*manifest.losses.items(), *manifest.metrics.items()]:
+    numbers = [*manifest.losses.items(), *manifest.metrics.items()]
+    if len(numbers) > MAX_NUMBERS:
+        return Refusal("limit:metrics", f"{len(numbers)} losses and metrics; at most {MAX_NUMBERS}")
+    for name, _ in numbers:
+        if NUMBER_NAME.fullmatch(name) is None:
+            words = "at most 120 letters, digits and _ . / : -"
+            return Refusal("limit:metrics", f"'{escaped(name, 80)}' cannot be the name of a loss or a metric: {words}")
+    for name, value in numbers:
         if not math.isfinite(value):
             return Refusal("non-finite", f"{name[:80]} is {value}")
     return None

@@ -1,21 +1,23 @@
-"""Evidence: what was signed, against what the database says of it.
+"""Evidence: replies and memory as they were signed, compared with the columns of the database, which could be edited.
 
-Between the acceptance of a reply and the step, the database keeps the facts of the reply, and they could be edited
-there. So nothing enters a step from a column. It comes from the envelope that the client signed, checked against the
-assignment and the receipt that the coordinator signed. A column that differs from them is named.
-
-This does not find a reply whose row was removed and whose assignment was marked as expired. Its client has the receipt.
+Nothing enters a step from a column: it comes from the envelope that the client signed, checked against the assignment
+and the receipt that the coordinator signed. An error names the column that differs. This does not find a reply whose
+row was removed and whose assignment was marked as expired. Its client has the receipt.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import DecodeError, Message
+from sqlalchemy import select
+from sqlalchemy.orm import selectinload
 
+from coordinator.aggregation.phases import Reply
+from coordinator.rounds.revoked import REVOKED
 from federation.envelope import ManifestT, envelope_digest, seal, unseal
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
@@ -25,7 +27,11 @@ from federation.v1.common_pb2 import (
     StepManifest,
     UpdateManifest,
 )
+from federation.vectors import update_rows
 from storage import models
+from storage.blobs import BlobStore
+from storage.database import Database
+from storage.models import Assignment, AssignmentState, Client, Update
 from storage.records import memory_digest
 
 REMEMBERED = 20_000  # envelopes; some 200 bytes each
@@ -34,19 +40,10 @@ BOUND_FIELDS = ("federation_id", "run_id", "round", "attempt", "phase", "client_
 
 
 class RecordError(Exception):
-    """A row of the database differs from the signed envelope that it belongs to.
-
-    Attributes:
-        table: of the row.
-        row: its id.
-        field: that differs.
-    """
+    """A row of the database differs from the signed envelope that it belongs to; the message names the field."""
 
     def __init__(self, table: str, row: object, field: str, message: str) -> None:
         super().__init__(f"{table} {row}: {field}: {message}"[:400])
-        self.table = table
-        self.row = row
-        self.field = field
 
 
 class SignatureMemory:
@@ -88,106 +85,101 @@ class SignatureMemory:
         return manifest
 
 
-@dataclass(frozen=True, kw_only=True)
-class Expected:
-    """What every assignment of a phase says.
-
-    Attributes:
-        federation_id: the federation.
-        run_id: the run.
-        spec: the digest of the run's specification.
-        task: the run's.
-        round: from 0.
-        attempt: at the round, from 0.
-        phase: from 0.
-        base_model: the digest of the model that the work starts from.
-        kind: of the work.
-    """
-
-    federation_id: str
-    run_id: str
-    spec: str
-    task: str
-    round: int
-    attempt: int
-    phase: int
-    base_model: str
-    kind: str
-
-
 @dataclass(frozen=True)
 class Evidence:
-    """Turns rows of the record into what was signed.
+    """Reads rows of the record as they were signed."""
 
-    Attributes:
-        key: the coordinator's public key.
-        memory: of signatures.
-    """
-
-    key: Ed25519PublicKey
+    key: Ed25519PublicKey  # the coordinator's
     memory: SignatureMemory
 
-    def order(self, assignment: models.Assignment, expected: Expected) -> AssignmentManifest:
-        """The signed assignment of a row.
+    def replies(
+        self, database: Database, blobs: BlobStore, phase_id: int, expected: Mapping[str, object]
+    ) -> list[Reply]:
+        """The accepted replies to a phase as their members signed them; the bytes of each update are verified.
+
+        Replies of members that were revoked before the step are checked, and left out.
+
+        Args:
+            database: the record.
+            blobs: where the updates are.
+            phase_id: of the phase's row.
+            expected: the fields that all assignments of the phase have in common.
 
         Raises:
-            RecordError: its signature does not hold, or it is not of this phase, or the row differs from it.
+            RecordError: the record differs from what was signed.
         """
+        with database.read() as session:
+            accepted = session.execute(
+                select(Update, Assignment, Client)
+                .join(Assignment, Assignment.assignment_id == Update.assignment_id)
+                .join(Client, Client.client_id == Assignment.client_id)
+                .where(Assignment.phase_id == phase_id, Update.accepted)
+                .options(selectinload(Assignment.inputs))
+            ).all()
+            fulfilled = (Assignment.phase_id == phase_id, Assignment.state == AssignmentState.FULFILLED)
+            unread = set(session.scalars(select(Assignment.assignment_id).where(*fulfilled)))
+        replies = []
+        for update, assignment, client in accepted:
+            name = assignment.assignment_id
+            if name not in unread:
+                raise RecordError("updates", update.update_id, "accepted", f"assignment {name} has no further reply")
+            unread.remove(name)
+            order = self._order(assignment, expected)
+            manifest = self._manifest(update, order, client)
+            if assignment.reason == REVOKED:
+                continue
+            rows = update_rows(blobs.local(manifest.payload)) if manifest.payload else {}
+            replies.append(
+                Reply(
+                    client_id=manifest.client_id,
+                    samples=manifest.samples,
+                    losses=dict(manifest.losses),
+                    metrics=dict(manifest.metrics),
+                    rows=tuple(rows.values()),
+                    names=tuple(rows),
+                    objectives=tuple(order.objectives),
+                    envelope=update.envelope_digest,
+                    payload=manifest.payload,
+                )
+            )
+        if unread:
+            raise RecordError("assignments", min(unread), "state", "FULFILLED, and there is no accepted reply")
+        return replies
+
+    def _order(self, assignment: Assignment, expected: Mapping[str, object]) -> AssignmentManifest:
+        """The signed assignment of a row."""
         row = ("assignments", assignment.assignment_id)
         order = self._open(row, "envelope", assignment.envelope, AssignmentManifest, self.key)
-        for item in fields(expected):
-            _same(row, f"envelope ({item.name})", getattr(expected, item.name), getattr(order, item.name))
-        signed: Mapping[str, Any] = {
-            "assignment_id": order.assignment_id,
-            "client_id": order.client_id,
-            "base_model": order.base_model,
-            "objectives": list(order.objectives),
-        }
-        for name, value in signed.items():
-            _same(row, name, getattr(assignment, name), value)
+        for name, value in expected.items():
+            _same(row, f"envelope ({name})", value, getattr(order, name))
+        for name in ("assignment_id", "client_id", "base_model"):
+            _same(row, name, getattr(assignment, name), getattr(order, name))
+        _same(row, "objectives", assignment.objectives, list(order.objectives))
         inputs = [(one.name, one.digest, one.size) for one in assignment.inputs]
         _same(row, "inputs", inputs, [(one.name, one.digest, one.size) for one in order.inputs])
         return order
 
-    def reply(self, update: models.Update, order: AssignmentManifest, client: models.Client) -> UpdateManifest:
-        """The signed reply of a row that counts as accepted.
-
-        Args:
-            update: the row.
-            order: the signed assignment that it fulfils.
-            client: the row of the client that it was issued to.
-
-        Raises:
-            RecordError: the signature of the client or of the receipt does not hold, they belong to another assignment,
-                the receipt says refused, or the row differs from them.
-        """
+    def _manifest(self, update: Update, order: AssignmentManifest, client: Client) -> UpdateManifest:
+        """The signed reply of a row that counts as accepted, to a signed assignment of the client."""
         row = ("updates", update.update_id)
         key = Ed25519PublicKey.from_public_bytes(client.signing_key)
         manifest = self._open(row, "envelope", update.envelope, UpdateManifest, key)
         name = envelope_digest(SignedEnvelope.FromString(update.envelope))
         _same(row, "envelope_digest", update.envelope_digest, name)
-        _same(row, "envelope (assignment_id)", order.assignment_id, manifest.assignment_id)
-        for field in BOUND_FIELDS:
+        for field in ("assignment_id", *BOUND_FIELDS):
             _same(row, f"envelope ({field})", getattr(order, field), getattr(manifest, field))
         _same(row, "envelope (rows)", list(order.rows), list(manifest.rows))
         receipt = self._open(row, "receipt", update.receipt, ReceiptManifest, self.key)
         _same(row, "receipt (envelope)", name, receipt.envelope)
         _same(row, "receipt (accepted)", True, receipt.accepted)
-        signed: Mapping[str, Any] = {
-            "assignment_id": manifest.assignment_id,
-            "client_id": manifest.client_id,
-            "payload": manifest.payload,
-            "payload_bytes": manifest.payload_bytes,
-            "samples": manifest.samples,
-            "losses": dict(manifest.losses),
-            "metrics": dict(manifest.metrics),
-        }
-        for field, value in signed.items():
-            _same(row, field, getattr(update, field), value)
+        for field in ("assignment_id", "client_id", "payload", "payload_bytes", "samples"):
+            _same(row, field, getattr(update, field), getattr(manifest, field))
+        _same(row, "losses", update.losses, dict(manifest.losses))
+        _same(row, "metrics", update.metrics, dict(manifest.metrics))
         return manifest
 
     def state(self, run: models.Run, before: models.Round | None, base_model: str | None) -> dict[str, Any]:
-        """What the run remembers of earlier rounds: that which the newest signed step left behind.
+        """What a run remembers of earlier rounds, as the newest signed step left it.
 
         Args:
             run: the row.
@@ -195,8 +187,7 @@ class Evidence:
             base_model: the digest of the model that the round under way starts from; None before it begins.
 
         Raises:
-            RecordError: the signature of the step does not hold, it is another round's, or the model or the state is
-                not the one that it made.
+            RecordError: the step is not signed or of another round, or it did not make this model or state.
         """
         if before is None:
             _same(("runs", run.run_id), "model", run.model, run.initial_model)

@@ -1,6 +1,6 @@
-"""Housekeeping: who attended last is noted, and blobs that nothing needs are removed.
+"""Housekeeping: records when clients last attended, and removes blobs that nothing needs.
 
-How old a blob is, only the clock can tell. When it is set while the coordinator runs, nothing is removed for a day.
+The age of a blob depends on the clock. After the clock is set, nothing is removed for a day.
 """
 
 import logging
@@ -24,21 +24,11 @@ log = logging.getLogger(__name__)
 HOUSEKEEPING_SECONDS = 10.0
 COLLECTION_INTERVAL = timedelta(hours=1)
 COLLECTION_GRACE = timedelta(hours=24)  # longer than an upload, an aggregation or a phase's replies take to be recorded
-CLOCK_SET = timedelta(minutes=1)  # a difference between the clock and the time that passed which is no drift
+CLOCK_SET = timedelta(minutes=1)  # the least difference between clock and elapsed time that is no drift
 
 
 class Housekeeper:
-    """A thread that tidies up.
-
-    Args:
-        database: where facts are kept.
-        blobs: where models and updates are kept.
-        presence: who attends.
-        condition: where faults are noted.
-        keep_rounds: how many of the last rounds of each run keep their models and updates; None keeps all.
-        clock: the time, aware.
-        monotonic: seconds that only grow, whatever the clock is set to.
-    """
+    """A thread that tidies up; faults are noted in `condition`, and `keep_rounds` is that of `collect`."""
 
     def __init__(
         self,
@@ -64,11 +54,11 @@ class Housekeeper:
         self._next_collection = self._last[1] + COLLECTION_INTERVAL.total_seconds()
 
     def start(self) -> None:
-        """Begins."""
+        """Starts the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends, and notes who attended last."""
+        """Ends the thread, and records when clients last attended."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -78,7 +68,7 @@ class Housekeeper:
             log.warning("could not record when members last attended: %s", explain_fault(error))
 
     def tidy(self) -> None:
-        """Does what is due."""
+        """Does the work that is due."""
         self._look_at_clock()
         self._note_seen()
         if self._monotonic() >= self._next_collection:
@@ -94,17 +84,15 @@ class Housekeeper:
                     log.exception("housekeeping failed; it is tried again")
 
     def _look_at_clock(self) -> None:
-        """Notices a clock that was set; a machine that slept looks the same."""
+        """Detects a clock that was set; a machine that slept looks the same."""
         now, passed = self._clock(), self._monotonic()
         ahead = now - self._last[0] - timedelta(seconds=passed - self._last[1])
         self._last = now, passed
         if abs(ahead) > CLOCK_SET:
-            log.warning(
-                "the clock of this machine was set %s by %s: deadlines and certificates follow it; no blob is removed "
-                "for a day",
-                "forward" if ahead > timedelta(0) else "back",
-                abs(timedelta(seconds=round(ahead.total_seconds()))),
-            )
+            way = "forward" if ahead > timedelta(0) else "back"
+            by = abs(timedelta(seconds=round(ahead.total_seconds())))
+            effects = "deadlines and certificates follow it; no blob is removed for a day"
+            log.warning("the clock of this machine was set %s by %s: %s", way, by, effects)
             self._next_collection = passed + COLLECTION_GRACE.total_seconds()
 
     def _collect(self) -> None:
@@ -120,9 +108,7 @@ class Housekeeper:
             log.info("removed %d blobs that nothing needs, %.1f MB", collected.deleted, collected.freed / 1e6)
 
     def _note_seen(self) -> None:
-        seen = self._presence.take_seen()
-        if not seen:
-            return
-        with self._database.begin() as session:
-            for client in session.scalars(select(Client).where(Client.client_id.in_(seen))):
-                client.last_seen = seen[client.client_id]
+        if seen := self._presence.take_seen():
+            with self._database.begin() as session:
+                for client in session.scalars(select(Client).where(Client.client_id.in_(seen))):
+                    client.last_seen = seen[client.client_id]

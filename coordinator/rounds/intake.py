@@ -1,8 +1,8 @@
-"""The intake: everything that must hold before a reply counts, in the order of SECURITY section 2, cheapest first.
+"""The intake: the checks of a reply before it counts, in the order of SECURITY section 2, cheapest first.
 
-A reply that is refused for its transport or its envelope leaves its assignment open: somebody else may have caused it,
-and the client may try again. A reply whose signature holds and whose content is wrong is the client's own word: it is
-recorded, the assignment is closed, and the client gets a signed receipt that says so.
+A reply that is refused for its transport or its envelope leaves its assignment open: another party may have caused it,
+and the client may try again. A reply with a valid signature and wrong content is recorded, the assignment is closed,
+and the client gets a signed receipt of the refusal.
 """
 
 import logging
@@ -11,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.content import content_problem, must_match, payload_problem
+from coordinator.rounds.content import content_problem, must_be_a_time, must_match, payload_problem
 from coordinator.rounds.evidence import SignatureMemory
 from coordinator.rounds.recorder import FULFILLED, Signed, record_equivocation, record_reply
-from coordinator.rounds.reported import must_be_a_time
 from coordinator.rounds.states import end_assignment
-from federation.envelope import envelope_digest, unseal
+from federation.envelope import envelope_digest
 from federation.identity import client_uri
 from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
@@ -42,34 +42,21 @@ MAX_EQUIVOCATIONS = 3  # further replies to one assignment that are kept as evid
 ASSIGNMENT_ID = re.compile(r"[0-9a-f]{32}")
 
 
+# The fields of a reply that its receipt repeats.
+_REPEATED = ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model", "payload")
+
+
 @dataclass(frozen=True)
-class Admission:
-    """A reply whose envelope has passed; its payload may come in.
+class Admission(Signed):
+    """A reply whose envelope has passed; its payload may come in."""
 
-    Attributes:
-        envelope: as received.
-        envelope_digest: the name of the envelope.
-        manifest: the verified manifest.
-        layout: of the payload that the assignment asks for; None when it asks for none.
-        kind: of the work that the assignment asks for.
-        limits: of the run.
-        deadline: until when the reply counts.
-    """
-
-    envelope: SignedEnvelope
-    envelope_digest: str
-    manifest: UpdateManifest
-    layout: Layout | None
-    kind: type[Work]
-    limits: LimitsSpec
-    deadline: datetime
+    layout: Layout | None  # of the payload that the assignment asks for; None when it asks for none
+    kind: type[Work]  # of the work that the assignment asks for
+    limits: LimitsSpec  # of the run
+    deadline: datetime  # until when the reply counts
 
     def must_be_in_time(self, now: datetime) -> None:
-        """Looks at the clock while the payload comes in.
-
-        Raises:
-            Refusal: `deadline`.
-        """
+        """Raises the Refusal `deadline` once the reply comes too late."""
         if now > self.deadline:
             raise _late(self.manifest.assignment_id, self.deadline)
 
@@ -86,7 +73,7 @@ class Intake:
         signing_key: the coordinator's, for receipts.
         changed: called with the run's id after a reply was recorded.
         clock: the time, aware.
-        signatures: where those that were verified or made here are remembered.
+        signatures: those that this process has verified or made.
     """
 
     def __init__(
@@ -108,7 +95,7 @@ class Intake:
         """Checks a reply before any byte of its payload.
 
         Args:
-            client_id: who sends it, as its certificate says.
+            client_id: the sender, by its certificate.
             envelope: of an UpdateManifest.
 
         Returns:
@@ -133,31 +120,30 @@ class Intake:
             receipt = _stored_receipt(session, assignment, name)
             if receipt is not None:
                 return receipt
-            client = session.get_one(Client, client_id)
+            key = Ed25519PublicKey.from_public_bytes(session.get_one(Client, client_id).signing_key)
             limits = _limits(assignment.phase.round.run.spec)
             deadline = assignment.phase.deadline
-            try:
-                self._must_be_open(assignment)
-            except Refusal as refusal:
-                closed: Refusal | None = refusal
-            else:
-                closed = None
-        if closed is not None:
-            if closed.reason == FULFILLED:
-                self._keep_if_signed(envelope, order, client)
+            closed = self._closed(assignment)
+        if closed is not None and closed.reason != FULFILLED:
             raise closed
-        manifest = self._opened(envelope, client)
-        must_match(manifest, order)
+        try:
+            manifest = self._signatures.open(envelope, UpdateManifest, key)
+            must_match(manifest, order)
+        except Refusal as refusal:
+            raise closed or refusal from None
+        if closed is not None:
+            self._keep_equivocation(Signed(envelope, name, manifest))
+            raise closed
         layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows]) if order.rows else None
         asked = kind(order.kind).work
-        admission = Admission(envelope, name, manifest, layout, kind=asked, limits=limits, deadline=deadline)
+        admission = Admission(envelope, name, manifest, layout, asked, limits, deadline)
         problem = content_problem(manifest, asked, limits)
         if problem is not None:
             self._refuse_for_good(admission, problem)
         return admission
 
     def accept(self, admission: Admission, check: PayloadCheck | None) -> SignedEnvelope:
-        """Makes a reply count: one transaction for update, assignment and receipt.
+        """Accepts a reply: one transaction for update, assignment and receipt.
 
         Args:
             admission: what `admit` returned.
@@ -167,7 +153,7 @@ class Intake:
             The signed receipt.
 
         Raises:
-            Refusal: the content is wrong, or somebody else's reply or the deadline came first.
+            Refusal: the content is wrong, or another reply or the deadline came first.
         """
         problem = admission.problem(check) if check is not None else None
         if problem is not None:
@@ -192,96 +178,67 @@ class Intake:
         receipt = self._record(admission, refusal)
         raise Refusal(refusal.reason, refusal.message, signed=receipt)
 
-    def _opened(self, envelope: SignedEnvelope, client: Client) -> UpdateManifest:
-        key = Ed25519PublicKey.from_public_bytes(client.signing_key)
-        manifest = unseal(envelope, UpdateManifest, key)
-        self._signatures.note(envelope, UpdateManifest, key)
-        return manifest
-
-    def _keep_if_signed(self, envelope: SignedEnvelope, order: AssignmentManifest, client: Client) -> None:
-        """Keeps a second reply to a fulfilled assignment as evidence, if its client signed it and it is no other's."""
-        try:
-            manifest = self._opened(envelope, client)
-            must_match(manifest, order)
-        except Refusal:
-            return  # anybody could have made it
-        self._keep_equivocation(envelope, manifest)
-
-    def _keep_equivocation(self, envelope: SignedEnvelope, manifest: UpdateManifest) -> None:
-        """Puts a second, different reply that a client signed to a fulfilled assignment on record, beside the first."""
-        name, now = envelope_digest(envelope), self._clock()
+    def _keep_equivocation(self, reply: Signed) -> None:
+        """Records a second, different reply that a client signed to a fulfilled assignment, as evidence."""
+        manifest, now = reply.manifest, self._clock()
         with self._database.begin() as session:
             assignment = session.get_one(Assignment, manifest.assignment_id, with_for_update=True)
             replies = session.execute(
                 select(Update.envelope_digest, Update.accepted).where(Update.assignment_id == assignment.assignment_id)
             ).all()
-            if len(replies) > MAX_EQUIVOCATIONS or name in {reply.envelope_digest for reply in replies}:
+            if len(replies) > MAX_EQUIVOCATIONS or reply.digest in {name for name, _ in replies}:
                 return
-            first = next((reply.envelope_digest for reply in replies if reply.accepted), "")
-            record_equivocation(assignment, Signed(envelope, name, manifest), now)
+            first = next((name for name, accepted in replies if accepted), "")
+            record_equivocation(assignment, reply, now)
+            where = f"run {manifest.run_id} round {manifest.round}"
             audit.record(
                 session,
                 at=now,
                 actor=client_uri(manifest.federation_id, assignment.client_id),
                 action="update.equivocation",
                 subject=assignment.assignment_id,
-                detail=f"run {manifest.run_id} round {manifest.round}: accepted was {first}; signed too is {name}",
+                detail=f"{where}: accepted was {first}; signed too is {reply.digest}",
             )
         log.warning("%s signed two different replies to assignment %s", manifest.client_id, manifest.assignment_id)
 
     def _record(self, admission: Admission, refusal: Refusal | None) -> SignedEnvelope:
-        """Records a reply, unless another one came first: that one is kept as evidence."""
-        try:
-            return self._record_open(admission, refusal)
-        except Refusal as closed:
-            if closed.reason == FULFILLED:
-                self._keep_equivocation(admission.envelope, admission.manifest)
-            raise
-
-    def _record_open(self, admission: Admission, refusal: Refusal | None) -> SignedEnvelope:
-        manifest = admission.manifest
+        """Records a reply, unless another one came first: then it is kept as evidence."""
         with self._database.begin() as session:
-            assignment = session.get_one(Assignment, manifest.assignment_id, with_for_update=True)
-            receipt = _stored_receipt(session, assignment, admission.envelope_digest)
-            if receipt is not None:
-                return receipt
-            self._must_be_open(assignment)
-            now = self._clock()
-            receipt = self._receipt(admission, refusal, now)
-            signed = Signed(admission.envelope, admission.envelope_digest, manifest)
-            record_reply(assignment, signed, refusal, now, receipt=receipt.SerializeToString())
-        self._changed(manifest.run_id)
+            assignment = session.get_one(Assignment, admission.manifest.assignment_id, with_for_update=True)
+            stored = _stored_receipt(session, assignment, admission.digest)
+            if stored is not None:
+                return stored
+            if (closed := self._closed(assignment)) is None:
+                now = self._clock()
+                receipt = self._receipt(admission, refusal, now)
+                record_reply(assignment, admission, refusal, now, receipt=receipt.SerializeToString())
+        if closed is not None:
+            if closed.reason == FULFILLED:
+                self._keep_equivocation(admission)
+            raise closed
+        self._changed(admission.manifest.run_id)
         return receipt
 
     def _receipt(self, admission: Admission, refusal: Refusal | None, now: datetime) -> SignedEnvelope:
-        manifest = admission.manifest
-        receipt = ReceiptManifest(
-            federation_id=manifest.federation_id,
-            run_id=manifest.run_id,
-            round=manifest.round,
-            phase=manifest.phase,
-            assignment_id=manifest.assignment_id,
-            client_id=manifest.client_id,
-            base_model=manifest.base_model,
-            payload=manifest.payload,
-            envelope=admission.envelope_digest,
-            accepted=refusal is None,
-            reason=refusal.reason if refusal else "",
-            message=refusal.message if refusal else "",
-        )
+        repeated: dict[str, Any] = {name: getattr(admission.manifest, name) for name in _REPEATED}
+        receipt = ReceiptManifest(**repeated, envelope=admission.digest, accepted=refusal is None)
+        if refusal is not None:
+            receipt.reason, receipt.message = refusal.reason, refusal.message
         receipt.created.FromDatetime(now)
         return self._signatures.sign(receipt, self._signing_key)
 
-    def _must_be_open(self, assignment: Assignment) -> None:
+    def _closed(self, assignment: Assignment) -> Refusal | None:
+        """Why an assignment takes no reply; None when it is open."""
         name = assignment.assignment_id
         if assignment.state is AssignmentState.FULFILLED:
-            raise Refusal(FULFILLED, f"assignment {name} was fulfilled with another reply")
+            return Refusal(FULFILLED, f"assignment {name} was fulfilled with another reply")
         if (assignment.state is AssignmentState.EXPIRED and assignment.reason == "deadline") or (
             assignment.state is AssignmentState.OPEN and self._clock() > assignment.phase.deadline
         ):
-            raise _late(name, assignment.phase.deadline)
+            return _late(name, assignment.phase.deadline)
         if assignment.state is not AssignmentState.OPEN:
-            raise Refusal("assignment-closed", f"assignment {name} is {assignment.state}: {assignment.reason}")
+            return Refusal("assignment-closed", f"assignment {name} is {assignment.state}: {assignment.reason}")
+        return None
 
 
 def _late(assignment_id: str, deadline: datetime) -> Refusal:

@@ -9,8 +9,10 @@ import numpy as np
 from coordinator.aggregation.qp import UnsolvedError, min_norm
 from coordinator.aggregation.rules import Matrix, Vector
 
+SCORED = ("test", "validation", "train")  # a round is judged by the first split that a client measured
 LARGEST_PROGRAM = 512  # rows of K for which stationarity is measured: half a second at the most
 
+_JAIN = "Jain, 1984"
 _HU = "Hu et al., 2022"
 _WANG = "Wang et al., 2021"
 _YANG = "Yang et al., 2023"
@@ -33,10 +35,7 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "accuracy/best5": ("mean of the highest 5 %: of floor(0.05 N) clients, at least one", f"9.1 (i); {_WANG}"),
         "accuracy/p5": ("5th percentile of the accuracies, interpolated linearly", f"9.1 (ii); {_HU}, table 8"),
         "accuracy/p95": ("95th percentile of the accuracies, interpolated linearly", f"9.1 (ii); {_HU}, table 8"),
-        "accuracy/jain": (
-            "(sum a)² / (N sum a²): 1 if all accuracies are equal, 1/N if all but one are 0",
-            "Jain, 1984",
-        ),
+        "accuracy/jain": ("(sum a)² / (N sum a²): 1 if all accuracies are equal, 1/N if all but one are 0", _JAIN),
         "loss/train": ("mean of the losses of the new model that the clients measured on their training splits", "9.2"),
         "loss/validation": ("the same on their validation splits", "9.2"),
         "loss/test": ("the same on their test splits", "9.2"),
@@ -53,7 +52,7 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "6.1",
         ),
         "loss/worst": ("the highest loss of a client, for a task without accuracy", "9.1"),
-        "loss/jain": ("(sum F)² / (N sum F²) of the clients' losses, for a task without accuracy", "Jain, 1984"),
+        "loss/jain": ("(sum F)² / (N sum F²) of the clients' losses, for a task without accuracy", _JAIN),
         "improved": (
             "share of the round's participants whose training loss did not rise in the step; an equal loss "
             "counts as improved, a loss that is no longer finite does not. Missing for `afl`, whose clients "
@@ -67,10 +66,7 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
             f"9.5; {_HU}",
         ),
         "stationarity/relative": ("`stationarity` divided by the length of the longest update, in [0, 1]", "9.5"),
-        "stationary": (
-            "1 if the algorithm found no direction and the model stayed as it was, else 0",
-            "3.6",
-        ),
+        "stationary": ("1 if the algorithm found no direction and the model stayed as it was, else 0", "3.6"),
         "conflicts": ("number of pairs of updates with a negative inner product", f"5; {_WANG}"),
         "conflict_depth": ("the least cosine of such a pair; 0 without conflicts", f"5; {_WANG}"),
         "conflict_mean": ("the mean cosine of such pairs; 0 without conflicts", f"5; {_WANG}"),
@@ -132,15 +128,9 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def accuracies(values: Sequence[float], name: str = "accuracy") -> dict[str, float]:
-    """Average, spread and tails of the clients' accuracies (section 9.1).
+    """Average, spread and tails of the clients' accuracies, each in [0, 1] (section 9.1); see `DEFINITIONS`.
 
-    The worst and best 5 % are given in both ways in use: the mean of the floor(0.05 N), at least one, lowest and
-    highest (FedFV's tables; `worst5`, `best5`), and the 5th and 95th percentile (FedMGDA+ table 8; `p5`, `p95`).
-    Standard deviation and variance are those of the population.
-
-    Args:
-        values: one accuracy per client, in [0, 1].
-        name: what the keys begin with.
+    The keys begin with `name`.
     """
     if not values:
         return {}
@@ -161,12 +151,12 @@ def accuracies(values: Sequence[float], name: str = "accuracy") -> dict[str, flo
 
 
 def jain(values: Sequence[float]) -> float:
-    """Jain's index (sum x)² / (N sum x²) of numbers that are not negative: 1 when all are equal, all zero included."""
+    """Jain's index (sum x)² / (N sum x²) of numbers that are not negative: 1 when all are equal, also to zero."""
     x = np.asarray(values, dtype=np.float64)
     largest = x.max(initial=0.0)
     if largest == 0:
         return 1.0
-    x = x / largest  # whose squares neither overflow nor vanish
+    x = x / largest  # so that squares neither overflow nor vanish
     return float(x.sum() ** 2 / (len(x) * (x @ x)))
 
 
@@ -182,26 +172,19 @@ def improved(before: Mapping[str, float], after: Mapping[str, float], participan
 
 
 def length(K: Matrix, weights: Vector) -> float:
-    """||sum weights_i u_i||, from K alone.
-
-    Args:
-        K: Gram matrix, shape (m, m).
-        weights: shape (m,).
-    """
+    """||sum weights_i u_i||, from the Gram matrix K (m, m) and the weights (m,)."""
     return math.sqrt(max(0.0, float(weights @ K @ weights)))
 
 
 def stationarity(K: Matrix) -> dict[str, float]:
     """How far the updates are from Pareto stationarity (section 9.5): ||J lambda*||, the shortest vector in their hull.
 
-    Updates stand for gradients, as in the rule itself; for one full-batch step they are the gradients, scaled.
-
     Args:
         K: Gram matrix of the participants' updates, shape (m, m).
 
     Returns:
-        `stationarity`, and `stationarity/relative`, divided by the length of the longest update. Nothing for more
-        than 512 updates, for none, and where the program has no certified solution.
+        `stationarity` and `stationarity/relative`. Nothing for more than 512 updates, for none, and where the program
+        has no certified solution.
     """
     if not 0 < len(K) <= LARGEST_PROGRAM:
         return {}
@@ -221,10 +204,10 @@ def delta_m(values: Sequence[float], baselines: Sequence[float], higher_is_bette
     Args:
         values: A, a measure of each of the M objectives.
         baselines: B, the same of a model that was trained for that objective alone, in the same federation; not 0.
-        higher_is_better: of each measure: True for an accuracy, False for a loss.
+        higher_is_better: for each measure: True for an accuracy, False for a loss.
 
     Returns:
-        In percent; positive is a loss.
+        In percent; positive is worse.
 
     Raises:
         ValueError: not the same number of each, none at all, or a baseline of 0.

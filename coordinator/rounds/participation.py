@@ -1,14 +1,13 @@
-"""What each member did in the rounds of a run, and what an operator should be warned of.
+"""What each member did in the rounds of a run, and the warnings for an operator.
 
-`Participation` is computed from the rounds that have ended, one after the other, and touches no database; `read_rounds`
-reads these rounds from the record.
+`Participation` is computed from the rounds that have ended; `read_rounds` reads these rounds from the record.
 """
 
 import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -61,94 +60,57 @@ _OUTCOMES: Mapping[AssignmentState, Outcome] = MappingProxyType(
 
 @dataclass(frozen=True)
 class MemberRound:
-    """One member in one round that has ended; it was asked for training, for an evaluation, or for both.
-
-    Attributes:
-        client_id: the member.
-        training: its training, or the phase before it in which it stopped; None where it was asked for neither.
-        evaluation: its evaluation of the new model; None where it was not asked.
-        reason: why it failed; empty if it did not.
-        cosine: between its update and the step; NaN where there is none.
-    """
+    """One member in one round that has ended; it was asked for training, for an evaluation, or for both."""
 
     client_id: str
-    training: Outcome | None = None
-    evaluation: Outcome | None = None
-    reason: str = ""
-    cosine: float = math.nan
+    training: Outcome | None = None  # or the phase before it in which the member stopped
+    evaluation: Outcome | None = None  # of the new model
+    reason: str = ""  # why it failed
+    cosine: float = math.nan  # between its update and the step; NaN where there is none
 
     @property
     def outcome(self) -> Outcome:
-        """Its training; or its evaluation where that alone failed, or was all that it was asked for."""
+        """The outcome that failed first, or else its training, or else its evaluation."""
         outcomes = [outcome for outcome in (self.training, self.evaluation) if outcome is not None]
         return next((outcome for outcome in outcomes if outcome.failed), outcomes[0])
 
 
 @dataclass(frozen=True)
 class EndedRound:
-    """A round that has ended.
+    """A round that has ended."""
 
-    Attributes:
-        number: from 0.
-        members: everybody who was asked for something.
-        improved: the share of participants whose training loss did not rise; NaN where it is not known.
-    """
-
-    number: int
-    members: tuple[MemberRound, ...]
-    improved: float = math.nan
+    number: int  # from 0
+    members: tuple[MemberRound, ...]  # that were asked for something
+    improved: float = math.nan  # the share of participants whose training loss did not rise; NaN if unknown
 
 
 @dataclass(frozen=True)
 class RunWarning:
-    """Something that an operator should look at.
-
-    Attributes:
-        kind: what it is.
-        client_id: the member; empty where it is about all of them.
-        rounds: how many rounds in a row.
-        last_round: the last of them.
-        message: in words, with the numbers, and what to do.
-    """
+    """Something that an operator should look at."""
 
     kind: WarningKind
-    client_id: str
-    rounds: int
-    last_round: int
-    message: str
+    client_id: str  # the member; empty for a warning about all of them
+    rounds: int  # in a row
+    last_round: int  # of these
+    message: str  # with the numbers, and what to do
 
 
 @dataclass
 class MemberSummary:
-    """One member over the rounds that have ended.
-
-    Attributes:
-        client_id: the member.
-        outcomes: the numbers of rounds, by the outcome of its training.
-        evaluations_missed: evaluations that it was asked for and did not give.
-        training_failures: the last rounds, in a row, in which its training failed; of those that needed it.
-        evaluation_failures: the last evaluations, in a row, that it did not give; of those that it was asked for.
-        opposing: the last steps, in a row, with which its update had a cosine below `OPPOSING`.
-        cosine: of its last update with the step; NaN before the first.
-        cosine_round: the round of `cosine`.
-        last_round: the last round that asked it for anything.
-        last_outcome: how that round ended for it.
-        last_reason: why a reply last failed to come or to count; empty when none ever did.
-        last_reason_round: the round of `last_reason`; None when there is none.
-    """
+    """One member over the rounds that have ended."""
 
     client_id: str
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
-    evaluations_missed: int = 0
-    training_failures: int = 0
-    evaluation_failures: int = 0
-    opposing: int = 0
-    cosine: float = math.nan
-    cosine_round: int = 0
-    last_round: int = 0
-    last_outcome: Outcome = Outcome.NOT_NEEDED
-    last_reason: str = ""
-    last_reason_round: int | None = None
+    outcomes: Counter[Outcome] = field(default_factory=Counter)  # rounds, by how the member's training ended
+    evaluations_missed: int = 0  # evaluations that it was asked for and did not give
+    training_failures: int = 0  # the last rounds, in a row, in which its training failed; of those that needed it
+    evaluation_failures: int = 0  # the last evaluations, in a row, that it did not give; of those asked for
+    opposing: int = 0  # the last steps, in a row, with which its update had a cosine below `OPPOSING`
+    cosine: float = math.nan  # of its last update with the step
+    cosine_round: int = 0  # the round of `cosine`
+    last_round: int = 0  # the last round that asked it for anything
+    last_outcome: Outcome = Outcome.NOT_NEEDED  # how that round ended for it
+    last_reason: str = ""  # why a reply last failed to come or to count; empty when none did
+    last_reason_round: int | None = None  # the round of `last_reason`
 
     @property
     def asked(self) -> int:
@@ -161,7 +123,7 @@ class MemberSummary:
         return max(self.training_failures, self.evaluation_failures)
 
     def add(self, number: int, member: MemberRound) -> None:
-        """Takes in the next round that asked it for something."""
+        """Adds the next round that asked it for something."""
         self.last_round, self.last_outcome = number, member.outcome
         if member.outcome.failed:
             self.last_reason, self.last_reason_round = member.reason, number
@@ -177,33 +139,25 @@ class MemberSummary:
             self.opposing = self.opposing + 1 if member.cosine < OPPOSING else 0
 
     def warnings(self) -> Iterator[RunWarning]:
-        """What to say of it now."""
-        if self.failed_in_a_row >= WARN_AFTER and self.last_reason_round is not None:
-            yield RunWarning(
-                WarningKind.MEMBER_FAILS,
-                self.client_id,
-                self.failed_in_a_row,
-                self.last_reason_round,
-                f"{self.client_id} failed in {self.failed_in_a_row} rounds in a row, last in round "
-                f"{self.last_reason_round}: {self.last_reason.rstrip('.')}. See its log",
+        """The warnings about it after the last round."""
+        name, failed, failed_in = self.client_id, self.failed_in_a_row, self.last_reason_round
+        if failed >= WARN_AFTER and failed_in is not None:
+            message = (
+                f"{name} failed in {failed} rounds in a row, last in round {failed_in}: "
+                f"{self.last_reason.rstrip('.')}. See its log"
             )
+            yield RunWarning(WarningKind.MEMBER_FAILS, name, failed, failed_in, message)
         if self.opposing >= WARN_AFTER:
-            yield RunWarning(
-                WarningKind.MEMBER_OPPOSES,
-                self.client_id,
-                self.opposing,
-                self.cosine_round,
-                f"{self.client_id} worked against the step in {self.opposing} rounds in a row: in round "
-                f"{self.cosine_round} the cosine between its update and the step was {self.cosine:.2f}. It attacks, or "
-                "its data or labels differ from the others'",
+            message = (
+                f"{name} worked against the step in {self.opposing} rounds in a row: in round {self.cosine_round} the "
+                f"cosine between its update and the step was {self.cosine:.2f}. It attacks, or its data or labels "
+                "differ from the others'"
             )
+            yield RunWarning(WarningKind.MEMBER_OPPOSES, name, self.opposing, self.cosine_round, message)
 
 
 class Participation:
-    """What the members of a run did, up to the last round that was added.
-
-    The result depends on nothing but the rounds, which are added in order.
-    """
+    """What the members of a run did in the rounds that were added, in order."""
 
     def __init__(self) -> None:
         self._members: dict[str, MemberSummary] = {}
@@ -212,20 +166,16 @@ class Participation:
 
     @property
     def members(self) -> list[MemberSummary]:
-        """Everybody who was asked for something, by name."""
+        """The members that were asked for something, by name."""
         return [self._members[name] for name in sorted(self._members)]
 
     @property
     def warnings(self) -> list[RunWarning]:
-        """What holds after the last round: of the run, then member by member."""
+        """The warnings after the last round: about the run, then member by member."""
         return [*self._of_the_run(), *(warning for member in self.members for warning in member.warnings())]
 
     def add(self, round_: EndedRound) -> list[RunWarning]:
-        """Takes in the next round.
-
-        Returns:
-            The warnings that begin with it.
-        """
+        """Adds the next round, and returns the warnings that begin with it."""
         for member in round_.members:
             self._members.setdefault(member.client_id, MemberSummary(member.client_id)).add(round_.number, member)
         if math.isfinite(round_.improved):
@@ -235,16 +185,13 @@ class Participation:
         return [warning for warning in fresh if (warning.rounds, warning.last_round) == (WARN_AFTER, round_.number)]
 
     def _of_the_run(self) -> Iterator[RunWarning]:
-        if len(self._worse) >= WARN_AFTER:
-            yield RunWarning(
-                WarningKind.NOBODY_IMPROVES,
-                "",
-                len(self._worse),
-                self._worse[-1],
-                f"nobody improved in {len(self._worse)} evaluated rounds in a row, last in round {self._worse[-1]}: "
-                "every participant's training loss rose. The learning rate may be too large, or a member may work "
-                "against the others",
+        if (rounds := len(self._worse)) >= WARN_AFTER:
+            message = (
+                f"nobody improved in {rounds} evaluated rounds in a row, last in round {self._worse[-1]}: every "
+                "participant's training loss rose. The learning rate may be too large, or a member may work against "
+                "the others"
             )
+            yield RunWarning(WarningKind.NOBODY_IMPROVES, "", rounds, self._worse[-1], message)
 
 
 def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRound]:
@@ -274,7 +221,12 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
         own = members.setdefault(number, {})
         before, outcome = own.get(client, MemberRound(client)), _outcome(state, reason)
         why = ": ".join(text for text in ("" if kind == Train.name else kind, reason, message) if text)
-        own[client] = _decided(before, outcome, why, cosine) if decides else _evaluated(before, outcome, why)
+        if decides:  # a later phase than those before
+            known = before.cosine if cosine is None else cosine
+            own[client] = replace(before, training=outcome, reason=why if outcome.failed else "", cosine=known)
+        else:
+            failed = outcome.failed and not (before.training and before.training.failed)
+            own[client] = replace(before, evaluation=outcome, reason=why if failed else before.reason)
     numbers = session.execute(select(Round.number, Round.metrics).where(*here).order_by(Round.number))
     return [
         EndedRound(number, tuple(members.get(number, {}).values()), metrics.get("improved", math.nan))
@@ -288,28 +240,8 @@ def _outcome(state: AssignmentState, reason: str) -> Outcome:
     return _OUTCOMES.get(state, Outcome.MISSING)
 
 
-def _decided(member: MemberRound, outcome: Outcome, why: str, cosine: float | None) -> MemberRound:
-    """A member's round with one more phase that the step depends on, later than those before.
-
-    `cosine` is of its update with the step; None where the phase asked for no update.
-    """
-    known = member.cosine if cosine is None else cosine
-    return MemberRound(member.client_id, outcome, member.evaluation, why if outcome.failed else "", known)
-
-
-def _evaluated(member: MemberRound, outcome: Outcome, why: str) -> MemberRound:
-    """A member's round with its evaluation."""
-    own_reason = why if outcome.failed and not (member.training and member.training.failed) else member.reason
-    return MemberRound(member.client_id, member.training, outcome, own_reason, member.cosine)
-
-
 class WarningLog:
-    """Writes each warning about a run to the log, once: in the round with which it begins.
-
-    Args:
-        database: has the record.
-        run_id: the run.
-    """
+    """Writes each warning about a run to the log once, in the round with which it begins."""
 
     def __init__(self, database: Database, run_id: str) -> None:
         self._database = database
@@ -317,7 +249,7 @@ class WarningLog:
         self._participation = Participation()
 
     def round_ended(self) -> None:
-        """Reads what has ended since the last call; of the rounds before the first call only the last is new."""
+        """Reads the rounds that ended since the last call; of those before the first call only the last is new."""
         with self._database.read() as session:
             rounds = read_rounds(session, self._run_id, self._participation.next_round)
         fresh: list[RunWarning] = []

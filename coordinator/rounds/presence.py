@@ -1,12 +1,13 @@
-"""Presence: who attends now, and the way to say something to them at once.
+"""Presence: the clients that attend now, and messages to them.
 
-The services live on an event loop, the conductors in threads; they meet here. Nothing here has to survive a crash:
-it is read from the database when the workers come back.
+It connects the services, on an event loop, with the conductors, in threads. Nothing here has to survive a crash:
+workers that come back get their messages from the database.
 """
 
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -15,23 +16,14 @@ from federation.refusals import Refusal
 
 @dataclass(frozen=True)
 class Assigned:
-    """An assignment for a client.
-
-    Attributes:
-        envelope: the signed assignment, serialized.
-    """
+    """An assignment for a client: its signed envelope, serialized."""
 
     envelope: bytes
 
 
 @dataclass(frozen=True)
 class Cancelled:
-    """An assignment that is no longer wanted.
-
-    Attributes:
-        assignment_id: its id.
-        reason: a stable reason.
-    """
+    """An assignment that is no longer wanted, and the reason."""
 
     assignment_id: str
     reason: str
@@ -42,32 +34,22 @@ Message = Assigned | Cancelled
 
 @dataclass(eq=False)
 class Attendance:
-    """One worker's open stream.
-
-    Attributes:
-        client_id: the client.
-        tasks: the tasks that it offers, with its training samples.
-        objectives: the objectives of each that it serves.
-        assignment_id: what it is working on, as its last heartbeat told; empty when idle.
-        progress: how far it is, 0 to 1.
-        outbox: what to say next; a refusal ends the stream with it, None ends it quietly.
-    """
+    """One worker's open stream."""
 
     client_id: str
-    tasks: dict[str, int]
-    objectives: dict[str, list[str]]
-    loop: asyncio.AbstractEventLoop
-    last_seen: datetime
+    tasks: dict[str, int]  # that it offers, with its training samples
+    objectives: dict[str, list[str]]  # that it serves, of each task
+    loop: asyncio.AbstractEventLoop  # of the stream
+    last_seen: datetime  # its last heartbeat
+    # The next messages. A refusal ends the stream with it, None ends it quietly.
     outbox: "asyncio.Queue[Message | Refusal | None]" = field(default_factory=asyncio.Queue)
-    assignment_id: str = ""
-    progress: float = 0.0
+    assignment_id: str = ""  # of its current work, by its last heartbeat
+    progress: float = 0.0  # of that work, 0 to 1
 
     def say(self, message: Message | Refusal) -> None:
-        """Puts a message, or the refusal that ends the stream, on its way. Callable from any thread."""
-        try:
+        """Sends a message, or the refusal that ends the stream. Callable from any thread."""
+        with suppress(RuntimeError):  # the loop is closed, and so is the stream
             self.loop.call_soon_threadsafe(self.outbox.put_nowait, message)
-        except RuntimeError:
-            return  # the loop is closed, so the stream is gone: the worker reads the database's word when it is back
 
 
 class Presence:
@@ -77,11 +59,11 @@ class Presence:
         self._lock = threading.Lock()
         self._streams: dict[str, Attendance] = {}
         self._seen: dict[str, datetime] = {}
-        self._left: dict[str, datetime] = {}  # those that attended since the start, and do not now
+        self._left: dict[str, datetime] = {}  # clients that attended since the start, and do not now
         self._listeners: list[Callable[[], None]] = []
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` whenever somebody comes or goes."""
+        """Calls `listener` whenever a client comes or goes."""
         self._listeners.append(listener)
 
     def join(self, attendance: Attendance) -> None:
@@ -96,7 +78,7 @@ class Presence:
         self._changed()
 
     def leave(self, attendance: Attendance, at: datetime) -> None:
-        """Forgets a stream that ended at a time, unless another one of the same client has taken its place."""
+        """Removes a stream that ended at a time, unless another one of the same client has taken its place."""
         with self._lock:
             if self._streams.get(attendance.client_id) is attendance:
                 del self._streams[attendance.client_id]
@@ -117,7 +99,7 @@ class Presence:
             return dict(self._streams)
 
     def left(self) -> dict[str, datetime]:
-        """When each client hung up that attended since the start of the coordinator and does not attend now."""
+        """When each client left that attended since the start of the coordinator and does not attend now."""
         with self._lock:
             return dict(self._left)
 
@@ -128,16 +110,10 @@ class Presence:
         return seen
 
     def say(self, client_id: str, message: Message) -> None:
-        """Sends to one client if it attends; if not, it hears of it when it is back."""
+        """Sends a message to one client if it attends."""
         attendance = self.attending().get(client_id)
         if attendance is not None:
             attendance.say(message)
-
-    def end(self, client_id: str, refusal: Refusal) -> None:
-        """Ends one client's stream."""
-        attendance = self.attending().get(client_id)
-        if attendance is not None:
-            attendance.say(refusal)
 
     def _changed(self) -> None:
         for listener in self._listeners:

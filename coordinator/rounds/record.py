@@ -1,5 +1,7 @@
-"""What a round came to: each client's share in the step, and the scores of the model after it."""
+"""The results of a round: the signed step with each client's share, and the scores of the model after it."""
 
+import dataclasses
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,38 +14,42 @@ from coordinator.aggregation.base import conflicts
 from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.phases import Replies, Reply, Step
 from coordinator.rounds import metrics
-from coordinator.rounds.revoked import REVOKED
-from storage.models import Assignment, AssignmentState, Evaluation, Input, Model, Phase, Round, Update
-from storage.records import ObjectivesRecord
+from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile
+from coordinator.rounds.revoked import REVOKED, left_out, revoked_clients
+from coordinator.rounds.states import move_round
+from coordinator.rounds.step import Stepped
+from federation.v1.common_pb2 import Code, ObjectiveWeight, StepManifest
+from storage.models import (
+    Assignment,
+    AssignmentState,
+    Evaluation,
+    Input,
+    Model,
+    Phase,
+    Round,
+    RoundState,
+    Update,
+    note_model,
+)
+from storage.records import ObjectivesRecord, canonical, memory_digest
 
-SCORED = ("test", "validation", "train")  # the first split that somebody measured is what a round is judged by
+log = logging.getLogger(__name__)
+
 _ANSWERED = (AssignmentState.FULFILLED, AssignmentState.REJECTED)
 
 
 @dataclass(frozen=True)
 class Share:
-    """One client's part in a step; sums over its rows where it sent several.
+    """One client's part in a step, over all its rows; NaN where it is not known."""
 
-    Attributes:
-        norm: the length of its update (of the sum of its rows).
-        weight: lambda.
-        coefficient: c; NaN where the direction is made coordinate by coordinate.
-        cosine: between its update and the direction; 0 where either has no length.
-
-    What is not known is NaN.
-    """
-
-    norm: float
-    weight: float
-    coefficient: float
-    cosine: float
+    norm: float  # the length of its update (of the sum of its rows)
+    weight: float  # lambda
+    coefficient: float  # c; NaN where the direction is made coordinate by coordinate
+    cosine: float  # between its update and the direction; 0 where either has no length
 
 
 def shares(step: Step, direction: Direction) -> dict[str, Share]:
-    """Each client's share in the step, whose direction has been measured, in the order of the rows.
-
-    Of a step that is combined already only the weights are known.
-    """
+    """Each client's share in the step, by its name. Of a step that is combined already only the weights are known."""
     if step.combined is not None:
         weighed = zip(step.replies, step.combination.weights.tolist(), strict=True)
         return {reply.client_id: Share(math.nan, weight, math.nan, math.nan) for reply, weight in weighed}
@@ -66,7 +72,7 @@ def shares(step: Step, direction: Direction) -> dict[str, Share]:
 
 
 def agreement(step: Step) -> dict[str, float]:
-    """How far the round's own updates are from agreeing, whatever the rule made of them: conflicts, stationarity."""
+    """Conflicts and stationarity of the round's own updates."""
     if step.combined is not None:
         return {}
     own = len(step.replies.updates)
@@ -81,23 +87,17 @@ def weights(step: Step) -> dict[str, float]:
 
 
 def objectives(step: Step, names: tuple[str, ...]) -> tuple[ObjectivesRecord | None, dict[str, float]]:
-    """What a round of a run with several objectives knew of them: for its record, and as metrics.
-
-    Args:
-        step: of the round.
-        names: of the run's objectives.
-    """
+    """The record and the metrics of a round of a run with several objectives, which have these names."""
     if len(names) < 2:
         return None, {}
-    told: dict[str, dict[str, float]] = {name: {} for name in names}
+    claims: dict[str, dict[str, float]] = {name: {} for name in names}
     for reply in (*step.consulted, *step.replies):
         for name in names:
             if name in reply.objectives and name in reply.losses:
-                told[name].setdefault(reply.client_id, reply.losses[name])
+                claims[name].setdefault(reply.client_id, reply.losses[name])
     counts = {name: sum(name in reply.objectives for reply in step.replies) for name in names}
     with np.errstate(over="ignore"):  # claims, of any size
-        means = {name: float(np.mean(list(values.values()))) for name, values in told.items() if values}
-    losses = {name: value for name, value in means.items() if math.isfinite(value)}
+        losses = finite({name: float(np.mean(list(values.values()))) for name, values in claims.items() if values})
     record = ObjectivesRecord(names=names, clients=counts, losses=losses)
     found = step.combination.objectives
     if found is None:
@@ -115,15 +115,72 @@ def objectives(step: Step, names: tuple[str, ...]) -> tuple[ObjectivesRecord | N
     gram = found.gram if found.exact is None else found.exact
     if gram is not None and np.isfinite(gram).all():
         numbers["objective/stationarity"] = metrics.length(gram, found.weights)
-    weighed = replace(
-        record,
-        weights=weights(step),
-        mode=found.mode,
-        left_out=dict(found.left_out),
-        notes=found.notes,
-        cosines=cosines,
-    )
+    excluded, notes = dict(found.left_out), found.notes
+    weighed = replace(record, weights=weights(step), mode=found.mode, left_out=excluded, notes=notes, cosines=cosines)
     return weighed, numbers
+
+
+def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Stepped) -> None:
+    """Signs and records a step: one transaction for the round, the run and each update's share.
+
+    Raises:
+        Held: the run is not RUNNING.
+        RevokedMeanwhile: a member whose reply entered the step was revoked.
+    """
+    run, around = fleet.run, fleet.around
+    stationary = made.direction.stationary
+    now = around.clock()
+    with around.database.begin() as session:
+        row = run.running(session)
+        if revoked_clients(session) & {part.client_id for part in (*step.replies, *step.consulted, *step.history)}:
+            raise RevokedMeanwhile
+        # Those that the step was made of: a client may have replied to several phases.
+        envelopes = [reply.envelope for reply in step.replies]
+        parts = shares(step, made.direction)
+        for update in session.scalars(select(Update).where(Update.envelope_digest.in_(envelopes))):
+            share = parts[update.client_id]
+            update.norm, update.weight = share.norm, share.weight
+            update.coefficient, update.cosine = share.coefficient, share.cosine
+        for model in sorted({made.model, made.result}):
+            size = around.blobs.stat(model).size
+            note_model(session, model, size=size, parameters=run.parameters, created=now)
+        round_ = session.get_one(Round, current.round_id)
+        round_.result_model, round_.deployed_model = made.model, made.result
+        round_.gram, round_.combined = made.gram, made.combined
+        round_.evaluation_phase = phases
+        known, numbers = objectives(step, run.objectives)
+        round_.objectives = known.encode() if known else {}
+        measured = {**made.direction.diagnostics, **agreement(step), **numbers}
+        round_.metrics = {"step/rate": made.rate, **finite(measured)}
+        after = made.memory.encode()
+        manifest = StepManifest(
+            federation_id=around.federation_id,
+            run_id=run.run_id,
+            round=current.number,
+            base_model=current.base_model,
+            result_model=made.model,
+            updates=[*envelopes, *(past.envelope for past in step.history)],
+            coefficients=step.combination.coefficients.tolist(),
+            rate=0.0 if stationary else made.rate,
+            gram=made.gram,
+            combined=made.combined or "",
+            algorithm=run.spec.algorithm.name,
+            hyperparameters=canonical(run.spec.algorithm.hyperparameters),
+            state_before=memory_digest(row.state_data),
+            state_after=memory_digest(after),
+            consulted=[reply.envelope for reply in step.consulted],
+            forgotten=step.forgotten,
+            revoked=left_out(session, current.round_id),
+            code=[Code(**dataclasses.asdict(origin)) for origin in made.code],
+            weights=[ObjectiveWeight(objective=name, weight=value) for name, value in weights(step).items()],
+        )
+        manifest.created.FromDatetime(now)
+        round_.step = around.sign(manifest).SerializeToString()
+        move_round(round_, RoundState.STEPPED, now, "stationary" if stationary else "")
+        row.model = made.model
+        row.state_data = after
+    log.info("run %s round %d: stepped to %s", run.run_id, current.number, made.model)
+    around.changed()
 
 
 def evaluations(round_id: int, model: str, replies: Replies, splits: tuple[str, ...]) -> list[Evaluation]:
@@ -156,25 +213,26 @@ def _accuracy(reply: Reply, split: str, objective: str = "") -> float | None:
 
 
 def scores(replies: Replies, names: tuple[str, ...]) -> dict[str, float]:
-    """The clients' test accuracies (validation or train where a task holds no test split) and their mean losses.
+    """The metrics of the clients' accuracies, on the first of `SCORED` that was measured, and of their losses.
 
     Args:
         replies: to the evaluation.
-        names: of the run's objectives; with several, each has its own.
+        names: of the run's objectives; several have their own metrics.
     """
     found: dict[str, float] = {}
-    for split in SCORED:
-        claimed = [_accuracy(reply, split) for reply in replies]
-        values = [value for value in claimed if value is not None]
-        if values:
+    several = names if len(names) > 1 else ()
+    for split in metrics.SCORED:
+        if values := _accuracies(replies, split):
             found |= metrics.accuracies(values)
-            found |= _by_objective(replies, names, split)
+            for name in several:
+                if own := _accuracies(_serving(replies, name), split, name):
+                    found[f"accuracy/objective/{name}"] = float(np.mean(own))
             break
-    for name in names if len(names) > 1 else ():
-        for split in SCORED:
+    for name in several:
+        for split in metrics.SCORED:
             if values := _measured(_serving(replies, name), f"{split}/loss/{name}"):
                 found[f"loss/{split}/{name}"] = float(np.mean(values))
-    losses = {split: _measured(replies, f"{split}/loss") for split in SCORED}
+    losses = {split: _measured(replies, f"{split}/loss") for split in metrics.SCORED}
     found |= {f"loss/{split}": float(np.mean(values)) for split, values in losses.items() if values}
     judged = next((values for values in losses.values() if values), [])
     if judged and "accuracy/mean" not in found:
@@ -183,17 +241,14 @@ def scores(replies: Replies, names: tuple[str, ...]) -> dict[str, float]:
     return found
 
 
-def _by_objective(replies: Replies, names: tuple[str, ...], split: str) -> dict[str, float]:
-    found = {}
-    for name in names if len(names) > 1 else ():
-        claimed = [_accuracy(reply, split, name) for reply in _serving(replies, name)]
-        if values := [value for value in claimed if value is not None]:
-            found[f"accuracy/objective/{name}"] = float(np.mean(values))
-    return found
+def _accuracies(replies: Iterable[Reply], split: str, objective: str = "") -> list[float]:
+    """The accuracies that clients claim."""
+    claims = (_accuracy(reply, split, objective) for reply in replies)
+    return [claim for claim in claims if claim is not None]
 
 
 def _serving(replies: Replies, objective: str) -> list[Reply]:
-    """The replies of those that serve an objective: a worker may measure others too, which count for nothing."""
+    """The replies of clients that serve an objective; measurements of others do not count."""
     return [reply for reply in replies if objective in reply.objectives]
 
 
@@ -202,10 +257,7 @@ def _measured(replies: Iterable[Reply], name: str) -> list[float]:
 
 
 def improved(session: Session, current: Round, replies: Replies) -> dict[str, float]:
-    """The share of the round's participants whose training loss did not rise, from what they measured before it.
-
-    Who measured the new model and found no finite loss got worse.
-    """
+    """The share of the round's participants whose training loss did not rise. A non-finite new loss counts as worse."""
     updates = session.scalars(
         select(Update)
         .join(Assignment)
@@ -230,12 +282,7 @@ def improved(session: Session, current: Round, replies: Replies) -> dict[str, fl
 
 
 def traffic(session: Session, round_id: int) -> dict[str, float]:
-    """The bytes of updates and models of a round that ends, as far as the record knows (section 9.8).
-
-    Args:
-        session: an open transaction.
-        round_id: the round.
-    """
+    """The bytes of updates and models of a round that ends, by the record (section 9.8)."""
     sent = dict(
         session.execute(
             select(Update.accepted, func.sum(Update.payload_bytes))
@@ -267,5 +314,5 @@ def traffic(session: Session, round_id: int) -> dict[str, float]:
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:
-    """The measured numbers that JSON can hold."""
+    """The numbers that are finite."""
     return {name: float(value) for name, value in values.items() if math.isfinite(value)}

@@ -1,7 +1,4 @@
-"""What becomes of a reply, on record: accepted, refused for its content, or a second one that is kept as evidence.
-
-The intake records what real workers send, the simulated fleet what its clients computed.
-"""
+"""Records a reply of a worker or a simulated client: accepted, refused for its content, or kept as evidence."""
 
 import math
 from collections.abc import Mapping
@@ -19,17 +16,11 @@ _LARGEST = 2**63 - 1  # that the column holds
 
 @dataclass(frozen=True)
 class Signed:
-    """A reply as it is kept.
+    """A reply as it is kept."""
 
-    Attributes:
-        envelope: as received.
-        digest: of the envelope.
-        manifest: in the envelope.
-    """
-
-    envelope: SignedEnvelope
-    digest: str
-    manifest: UpdateManifest
+    envelope: SignedEnvelope  # as received
+    digest: str  # of the envelope
+    manifest: UpdateManifest  # in the envelope
 
 
 def record_reply(
@@ -41,7 +32,7 @@ def record_reply(
     receipt: bytes,
     stored: bool = True,
 ) -> Update:
-    """Records the reply that ends an assignment, in the caller's transaction.
+    """Records the reply that ends an open assignment, in the caller's transaction.
 
     Args:
         assignment: which is open.
@@ -51,13 +42,10 @@ def record_reply(
         receipt: the signed receipt; empty where nothing is signed.
         stored: whether the payload is in the blob store.
     """
-    update = _row(assignment, reply, now)
+    update = _add_row(assignment, reply, now, refusal.reason if refusal else "", receipt)
     update.accepted = refusal is None
-    update.reason = refusal.reason if refusal else ""
-    update.receipt = receipt
     update.payload = reply.manifest.payload if stored and refusal is None else ""
     update.payload_bytes = reply.manifest.payload_bytes
-    assignment.updates.append(update)
     if refusal is None:
         end_assignment(assignment, AssignmentState.FULFILLED, now)
     else:
@@ -67,21 +55,24 @@ def record_reply(
 
 def record_equivocation(assignment: Assignment, reply: Signed, now: datetime) -> None:
     """Records another signed reply to an assignment that is fulfilled. Its payload was never seen."""
-    update = _row(assignment, reply, now)
-    update.accepted, update.reason, update.receipt = False, FULFILLED, b""
-    assignment.updates.append(update)
+    _add_row(assignment, reply, now, FULFILLED, b"")
 
 
-def _row(assignment: Assignment, reply: Signed, now: datetime) -> Update:
-    return Update(
+def _add_row(assignment: Assignment, reply: Signed, now: datetime, reason: str, receipt: bytes) -> Update:
+    update = Update(
         client_id=assignment.client_id,
+        accepted=False,
+        reason=reason,
         envelope=reply.envelope.SerializeToString(deterministic=True),
         envelope_digest=reply.digest,
+        receipt=receipt,
         samples=min(reply.manifest.samples, _LARGEST),
         losses=_finite(reply.manifest.losses),
         metrics=_finite(reply.manifest.metrics),
         received=now,
     )
+    assignment.updates.append(update)
+    return update
 
 
 def _finite(numbers: Mapping[str, float]) -> dict[str, float]:

@@ -1,13 +1,13 @@
 """Accepted replies that do not count because their members were revoked before the step.
 
-The assignment stays FULFILLED, for its receipt stands, and its reason says `client-revoked`. That is written before the
+The assignment stays FULFILLED, as its receipt says, with the reason `client-revoked`. This is recorded before the
 replies of its phase are used without it, so that a restart leaves out the same ones.
 """
 
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
-from storage.models import Assignment, AssignmentState, Client, ClientState, Phase
+from storage.models import Assignment, AssignmentState, Client, ClientState, Phase, Round
 
 REVOKED = "client-revoked"
 
@@ -17,10 +17,15 @@ def of_revoked(phase_id: int) -> Select[Assignment]:
     return _of_revoked().where(Assignment.phase_id == phase_id).order_by(Assignment.client_id)
 
 
-def revoked_before(session: Session, round_id: int, attempt: int, number: int) -> bool:
-    """Whether a phase of an attempt at a round before `number` has replies that count of clients revoked by now."""
+def revoked_clients(session: Session) -> frozenset[str]:
+    """The clients that are revoked by now."""
+    return frozenset(session.scalars(select(Client.client_id).where(Client.state == ClientState.REVOKED)))
+
+
+def revoked_before(session: Session, current: Round, number: int) -> bool:
+    """Whether a phase of this attempt at a round before `number` has replies that count of clients revoked by now."""
     earlier = _of_revoked().join(Phase, Phase.phase_id == Assignment.phase_id)
-    here = (Phase.round_id == round_id, Phase.attempt == attempt, Phase.number < number)
+    here = (Phase.round_id == current.round_id, Phase.attempt == current.attempt, Phase.number < number)
     return session.scalar(earlier.where(*here).limit(1)) is not None
 
 

@@ -1,4 +1,4 @@
-"""Who is asked to train in a round: seeded, so that the choice can be made again from the record."""
+"""The selection of a round: seeded, so that it can be repeated from the record."""
 
 import math
 from collections.abc import Mapping
@@ -27,31 +27,28 @@ def asked(spec: SelectionSpec, pool: int) -> int:
 
 
 def quorum(rule: Quorum, want: int) -> int:
-    """How many replies a round needs; with fewer at the deadline it is skipped.
+    """How many replies a round needs, at least one; with fewer at the deadline it is skipped.
 
     Args:
-        rule: a share of the wanted replies, or "majority": more than half of them, so at least two of two or more.
+        rule: a share of the wanted replies, or "majority": more than half of them.
         want: how many replies the round wants.
-
-    Returns:
-        At least one.
     """
     return want // 2 + 1 if rule == "majority" else max(1, math.ceil(rule * want - 1e-9))
 
 
 def generator(seed: int, round_number: int, purpose: str) -> np.random.Generator:
-    """A generator that depends on the run's seed, the round and the purpose, and on nothing else."""
+    """A random generator for a purpose in one round of a run with this seed."""
     return np.random.default_rng(int(digest(f"{purpose}/{seed}/{round_number}".encode())[7:39], 16))
 
 
 def select(
     spec: SelectionSpec, samples: Mapping[str, int], *, seed: int, round_number: int, purpose: str = "select"
 ) -> list[str]:
-    """The clients asked to train, ordered by name: those of `spec.always` that are in the pool, and others by lot.
+    """The clients asked to train, ordered by name: those of `spec.always` that are in the pool, others at random.
 
     Args:
-        spec: the rule.
-        samples: the pool: client id -> training samples (clients without samples are left out: they have no vote).
+        spec: the section of the run specification.
+        samples: the pool: client id -> training samples; clients without samples are left out.
         seed: the run's seed.
         round_number: t, from 0.
         purpose: choices for different purposes are independent.
@@ -66,7 +63,6 @@ def select(
     if spec.by == "samples":
         sizes = np.array([samples[client] for client in others], dtype=np.float64)
         chance = sizes / sizes.sum()
-    places = generator(seed, round_number, purpose).choice(
-        len(others), size=max(0, count - len(always)), replace=False, p=chance
-    )
+    size = max(0, count - len(always))
+    places = generator(seed, round_number, purpose).choice(len(others), size=size, replace=False, p=chance)
     return sorted([*always, *(others[int(place)] for place in places)])

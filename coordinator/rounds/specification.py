@@ -1,4 +1,4 @@
-"""A run specification with the algorithm that it names: what a run needs to be taken."""
+"""A run specification and the algorithm that it names."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,14 +29,7 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
 
 
 def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
-    """What an operator should know of a run before members take part.
-
-    That is: which claims of the members steer the run, and whether the decay of its rate has no effect.
-
-    Args:
-        spec: of the run.
-        rule: that it names.
-    """
+    """What an operator should know of a run: claims of members that steer it, and a decay without effect."""
     with _named(), rule_code(rule, "asking it for cautions"):
         found = tuple(rule.cautions())
     if spec.server.decay and spec.rounds <= spec.server.decay_every:
@@ -50,25 +43,19 @@ def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
         keys.append('selection.by = "samples"')
     if spec.algorithm.prior == "samples":
         keys.append('algorithm.prior = "samples"')
-    if not keys:
-        return found
-    return (
-        *found,
-        f"{' and '.join(keys)}: members claim their numbers of training samples, and nobody can verify them; a claim "
-        f"counts up to limits.samples = {spec.limits.samples}: set that near the largest honest number",
-    )
+    if keys:
+        found += (
+            f"{' and '.join(keys)}: members claim their numbers of training samples, and nobody can verify them; a "
+            f"claim counts up to limits.samples = {spec.limits.samples}: set that near the largest honest number",
+        )
+    return found
 
 
 def fitting_objectives(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]) -> tuple[str, ...]:
-    """The objectives of a run.
-
-    Args:
-        spec: of the run.
-        rule: that it names.
-        objectives: of the task, in its order, as whoever submits knows them; the specification's own come first.
+    """The objectives of a run: those that the specification names, otherwise those of the task, in its order.
 
     Raises:
-        SpecError: they suit neither the rule nor what the specification says of them.
+        SpecError: they do not suit the rule or the specification.
     """
     named = spec.objectives.names or objectives or (JOINT,)
     if len(set(named)) < len(named):

@@ -1,9 +1,10 @@
 """The states of clients, runs, rounds, phases and assignments, and the only ways from one to the next."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from federation.refusals import Refusal
@@ -48,10 +49,11 @@ ASSIGNMENT_TRANSITIONS: dict[AssignmentState, frozenset[AssignmentState]] = {
     **{state: frozenset() for state in AssignmentState if state is not AssignmentState.OPEN},
 }
 
+UNDER_WAY = (RunState.PENDING, RunState.RUNNING)
 RUN_ENDED = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.STOPPED})
 ROUND_ENDED = frozenset({RoundState.COMPLETED, RoundState.SKIPPED})
 
-SIMULATOR = "simulation"  # who submits the runs on simulated clients
+SIMULATOR = "simulation"  # the submitter of runs on simulated clients
 INTERRUPTED = "interrupted; fedpareto simulate --resume goes on"
 
 StateT = TypeVar("StateT", RunState, RoundState, PhaseState, AssignmentState)
@@ -70,7 +72,7 @@ def move_client(client: Client, to: ClientState) -> None:
     """Moves a client.
 
     Raises:
-        Refusal: `client-state`, naming the state and what can be done in it.
+        Refusal: `client-state`, with the state and the possible ones.
     """
     if to not in CLIENT_TRANSITIONS[client.state]:
         ways = ", ".join(sorted(CLIENT_TRANSITIONS[client.state])) or "nothing: it is shut out for good"
@@ -82,7 +84,7 @@ def move_run(run: Run, to: RunState, at: datetime, reason: str = "") -> None:
     """Moves a run.
 
     Raises:
-        Refusal: `run-state`, naming the state and what can be done in it.
+        Refusal: `run-state`, with the state and the possible ones.
     """
     if to not in RUN_TRANSITIONS[run.state]:
         ways = ", ".join(sorted(RUN_TRANSITIONS[run.state])) or "nothing: it has ended"
@@ -98,10 +100,9 @@ def move_run(run: Run, to: RunState, at: datetime, reason: str = "") -> None:
 def interrupt_simulations(session: Session, at: datetime) -> None:
     """Pauses the runs on simulated clients that a dead process left under way.
 
-    A simulation holds the exclusive lock of its database as long as it lives: whoever calls this must hold that lock.
+    A live simulation holds the exclusive lock of its database; the caller must hold that lock.
     """
-    under_way = select(Run).where(Run.submitted_by == SIMULATOR, Run.state.in_([RunState.PENDING, RunState.RUNNING]))
-    for run in session.scalars(under_way):
+    for run in session.scalars(select(Run).where(Run.submitted_by == SIMULATOR, Run.state.in_(UNDER_WAY))):
         move_run(run, RunState.PAUSED, at, INTERRUPTED)
 
 
@@ -133,3 +134,33 @@ def end_assignment(
     assignment.reason = reason[:80]
     assignment.message = message[:400]
     assignment.ended = at
+
+
+def open_assignments(session: Session, *where: ColumnElement[bool]) -> Sequence[Assignment]:
+    """The open assignments that meet the conditions, locked: a reply may be accepted at the same time."""
+    return session.scalars(
+        select(Assignment)
+        .where(Assignment.state == AssignmentState.OPEN, *where)
+        .order_by(Assignment.assignment_id)
+        .with_for_update()
+    ).all()
+
+
+def end_conversation(session: Session, run_id: str, reason: str, at: datetime) -> list[Assignment]:
+    """Ends the round of a run that has ended. Returns the assignments that this cancels."""
+    current = session.scalar(
+        select(Round).where(Round.run_id == run_id, Round.state.in_([RoundState.OPEN, RoundState.STEPPED]))
+    )
+    if current is None:
+        return []
+    cancelled: list[Assignment] = []
+    for phase in session.scalars(
+        select(Phase).where(Phase.round_id == current.round_id, Phase.state == PhaseState.OPEN).with_for_update()
+    ):
+        for assignment in open_assignments(session, Assignment.phase_id == phase.phase_id):
+            end_assignment(assignment, AssignmentState.CANCELLED, at, "run-ended")
+            cancelled.append(assignment)
+        close_phase(phase, at)
+    ended = RoundState.SKIPPED if current.state is RoundState.OPEN else RoundState.COMPLETED
+    move_round(current, ended, at, f"the run ended: {reason}")
+    return cancelled

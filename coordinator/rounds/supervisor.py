@@ -1,39 +1,39 @@
-"""The supervisor: one conductor thread for each running run, and the operators' words to them.
+"""The supervisor: one conductor thread for each running run, and the operators' commands to them.
 
-Several runs go on at a time. Nothing here is worth saving: `start` reads from the database which runs are under way
-and lets a conductor go on with each.
+It keeps nothing that must survive: `start` reads from the database which runs are under way, and conducts each.
 """
 
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import or_, select
+from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.rules import HyperparameterError
 from coordinator.clock import utc_now
 from coordinator.condition import Condition
 from coordinator.rounds.conductor import Conductor
-from coordinator.rounds.ending import end_conversation
 from coordinator.rounds.evidence import RecordError, SignatureMemory
 from coordinator.rounds.fleets.base import Held, RunFacts, Surroundings
 from coordinator.rounds.fleets.remote import RemoteFleet
 from coordinator.rounds.housekeeping import Housekeeper
 from coordinator.rounds.presence import Cancelled, Presence
+from coordinator.rounds.revoked import REVOKED
 from coordinator.rounds.states import (
     RUN_ENDED,
+    UNDER_WAY,
     end_assignment,
+    end_conversation,
     interrupt_simulations,
     move_run,
+    open_assignments,
 )
-from coordinator.rounds.submission import Submission
-from federation.digests import digest
+from coordinator.rounds.submission import Submission, new_run
 from federation.owners_code import described
 from federation.refusals import Refusal
 from storage import audit
@@ -54,7 +54,7 @@ from storage.models import (
 
 log = logging.getLogger(__name__)
 
-# After a restart, clients that attended shortly before get so long to come back before a round selects without them.
+# After a restart, a round waits this long for clients that attended shortly before.
 RECONNECT_GRACE = timedelta(seconds=30)
 RECENTLY = timedelta(seconds=60)
 RETRY_SECONDS = 1.0  # after which a conductor whose database failed begins again
@@ -63,37 +63,20 @@ _PASSING = frozenset({Fault.DATABASE, Fault.DISK, Fault.DESCRIPTORS})
 DISK_REASON = "disk: "  # how the reason of a run begins that a full disk has paused
 
 
-@dataclass(frozen=True)
-class Submitted:
-    """A run that was taken.
-
-    Attributes:
-        run_id: its id.
-        warnings: what the operator should know about the specification.
-    """
-
-    run_id: str
-    warnings: tuple[str, ...]
-
-
 class Supervisor:
     """Conducts every run of the federation.
 
     Args:
-        database: where facts are kept.
+        database: the record.
         blobs: where models and updates are kept.
-        presence: who attends.
+        presence: the clients that attend.
         signing_key: the coordinator's.
         federation_id: the federation.
         condition: where faults of the disk and the database are noted.
         device: where updates are aggregated, "cpu" or "cuda".
-        keep_rounds: how many of the last rounds of each run keep their models and updates, beside the first and
-            the best one; None keeps all.
+        keep_rounds: of each run, beside the first and the best round, that keep their blobs; None keeps all.
         clock: the time, aware.
         new_id: makes ids of runs and assignments.
-
-    Attributes:
-        signatures: those that this process has verified or made.
     """
 
     def __init__(
@@ -119,9 +102,9 @@ class Supervisor:
         self._device = device
         self._clock = clock
         self._new_id = new_id
-        self.signatures = SignatureMemory()
+        self.signatures = SignatureMemory()  # those that this process has verified or made
         self._lock = threading.Lock()
-        self._submitting = threading.Lock()  # a name is looked for and taken by one at a time
+        self._submitting = threading.Lock()  # while a name is looked for and taken
         self._signals: dict[str, threading.Event] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._watchers: list[Callable[[str], None]] = []
@@ -137,11 +120,7 @@ class Supervisor:
     # --- life
 
     def start(self, *, conduct: bool = True) -> None:
-        """Goes on with every run that the database says is under way.
-
-        Args:
-            conduct: without it no run ever advances: the record can be read, and that is all.
-        """
+        """Goes on with every run that is under way, unless `conduct` is false: then no run advances."""
         with self._database.begin() as session:
             interrupt_simulations(session, self._clock())
         self._conducting = conduct
@@ -150,10 +129,7 @@ class Supervisor:
             return
         with self._database.read() as session:
             self._expected = self._recently_attending(session)
-            going = session.scalars(
-                select(Run.run_id).where(Run.state.in_([RunState.PENDING, RunState.RUNNING])).order_by(Run.created)
-            ).all()
-            # A coordinator that died while it revoked a client may have left open what that client was asked for.
+            # A coordinator that died while it revoked a client may have left assignments of that client open.
             revoked = session.scalars(
                 select(Assignment.client_id)
                 .join(Client, Client.client_id == Assignment.client_id)
@@ -164,12 +140,12 @@ class Supervisor:
             self.client_revoked(client_id)
         self._grace_ends = self._clock() + RECONNECT_GRACE
         self._housekeeper.start()
-        for run_id in going:
+        for run_id in self._runs(Run.state.in_(UNDER_WAY)):
             log.info("run %s: going on", run_id)
             self._conduct(run_id)
 
     def stop(self) -> None:
-        """Lets every conductor come to rest. What is under way goes on at the next start."""
+        """Waits until every conductor has stopped. Their runs go on at the next start."""
         self._stopping.set()
         self._wake_all()
         with self._lock:
@@ -178,49 +154,33 @@ class Supervisor:
             thread.join()
         self._housekeeper.stop()
 
-    # --- operators' words
+    # --- commands of operators
 
-    def submit(
-        self, spec: bytes, model: str, *, by: str, paused: bool = False, objectives: tuple[str, ...] = ()
-    ) -> Submitted:
-        """Takes a run.
+    def submit(self, submission: Submission, model: str, *, by: str, paused: bool = False) -> str:
+        """Takes a run, and returns its id.
 
         Args:
-            spec: the TOML document.
+            submission: the specification.
             model: the digest of the initial model; its `models` row and its blob exist.
-            by: who submits, for the record.
+            by: the submitter, for the record.
             paused: wait for `resume` before the first round.
-            objectives: of the task, in its order, where the specification does not name them.
 
         Raises:
-            Refusal: `spec`, `run-exists`.
+            Refusal: `run-exists`.
         """
-        submission = Submission.parse(spec, objectives)
-        name = submission.spec.name
+        now, spec = self._clock(), submission.spec
         run_id = self._new_id()[:12]
-        now = self._clock()
+        run = new_run(submission.document, spec, submission.objectives, run_id=run_id, model=model, by=by, created=now)
+        if paused:
+            run.state = RunState.PAUSED
         with self._submitting, self._database.begin() as session:
             submission.must_be_new(session)
-            session.add(
-                Run(
-                    run_id=run_id,
-                    name=name,
-                    state=RunState.PAUSED if paused else RunState.PENDING,
-                    spec=spec,
-                    spec_digest=digest(spec),
-                    initial_model=model,
-                    model=model,
-                    objectives=list(submission.objectives),
-                    state_data={},
-                    submitted_by=by,
-                    created=now,
-                )
-            )
-            audit.record(session, at=now, actor=by, action="run.submitted", subject=run_id, detail=name)
+            session.add(run)
+            audit.record(session, at=now, actor=by, action="run.submitted", subject=run_id, detail=spec.name)
         if not paused:
             self._conduct(run_id)
         self.notify(run_id)
-        return Submitted(run_id, submission.warnings)
+        return run_id
 
     def pause(self, run_id: str, *, by: str) -> None:
         """Holds a run; replies to open assignments still count, and deadlines go on.
@@ -231,59 +191,33 @@ class Supervisor:
         self._move(run_id, RunState.PAUSED, by, "run.paused", f"paused by {by}")
 
     def pause_for_disk(self, cause: str) -> None:
-        """Holds every run that is under way until `resume_after_disk` or an operator lets it go on.
-
-        Args:
-            cause: what the disk says.
-        """
-        with self._database.read() as session:
-            going = session.scalars(
-                select(Run.run_id).where(Run.state.in_([RunState.PENDING, RunState.RUNNING])).order_by(Run.created)
-            ).all()
-        for run_id in going:
+        """Holds every run that is under way until `resume_after_disk` or an operator resumes it."""
+        for run_id in self._runs(Run.state.in_(UNDER_WAY)):
             reason = f"{DISK_REASON}{cause}; free some space: then it goes on by itself, or with `admin resume`"
             self._give_up(run_id, RunState.PAUSED, reason)
             log.error("run %s: paused, %s", run_id, cause)
 
-    def blob_failed(self, digest: str, error: Exception) -> None:
-        """Holds every run whose clients were promised a blob that cannot be served.
-
-        Args:
-            digest: of the blob.
-            error: what is wrong with it.
-        """
-        with self._database.read() as session:
-            runs = session.scalars(
-                select(Run.run_id)
-                .join(Round)
-                .join(Phase)
-                .join(Assignment)
-                .where(
-                    Run.state == RunState.RUNNING,
-                    Assignment.state == AssignmentState.OPEN,
-                    or_(Assignment.base_model == digest, Assignment.inputs.any(Input.digest == digest)),
-                )
-                .distinct()
-            ).all()
-        for run_id in runs:
-            self._pause_for_storage(run_id, error)
-
     def resume_after_disk(self) -> None:
-        """Lets the runs go on that a full disk has paused, and that nobody has paused or stopped since."""
+        """Resumes the runs that a full disk has paused, and that nobody has paused or stopped since."""
         if not self._conducting:
             return
-        with self._database.read() as session:
-            held = session.scalars(
-                select(Run.run_id).where(Run.state == RunState.PAUSED, Run.reason.startswith(DISK_REASON))
-            ).all()
-        for run_id in held:
+        for run_id in self._runs(Run.state == RunState.PAUSED, Run.reason.startswith(DISK_REASON)):
             log.info("run %s: goes on, the disk has space again", run_id)
             with suppress(Refusal):  # an operator was faster
                 self._move(run_id, RunState.RUNNING, "coordinator", "run.resumed", "")
                 self._conduct(run_id)
 
+    def blob_failed(self, digest: str, error: Exception) -> None:
+        """Holds every run whose clients were promised a blob that cannot be served, because of an error."""
+        needs = or_(Assignment.base_model == digest, Assignment.inputs.any(Input.digest == digest))
+        promised = (
+            select(Round.run_id).join(Phase).join(Assignment).where(Assignment.state == AssignmentState.OPEN, needs)
+        )
+        for run_id in self._runs(Run.state == RunState.RUNNING, Run.run_id.in_(promised)):
+            self._pause(run_id, f"storage: {error}; repair it, then resume the run", explain_fault(error))
+
     def resume(self, run_id: str, *, by: str) -> None:
-        """Lets a held run go on.
+        """Resumes a run.
 
         Raises:
             Refusal: `run-state`.
@@ -303,7 +237,7 @@ class Supervisor:
     # --- changes
 
     def watch(self, watcher: Callable[[str], None]) -> Callable[[], None]:
-        """Calls `watcher` with the run's id after every change, from any thread. Returns the way to end that."""
+        """Calls `watcher` with the run's id after every change, from any thread. Returns a function that ends this."""
         with self._lock:
             self._watchers.append(watcher)
 
@@ -325,25 +259,24 @@ class Supervisor:
             try:
                 watcher(run_id)
             except Exception:
-                log.exception("a watcher of run %s failed", run_id)  # no reason for the run to fail
+                log.exception("a watcher of run %s failed", run_id)  # the run goes on
 
     def client_revoked(self, client_id: str) -> None:
-        """Cancels what a revoked client was asked for, so that no round waits for it."""
+        """Cancels the assignments of a revoked client, so that no round waits for it."""
         now = self._clock()
         with self._database.begin() as session:
-            held = session.scalars(
-                select(Assignment)
-                .where(Assignment.client_id == client_id, Assignment.state == AssignmentState.OPEN)
-                .order_by(Assignment.assignment_id)
-                .with_for_update()
-            ).all()
-            for assignment in held:
-                end_assignment(assignment, AssignmentState.CANCELLED, now, "client-revoked")
-            runs = {assignment.phase.round.run_id for assignment in held}
+            cancelled = open_assignments(session, Assignment.client_id == client_id)
+            for assignment in cancelled:
+                end_assignment(assignment, AssignmentState.CANCELLED, now, REVOKED)
+            runs = {assignment.phase.round.run_id for assignment in cancelled}
         for run_id in runs:
             self.notify(run_id)
 
     # --- inside
+
+    def _runs(self, *where: ColumnElement[bool]) -> Sequence[str]:
+        with self._database.read() as session:
+            return session.scalars(select(Run.run_id).where(*where).order_by(Run.created)).all()
 
     def _move(self, run_id: str, to: RunState, by: str, action: str, reason: str) -> None:
         now = self._clock()
@@ -360,16 +293,12 @@ class Supervisor:
         self.notify(run_id)
 
     def _conduct(self, run_id: str) -> None:
-        """Starts a conductor after the one before it, if any, has come to rest."""
-        if not self._conducting:
-            return  # the next start that conducts finds the run in the database
+        """Starts a conductor, which begins after the run's previous one has stopped."""
         with self._lock:
-            if self._stopping.is_set():
-                return  # the next start finds the run in the database
-            before = self._threads.get(run_id)
-            thread = threading.Thread(
-                target=self._conduct_after, args=(run_id, before), name=f"run-{run_id}", daemon=True
-            )
+            if not self._conducting or self._stopping.is_set():
+                return  # the next start that conducts finds the run in the database
+            arguments = (run_id, self._threads.get(run_id))
+            thread = threading.Thread(target=self._conduct_after, args=arguments, name=f"run-{run_id}", daemon=True)
             self._threads[run_id] = thread
         thread.start()
 
@@ -381,7 +310,7 @@ class Supervisor:
                 self._conduct_now(run_id)
                 break
             except Exception as error:
-                # As after a crash: whatever was committed is there, and the next conductor goes on from it.
+                # As after a crash: the next conductor goes on from what was committed.
                 if self._condition.note(error) is None:
                     raise
                 self._stopping.wait(RETRY_SECONDS)
@@ -393,34 +322,27 @@ class Supervisor:
             fleet = RemoteFleet(
                 run, around, presence=self._presence, new_id=self._new_id, pool_complete=self._pool_complete
             )
-            Conductor(run, around, fleet).conduct()
+            Conductor(fleet).conduct()
         except Held:
             log.info("run %s: held", run_id)
         except RecordError as error:
-            log.error("run %s: paused: the record differs from what was signed: %s", run_id, error)
-            self._give_up(
-                run_id,
-                RunState.PAUSED,
-                f"record: {error}; the row differs from what was signed: restore it, then resume the run",
-            )
+            reason = f"record: {error}; the row differs from what was signed: restore it, then resume the run"
+            self._pause(run_id, reason, f"the record differs from what was signed: {error}")
         except HyperparameterError as error:  # a plug-in that an earlier start of the coordinator could load
-            log.error("run %s: paused: %s", run_id, error)
-            self._give_up(run_id, RunState.PAUSED, f"algorithm.{error}; repair it, then resume the run")
+            self._pause(run_id, f"algorithm.{error}; repair it, then resume the run", str(error))
         except (Exception, SystemExit) as error:  # a plug-in may try to end the process
             fault = fault_of(error)
             if fault in _PASSING:
                 raise
-            # Of a fault of the storage nothing is lost: an operator repairs it, then resumes.
-            if fault is Fault.BLOB or isinstance(error, OSError | MemoryError):
-                log.error("run %s: paused: %s", run_id, explain_fault(error))
-                self._give_up(run_id, RunState.PAUSED, f"storage: {error}; repair it, then resume the run")
-                return
-            log.exception("run %s: failed", run_id)
-            self._give_up(run_id, RunState.FAILED, described(error))
+            if fault is Fault.BLOB or isinstance(error, OSError | MemoryError):  # an operator can repair it
+                self._pause(run_id, f"storage: {error}; repair it, then resume the run", explain_fault(error))
+            else:
+                log.exception("run %s: failed", run_id)
+                self._give_up(run_id, RunState.FAILED, described(error))
 
-    def _pause_for_storage(self, run_id: str, error: BaseException) -> None:
-        log.error("run %s: paused: %s", run_id, explain_fault(error))
-        self._give_up(run_id, RunState.PAUSED, f"storage: {error}; repair it, then resume the run")
+    def _pause(self, run_id: str, reason: str, cause: str) -> None:
+        log.error("run %s: paused: %s", run_id, cause)
+        self._give_up(run_id, RunState.PAUSED, reason)
 
     def _give_up(self, run_id: str, to: RunState, reason: str) -> None:
         try:
@@ -462,19 +384,15 @@ class Supervisor:
             signal.set()
 
     def _recently_attending(self, session: Session) -> frozenset[str]:
-        clients = session.scalars(
-            select(Client).where(Client.state == ClientState.ACTIVE, Client.last_seen.is_not(None))
-        ).all()
-        seen = {client.client_id: client.last_seen for client in clients if client.last_seen is not None}
-        if not seen:
-            return frozenset()
-        latest = max(seen.values())
+        active = select(Client.client_id, Client.last_seen).where(Client.state == ClientState.ACTIVE)
+        seen = {client_id: at for client_id, at in session.execute(active) if at is not None}
+        latest = max(seen.values(), default=self._clock())
         if self._clock() - latest > RECENTLY * 10:
-            return frozenset()  # a long stop: whoever is still there will say so
-        return frozenset(client for client, at in seen.items() if latest - at <= RECENTLY)
+            return frozenset()  # after a long stop nobody is expected
+        return frozenset(client_id for client_id, at in seen.items() if latest - at <= RECENTLY)
 
     def _pool_complete(self) -> bool:
         left = self._grace_ends - self._clock()
-        # More than the whole grace is left when the clock was set back: no round waits until it catches up.
+        # More than the whole grace is left if the clock was set back; then no round waits.
         waiting = timedelta(0) < left <= RECONNECT_GRACE
         return not waiting or self._expected <= self._presence.attending().keys()

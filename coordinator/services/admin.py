@@ -61,15 +61,8 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         if header.dry_run:
             return outlook
         await self._take_model(header, request_iterator)
-        submitted = await self._in_thread(
-            self._supervisor.submit,
-            header.spec,
-            header.model,
-            by=by,
-            paused=header.paused,
-            objectives=tuple(header.objectives),
-        )
-        outlook.run.CopyFrom(await self._run(submitted.run_id))
+        run_id = await self._in_thread(self._supervisor.submit, submission, header.model, by=by, paused=header.paused)
+        outlook.run.CopyFrom(await self._run(run_id))
         return outlook
 
     def _outlook(

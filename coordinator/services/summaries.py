@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.record import SCORED
+from coordinator.rounds.metrics import SCORED
 from coordinator.rounds.states import ROUND_ENDED
 from coordinator.services.messages import like
 from federation.v1 import admin_pb2 as messages

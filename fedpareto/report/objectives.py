@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from coordinator.rounds.metrics import delta_m
-from coordinator.rounds.record import SCORED
+from coordinator.rounds.metrics import SCORED, delta_m
 from fedpareto.formatting import number, percent
 from fedpareto.report import charts
 from fedpareto.report.charts import ACCURACY, COLOURS, COSINE, Axis, Format, Series, general

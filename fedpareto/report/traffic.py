@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC
 from itertools import accumulate
 
-from coordinator.rounds.record import SCORED
+from coordinator.rounds.metrics import SCORED
 from federation.v1.admin_pb2 import ExportRoundsResponse, PhaseProgress
 from federation.v1.common_pb2 import AssignmentState
 from fedpareto.formatting import UNKNOWN, number, percent, size

@@ -1,1 +1,1 @@
-"""Fleets: whom a conductor asks. Real workers here; simulated clients in `simulation`."""
+"""Fleets: the clients that a conductor asks. Real workers are here; simulated clients are in `simulation`."""

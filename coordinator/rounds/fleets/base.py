@@ -1,9 +1,10 @@
-"""A fleet: whom the conductor asks. Real workers, clients simulated in one process, or the record itself."""
+"""A fleet: the clients that a conductor asks, either real workers or clients simulated in one process."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
@@ -18,7 +19,8 @@ from federation.v1.common_pb2 import SignedEnvelope
 from storage import models
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.models import Model, Run, RunState
+from storage.models import Model, PhaseState, Round, Run, RunState
+from storage.records import RunMemory
 
 
 class Held(Exception):
@@ -35,21 +37,13 @@ class RevokedMeanwhile(Exception):
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What never changes about a run.
-
-    Attributes:
-        run_id: its id.
-        spec: what was submitted, parsed.
-        spec_digest: the digest of what was submitted.
-        parameters: d, the number of the model's trainable parameters.
-        objectives: of the task, in its order.
-    """
+    """What never changes about a run."""
 
     run_id: str
-    spec: RunSpec
-    spec_digest: str
-    parameters: int
-    objectives: tuple[str, ...]
+    spec: RunSpec  # what was submitted, parsed
+    spec_digest: str  # the digest of what was submitted
+    parameters: int  # d, the number of the model's trainable parameters
+    objectives: tuple[str, ...]  # of the task, in its order
 
     @classmethod
     def load(cls, database: Database, run_id: str) -> "RunFacts":
@@ -65,18 +59,13 @@ class RunFacts:
             parameters = session.get_one(Model, run.initial_model).parameters
             return cls(run_id, RunSpec.parse(run.spec), run.spec_digest, parameters, tuple(run.objectives))
 
-    def must_run(self, database: Database) -> None:
-        """Raises if the run is held.
-
-        Raises:
-            Held: it is not RUNNING.
-        """
-        with database.read() as session:
-            if session.scalar(select(Run.state).where(Run.run_id == self.run_id)) is not RunState.RUNNING:
-                raise Held
+    def must_run(self, session: Session) -> None:
+        """Raises Held if the run is not RUNNING."""
+        if session.scalar(select(Run.state).where(Run.run_id == self.run_id)) is not RunState.RUNNING:
+            raise Held
 
     def running(self, session: Session) -> Run:
-        """The run, locked: no word of an operator comes in between until the transaction ends.
+        """The run, locked until the transaction ends, so that no operator changes its state.
 
         Raises:
             Held: it is not RUNNING.
@@ -89,29 +78,17 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What conducting a run needs of the coordinator.
-
-    Attributes:
-        database: where facts are kept.
-        blobs: where models and updates are kept.
-        signing_key: the coordinator's.
-        federation_id: the federation.
-        device: where updates are aggregated, "cpu" or "cuda".
-        clock: the time, aware.
-        wait: blocks until something changed in the run or the time (seconds) is over; raises Held when stopping.
-        changed: announces a change to those that watch the run.
-        signatures: those that this process has verified or made.
-    """
+    """What conducting a run needs of the coordinator."""
 
     database: Database
-    blobs: BlobStore
-    signing_key: Ed25519PrivateKey
+    blobs: BlobStore  # where models and updates are kept
+    signing_key: Ed25519PrivateKey  # the coordinator's
     federation_id: str
-    device: str
-    clock: Callable[[], datetime]
-    wait: Callable[[float | None], None]
-    changed: Callable[[], None]
-    signatures: SignatureMemory = field(default_factory=SignatureMemory)
+    device: str  # where updates are aggregated, "cpu" or "cuda"
+    clock: Callable[[], datetime]  # the time, aware
+    wait: Callable[[float | None], None]  # until the run changes or these seconds are over; raises Held when stopping
+    changed: Callable[[], None]  # announces a change to those that watch the run
+    signatures: SignatureMemory = field(default_factory=SignatureMemory)  # those that this process has verified or made
 
     def sign(self, manifest: ManifestT) -> SignedEnvelope:
         """A manifest in an envelope that the coordinator signs."""
@@ -119,98 +96,130 @@ class Surroundings:
 
     @property
     def evidence(self) -> Evidence:
-        """What turns rows of the record into what was signed."""
+        """Reads rows of the record as they were signed."""
         return Evidence(self.signing_key.public_key(), self.signatures)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One phase of one round, put to some clients.
+    """One phase of one round, for some clients."""
 
-    Attributes:
-        round_id: the round's row.
-        round: its number, from 0.
-        attempt: at the round, from 0.
-        number: of the phase in the round, from 0, over all attempts.
-        phase: what is asked.
-        clients: who is asked.
-        wanted: with how many replies the phase is complete.
-        base_model: the digest of the model to train or evaluate.
-    """
-
-    round_id: int
-    round: int
-    attempt: int
-    number: int
+    current: Round  # the round, with the number of its attempt
+    number: int  # of the phase in the round, from 0, over all attempts
     phase: Phase
     clients: list[str]
-    wanted: int
-    base_model: str
+    wanted: int  # the number of replies with which the phase is complete
+    base_model: str  # the digest of the model to train or evaluate
+
+    def row(self, spec: RunSpec, started: datetime) -> models.Phase:
+        """A new row for the phase, open from `started` until the deadline that the specification gives."""
+        kind = self.phase.kind
+        return models.Phase(
+            round_id=self.current.round_id,
+            number=self.number,
+            attempt=self.current.attempt,
+            kind=kind.name,
+            decides=kind.decides,
+            state=PhaseState.OPEN,
+            wanted=self.wanted,
+            started=started,
+            deadline=started + timedelta(seconds=kind.terms(spec).deadline_seconds),
+        )
 
 
 class Fleet(ABC):
-    """The clients of one run. Whatever a fleet answers is on record before it is returned."""
+    """The clients of one run. The answers of a fleet are on record before it returns them.
+
+    Args:
+        run: the run.
+        around: the coordinator.
+    """
+
+    def __init__(self, run: RunFacts, around: Surroundings) -> None:
+        self.run = run
+        self.around = around
 
     @abstractmethod
     def known(self, session: Session) -> dict[str, Selected]:
-        """Every client that may be asked, now or when it comes back, by id: its samples, and what it serves."""
+        """Every client that may be asked, now or when it comes back, by id: its samples and its objectives."""
 
-    @abstractmethod
     def pool(self, session: Session) -> dict[str, int]:
         """The clients that could work now: id -> training samples."""
+        return {name: client.samples for name, client in self.known(session).items()}
 
     def complete(self) -> bool:
         """False while clients are expected back, so that a round does not select without them."""
         return True
 
+    def settled_pool(self) -> dict[str, int]:
+        """The pool, as soon as it is complete: client id -> training samples.
+
+        Raises:
+            Held: the run is not RUNNING.
+        """
+        while not self.complete():
+            with self.around.database.read() as session:
+                self.run.must_run(session)
+            self.around.wait(1.0)
+        with self.around.database.read() as session:
+            return self.pool(session)
+
+    def memory(self, session: Session, number: int, base_model: str | None) -> RunMemory:
+        """What the run remembers before a round, as the newest signed step left it.
+
+        Args:
+            session: an open transaction.
+            number: of the round, from 0.
+            base_model: the digest of the model that the round starts from; None before it begins.
+
+        Raises:
+            RecordError: the record differs from what was signed.
+        """
+        run_id = self.run.run_id
+        before = session.scalar(
+            select(Round)
+            .where(Round.run_id == run_id, Round.number < number, Round.step.is_not(None))
+            .order_by(Round.number.desc())
+            .limit(1)
+        )
+        return RunMemory.decode(self.around.evidence.state(session.get_one(Run, run_id), before, base_model))
+
     @abstractmethod
     def ask(self, question: Question) -> Replies:
-        """Puts a question, once: asked again (after a crash, say) it gives the same replies.
+        """Asks a question once: asked again, such as after a crash, it gives the same replies.
 
         Raises:
             Held: the run is not RUNNING, or the coordinator is stopping.
         """
 
     def observe(self, model: str) -> dict[str, float]:
-        """What no client says of an evaluated model and a simulation can measure, by the metric's name.
-
-        Args:
-            model: its digest.
-        """
+        """Measurements of an evaluated model, by digest, that only a simulation can make; by the metric's name."""
         return {}
 
+    def facts(self, question: Question) -> dict[str, Any]:
+        """The fields that all manifests of a phase have in common."""
+        return {
+            "federation_id": self.around.federation_id,
+            "run_id": self.run.run_id,
+            "spec": self.run.spec_digest,
+            "task": self.run.spec.task,
+            "round": question.current.number,
+            "attempt": question.current.attempt,
+            "phase": question.number,
+            "base_model": question.base_model,
+        }
 
-def settled_pool(run: RunFacts, around: Surroundings, fleet: Fleet) -> dict[str, int]:
-    """The pool, once those are back who are expected back after a restart: client id -> training samples.
+    def store_inputs(self, question: Question) -> dict[str, list[models.Input]]:
+        """Stores the blobs that clients need besides the model: new rows for the assignment of each client."""
 
-    Raises:
-        Held: the run is not RUNNING.
-    """
-    while not fleet.complete():
-        run.must_run(around.database)
-        around.wait(1.0)
-    with around.database.read() as session:
-        return fleet.pool(session)
+        def stored(inputs: Mapping[str, bytes]) -> list[tuple[str, str, int]]:
+            return [(name, self.around.blobs.put(content), len(content)) for name, content in inputs.items()]
 
-
-class StoredInputs:
-    """Puts what clients need besides the model into the blob store, and names it.
-
-    Args:
-        phase: what is asked.
-        blobs: the store.
-    """
-
-    def __init__(self, phase: Phase, blobs: BlobStore) -> None:
-        self._phase = phase
-        self._blobs = blobs
-        self._shared = [self._stored(name, content) for name, content in sorted(phase.inputs().items())]
-
-    def of(self, client_id: str) -> list[models.Input]:
-        """The inputs of one client, by name: new rows for its assignment."""
-        own = [self._stored(name, content) for name, content in self._phase.own_inputs(client_id).items()]
-        stored = sorted([*self._shared, *own])
-        return [models.Input(name=name, digest=digest, size=size) for name, digest, size in stored]
-
-    def _stored(self, name: str, content: bytes) -> tuple[str, str, int]:
-        return name, self._blobs.put(content), len(content)
+        shared = stored(question.phase.inputs())
+        return {
+            client_id: [
+                models.Input(name=name, digest=digest, size=size)
+                for name, digest, size in sorted([*shared, *stored(question.phase.own_inputs(client_id))])
+            ]
+            for client_id in question.clients
+        }
