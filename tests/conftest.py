@@ -1,6 +1,7 @@
 import multiprocessing
 import os
 import secrets
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # as the command sets it; gRPC
 # gRPC's handlers of forks end the children with a segmentation fault now and then; none of them goes on with a channel.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 require_tls13()  # before a test imports gRPC
+# A shell ignores interrupts in what it starts in the background, and children inherit that; tests send interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure() -> None:

@@ -77,9 +77,23 @@ class DrawnAnew(FirstThoughts):
         return Step(trained, self.combine(trained.rows(context)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class NobodyFirst(FirstThoughts):
+    """A phase that asks nobody, as when all its clients were revoked meanwhile; then everybody trains."""
+
+    name: ClassVar[str] = "nobody-first"
+
+    def round(self, context: RoundContext) -> RoundGenerator:
+        """See the class."""
+        measured = yield Evaluation(splits=("validation",), clients=())
+        assert not measured
+        trained = yield Training()
+        return Step(trained, self.combine(trained.rows(context)))
+
+
 @pytest.fixture(autouse=True)
 def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {**registry.ALGORITHMS, **{toy.name: toy for toy in (Rehearsed, FirstThoughts, DrawnAnew)}}
+    known = {**registry.ALGORITHMS, **{toy.name: toy for toy in (Rehearsed, FirstThoughts, DrawnAnew, NobodyFirst)}}
     monkeypatch.setattr(registry, "ALGORITHMS", MappingProxyType(known))
 
 
@@ -134,6 +148,16 @@ def test_phases_for_some_of_the_clients_are_carried_to_the_step(stage: Stage) ->
         for a in stage.assignments(run, 0, phase).values()
     ]
     assert splits == [["validation"]] * 2 + [["train", "test"]] * 6
+
+
+def test_a_phase_that_asks_nobody_is_closed_at_once(stage: Stage) -> None:
+    run, players = begin(stage, "nobody-first")
+    stage.play(run, *players)
+    assert [(phase.kind, phase.wanted) for phase in stage.phases(run)] == [
+        ("evaluate", 0),
+        ("train", 6),
+        ("evaluate", 6),
+    ]
 
 
 def test_a_later_phase_needs_its_own_quorum(stage: Stage) -> None:

@@ -124,6 +124,7 @@ class RemoteFleet(Fleet):
                 raise RevokedMeanwhile
             known = self.known(session)
             previous_step = _newest_step(session, self.run.run_id)
+            messages = {}
             for client_id in sorted(active):
                 serves = known[client_id].objectives if client_id in known else self.run.objectives
                 work = question.phase.work(Asked(client_id, serves, self._spec))
@@ -144,6 +145,8 @@ class RemoteFleet(Fleet):
                 )
                 order.created.FromDatetime(now)
                 order.deadline.FromDatetime(phase.deadline)
+                envelope = self.around.sign(order).SerializeToString()
+                messages[client_id] = Assigned(envelope)
                 phase.assignments.append(
                     Assignment(
                         assignment_id=order.assignment_id,
@@ -152,14 +155,14 @@ class RemoteFleet(Fleet):
                         base_model=question.base_model,
                         inputs=inputs[client_id],
                         objectives=list(serves),
-                        envelope=self.around.sign(order).SerializeToString(),
+                        envelope=envelope,
                         created=now,
                     )
                 )
             session.add(phase)
         where = f"run {self.run.run_id} round {question.current.number} phase {question.number}"
         log.info("%s: %s for %d clients", where, phase.kind, len(active))
-        return phase.phase_id, {row.client_id: Assigned(row.envelope) for row in phase.assignments}
+        return phase.phase_id, messages
 
     def _time_left(self, phase_id: int) -> float:
         """Seconds to wait for further replies: 0 when enough are in, or nobody is left to wait for.
