@@ -1,0 +1,23 @@
+"""The secure round: arithmetic and byte formats that the coordinator and its members share.
+
+In a secure round the coordinator learns the Gram matrix of sketches of unit updates and one weighted sum of the
+updates, and nothing else of them. The stages are READY, DEAL, OPEN (attempts 0, 1, 2), MASK, CONFIRM and UNMASK. The
+modules hold pure functions and frozen dataclasses; they know no messages, no network and no storage. Sections are those
+of the protocol's text ("The secure round").
+
+The primitives are those of `cryptography`, and BLAKE3. No random generator is used: all randomness is derived from a
+member's secret (`derivation`). Python and NumPy do not compute in constant time: integers of Python take a time that
+depends on their size, and a stream of field elements on how many words it skips. Secrets pass through NumPy's integer
+operations, which do not branch on values, and through the primitives. Python's integers carry only public points, and
+shares that the coordinator has received.
+
+| module | section |
+|---|---|
+| `hashing`, `derivation`, `errors` | 2a: digests, views, keys; why something is refused |
+| `streams`, `wire`, `payloads`, `sealing` | 2a: streams, words, payloads, ciphertexts |
+| `fields`, `shamir`, `berlekamp_welch` | 1, 2: arithmetic mod p and q, shares, correction |
+| `sketch`, `openings` | 2.3, 2.4: sketches, the Gram matrix |
+| `keys`, `dealing`, `blocks`, `masks`, `unmasking` | 2.2, 2.3, 2.5, 2.6: keys, shares, masked updates, their sum |
+| `verification`, `checks` | 2.7, 2.8, 4: what the coordinator checks |
+| `thresholds`, `accusations` | 1, 2.4, 3.5: numbers of a cohort, the share rule, who is left out |
+"""

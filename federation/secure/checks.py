@@ -1,0 +1,91 @@
+"""What the coordinator checks of the sum and of the Gram matrix in every mode (section 4). A failure voids the session.
+
+all         |R_j| <= 1 + 2^-10;  ||R|| <= 1.01 sum_V |a|
+private,    |G_ii - 1| <= 2 / sqrt(k);  least eigenvalue of G >= -(2 sqrt|W| + 6) / (4 sqrt k);
+verified    | ||R||^2 - a'Ga | <= (6 sqrt(2/k) + 2 |W| / k) max(a'Ga, sum a^2)
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from federation.secure.blocks import Blocks
+from federation.secure.fields import Reals
+
+
+class Check(StrEnum):
+    """What failed."""
+
+    ENTRY = "sum-entry"
+    LENGTH = "sum-length"
+    DIAGONAL = "gram-diagonal"
+    EIGENVALUE = "gram-eigenvalue"
+    IDENTITY = "sum-gram"
+    DEGREE = "share-degree"
+    ZERO = "share-zero"
+    NORM = "share-norm"
+    SUM_SHARES = "sum-shares"
+    SECOND_SKETCH = "sum-sketch"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A check that failed.
+
+    Attributes:
+        check: which.
+        member: whose value it is, or None for one of all members. This does not blame the member.
+        value: what was found, or None if there is no value.
+        limit: what it is compared with.
+    """
+
+    check: Check
+    member: str | None = None
+    value: float | None = None
+    limit: float | None = None
+
+
+def failures_of_sum(R: Blocks, coefficients: Sequence[float]) -> tuple[list[Failure], float]:
+    """Checks R, in blocks, against the coefficients of V; returns the failures and ||R||^2."""
+    largest = square = 0.0
+    for block in R:
+        largest = max(largest, float(np.abs(block).max(initial=0.0)))
+        square += float(np.square(block, dtype=np.float64).sum())
+    failures = []
+    if largest > (limit := 1 + 2.0**-10):
+        failures.append(Failure(Check.ENTRY, None, largest, limit))
+    if math.sqrt(square) > (limit := 1.01 * sum(abs(a) for a in coefficients)):
+        failures.append(Failure(Check.LENGTH, None, math.sqrt(square), limit))
+    return failures, square
+
+
+def failures_of_gram(G: Reals, W: Sequence[str], k: int) -> list[Failure]:
+    """Checks the Gram matrix of sketches of k rows over W, (|W|, |W|)."""
+    limit = 2 / math.sqrt(k)
+    failures = [
+        Failure(Check.DIAGONAL, name, float(value), limit)
+        for name, value in zip(W, np.diag(G), strict=True)
+        if not abs(value - 1) <= limit
+    ]
+    least = float(np.linalg.eigvalsh(G)[0])
+    if not least >= (limit := -(2 * math.sqrt(len(W)) + 6) / (4 * math.sqrt(k))):
+        failures.append(Failure(Check.EIGENVALUE, None, least, limit))
+    return failures
+
+
+def failures_of_identity(square: float, G: Reals, coefficients: Reals, k: int) -> list[Failure]:
+    """Checks ||R||^2 against the Gram matrix over W.
+
+    Args:
+        square: ||R||^2.
+        G: of W, (|W|, |W|).
+        coefficients: a of W in order, 0 for members whose y is not in the sum, (|W|,).
+        k: rows of the sketch.
+    """
+    expected = float(coefficients @ G @ coefficients)
+    limit = (6 * math.sqrt(2 / k) + 2 * len(G) / k) * max(expected, float(coefficients @ coefficients))
+    gap = abs(square - expected)
+    return [] if gap <= limit else [Failure(Check.IDENTITY, None, gap, limit)]

@@ -1,0 +1,32 @@
+"""Why bytes, keys or numbers of a secure round are refused."""
+
+from enum import StrEnum
+
+
+class Fault(StrEnum):
+    """A stable reason."""
+
+    LENGTH = "wrong-length"
+    ELEMENT = "not-an-element"
+    ORDER = "not-sorted"
+    SEAL = "not-authentic"
+    KEY_ZERO = "low-order-key"
+    KEY_FORM = "non-canonical-key"
+    KEY_REPEATED = "repeated-key"
+    NON_FINITE = "non-finite"
+    ZERO = "zero"
+    RANGE = "out-of-range"
+    ACCUSATION = "accusation"
+    SHARES = "inconsistent-shares"
+
+
+class Malformed(ValueError):
+    """Something that an honest participant does not send.
+
+    Attributes:
+        fault: the stable reason.
+    """
+
+    def __init__(self, fault: Fault, message: str) -> None:
+        super().__init__(f"{fault}: {message}")
+        self.fault = fault

@@ -1,0 +1,92 @@
+"""Attempts 1 and 2 of OPEN: products of shares, which add up to the Gram matrix (section 2.4).
+
+    o_ab = L_i <X_a(i), X_b(i)> + noise + sum_{j > i} PRG_ij - sum_{j < i} PRG_ij  mod p    for a <= b in W
+
+X_w(i) are the shares that i holds of w's sketch, L_i is the Lagrange weight at 0 over all of W, PRG_ij comes from
+DH(c_i, c_j) and view_open. The answers of all of W add up to 2^28 G + noise. The noise is uniform on the integers
+[-B, B], independent for each pair (a, b) and each attempt, derived from the member's secret under view_open; equal
+noise in both attempts would open a colluder's number exactly. B = floor(2^28 sqrt(3 / (k |W|)) / 4), computed in
+integers: the noise of all is a quarter of the sketch's own error.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from federation.secure.derivation import Purpose, open_key, own
+from federation.secure.fields import F_P, Elements, Integers, Reals
+from federation.secure.keys import shared_secret
+from federation.secure.masks import Mask
+from federation.secure.payloads import pair_count
+from federation.secure.shamir import weights
+from federation.secure.streams import Stream
+from federation.secure.thresholds import S_BITS
+
+
+def noise_bound(rows: int, members: int) -> int:
+    """B, for a sketch of k rows and |W| members."""
+    return math.isqrt(3 * 2 ** (4 * S_BITS - 4) // (rows * members))
+
+
+def noise(secret: bytes, view_open: bytes, rows: int, members: int) -> Integers:
+    """The noise of a member in one attempt, for each pair, (|W| (|W| + 1) / 2,).
+
+    Args:
+        secret: the member's own secret of the session.
+        view_open: the view of the attempt.
+        rows: k of the sketch.
+        members: |W|.
+    """
+    stream = Stream(own(secret, Purpose.NOISE, view_open))
+    return stream.centred(noise_bound(rows, members), pair_count(members))
+
+
+def open_masks(me: str, private: X25519PrivateKey, publics: Mapping[str, bytes], view_open: bytes) -> tuple[Mask, ...]:
+    """The masks of a member's elements.
+
+    Args:
+        me: the member's id.
+        private: its c_i.
+        publics: c_j of each member of W, by id; the member's own is not used.
+        view_open: the view of the attempt.
+
+    Raises:
+        Malformed: a public key is refused.
+    """
+    return tuple(
+        Mask(open_key(shared_secret(private, public), view_open, me, other), 1 if me < other else -1)
+        for other, public in sorted(publics.items())
+        if other != me
+    )
+
+
+def opening(shares: Elements, points: Mapping[str, int], me: str, noise: Integers, masks: Iterable[Mask]) -> Elements:
+    """A member's elements, (|W| (|W| + 1) / 2,), the upper triangle by rows.
+
+    Args:
+        shares: X_w(i) for each w of W in order, (|W|, k).
+        points: x_j of each member of W.
+        me: the member's id.
+        noise: its noise in this attempt.
+        masks: its masks in this attempt.
+    """
+    ids = sorted(points)
+    weight = weights(F_P, [points[name] for name in ids])[ids.index(me)]
+    products = F_P.matmul(shares, shares.T)[np.triu_indices(len(ids))]
+    elements = F_P.add(F_P.mul(products, np.full_like(products, weight)), F_P.encode(noise))
+    for mask in masks:
+        words = Stream(mask.key).elements(F_P, len(elements))
+        elements = F_P.add(elements, words) if mask.sign > 0 else F_P.sub(elements, words)
+    return elements
+
+
+def gram(answers: Iterable[Elements], members: int) -> Reals:
+    """G with its noise, (|W|, |W|), symmetric, from the elements of all members of W."""
+    total = np.zeros(pair_count(members), np.uint64)
+    for elements in answers:
+        total = F_P.add(total, elements)
+    G = np.zeros((members, members))
+    G[np.triu_indices(members)] = np.ldexp(F_P.decode(total).astype(np.float64), -2 * S_BITS)
+    return G + np.triu(G, 1).T

@@ -1,0 +1,32 @@
+"""Ciphertexts between members (section 2a).
+
+ChaCha20-Poly1305 with a nonce of 12 zero bytes: every key is derived for one sender, one receiver and one view, and
+seals one plaintext. The associated data is the view: view1 at DEAL, final at CONFIRM. `dealing` and `verification` say
+what the plaintexts hold.
+"""
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from federation.secure.errors import Fault, Malformed
+
+TAG = 16
+"""Bytes by which a ciphertext is longer than its plaintext."""
+_NONCE = bytes(12)
+
+
+def seal(key: bytes, plaintext: bytes, view: bytes) -> bytes:
+    """The ciphertext, 16 bytes longer than the plaintext. A key seals one plaintext."""
+    return ChaCha20Poly1305(key).encrypt(_NONCE, plaintext, view)
+
+
+def unseal(key: bytes, ciphertext: bytes, view: bytes) -> bytes:
+    """The plaintext.
+
+    Raises:
+        Malformed: the ciphertext is not authentic for this key and view.
+    """
+    try:
+        return ChaCha20Poly1305(key).decrypt(_NONCE, ciphertext, view)
+    except (InvalidTag, ValueError) as error:
+        raise Malformed(Fault.SEAL, f"a ciphertext of {len(ciphertext)} bytes is not authentic") from error

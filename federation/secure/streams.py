@@ -1,0 +1,53 @@
+"""Streams: AES-256-CTR from a zero counter block, read as words and as elements (section 2a).
+
+Elements are the lowest 31 or 61 bits of a word, skipped when equal to the modulus, so they are exactly uniform.
+How many words are skipped is visible in the time; it says nothing of the words that are kept.
+"""
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+
+from federation.secure.fields import Elements, Field, Integers
+from federation.secure.wire import Words
+
+
+class Stream:
+    """The bytes of one key, in order. A key is used for one stream.
+
+    Args:
+        key: 32 bytes.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = Cipher(AES(key), CTR(bytes(16))).encryptor()
+
+    def read(self, count: int) -> bytes:
+        """The next bytes."""
+        return self._cipher.update(bytes(count))
+
+    def words(self, count: int) -> Words:
+        """The next words of Z_2^32, (count,), not writable."""
+        return np.frombuffer(self.read(4 * count), "<u4")
+
+    def elements(self, field: Field, count: int) -> Elements:
+        """The next uniform elements of a field, (count,)."""
+        return self._below(field.modulus, field.bits, field.width, count)
+
+    def centred(self, bound: int, count: int) -> Integers:
+        """The next uniform integers from -bound to bound, (count,); bound is below 2^31.
+
+        Each is the lowest bits of a 4-byte word, as many as 2 bound has, skipped when above 2 bound, less the bound.
+        """
+        bits = (2 * bound).bit_length()
+        return self._below(2 * bound + 1, bits, 4, count).astype(np.int64) - bound
+
+    def _below(self, limit: int, bits: int, width: int, count: int) -> Elements:
+        """Words whose lowest bits are below the limit; no word after the last of them is read."""
+        accepted = np.empty(0, np.uint64)
+        while len(accepted) < count:
+            words = np.frombuffer(self.read(width * (count - len(accepted))), f"<u{width}").astype(np.uint64)
+            words &= np.uint64(2**bits - 1)
+            accepted = np.concatenate([accepted, words[words < np.uint64(limit)]])
+        return accepted

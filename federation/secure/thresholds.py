@@ -1,0 +1,112 @@
+"""The numbers of a cohort, and the share rule (sections 1 and 3.5)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from federation.secure.errors import Fault, Malformed
+
+SMALLEST = 5
+LARGEST = 100
+SMALLEST_MGDA = 8
+"""Members that multi-gradient descent over the Gram matrix needs."""
+S_BITS = 14
+"""Fractional bits of entries of the sketch S, in F_p."""
+T_BITS = 16
+"""Fractional bits of entries of the second sketch T, in F_q."""
+T_ROWS = 256
+"""k', rows of T."""
+SUM_BITS = 28
+"""Fractional bits of masked updates and their sum, in Z_2^32."""
+COEFFICIENT_BITS = 32
+"""Fractional bits of coefficients."""
+ONE = 2**COEFFICIENT_BITS
+"""The coefficient 1."""
+_SLACK = 2**12  # of the share rule: 2^-20
+
+
+class Mode(StrEnum):
+    """What is opened, and what is checked."""
+
+    SUM = "sum"
+    PRIVATE = "private"
+    VERIFIED = "verified"
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The numbers of a cohort.
+
+    Attributes:
+        m: members that finished READY, 5 to 100.
+        mode: of the session.
+
+    Raises:
+        Malformed: m is out of range.
+    """
+
+    m: int
+    mode: Mode
+
+    def __post_init__(self) -> None:
+        if not SMALLEST <= self.m <= LARGEST:
+            raise Malformed(Fault.RANGE, f"a cohort has {SMALLEST} to {LARGEST} members, not {self.m}")
+
+    @property
+    def t(self) -> int:
+        """Colluders that learn nothing more; liars that are found."""
+        return (self.m - 1) // (4 if self.mode is Mode.VERIFIED else 3)
+
+    @property
+    def t_mask(self) -> int:
+        """Shares that open a mask, and confirmations: floor(2 m / 3) + 1, so that 2 (t_mask - t) > m - t."""
+        return 2 * self.m // 3 + 1
+
+    @property
+    def n_min(self) -> int:
+        """Members that are left at the end."""
+        return max(self.t_mask, 3 * self.t + 1) if self.mode is Mode.VERIFIED else self.t_mask
+
+    @property
+    def cap(self) -> float:
+        """The largest coefficient, so that the share rule holds although floor(m / 10) members are lost after it."""
+        return 1 / (self.t + 3 + self.m // 10)
+
+    @property
+    def epsilon(self) -> float:
+        """How far a weight may be from its share in plain averaging, by default."""
+        return 0.5 / self.m
+
+    @property
+    def k(self) -> int:
+        """Rows of the sketch S; 0 in mode `sum`, which has none."""
+        return 0 if self.mode is Mode.SUM else max(1024, 32 * self.m)
+
+
+def assumed(roster: int) -> int:
+    """Colluders that a member's owner assumes of a pinned roster of N, unless configured: floor((N - 1) / 4)."""
+    return (roster - 1) // 4
+
+
+def smallest_cohort(mode: Mode, assumed: int) -> int:
+    """The smallest m with t >= assumed."""
+    return max(SMALLEST, (4 if mode is Mode.VERIFIED else 3) * assumed + 1)
+
+
+def truncated(coefficients: Sequence[float]) -> list[int]:
+    """Coefficients a as integers A = 2^32 a, truncated towards zero."""
+    return [int(a * ONE) for a in coefficients]
+
+
+def share_rule(coefficients: Mapping[str, int], me: str, t: int) -> bool:
+    """Whether a member may take part in a sum with these coefficients, A = 2^32 a, among them its own.
+
+    2 |A_i| <= the sum of the others' |A_j| without the t largest + 2^12, and sum |A| <= 2^32. So no member is more than
+    a third of what t colluders cannot subtract.
+
+    Raises:
+        KeyError: the member has no coefficient.
+    """
+    own = abs(coefficients[me])
+    others = sorted(abs(a) for name, a in coefficients.items() if name != me)
+    return 2 * own <= sum(others[: max(0, len(others) - t)]) + _SLACK and own + sum(others) <= ONE

@@ -1,0 +1,42 @@
+"""Elements and words as bytes (section 2a): little-endian, exact lengths, no element at or above the modulus."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federation.secure.errors import Fault, Malformed
+from federation.secure.fields import Elements, Field
+from federation.secure.hashing import exactly
+
+Words = NDArray[np.uint32]
+
+
+def pack(field: Field, elements: Elements) -> bytes:
+    """Elements as words of 4 (p) or 8 (q) bytes, row by row."""
+    return elements.astype(field.word).tobytes()
+
+
+def unpack(field: Field, data: bytes, count: int) -> Elements:
+    """`count` elements, (count,).
+
+    Raises:
+        Malformed: another length, or a word at or above the modulus.
+    """
+    exactly(data, field.width * count, f"a message of {count} elements")
+    elements = np.frombuffer(data, field.word).astype(np.uint64)
+    if (elements >= np.uint64(field.modulus)).any():
+        raise Malformed(Fault.ELEMENT, f"a word is at or above 2^{field.bits} - 1")
+    return elements
+
+
+def pack_words(words: Words) -> bytes:
+    """Words of Z_2^32, 4 bytes each."""
+    return words.astype("<u4").tobytes()
+
+
+def unpack_words(data: bytes, count: int) -> Words:
+    """`count` words of Z_2^32, (count,); a view of the data, not writable.
+
+    Raises:
+        Malformed: another length.
+    """
+    return np.frombuffer(exactly(data, 4 * count, f"a message of {count} words"), "<u4")

@@ -1,0 +1,246 @@
+"""Mode `verified`: what honest members prove, and what liars are caught at. Nobody honest is ever named."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from federation.secure.blocks import blocks
+from federation.secure.checks import Check, failures_of_gram, failures_of_identity, failures_of_sum
+from federation.secure.fields import F_Q, Elements
+from federation.secure.payloads import CheckAnswers
+from federation.secure.sketch import second_elements, second_sketch
+from federation.secure.streams import Stream
+from federation.secure.verification import (
+    Challenge,
+    CheckShares,
+    Findings,
+    challenge,
+    check_answers,
+    check_shares,
+    confirm_bytes,
+    examine,
+    failures_of_second_sketch,
+)
+
+M, T = 13, 3
+NAMES = [f"silo-{i:02}" for i in range(M)]
+POINTS = {name: i + 1 for i, name in enumerate(NAMES)}
+TAU1, FINAL, CHALLENGE = b"1" * 32, b"f" * 32, challenge(b"2" * 32)
+A = [2**32 // M] * M
+ENOUGH, FEW = 4 * T + 1, 3 * T + 1
+
+
+def updates() -> NDArray[np.float64]:
+    rng = np.random.default_rng(0)
+    U = rng.standard_normal((M, 300)) + rng.standard_normal(300)
+    return U / np.linalg.norm(U, axis=1, keepdims=True)
+
+
+U = updates()
+SKETCHES = [second_elements(TAU1, blocks(u)) for u in U]
+
+
+def dealt(sketch: Elements, dealer: int) -> tuple[CheckShares, ...]:
+    return check_shares(sketch, list(POINTS.values()), T, bytes([dealer]) * 32, FINAL)
+
+
+DEALT = {name: dealt(SKETCHES[i], i) for i, name in enumerate(NAMES)}
+
+
+def answers(shares: Mapping[str, Sequence[CheckShares]], who: Sequence[str]) -> dict[str, CheckAnswers]:
+    return {name: check_answers([shares[h][POINTS[name] - 1] for h in NAMES], A, CHALLENGE) for name in who}
+
+
+def examined(given: Mapping[str, CheckAnswers]) -> Findings:
+    return examine({name: POINTS[name] for name in given}, given, NAMES, T)
+
+
+def changed(answer: CheckAnswers, by: int, *, sums: bool = False) -> CheckAnswers:
+    """All values of an answer, or the sums alone, are wrong."""
+
+    def off(x: Elements) -> Elements:
+        return F_Q.add(x, Stream(bytes([by]) * 32).elements(F_Q, len(x)))
+
+    if sums:
+        return CheckAnswers(answer.norms, answer.degrees, answer.zeros, off(answer.sums))
+    return CheckAnswers(off(answer.norms), off(answer.degrees), off(answer.zeros), off(answer.sums))
+
+
+def exact_norms() -> list[float]:
+    return [sum(int(x) ** 2 for x in F_Q.decode(sketch)) / 2**32 for sketch in SKETCHES]
+
+
+def exact_sum() -> list[float]:
+    columns = zip(*(F_Q.decode(sketch).tolist() for sketch in SKETCHES), strict=True)
+    return [sum(a * x for a, x in zip(A, column, strict=True)) / 2**48 for column in columns]
+
+
+@pytest.mark.parametrize("n", range(FEW, M + 1))
+def test_honest_members_prove_their_norms_and_their_sum(n: int) -> None:
+    found = examined(answers(DEALT, NAMES[M - n :]))
+    assert (found.failures, found.named, found.corrected) == ((), {}, {})
+    assert list(found.norms.values()) == exact_norms()
+    assert found.sums is not None
+    assert found.sums.tolist() == exact_sum()
+    R = sum(u / M for u in U)
+    assert not failures_of_second_sketch(second_sketch(TAU1, blocks(R)), found.sums, 300, M)
+
+
+def test_shares_survive_the_wire() -> None:
+    held = DEALT[NAMES[0]][0]
+    plaintext = held.to_bytes()
+    assert len(plaintext) + 16 == confirm_bytes() == 2088
+    assert CheckShares.from_bytes(plaintext).to_bytes() == plaintext
+
+
+@pytest.mark.parametrize("n", [FEW, ENOUGH - 1, ENOUGH])
+@pytest.mark.parametrize(("cheat", "check"), [("norm", Check.NORM), ("zero", Check.ZERO), ("degree", Check.DEGREE)])
+def test_a_dealer_is_named_only_when_as_many_errors_as_liars_could_be_corrected(
+    n: int, cheat: str, check: Check
+) -> None:
+    bad = NAMES[4]
+    shares = dict(DEALT)
+    if cheat == "norm":
+        shares[bad] = dealt(F_Q.mul(SKETCHES[4], np.full(256, 3, np.uint64)), 4)
+    for i, held in enumerate(DEALT[bad]):
+        values = held.values.copy()
+        if cheat == "zero":  # hides 0.2 of the norm
+            values[256] = F_Q.sub(values[256:257], F_Q.encode(np.array([2**32 // 5])))[0]
+        elif cheat == "degree" and i < T + 2:
+            values[:256] = F_Q.mul(values[:256], np.full(256, 5, np.uint64))
+        if cheat != "norm":
+            shares[bad] = (*shares[bad][:i], CheckShares(values), *shares[bad][i + 1 :])
+    found = examined(answers(shares, NAMES[:n]))
+    assert check in {failure.check for failure in found.failures if failure.member == bad}
+    assert {failure.member for failure in found.failures} <= {bad, None}
+    named = n >= (3 * T + 1 if cheat == "degree" else 4 * T + 1)
+    assert set(found.named) == ({bad} if named else set())
+
+
+@pytest.mark.parametrize("n", [FEW, ENOUGH - 1, ENOUGH])
+@pytest.mark.parametrize("liars", [1, T])
+def test_liars_that_answer_wrongly_about_all_dealers_are_named_and_nobody_honest_is(n: int, liars: int) -> None:
+    given = answers(DEALT, NAMES[:n])
+    given |= {name: changed(given[name], 10 + i) for i, name in enumerate(NAMES[:liars])}
+    found = examined(given)
+    assert set(found.named) == set(NAMES[:liars]), "the degree values name them"
+    if n == ENOUGH:
+        assert not found.failures
+        assert list(found.norms.values()) == exact_norms()
+    else:
+        corrected = min(T, n - 2 * T - 1 - T)
+        assert bool(found.failures) == (liars > corrected)
+        assert {failure.check for failure in found.failures} <= {Check.NORM, Check.ZERO}
+    assert found.sums is not None
+    assert found.sums.tolist() == exact_sum()
+
+
+def test_a_liar_about_norms_alone_is_named_with_enough_answers_and_voids_with_few() -> None:
+    for n in (FEW, ENOUGH):
+        given = answers(DEALT, NAMES[:n])
+        honest = given[NAMES[2]]
+        one = np.ones(M, np.uint64)
+        given[NAMES[2]] = CheckAnswers(F_Q.sub(honest.norms, one), honest.degrees, honest.zeros, honest.sums)
+        found = examined(given)
+        if n == ENOUGH:
+            assert (found.failures, set(found.named)) == ((), {NAMES[2]})
+        else:
+            assert {failure.check for failure in found.failures} == {Check.NORM}
+            assert not found.named
+
+
+@pytest.mark.parametrize("n", [FEW, ENOUGH])
+def test_liars_that_send_the_values_of_another_polynomial_forge_no_norm(n: int) -> None:
+    """They raise the norm of every honest dealer by as much as they like, at as many honest points as they can."""
+    given = answers(DEALT, NAMES[:n])
+    met = [POINTS[name] for name in NAMES[T : 3 * T]]
+    for name in NAMES[:T]:
+        answer = given[name]
+        bend = math.prod(POINTS[name] - z for z in met) % F_Q.modulus
+        norms = F_Q.add(answer.norms, np.full(M, bend, np.uint64))
+        given[name] = CheckAnswers(norms, answer.degrees, answer.zeros, answer.sums)
+    found = examined(given)
+    assert all(norm in (None, exact) for norm, exact in zip(found.norms.values(), exact_norms(), strict=True))
+    assert set(found.named) == (set(NAMES[:T]) if n == ENOUGH else set())
+
+
+def test_bad_dealers_cannot_frame_an_honest_member() -> None:
+    """t dealers give one member wrong shares: it is corrected for t dealers, and not named."""
+    shares = dict(DEALT)
+    for bad in NAMES[:T]:
+        values = F_Q.add(DEALT[bad][7].values, np.ones(259, np.uint64))
+        shares[bad] = (*DEALT[bad][:7], CheckShares(values), *DEALT[bad][8:])
+    found = examined(answers(shares, NAMES))
+    assert found.corrected == {NAMES[7]: frozenset(NAMES[:T])}
+    assert (found.failures, found.named) == ((), {})
+
+
+def test_wrong_sums_are_corrected_and_name_nobody() -> None:
+    given = answers(DEALT, NAMES)
+    given |= {name: changed(given[name], 20 + i, sums=True) for i, name in enumerate(NAMES[:T])}
+    found = examined(given)
+    assert (found.failures, found.named) == ((), {})
+    assert found.sums is not None
+    assert found.sums.tolist() == exact_sum()
+    given |= {name: changed(given[name], 30 + i, sums=True) for i, name in enumerate(NAMES[:6])}
+    found = examined(given)
+    assert [failure.check for failure in found.failures] == [Check.SUM_SHARES]
+    assert (found.sums, found.named) == (None, {})
+
+
+def test_too_few_answers_are_not_examined() -> None:
+    with pytest.raises(ValueError, match="can be forged by 3 liars"):
+        examined(answers(DEALT, NAMES[: FEW - 1]))
+
+
+def test_a_sum_of_other_inputs_than_those_shared_is_seen() -> None:
+    found = examined(answers(DEALT, NAMES))
+    R = sum(u / M for u in U)
+    assert found.sums is not None
+    for scale in (2.0, 3.0, -1.0):
+        other = R + (scale - 1) * U[5] / M
+        failures = failures_of_second_sketch(second_sketch(TAU1, blocks(other)), found.sums, 300, M)
+        assert [failure.check for failure in failures] == [Check.SECOND_SKETCH]
+
+
+def test_the_challenge_is_that_of_tau2() -> None:
+    other = challenge(b"3" * 32)
+    assert isinstance(other, Challenge)
+    assert other.s[0] != CHALLENGE.s[0]
+    assert len(set(CHALLENGE.rho.tolist())) == 256
+
+
+# --- the checks of all modes
+
+
+def test_the_checks_of_the_sum_pass_what_unit_updates_allow_and_nothing_longer() -> None:
+    R = sum(u / M for u in U)
+    assert failures_of_sum(blocks(R), [1 / M] * M)[0] == []
+    failures, square = failures_of_sum(blocks(R), [0.1 / M] * M)
+    assert [failure.check for failure in failures] == [Check.LENGTH]
+    assert square == pytest.approx(R @ R)
+    spike = np.array([1 + 2.0**-9, 0.0])
+    assert [failure.check for failure in failures_of_sum(blocks(spike), [1.0])[0]] == [Check.ENTRY]
+    assert failures_of_sum(blocks(np.array([1.0, 0.0])), [1.0])[0] == []
+
+
+def test_the_checks_of_the_gram_matrix_pass_unit_rows_and_nothing_else() -> None:
+    G, k = U @ U.T, 1024
+    a = np.full(M, 1 / M)
+    square = float(a @ G @ a)
+    assert failures_of_gram(G, NAMES, k) == []
+    assert failures_of_identity(square, G, a, k) == []
+    long = G.copy()
+    long[3, 3] += 3 / math.sqrt(k)
+    assert [(f.check, f.member) for f in failures_of_gram(long, NAMES, k)] == [(Check.DIAGONAL, NAMES[3])]
+    indefinite = G.copy()
+    indefinite[0, 1] = indefinite[1, 0] = -2.0
+    assert [f.check for f in failures_of_gram(indefinite, NAMES, k)] == [Check.EIGENVALUE]
+    limit = (6 * math.sqrt(2 / k) + 2 * M / k) * square
+    assert failures_of_identity(square + 0.99 * limit, G, a, k) == []
+    assert [f.check for f in failures_of_identity(square + 1.01 * limit, G, a, k)] == [Check.IDENTITY]
+    broken = np.full_like(G, np.nan)
+    assert failures_of_identity(square, broken, a, k)
