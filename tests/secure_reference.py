@@ -75,7 +75,8 @@ class Bytes:
         return taken
 
     def word(self, width: int) -> int:
-        return int.from_bytes(self.take(width), "little")
+        value: int = int.from_bytes(self.take(width), "little")
+        return value
 
     def element(self, p: int) -> int:
         while True:
@@ -271,6 +272,7 @@ def vectors() -> dict[str, Any]:
             shared(Q, [0], 2 * T, points, stream),
             shared(Q, [stream.element(Q)], T, points, stream),
             shared(Q, [0], 2 * T, points, stream),
+            shared(Q, [stream.centred(2**24) % Q for _ in range(32)], T, points, stream),
         ]
         check[name] = [[value for block in blocks for value in block[i]] for i in range(len(V))]
     out["second sketch"] = {name: values[:4] for name, values in second.items()}
@@ -288,7 +290,9 @@ def vectors() -> dict[str, Any]:
     # UNMASK
     stream = Bytes(kdf(tau2, "challenge"))
     rho, factor = stream.elements(Q, 256), stream.element(Q)
-    out["challenge"] = [blake3(packed(Q, rho)).hexdigest(), factor]
+    bits = [byte >> (7 - place) & 1 for byte in stream.take(2048) for place in range(8)]
+    signs = [[bits[2 * j] - bits[2 * j + 1] for j in range(256 * row, 256 * row + 256)] for row in range(32)]
+    out["challenge"] = [blake3(packed(Q, rho)).hexdigest(), factor, signs[31][-16:]]
     out["unmask"] = {}
     for i, name in enumerate(V):
         place = x[name] - 1
@@ -297,6 +301,9 @@ def vectors() -> dict[str, Any]:
         elements += [(sum(v * v for v in row[:256]) + row[256]) % Q for row in rows]
         elements += [(sum(r * v for r, v in zip(rho, row[:256], strict=True)) + row[257]) % Q for row in rows]
         elements += [(factor * row[256] + row[258]) % Q for row in rows]
+        for row in rows:
+            for sign, y in zip(signs, row[259:], strict=True):
+                elements.append((sum(r * v for r, v in zip(sign, row[:256], strict=True)) + y) % Q)
         scales = [COEFFICIENTS[IDS.index(other)] for other in V]
         elements += [sum(a * row[r] for a, row in zip(scales, rows, strict=True)) % Q for r in range(256)]
         payload = packed(Q, elements)

@@ -151,7 +151,7 @@ def test_payloads_have_exact_lengths() -> None:
     with refused(Fault.LENGTH):
         unpack_open(bytes(4 * 14), 5)
     for verified in (False, True):
-        length = 8 * (5 * 6 + verified * (3 * 4 + 256))
+        length = 8 * (5 * 6 + verified * (35 * 4 + 256))
         answer = Unmasking.from_bytes(bytes(length), 4, 2, verified=verified)
         assert (answer.sigma_b.shape, answer.sigma_s.shape) == ((4, 5), (2, 5))
         assert answer.to_bytes() == bytes(length)

@@ -71,7 +71,11 @@ def computed() -> dict[str, Any]:
         if other != name
     }
     challenge = verification.challenge(tau2)
-    out["challenge"] = [hashing.digest(pack(F_Q, challenge.rho)).hex(), int(challenge.s[0])]
+    out["challenge"] = [
+        hashing.digest(pack(F_Q, challenge.rho)).hex(),
+        int(challenge.s[0]),
+        F_Q.decode(challenge.E[31, -16:]).tolist(),
+    ]
     a = [COEFFICIENTS[name] for name in V]
     replies = {
         name: session.unmasking(

@@ -25,6 +25,7 @@ class Check(StrEnum):
     EIGENVALUE = "gram-eigenvalue"
     IDENTITY = "sum-gram"
     DEGREE = "share-degree"
+    RANGE = "share-range"
     ZERO = "share-zero"
     NORM = "share-norm"
     SUM_SHARES = "sum-shares"

@@ -4,8 +4,8 @@
     inbox           envelopes (4-byte big-endian length, bytes) by sender, then ciphertexts for this member by sender
     OPEN 1, 2       the upper triangle by rows, F_p
     MASK            y, d words
-    UNMASK          shares of sigma_b of V, of sigma_s of W without V, then, in mode `verified`, norms, degree values
-                    and zero values by V, and 256 sums, F_q
+    UNMASK          shares of sigma_b of V, of sigma_s of W without V, then, in mode `verified`, norms, degree values,
+                    zero values and 32 projections by V, and 256 sums, F_q
 
 Where an inbox holds both (UNMASK), the envelopes come first: the length of the ciphertexts is known.
 """
@@ -19,7 +19,7 @@ from federation.secure.errors import Fault, Malformed
 from federation.secure.fields import F_P, F_Q, Elements
 from federation.secure.hashing import exactly
 from federation.secure.keys import SIGMA
-from federation.secure.thresholds import T_ROWS
+from federation.secure.thresholds import RANGE_TESTS, T_ROWS
 from federation.secure.wire import pack, unpack
 
 
@@ -50,12 +50,14 @@ class CheckAnswers:
         norms: ||x_h||^2 + z_h for each h of V, (|V|,).
         degrees: <rho, x_h> + b_h, (|V|,).
         zeros: s z_h + b'_h, (|V|,).
+        projections: E x_h + y_h, (|V|, 32).
         sums: sum_h a_h x_h, (256,).
     """
 
     norms: Elements
     degrees: Elements
     zeros: Elements
+    projections: Elements
     sums: Elements
 
 
@@ -77,7 +79,8 @@ class Unmasking:
         """The payload."""
         parts = [self.sigma_b, self.sigma_s]
         if self.answers:
-            parts += [self.answers.norms, self.answers.degrees, self.answers.zeros, self.answers.sums]
+            checks = self.answers
+            parts += [checks.norms, checks.degrees, checks.zeros, checks.projections, checks.sums]
         return b"".join(pack(F_Q, part) for part in parts)
 
     @classmethod
@@ -87,11 +90,14 @@ class Unmasking:
         Raises:
             Malformed: a wrong length, or an element at or above the modulus.
         """
-        sizes = [SIGMA * survivors, SIGMA * lost, *([survivors] * 3 + [T_ROWS]) * verified]
+        sizes = [SIGMA * survivors, SIGMA * lost, *([survivors] * 3 + [RANGE_TESTS * survivors, T_ROWS]) * verified]
         ends = np.cumsum(sizes)
         elements = unpack(F_Q, payload, int(ends[-1]))
         sigma_b, sigma_s, *checks = np.split(elements, ends[:-1])
-        answers = CheckAnswers(*checks) if verified else None
+        answers = None
+        if verified:
+            norms, degrees, zeros, projections, sums = checks
+            answers = CheckAnswers(norms, degrees, zeros, projections.reshape(survivors, RANGE_TESTS), sums)
         return cls(sigma_b.reshape(survivors, SIGMA), sigma_s.reshape(lost, SIGMA), answers)
 
 

@@ -16,6 +16,12 @@ T_BITS = 16
 """Fractional bits of entries of the second sketch T, in F_q."""
 T_ROWS = 256
 """k', rows of T."""
+RANGE_TESTS = 32
+"""Projections of a dealer's T-shares that are opened, so that elements are seen that are not small."""
+RANGE_NOISE = 2**24
+"""The largest noise that a dealer adds to a projection, in units of 2^-16."""
+RANGE_LIMIT = RANGE_NOISE + 2**19
+"""The largest projection with its noise: those of an honest dealer are below 2^19 (9 standard deviations)."""
 SUM_BITS = 28
 """Fractional bits of masked updates and their sum, in Z_2^32."""
 COEFFICIENT_BITS = 32

@@ -1,18 +1,27 @@
 """Mode `verified`: shares of a second sketch, and what they prove (sections 2.7, 2.8 and 4).
 
-CONFIRM: member h shares over the points of V in F_q: T u_h (degree t), a zero z (2t), a random b (t) and another zero
-b' (2t). A ciphertext holds a member's 256 shares of T u_h, then those of z, b and b'. UNMASK: member i answers, for
-each dealer h of V, with the challenge rho, s from tau2,
+CONFIRM: member h shares over the points of V in F_q: T u_h (degree t), a zero z (2t), a random b (t), another zero b'
+(2t) and 32 integers y (t), uniform from -2^24 to 2^24. A ciphertext holds a member's 256 shares of T u_h, then those of
+z, b, b' and y. UNMASK: member i answers, for each dealer h of V, with the challenge rho, s, E from tau2,
 
     ||x_h(i)||^2 + z_h(i)        a codeword of degree 2t, ||T u_h||^2 at 0
     <rho, x_h(i)> + b_h(i)       a codeword of degree t
     s z_h(i) + b'_h(i)           a codeword of degree 2t, 0 at 0
+    E x_h(i) + y_h(i)            32 codewords of degree t, at 0 between -(2^24 + 2^19) and 2^24 + 2^19
 
 and once sum_h A_h x_h(i), which is sum_h A_h T u_h at 0. Of n answers min(t, n - degree - 1 - t) wrong ones are
-corrected; t liars among 3t+1 never forge a value. A dealer is named for its degree value if n >= 3t+1, for its zero
-and norm if n >= 4t+1: then t errors could be corrected. With fewer answers one liar would make every honest dealer
-look bad. A member is named that is corrected for more than t dealers, in values that could name a dealer. A failing
-sum names nobody.
+corrected; t liars among 3t+1 never forge a value. A dealer is named for its degree value and its projections if
+n >= 3t+1, for its zero and norm if n >= 4t+1: then t errors could be corrected. With fewer answers one liar would make
+every honest dealer look bad. A member is named that is corrected for more than t dealers, in values that could name a
+dealer. A failing sum names nobody.
+
+The projections bound each element of x_h. Without them the norm proves nothing: mod q, x = A^-1 (A s t + e) with a
+tiny e gives the right share of the sum for an update of length s, and a suitable e makes ||x||^2 small although x is
+not. E is 32 x 256 with entries -1, 0, 1 (probabilities 1/4, 1/2, 1/4), unknown when x_h and y_h are shared. If an
+element of x_h is above 2 (2^24 + 2^19) in absolute value, then each projection passes with probability at most 1/2
+for every y_h, and all with at most 2^-32. If none is, then ||x_h||^2 < 2^59 and sum_h A_h x_h < 2^58 are true of
+integers, not only mod q. y hides the projections of an honest dealer: they are of size 2^16, so 32 of them show
+anything with probability 0.04.
 """
 
 import math
@@ -29,7 +38,15 @@ from federation.secure.payloads import CheckAnswers
 from federation.secure.sealing import TAG
 from federation.secure.shamir import share
 from federation.secure.streams import Stream
-from federation.secure.thresholds import COEFFICIENT_BITS, SUM_BITS, T_BITS, T_ROWS
+from federation.secure.thresholds import (
+    COEFFICIENT_BITS,
+    RANGE_LIMIT,
+    RANGE_NOISE,
+    RANGE_TESTS,
+    SUM_BITS,
+    T_BITS,
+    T_ROWS,
+)
 from federation.secure.wire import pack, unpack
 
 NORM_LIMIT = 1.55
@@ -41,7 +58,7 @@ class CheckShares:
     """What one member holds of a dealer after CONFIRM, in mode `verified`.
 
     Attributes:
-        values: T u, z, b, b' in this order, (259,) in F_q.
+        values: T u, z, b, b', y in this order, (291,) in F_q.
     """
 
     values: Elements
@@ -64,7 +81,12 @@ class CheckShares:
     @property
     def b_zero(self) -> Elements:
         """b': another zero, which blinds the test of z, (1,)."""
-        return self.values[T_ROWS + 2 :]
+        return self.values[T_ROWS + 2 : T_ROWS + 3]
+
+    @property
+    def y(self) -> Elements:
+        """Integers that hide projections of T u, (32,)."""
+        return self.values[T_ROWS + 3 :]
 
     def to_bytes(self) -> bytes:
         """The plaintext."""
@@ -77,12 +99,12 @@ class CheckShares:
         Raises:
             Malformed: a wrong length, or an element at or above the modulus.
         """
-        return cls(unpack(F_Q, plaintext, T_ROWS + 3))
+        return cls(unpack(F_Q, plaintext, T_ROWS + 3 + RANGE_TESTS))
 
 
 def confirm_bytes() -> int:
     """The length of a ciphertext of CONFIRM."""
-    return (T_ROWS + 3) * F_Q.width + TAG
+    return (T_ROWS + 3 + RANGE_TESTS) * F_Q.width + TAG
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +114,12 @@ class Challenge:
     Attributes:
         rho: (256,) in F_q.
         s: (1,) in F_q.
+        E: -1, 0 and 1 in F_q, (32, 256).
     """
 
     rho: Elements
     s: Elements
+    E: Elements
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,15 +160,21 @@ def check_shares(
             share(F_Q, zero, 2 * t, points, stream),
             share(F_Q, stream.elements(F_Q, 1), t, points, stream),
             share(F_Q, zero, 2 * t, points, stream),
+            share(F_Q, F_Q.encode(stream.centred(RANGE_NOISE, RANGE_TESTS)), t, points, stream),
         ]
     )
     return tuple(CheckShares(row) for row in rows)
 
 
 def challenge(tau2: bytes) -> Challenge:
-    """Both, from tau2."""
+    """All from one stream: rho, s, then two bits for each entry of E by rows, highest bit of a byte first.
+
+    An entry is the first bit less the second one.
+    """
     stream = Stream(challenge_key(tau2))
-    return Challenge(stream.elements(F_Q, T_ROWS), stream.elements(F_Q, 1))
+    rho, s = stream.elements(F_Q, T_ROWS), stream.elements(F_Q, 1)
+    bits = np.unpackbits(np.frombuffer(stream.read(RANGE_TESTS * T_ROWS // 4), np.uint8)).astype(np.int64)
+    return Challenge(rho, s, F_Q.encode(bits[::2] - bits[1::2]).reshape(RANGE_TESTS, T_ROWS))
 
 
 def check_answers(shares: Sequence[CheckShares], coefficients: Sequence[int], challenge: Challenge) -> CheckAnswers:
@@ -153,7 +183,7 @@ def check_answers(shares: Sequence[CheckShares], coefficients: Sequence[int], ch
     Args:
         shares: what it holds of each dealer of V, in order.
         coefficients: A = 2^32 a of V, in order.
-        challenge: rho and s.
+        challenge: rho, s and E.
     """
     X = np.stack([held.sketch for held in shares])
     z, b, b_zero = (np.concatenate(column) for column in zip(*((h.z, h.b, h.b_zero) for h in shares), strict=True))
@@ -162,6 +192,7 @@ def check_answers(shares: Sequence[CheckShares], coefficients: Sequence[int], ch
         norms=F_Q.add(np.diag(F_Q.matmul(X, X.T)), z),
         degrees=F_Q.add(F_Q.matmul(X, challenge.rho[:, None])[:, 0], b),
         zeros=F_Q.add(F_Q.mul(z, challenge.s), b_zero),
+        projections=F_Q.add(F_Q.matmul(X, challenge.E.T), np.stack([held.y for held in shares])),
         sums=F_Q.matmul(A[None, :], X)[0],
     )
 
@@ -188,20 +219,25 @@ def examine(points: Mapping[str, int], answers: Mapping[str, CheckAnswers], V: S
     degrees = decoded([answer.degrees for answer in given], t)
     zeros = decoded([answer.zeros for answer in given], 2 * t)
     norms = decoded([answer.norms for answer in given], 2 * t)
+    projections = decoded([answer.projections.reshape(-1) for answer in given], t)
     sums = [column.secret for column in decoded([answer.sums for answer in given], t) if column]
 
     squares = {
         name: _real(column.secret, 2 * T_BITS) if column else None for name, column in zip(V, norms, strict=True)
     }
     failures = [Failure(Check.DEGREE, name) for name, column in zip(V, degrees, strict=True) if not column]
+    for h, name in enumerate(V):
+        columns = projections[RANGE_TESTS * h : RANGE_TESTS * (h + 1)]
+        if not all(column and abs(_signed(column.secret)) <= RANGE_LIMIT for column in columns):
+            failures.append(Failure(Check.RANGE, name))
     if len(sums) < T_ROWS:
         failures.append(Failure(Check.SUM_SHARES))
-    blame = {failure.member: str(failure.check) for failure in failures if failure.member}
+    blame = {failure.member: str(failure.check) for failure in reversed(failures) if failure.member}
     weighty = [Failure(Check.ZERO, name) for name, column in zip(V, zeros, strict=True) if not column or column.secret]
     for name, square in squares.items():
         if square is None or not 0 <= square <= NORM_LIMIT:
             weighty.append(Failure(Check.NORM, name, square, NORM_LIMIT))
-    counted = [degrees]
+    counted = [degrees, *(projections[row::RANGE_TESTS] for row in range(RANGE_TESTS))]
     if n >= 4 * t + 1:
         blame = {failure.member: str(failure.check) for failure in weighty if failure.member} | blame
         counted += [zeros, norms]
@@ -228,6 +264,9 @@ def failures_of_second_sketch(TR: Reals, sums: Reals, d: int, m: int) -> list[Fa
     return [] if gap <= limit else [Failure(Check.SECOND_SKETCH, None, gap, limit)]
 
 
+def _signed(element: int) -> int:
+    return element - F_Q.modulus if element > F_Q.modulus // 2 else element
+
+
 def _real(element: int, bits: int) -> float:
-    signed = element - F_Q.modulus if element > F_Q.modulus // 2 else element
-    return math.ldexp(signed, -bits)
+    return math.ldexp(_signed(element), -bits)
