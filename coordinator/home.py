@@ -16,7 +16,7 @@ import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coordinator.members.administrators import end_certificates
 from coordinator.members.certificates import Authority, register
@@ -34,7 +34,7 @@ from federation.keys import (
     write_private_key,
 )
 from federation.member_files import AdminFiles, move_address
-from federation.problems import explain
+from federation.problems import Section, explain
 from storage import audit
 from storage.blobs import BlobStore
 from storage.database import Database
@@ -46,10 +46,8 @@ _SQLITE = "sqlite:///"
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
-class Settings(BaseModel):
+class Settings(Section):
     """The settings in `coordinator.toml`. A relative path is relative to the directory of the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
     federation_id: str = Field(description="The federation's name; every certificate and signature carries it.")
     hosts: tuple[str, ...] = Field(
@@ -150,17 +148,7 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True)
 class Home:
-    """The directory of a federation's coordinator.
-
-    Attributes:
-        directory: its path.
-        settings: of `coordinator.toml`.
-        ca: the CA certificate.
-        ca_key: its key.
-        server: the certificate that the coordinator shows.
-        server_key: its key.
-        signing_key: signs assignments, receipts and steps.
-    """
+    """The directory of a federation's coordinator. The signing key signs assignments, receipts and steps."""
 
     directory: Path
     settings: Settings
@@ -291,14 +279,7 @@ class Home:
     ) -> AdminFiles:
         """Makes an administrator: key, certificate and the directory that holds them. Older certificates of it end.
 
-        Args:
-            database: the federation's; only certificates on record are accepted.
-            name: the administrator's name.
-            roles: of the administrator, besides `viewer`.
-            directory: is made, or is empty.
-            now: the time.
-            by: the actor, for the record.
-            passphrase: encrypts the key.
+        It has `roles` besides `viewer`. The directory is made, or is empty. `by` is the actor, for the record.
 
         Raises:
             HomeError: the directory is in use.

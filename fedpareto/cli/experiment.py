@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from fedpareto.cli import completion
-from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure
-from fedpareto.cli.options import CodeOption
+from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure, require
+from fedpareto.cli.options import CodeOption, ProgressJsonOption
 
 _HELP = """Run the papers' experiments.
 
@@ -47,11 +47,10 @@ Data = Annotated[
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the results. Default: results/NAME...")]
 QuickForm = Annotated[bool, typer.Option("--quick", help="Use the quick form, which takes minutes on two cores.")]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Another number of rounds; the table says how many.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; progress on stderr.")]
 
 
 @app.command("list")
-def list_command(data: Data = None, code: CodeOption = None, as_json: Json = False) -> None:
+def list_command(data: Data = None, code: CodeOption = None, as_json: ProgressJsonOption = False) -> None:
     """List the experiments.
 
     The list shows their source, their size, and whether their data was found.
@@ -86,17 +85,13 @@ def run_command(
     resume: Annotated[
         bool, typer.Option("--resume/--anew", help="Keep finished runs and make the missing ones, or make all again.")
     ] = True,
-    as_json: Json = False,
+    as_json: ProgressJsonOption = False,
 ) -> None:
     """Run an experiment: every method with every seed.
 
     Finished runs are files; another call makes only the missing runs. Tables and figures contain all finished runs.
     """
-    from importlib.util import find_spec
-
-    missing = [package for package in ("torch", "matplotlib") if find_spec(package) is None]
-    if missing:
-        raise Failure(f"experiments need {' and '.join(missing)}: install fedpareto[torch,experiments]")
+    require("experiments need", "torch", "matplotlib", extra="torch,experiments")
     from experiments.provenance import session
     from experiments.results import Store
     from experiments.runner import Settings
@@ -145,7 +140,7 @@ def compare_command(
     rounds: Rounds = None,
     code: CodeOption = None,
     out: Out = None,
-    as_json: Json = False,
+    as_json: ProgressJsonOption = False,
 ) -> None:
     """Compare the finished runs with the published numbers.
 
