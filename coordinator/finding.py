@@ -1,6 +1,10 @@
-"""Finds the run, round, model or client that an operator names, or refuses with the ones that exist."""
+"""Finds the run, round, model or client that an operator names, or refuses with the ones that exist.
+
+A blob that retention has removed is refused with what was asked for and what is kept. A lost blob is another matter.
+"""
 
 import re
+from itertools import groupby
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -8,7 +12,9 @@ from sqlalchemy.orm import Session
 from federation.identity import NAME_PATTERN
 from federation.refusals import Refusal
 from storage import models
+from storage.blobs import BlobStore
 from storage.records import RunMemory
+from storage.retention import is_retained
 
 _RUN_WORD = re.compile(r"[a-z0-9.-]{1,63}")
 
@@ -88,3 +94,53 @@ def must_be_client(session: Session, client_id: str) -> None:
     """
     if NAME_PATTERN.fullmatch(client_id) is None or session.get(models.Client, client_id) is None:
         raise Refusal("client-unknown", f"there is no client {client_id[:63]!r}; `fedpareto admin clients` lists them")
+
+
+def removed_model(
+    session: Session, blobs: BlobStore, run: models.Run, number: int | None, digest: str, keep_rounds: int
+) -> Refusal | None:
+    """The refusal to export a model that is not stored; None if retention keeps it, so that it is lost.
+
+    `number` is of the round that made the model, None for the newest model; `keep_rounds` is the setting, 0 for all.
+    """
+    if number is None or is_retained(session, digest, keep_rounds or None):
+        return None
+    made = select(models.Round.number, models.Round.deployed_model).where(
+        models.Round.run_id == run.run_id, models.Round.deployed_model.is_not(None)
+    )
+    left = [
+        after for after, model in session.execute(made.order_by(models.Round.number)) if model and blobs.exists(model)
+    ]
+    return Refusal(
+        "blob-removed",
+        f"the model after round {number} of run {run.run_id} was removed: {_retention(keep_rounds)}. Of this run there "
+        f"are the models after {_listed(left)}; without --round the newest is exported",
+    )
+
+
+def removed_offer(session: Session, assignment_id: str, digest: str, keep_rounds: int) -> Refusal | None:
+    """The refusal to serve a blob of an assignment that is not stored; None if retention keeps it, so it is lost."""
+    if is_retained(session, digest, keep_rounds or None):
+        return None
+    round_ = session.get_one(models.Assignment, assignment_id).phase.round
+    return Refusal(
+        "blob-removed",
+        f"{digest} of assignment {assignment_id} was removed: round {round_.number} of run {round_.run_id} "
+        f"has ended, and {_retention(keep_rounds)}",
+    )
+
+
+def _retention(keep_rounds: int) -> str:
+    return (
+        "of each run, only the first, the best and the last rounds keep their models and updates "
+        f"(keep_rounds = {keep_rounds} in the coordinator's settings)"
+    )
+
+
+def _listed(numbers: list[int]) -> str:
+    """Rising numbers of rounds as text: "rounds 0, 3, 7 to 9"."""
+    spans = []
+    for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        found = [number for _, number in group]
+        spans.append(str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}")
+    return ("rounds " if len(numbers) > 1 else "round ") + ", ".join(spans) if numbers else "no round"

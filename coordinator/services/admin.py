@@ -7,9 +7,8 @@ from contextlib import closing, suppress
 from sqlalchemy.orm import Session
 
 from coordinator.disk import open_runs_bytes, run_bytes, usage
-from coordinator.finding import find_round, find_run, model_after
+from coordinator.finding import find_round, find_run, model_after, removed_model
 from coordinator.members.messages import NEXT_CHUNK_SECONDS, Context, next_message
-from coordinator.removed import removed_model
 from coordinator.rounds.submission import Submission
 from coordinator.services import details, views
 from coordinator.services.base import Parts
@@ -68,11 +67,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
     def _outlook(
         self, session: Session, header: messages.RunHeader, submission: Submission
     ) -> messages.SubmitRunResponse:
-        """What a run will ask and take, and what the operator should know; without the run itself.
-
-        Raises:
-            Refusal: `run-exists`, `limit:model`.
-        """
+        """What a run will ask and take, and what the operator should know; without the run itself."""
         submission.must_be_new(session)
         if header.model_bytes > (limit := self._settings.max_model_bytes):
             raise Refusal(
@@ -100,11 +95,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         )
 
     async def _take_model(self, header: messages.RunHeader, requests: AsyncIterator[messages.SubmitRunRequest]) -> None:
-        """Stores the model that follows the header.
-
-        Raises:
-            Refusal: `argument`, `payload-length`, `payload-digest`, `limit:header`, `layout`, `dtype`, `non-finite`.
-        """
+        """Stores the model that follows the header."""
         try:
             algorithm, _ = digests.parse(header.model)
         except ValueError as error:

@@ -8,10 +8,10 @@ from contextlib import closing, contextmanager
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
+from coordinator.finding import removed_offer
 from coordinator.members.limits import DECLINE, MESSAGE
 from coordinator.members.messages import NEXT_CHUNK_SECONDS, REQUEST_SECONDS, Context, next_message
 from coordinator.members.renewal import renew, retire_older
-from coordinator.removed import removed_offer
 from coordinator.restored import newest_restore
 from coordinator.rounds.intake import Admission, Intake
 from coordinator.rounds.presence import Assigned, Attendance, Message
@@ -208,12 +208,7 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
     async def _take_payload(
         self, requests: AsyncIterator[messages.SubmitRequest], admitted: Admission, check: PayloadCheck
     ) -> None:
-        """Reads a payload; one whose content is good becomes a blob.
-
-        Raises:
-            Refusal: `header`, `limit:chunk`, `payload-length`, `payload-digest`, `deadline`. What is wrong with the
-                content is in `check`.
-        """
+        """Reads a payload; one whose content is good becomes a blob. What is wrong with the content is in `check`."""
         manifest = admitted.manifest
         upload = await self._in_thread(Upload, self._blobs, check, manifest.payload, manifest.payload_bytes)
         try:
@@ -260,11 +255,7 @@ def _open_assignments(session: Session, client_id: str) -> list[Assigned]:
 
 
 def _offering(session: Session, client_id: str, digest: str) -> str:
-    """The id of an assignment that offers a blob to a client.
-
-    Raises:
-        Refusal: `blob-not-offered`.
-    """
+    """The id of an assignment that offers a blob to a client. Refuses with `blob-not-offered`."""
     try:
         parse(digest)
     except ValueError:
