@@ -39,6 +39,11 @@ def digest(data: bytes | memoryview, algorithm: str = DEFAULT_ALGORITHM) -> str:
     return f"{algorithm}:{state.hexdigest()}"
 
 
+def derived_seed(text: str) -> int:
+    """A seed, 0 to 2^63 - 1, of a text that names its purpose and place."""
+    return int.from_bytes(blake3(text.encode()).digest(8), "little") >> 1
+
+
 def parse(text: str) -> tuple[str, str]:
     """Splits a digest into algorithm and hexadecimal value. Raises ValueError if it is not canonical."""
     match = _PATTERN.fullmatch(text)

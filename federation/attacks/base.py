@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
+from federation.digests import derived_seed
 from federation.options import Options
 
 if TYPE_CHECKING:
@@ -112,5 +112,4 @@ def attack_seed(seed: int, round: int, client_id: str) -> int:  # noqa: A002 - t
 
     A real worker poisons its data before it knows of a run: with seed 0 and round 0.
     """
-    text = f"fedpareto/attack\0{seed}\0{round}\0{client_id}"
-    return int.from_bytes(blake3(text.encode()).digest(8), "little") >> 1
+    return derived_seed(f"fedpareto/attack\0{seed}\0{round}\0{client_id}")

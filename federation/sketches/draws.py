@@ -1,22 +1,19 @@
 """Seeds of sketches, and random numbers that never change: raw words of Philox, whose bits NumPy guarantees."""
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
+
+from federation.digests import derived_seed
 
 
 def shared_seed(seed: int, round_: int) -> int:
     """The seed of all clients in a round, 0 to 2^63 - 1, from the run's seed and the round, from 0."""
-    return _derived(f"shared\0{seed}\0{round_}")
+    return derived_seed(f"fedpareto/sketch\0shared\0{seed}\0{round_}")
 
 
 def own_seed(seed: int, round_: int, client_id: str) -> int:
     """The seed of one client in a round, 0 to 2^63 - 1."""
-    return _derived(f"own\0{seed}\0{round_}\0{client_id}")
-
-
-def _derived(text: str) -> int:
-    return int.from_bytes(blake3(f"fedpareto/sketch\0{text}".encode()).digest(8), "little") >> 1
+    return derived_seed(f"fedpareto/sketch\0own\0{seed}\0{round_}\0{client_id}")
 
 
 def words(seed: int, count: int) -> NDArray[np.uint64]:
