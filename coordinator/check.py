@@ -38,13 +38,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
-
-    Attributes:
-        subject: a word for what was checked.
-        outcome: how the check came out.
-        message: what was found, with the value; what to do where something is wrong.
-    """
+    """The result of one check: what was found, with the value, and what to do where something is wrong."""
 
     subject: str
     outcome: Outcome

@@ -22,10 +22,7 @@ from storage.models import Assignment, Model, Phase, Round, Run, RunState, Updat
 class RunUsage:
     """The disk use of one run, in bytes. Blobs that several runs share count for each of them.
 
-    Attributes:
-        models: of its models.
-        updates: of the payloads of its members' replies.
-        needed: an estimate of what it will take until its end; 0 when it has ended.
+    `needed` estimates what the run will take until its end; 0 when it has ended.
     """
 
     run_id: str
@@ -40,13 +37,8 @@ class RunUsage:
 class Usage:
     """The disk use of the record, in bytes; each blob counts once.
 
-    Attributes:
-        models: of the models.
-        updates: of the payloads of members' replies.
-        other: of the other blobs: Gram matrices, for example, and blobs that are no longer referenced.
-        database: of the database.
-        free: on the disk of the blobs.
-        runs: of each run, newest first.
+    `other` is of Gram matrices, for example, and of blobs that are no longer referenced; `free` is what the disk of the
+    blobs has left; `runs` are the newest first.
     """
 
     models: int
@@ -65,12 +57,8 @@ class Usage:
 def run_bytes(spec: RunSpec, *, model: int, members: int, objectives: int, rounds: int | None = None) -> int:
     """An estimate of the bytes that rounds of a run take: a model for each, and an update from each wanted member.
 
-    Args:
-        spec: of the run.
-        model: bytes of its model.
-        members: the number that could be asked now; the minimum of the specification counts if it is more.
-        objectives: the number of the task's objectives, which is the most rows that an update has.
-        rounds: the number of rounds; None for all rounds of the run.
+    The model has `model` bytes. `members` could be asked now; the minimum of the specification counts if it is more. An
+    update has at most a row for each of the task's `objectives`. `rounds` is None for all rounds of the run.
     """
     replies = wanted(spec.selection, max(members, spec.selection.minimum, 1))
     return (spec.rounds if rounds is None else rounds) * model * (1 + replies * objectives)

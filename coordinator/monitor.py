@@ -38,10 +38,6 @@ class Monitor:
     """Watches over one coordinator's database and disk; made on the event loop.
 
     Attributes:
-        database: the coordinator's, locked.
-        reserve: on the disks of its database and blobs.
-        supervisor: of the runs that are paused and resumed.
-        condition: notes the faults.
         coordinator: the id of this process, as `take_office` recorded it.
         changed: called with the faults when they have changed, to tell the health service.
         clock: seconds that only grow.

@@ -269,16 +269,12 @@ class Coordinator:
 def serve(home: Home, *, ready: Callable[[Coordinator], None] = lambda coordinator: None, conduct: bool = True) -> None:
     """Runs a coordinator until SIGTERM or SIGINT; a second signal ends the process at once.
 
-    Args:
-        home: the coordinator's directory.
-        ready: called when it serves.
-        conduct: whether runs advance.
+    `ready` is called when it serves; without `conduct` no run advances.
 
     Raises:
-        DatabaseBusy: another coordinator has the database.
+        DatabaseBusy, LockLost: another coordinator has the database.
         DatabaseTooNew: a newer version made it.
         HomeError: the settings do not fit the machine.
-        LockLost: another coordinator has the database.
         PortTaken: another process has a port.
     """
     asyncio.run(_serve(home, ready, conduct))

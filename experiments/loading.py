@@ -24,10 +24,7 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Experiment:
-    """An experiment of the catalogue, of another package, or of a file.
-
-    Args:
-        name: one of `names`, or the path of a file that ends in ".toml".
+    """An experiment of the catalogue or of another package (`names`), or of a file, whose path ends in ".toml".
 
     Raises:
         ExperimentError: no such experiment, or its file is not valid; the message names each wrong key.

@@ -30,13 +30,7 @@ class Run(Keyed):
 
 @dataclass
 class Runs:
-    """The runs of a table that one call made.
-
-    Attributes:
-        session: the call.
-        spec: the whole specification of the first run.
-        runs: all of them.
-    """
+    """The runs of a table that one call made; `spec` is the whole specification of the first run."""
 
     session: Session
     spec: dict[str, Any]

@@ -96,14 +96,7 @@ class Keyed:
 
 @dataclass(frozen=True)
 class Result(Keyed):
-    """A finished run.
-
-    Attributes:
-        spec: the whole run specification.
-        final: the measures of the whole run (`measures.final`).
-        rounds: the measures of every evaluated round (`measures.rounds`).
-        session: the call that made the run.
-    """
+    """A finished run, its whole specification, and its measures: `measures.final` and `measures.rounds`."""
 
     spec: dict[str, Any]
     final: Measures

@@ -41,14 +41,9 @@ _DAMAGE = (SQLAlchemyError, HomeError, IdentityError, BlobCorrupt, BlobMissing, 
 
 @dataclass(frozen=True)
 class Settings:
-    """How runs are made.
+    """How runs are made: see `fedpareto.simulate` for `data`, `device` and `backend`.
 
-    Attributes:
-        data: the directory of the data; None for tasks that contain their data.
-        device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
-        backend: what trains them: "auto", "stacked", "loop", "compiled" or "ray".
-        exclude_attackers: whether accuracies are those of honest clients only.
-        parallel: the number of runs at once.
+    With `exclude_attackers`, accuracies are those of honest clients only; `parallel` is the number of runs at once.
     """
 
     data: Path | None = None
@@ -233,12 +228,7 @@ def _refusals(history: History) -> str:
 
 
 class _Child:
-    """A process that makes one run after the other.
-
-    Attributes:
-        job: the current run; None if it waits for one.
-        process: the process.
-    """
+    """A process that makes one run after the other; `job` is the current one, None if it waits for one."""
 
     def __init__(self, context: ForkServerContext, store: Store, settings: Settings, events: Any) -> None:
         self.job: Job | None = None

@@ -78,7 +78,6 @@ class RayWork(LocalWork):
             raise
 
     def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
-        """Each process computes for its own clients."""
         shared = ray.put(base)
         asked = []
         for at, actor in enumerate(self._actors):

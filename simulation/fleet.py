@@ -61,7 +61,6 @@ class _ClientMemory(Memory):
         self._values: dict[str, bytes] = {}
 
     def get(self, name: str) -> bytes | None:
-        """The value of a name, or None."""
         return self._values.get(name)
 
     def put(self, name: str, value: bytes, *, durable: bool = False) -> None:
@@ -103,12 +102,10 @@ class SimulatedFleet(Fleet):
         self._memories: dict[str, _ClientMemory] = {}  # of that attempt, by client
 
     def known(self, session: Session) -> dict[str, Selected]:
-        """Every client with training samples."""
         serves, limit = self._population.serves, self.run.spec.limits.samples
         return {name: Selected(min(n, limit), serves[name]) for name, n in self._population.samples.items() if n > 0}
 
     def ask(self, question: Question) -> Replies:
-        """Computes the answer of every client. Asked again, it computes the same again."""
         began, started = time.perf_counter(), self.around.clock()
         kind = question.phase.kind
         clients = self._first(question) if kind.decides else question.clients
@@ -147,7 +144,6 @@ class SimulatedFleet(Fleet):
         return Replies(replies, device=self.around.device)
 
     def observe(self, model: str) -> dict[str, float]:
-        """`backdoor`, the attackers' success rate."""
         if self._probe is None:
             return {}
         return {"backdoor": self._probe.rate(model_row(self.around.blobs.local(model)).read())}

@@ -58,7 +58,6 @@ class Loop(LocalWork):
             self._trainers[name], first = made, first or made
 
     def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
-        """One after the other."""
         outcomes: dict[str, Outcome] = {}
         for name, computation in computations.items():
             try:

@@ -31,14 +31,7 @@ def populate(
     seed: int,
     serve: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Population:
-    """Deals a task's data to the clients of a specification.
-
-    Args:
-        task: the task.
-        spec: the number of clients, their data, and the attackers.
-        source: where the data is.
-        seed: of the run, for attackers.
-        serve: the objectives of clients for which `spec` does not count.
+    """Deals a task's data to the clients of a specification. Clients in `serve` have the objectives given there.
 
     Raises:
         DataError: missing or malformed data, or too little of it for all clients.

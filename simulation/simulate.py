@@ -50,18 +50,7 @@ class Progress:
 
 
 class Simulation(AbstractContextManager["Simulation"]):
-    """One run on simulated clients.
-
-    Args:
-        spec: the run specification, a TOML document.
-        home: the directory for the record; made, unless `resume`.
-        data: the directory of the task's data.
-        download: whether the task may fetch a public data set into it.
-        device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
-        backend: how they train: "auto", "stacked", "loop", "compiled" or "ray".
-        ray_address: of a Ray cluster, for the backend "ray"; without it, one is started on this machine.
-        threads: CPU threads of torch, for the whole process; None leaves torch's own choice.
-        resume: go on with the simulation in `home`.
+    """One run on simulated clients. The arguments are those of `fedpareto.simulate`; `spec` is a TOML document.
 
     Attributes:
         spec: the specification, parsed.

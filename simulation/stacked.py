@@ -47,7 +47,6 @@ class Stacked(LocalWork):
         self._kept: dict[tuple[str, ...], Dataset] = {}
 
     def compute(self, base: NDArray[np.float32], computations: Mapping[str, AtBase], turn: Turn) -> dict[str, Outcome]:
-        """Clients with equally many samples and equal work at once."""
         began = time.perf_counter()
         groups: dict[object, list[str]] = defaultdict(list)
         for name, computation in computations.items():

@@ -201,10 +201,8 @@ class BlobStore(ABC):
     def delete(self, digest: str, *, older_than: float | None = None) -> int | None:
         """Removes a blob, and returns the bytes freed; None if it was not there or is too young.
 
-        Args:
-            digest: its name.
-            older_than: remove it only if it was last stored or claimed before this time (seconds since the epoch);
-                checked together with the removal, so that no other process can store or claim it in between.
+        It is removed only if it was last stored or claimed before `older_than` (seconds since the epoch). The check and
+        the removal are one step, so that no other process can store or claim it in between.
         """
 
     @abstractmethod

@@ -48,11 +48,9 @@ class DirectoryStore(BlobStore):
         (root / "tmp").mkdir(mode=0o700, exist_ok=True)
 
     def writer(self, *, algorithm: str = digests.DEFAULT_ALGORITHM, hash: bool = True) -> BlobWriter:  # noqa: A002
-        """Begins a file in `tmp`, of mode 0600."""
         return _Upload(self, algorithm, hash)
 
     def local(self, digest: str) -> File:
-        """The blob's own file."""
         blob = _BlobFile(digest, self._path(digest))
         with blob.open("rb", 0) as file:
             with self._lock:
@@ -69,30 +67,25 @@ class DirectoryStore(BlobStore):
         return blob
 
     def stat(self, digest: str) -> BlobStat:
-        """From the file's size and modification time."""
         with _missing(digest):
             status = self._path(digest).stat()
         return BlobStat(digest, status.st_size, status.st_mtime)
 
     def scan(self) -> Iterator[BlobStat]:
-        """From the names of the files, which are listed at the first step."""
         for algorithm in ("blake3", "sha256"):
             for path in sorted((self.root / algorithm).glob("[0-9a-f][0-9a-f]/*")):
                 with suppress(BlobMissing):
                     yield self.stat(f"{algorithm}:{path.parent.name}{path.name}")
 
     def verify(self, digest: str) -> None:
-        """Reads the whole file, also when it was checked before."""
         with _BlobFile(digest, self._path(digest)).open("rb", 0) as file:
             _check(digest, file)
 
     def claim(self, digest: str) -> None:
-        """Sets the file's modification time, under the shared lock."""
         with self._locked(fcntl.LOCK_SH), _missing(digest):
             os.utime(self._path(digest))
 
     def delete(self, digest: str, *, older_than: float | None = None) -> int | None:
-        """Unlinks the file, under the exclusive lock."""
         with self._locked(fcntl.LOCK_EX):
             try:
                 status = self.stat(digest)
@@ -104,7 +97,6 @@ class DirectoryStore(BlobStore):
             return status.size
 
     def sweep_temporary(self) -> int:
-        """Removes the files in `tmp` that no process has flocked."""
         removed = 0
         with self._locked(fcntl.LOCK_EX):
             for path in (self.root / "tmp").iterdir():
@@ -118,7 +110,6 @@ class DirectoryStore(BlobStore):
         return removed
 
     def free_bytes(self) -> int:
-        """What is free on the directory's file system, for this user."""
         return shutil.disk_usage(self.root).free
 
     def _path(self, digest: str) -> Path:

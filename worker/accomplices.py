@@ -38,12 +38,8 @@ class Accomplices:
     ) -> list[Vector]:
         """Shows the others an honest update (d,), and waits at most `seconds` for theirs.
 
-        Args:
-            occasion: the same for all accomplices, and another one every time.
-            layout: of the update; files of another layout are ignored.
-            vector: the update.
-            seconds: how long to wait at most.
-            pause: sleeps; may raise in order to give up.
+        The occasion is the same for all accomplices, and another one every time. Files of another layout are ignored.
+        `pause` sleeps, and may raise in order to give up.
 
         Returns:
             The updates that were shown, with this attacker's own, in the order of their names.

@@ -94,10 +94,7 @@ def enroll(home: Home, join: JoinString, *, passphrase: bytes | None = None) -> 
 
 @contextmanager
 def _new_directory(home: Home) -> Iterator[Path]:
-    """A directory to fill, which becomes the home if all goes well.
-
-    It is made before the join string is used, so that a mistyped path costs nothing.
-    """
+    """A directory to fill, made before the join string is used, so that a mistyped path costs nothing."""
     directory = home.directory.absolute()
     if home.joined:
         raise EnrollmentError(

@@ -56,7 +56,6 @@ class AFL(Rule):
         return Step(replies, answer, forgotten=tuple(sorted(gone)))
 
     def decide(self, rows: Rows) -> Combination:
-        """The mean of the updates by lambda."""
         losses = rows.told("losses", self.name)
         shares = _known(rows.state.get("lambda", {}), rows.names(self.name))
         own = np.array([shares[client] for client in rows.clients])

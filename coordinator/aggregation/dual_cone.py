@@ -58,11 +58,7 @@ class DualCone(Remembering):
 
 
 def _corrections(points: Matrix, start: Vector) -> Vector:
-    """The x >= 0, shape (m,), of least ||(start + x) points||^2 + (_RESOLUTION ||x||)^2.
-
-    Raises:
-        UnsolvedError: the solver reached its limit of iterations.
-    """
+    """The x >= 0, shape (m,), of least ||(start + x) points||^2 + (_RESOLUTION ||x||)^2."""
     from scipy.optimize import nnls  # noqa: PLC0415 - loading takes 0.3 s, and only this rule needs it
 
     m = len(points)

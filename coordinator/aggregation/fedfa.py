@@ -45,7 +45,6 @@ class FedFa(Rule):
         return FedFaMomentum(gamma=self.gamma, eta=self.eta, sign=self.sign)
 
     def decide(self, rows: Rows) -> Combination:
-        """The mean of the updates by p."""
         accuracies = rows.told("accuracies", self.name)
         if (accuracies < 0).any():
             raise ValueError("fedfa needs accuracies, one per row and none of them negative")

@@ -100,7 +100,6 @@ class FedMDFG(Remembering):
         )
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """The direction from the updates, then the line search along it."""
         step = yield from super().round(context)
         measured = step.combination.diagnostics
         if measured["stationary"]:
@@ -139,14 +138,10 @@ class FedMDFG(Remembering):
 
 
 def unfairness(losses: Vector) -> tuple[float, Vector]:
-    """How far losses are from being equal.
+    """The angle between losses F, shape (m,), and (1, ..., 1) in degrees: how far they are from being equal.
 
-    Args:
-        losses: F, shape (m,).
-
-    Returns:
-        The angle between F and (1, ..., 1) in degrees, and the derivative of -cos(F, 1) by F, scaled to norm 1, shape
-        (m,). Where that is 0, as for losses that are all 0, the angle is 0.
+    With it, the derivative of -cos(F, 1) by F, scaled to norm 1, shape (m,). Where that is 0, as for losses that are
+    all 0, the angle is 0.
     """
     largest = float(np.abs(losses).max())
     nothing = 0.0, np.zeros(len(losses))

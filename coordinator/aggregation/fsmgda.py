@@ -37,7 +37,6 @@ class FSMGDA(ObjectiveRule):
             raise HyperparameterError(f"pre: {self.name} sends several rows for each client; stages are for one each")
 
     def combine(self, rows: Rows) -> Combination:
-        """Takes each row as an objective of its own."""
         solution = solve(rows.gram, rows.prior, epsilon=1.0, drop_zero=False)
         return combination(rows.gram, solution, np.ones(len(rows.prior)))
 

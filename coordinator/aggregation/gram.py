@@ -25,13 +25,7 @@ Write = Callable[[memoryview], object]
 
 
 def gram(rows: Sequence[Row], *, device: str = "cpu", workers: int | None = None) -> Matrix:
-    """K = U U^T, shape (m, m), accumulated in float64 in one pass over the rows.
-
-    Args:
-        rows: m rows of d elements each; finite (not checked here).
-        device: see above.
-        workers: see above.
-    """
+    """K = U U^T, shape (m, m), in float64 in one pass over m rows of d elements; finite (not checked here)."""
     K = np.zeros((len(rows), len(rows)))
     arithmetic = _arithmetic(device)
     with Source.opened(rows) as source:

@@ -53,10 +53,7 @@ class Front:
     def listen(self, bind: str, port: int, service: Service) -> int:
         """Listens on a public port, whose connections are forwarded to a service; returns the port.
 
-        Args:
-            bind: the address; 0.0.0.0 and :: are all addresses of this machine, of IPv4 and IPv6.
-            port: 0 is one that the kernel picks.
-            service: the service.
+        The addresses 0.0.0.0 and :: are all of this machine, of IPv4 and IPv6; port 0 is one that the kernel picks.
 
         Raises:
             OSError: the port is taken, or the address is not this machine's.

@@ -64,15 +64,7 @@ _NOT_RECORDED = frozenset({"stopping", Fault.DISK, Fault.DATABASE, Fault.DESCRIP
 class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-ignore]
     """The interceptor. Its methods are called on the event loop.
 
-    Args:
-        threads: for the database, which has certificates, clients and the record.
-        federation_id: of the certificates that count.
-        signing_key: the coordinator's.
-        condition: the coordinator's faults.
-        clock: the time, aware.
-
-    Attributes:
-        on_verified: told the peer, as gRPC names it, and the caller of each call with a good certificate.
+    `on_verified` is told the peer, as gRPC names it, and the caller of each call with a good certificate.
     """
 
     def __init__(
@@ -322,11 +314,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
                     del self._calls[account]
 
     def _check(self, session: Session, identity: PeerIdentity, certificate: bytes) -> None:
-        """Checks what TLS does not: this federation has issued the certificate, and it still counts.
-
-        Raises:
-            Refusal: `certificate-unknown`, `certificate-revoked` or `certificate-expired`.
-        """
+        """Checks what TLS does not: this federation has issued the certificate, and it still counts."""
         row = session.get(Certificate, identity.serial)
         client = session.get(Client, identity.name) if identity.kind == "client" else None
         if (

@@ -17,13 +17,7 @@ from storage.models import Certificate
 
 @dataclass(frozen=True)
 class Authority:
-    """Issues certificates of a federation.
-
-    Attributes:
-        federation_id: the federation.
-        ca: the CA certificate.
-        ca_key: its key.
-    """
+    """Issues certificates of a federation."""
 
     federation_id: str
     ca: x509.Certificate
@@ -81,14 +75,9 @@ def register(session: Session, certificate: x509.Certificate, *, client_id: str 
 
 
 def retire(session: Session, *which: ColumnElement[bool], subject: str, by: str, now: datetime) -> None:
-    """Ends the certificates that fit each condition and have not ended; records each.
+    """Ends the certificates of a subject that fit each of the conditions `which` and have not ended; records each.
 
-    Args:
-        session: an open transaction.
-        which: conditions on `Certificate`.
-        subject: the member or administrator that has the certificates.
-        by: the actor, for the record.
-        now: the time.
+    `subject` is the member or administrator; `by` is the actor, for the record.
     """
     ended = update(Certificate).where(Certificate.revoked.is_(None), *which).values(revoked=now)
     for serial in session.scalars(ended.returning(Certificate.serial)).all():

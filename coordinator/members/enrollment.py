@@ -35,15 +35,8 @@ def enroll(
     """Checks an application, uses up its join string, and makes the client and its certificate.
 
     The join string is found by the hash of its secret, so that no comparison's duration says anything about a secret. A
-    refusal leaves the join string as it was.
-
-    Args:
-        session: an open transaction.
-        application: what arrived.
-        authority: issues the certificate.
-        approval: whether a security officer must approve the client before it gets work.
-        peer: the address that the application came from, for the record.
-        now: the time.
+    refusal leaves the join string as it was. With `approval`, a security officer must approve the client before it gets
+    work. `peer` is the address that the application came from, for the record.
 
     Raises:
         Refusal: `join-string-invalid`, `join-string-used`, `join-string-cancelled`, `join-string-expired`, `csr`,

@@ -54,11 +54,7 @@ def _get(session: Session, client_id: str) -> Client:
 def revoked(federation_id: str, key: Ed25519PrivateKey, client: Client, certificate: Certificate | None) -> Refusal:
     """The refusal of a revoked client, with the coordinator's signed statement, which a worker needs to stop for ever.
 
-    Args:
-        federation_id: the federation.
-        key: the coordinator's signing key.
-        client: the caller.
-        certificate: the one that was shown, when it has ended and the client has not.
+    `certificate` is the one that was shown, when it has ended and the client has not.
     """
     is_revoked = client.state is ClientState.REVOKED
     manifest = RevocationManifest(federation_id=federation_id, client_id=client.client_id)

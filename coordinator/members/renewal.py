@@ -35,17 +35,8 @@ def renew(
 
     A stolen TLS key alone renews nothing: the member's signing key has to agree. The newest few
     certificates that the member has not attended with stay valid, because the answer to a renewal may have been lost.
-    The newest few that have ended stay on record.
-
-    Args:
-        session: an open transaction.
-        client_id: the member, as its present certificate says.
-        serial: of its present certificate.
-        csr: a PKCS#10 request, DER.
-        proof: by the signing key; see `prove_renewal`.
-        authority: issues the certificate.
-        by: the actor, for the record.
-        now: the time.
+    The newest few that have ended stay on record. `serial` is of the present certificate, `csr` a PKCS#10 request in
+    DER, and `proof` by the signing key (`prove_renewal`).
 
     Raises:
         Refusal: `csr`, `proof`; `certificate-revoked`: the member is being revoked at this moment.

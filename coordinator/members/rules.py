@@ -10,12 +10,7 @@ from federation.refusals import Refusal
 
 @dataclass(frozen=True)
 class Rule:
-    """Who may call an rpc.
-
-    Attributes:
-        kind: clients, administrators, or anyone, with or without a certificate.
-        role: the role that an administrator needs.
-    """
+    """Who may call an rpc: clients, administrators of a role, or anyone, with or without a certificate."""
 
     kind: Literal["client", "admin", "anyone"]
     role: Role | None = None
@@ -43,12 +38,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def authorise(rule: Rule | None, identity: PeerIdentity | None, action: str) -> None:
-    """Raises if the caller may not call an rpc.
-
-    Args:
-        rule: of the rpc; None if it has none.
-        identity: the caller's; None without a certificate.
-        action: the rpc's name.
+    """Raises if the caller may not call an rpc: `rule` is None for one without a rule, `action` its name.
 
     Raises:
         Refusal: `certificate-unknown`, `role`.

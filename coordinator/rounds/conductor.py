@@ -65,11 +65,7 @@ class Conductor:
             self._around.changed()
 
     def _step(self, current: Round) -> None:
-        """Makes the round's step, of replies of clients that are members when it is recorded.
-
-        Raises:
-            Skipped: there is no step.
-        """
+        """Makes the round's step, of replies of clients that are members when it is recorded."""
         while True:
             try:
                 step, phases = hold(self._fleet, self._algorithm, current)
@@ -83,11 +79,7 @@ class Conductor:
                 return
 
     def _void(self, current: Round, why: str) -> Round:
-        """Begins the next attempt at a round.
-
-        Raises:
-            Skipped: this was the last one.
-        """
+        """Begins the next attempt at a round. Raises Skipped after the last one."""
         attempts = self._run.spec.limits.attempts
         if current.attempt + 1 >= attempts:
             raise Skipped(f"voided: {attempts} attempts; the last one: {why}")

@@ -97,13 +97,8 @@ class Evidence:
     ) -> list[Reply]:
         """The accepted replies to a phase as their members signed them; the bytes of each update are verified.
 
-        Replies of members that were revoked before the step are checked, and left out.
-
-        Args:
-            database: the record.
-            blobs: where the updates are.
-            phase_id: of the phase's row.
-            expected: the fields that all assignments of the phase have in common.
+        Replies of members that were revoked before the step are checked, and left out. `expected` has the fields that
+        all assignments of the phase have in common.
 
         Raises:
             RecordError: the record differs from what was signed.
@@ -181,10 +176,8 @@ class Evidence:
     def state(self, run: models.Run, before: models.Round | None, base_model: str | None) -> dict[str, Any]:
         """What a run remembers of earlier rounds, as the newest signed step left it.
 
-        Args:
-            run: the row.
-            before: the row of the newest round with a step; None before the first.
-            base_model: the digest of the model that the round under way starts from; None before it begins.
+        That step is in the row `before`, None before the first. `base_model` is the digest of the model that the round
+        under way starts from; None before it begins.
 
         Raises:
             RecordError: the step is not signed or of another round, or it did not make this model or state.

@@ -92,14 +92,9 @@ class Intake:
         self._clock = clock
 
     def admit(self, client_id: str, envelope: SignedEnvelope) -> Admission | SignedEnvelope:
-        """Checks a reply before any byte of its payload.
+        """Checks a reply before any byte of its payload: the envelope of an UpdateManifest, sent by `client_id`.
 
-        Args:
-            client_id: the sender, by its certificate.
-            envelope: of an UpdateManifest.
-
-        Returns:
-            The admission, or the stored receipt when this very envelope was accepted before.
+        Returns the admission, or the stored receipt when this very envelope was accepted before.
 
         Raises:
             Refusal: with the reason of the first check that failed.
@@ -143,14 +138,9 @@ class Intake:
         return admission
 
     def accept(self, admission: Admission, check: PayloadCheck | None) -> SignedEnvelope:
-        """Accepts a reply: one transaction for update, assignment and receipt.
+        """Accepts an admitted reply: one transaction for update, assignment and receipt. Returns the signed receipt.
 
-        Args:
-            admission: what `admit` returned.
-            check: the finished check of the payload, whose blob is stored; None where there is no payload.
-
-        Returns:
-            The signed receipt.
+        `check` is that of the payload, finished, whose blob is stored; None where there is no payload.
 
         Raises:
             Refusal: the content is wrong, or another reply or the deadline came first.

@@ -179,12 +179,8 @@ def length(K: Matrix, weights: Vector) -> float:
 def stationarity(K: Matrix) -> dict[str, float]:
     """How far the updates are from Pareto stationarity (section 9.5): ||J lambda*||, the shortest vector in their hull.
 
-    Args:
-        K: Gram matrix of the participants' updates, shape (m, m).
-
-    Returns:
-        `stationarity` and `stationarity/relative`. Nothing for more than 512 updates, for none, and where the program
-        has no certified solution.
+    `stationarity` and `stationarity/relative`, from the Gram matrix K, shape (m, m). Nothing for more than 512 updates,
+    for none, and where the program has no certified solution.
     """
     if not 0 < len(K) <= LARGEST_PROGRAM:
         return {}

@@ -215,9 +215,7 @@ def _accuracy(reply: Reply, split: str, objective: str = "") -> float | None:
 def scores(replies: Replies, names: tuple[str, ...]) -> dict[str, float]:
     """The metrics of the clients' accuracies, on the first of `SCORED` that was measured, and of their losses.
 
-    Args:
-        replies: to the evaluation.
-        names: of the run's objectives; several have their own metrics.
+    Several objectives have their own metrics.
     """
     found: dict[str, float] = {}
     several = names if len(names) > 1 else ()

@@ -34,13 +34,8 @@ def record_reply(
 ) -> Update:
     """Records the reply that ends an open assignment, in the caller's transaction.
 
-    Args:
-        assignment: which is open.
-        reply: to it.
-        refusal: why its content is refused; None when it is accepted.
-        now: the time.
-        receipt: the signed receipt; empty where nothing is signed.
-        stored: whether the payload is in the blob store.
+    `refusal` says why its content is refused; None when it is accepted. The receipt is empty where nothing is signed.
+    `stored` says whether the payload is in the blob store.
     """
     update = _add_row(assignment, reply, now, refusal.reason if refusal else "", receipt)
     update.accepted = refusal is None

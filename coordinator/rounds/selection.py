@@ -27,12 +27,7 @@ def asked(spec: SelectionSpec, pool: int) -> int:
 
 
 def quorum(rule: Quorum, want: int) -> int:
-    """How many replies a round needs, at least one; with fewer at the deadline it is skipped.
-
-    Args:
-        rule: a share of the wanted replies, or "majority": more than half of them.
-        want: how many replies the round wants.
-    """
+    """How many of `want` replies a round needs, at least one; with fewer at the deadline it is skipped."""
     return want // 2 + 1 if rule == "majority" else max(1, math.ceil(rule * want - 1e-9))
 
 
@@ -46,12 +41,8 @@ def select(
 ) -> list[str]:
     """The clients asked to train, ordered by name: those of `spec.always` that are in the pool, others at random.
 
-    Args:
-        spec: the section of the run specification.
-        samples: the pool: client id -> training samples; clients without samples are left out.
-        seed: the run's seed.
-        round_number: t, from 0.
-        purpose: choices for different purposes are independent.
+    `samples` is the pool: client id -> training samples; clients without samples are left out. Choices for different
+    purposes are independent.
     """
     pool = sorted(client for client, count in samples.items() if count > 0)
     count = asked(spec, len(pool))

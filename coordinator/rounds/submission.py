@@ -28,11 +28,7 @@ class Submission:
 
     @classmethod
     def parse(cls, document: bytes, objectives: tuple[str, ...]) -> "Submission":
-        """Reads a specification, a TOML document.
-
-        Args:
-            document: the specification.
-            objectives: of the task, for a specification that does not name them.
+        """Reads a specification, a TOML document, which need not name the task's objectives.
 
         Raises:
             Refusal: `spec`.

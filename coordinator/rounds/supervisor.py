@@ -157,13 +157,9 @@ class Supervisor:
     # --- commands of operators
 
     def submit(self, submission: Submission, model: str, *, by: str, paused: bool = False) -> str:
-        """Takes a run, and returns its id.
+        """Takes a run, and returns its id. The initial model, named by its digest, has a row in `models` and a blob.
 
-        Args:
-            submission: the specification.
-            model: the digest of the initial model; its `models` row and its blob exist.
-            by: the submitter, for the record.
-            paused: wait for `resume` before the first round.
+        A `paused` run waits for `resume` before its first round. `by` is the submitter, for the record.
 
         Raises:
             Refusal: `run-exists`.

@@ -18,13 +18,7 @@ class Parts:
     """The parts of a coordinator.
 
     Attributes:
-        home: its settings, keys and certificates.
-        threads: wait for the database and the disk.
-        blobs: models and payloads.
-        presence: the streams of attending clients.
-        supervisor: conducts the runs.
         access: knows the caller of each rpc.
-        condition: notes faults.
         address: where members attend, "host:port".
         enrollment_address: where newcomers enroll, "host:port".
         clock: the time, aware.

@@ -14,12 +14,7 @@ def size_of_page(wanted: int, most: int) -> int:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of a list whose page tokens are numbers.
-
-    Attributes:
-        start: the number of items before it.
-        size: the number of its items.
-    """
+    """A page of a list whose page tokens are numbers: `start` items are before it, and it has `size` items."""
 
     start: int
     size: int

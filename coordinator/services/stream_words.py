@@ -20,14 +20,7 @@ _REASON = re.compile(r"[a-z0-9][a-z0-9_:-]{0,79}")
 
 @dataclass(frozen=True)
 class Introduction:
-    """A worker's Hello, within bounds.
-
-    Attributes:
-        tasks: the number of training samples by offered task.
-        objectives: those that it serves, by offered task.
-        software: the worker software and its version, printable.
-        device: what trains, printable.
-    """
+    """A worker's Hello, within bounds; samples and objectives are by offered task, and the texts are printable."""
 
     tasks: dict[str, int]
     objectives: dict[str, list[str]]

@@ -119,19 +119,10 @@ def _serving(session: Session, item: models.Run, spec: RunSpec) -> list[messages
 def updates(
     session: Session, verifier: Verifier, run_id: str, number: int | None, client_id: str, after: int, count: int
 ) -> tuple[list[messages.Update], int]:
-    """Updates of a run as they were received, in order of arrival, refused ones included.
+    """Updates of a run as they were received, in order of arrival, refused ones included; and the last one's number.
 
-    Args:
-        session: reads.
-        verifier: checks their envelopes.
-        run_id: of the run.
-        number: of the round; None for all rounds.
-        client_id: of the client; "" for all clients.
-        after: the number, in the order of arrival, of the update before them; 0 for the first.
-        count: the most updates that are returned.
-
-    Returns:
-        The updates, and the number of the last one.
+    A `number` of None is all rounds, a `client_id` of "" all clients. `after` is the number, in the order of arrival,
+    of the update before them, 0 for the first; `count` is the most that are returned.
 
     Raises:
         Refusal: `client-unknown`.

@@ -94,11 +94,7 @@ class Backdoor(Attack):
 
 
 def _classes(task: "Task", data: "Dataset") -> int:
-    """C, the number of logits of the task's model; a client's own data may lack some classes.
-
-    Raises:
-        AttackError: not a task of classification.
-    """
+    """C, the number of logits of the task's model; a client's own data may lack some classes."""
     import torch  # noqa: PLC0415
 
     from federation.tasks.parameters import build  # noqa: PLC0415

@@ -125,12 +125,10 @@ class MultiMnistFmol(MultiMnist):
     network = "plain_lenet"
 
     def pool(self, source: DataSource) -> Pool:
-        """As `multi-mnist`, dealt by the left digit."""
         whole = super().pool(source)
         return replace(whole, labels=whole.y[:, 0].numpy())
 
     def augment(self, x: "torch.Tensor") -> "torch.Tensor":
-        """The minibatch as it is."""
         return x
 
 
@@ -138,7 +136,6 @@ class MultiMnistFmol256(MultiMnistFmol):
     """The first 3200 images of that: each of 10 clients trains on 256, as in FMOL's study of the batch size."""
 
     def pool(self, source: DataSource) -> Pool:
-        """As `multi-mnist`, the first 3200 images."""
         whole = super().pool(source)
         labels = None if whole.labels is None else whole.labels[:_FEW]
         return replace(whole, x=whole.x[:_FEW], y=whole.y[:_FEW], labels=labels)

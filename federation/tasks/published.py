@@ -24,7 +24,6 @@ class Published(Task):
     hint: ClassVar[str] = ""
 
     def model(self) -> "nn.Module":
-        """The model that `network` names."""
         from federation.tasks import models  # noqa: PLC0415
 
         network = getattr(models, self.network)
@@ -43,13 +42,11 @@ class Classification(Published):
     """One class for each objective: y is (n, M), and the model returns {objective: logits (n, C)}."""
 
     def losses(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
-        """The cross-entropy of each objective's logits with its column of y."""
         from torch.nn.functional import cross_entropy  # noqa: PLC0415
 
         return {name: cross_entropy(output[name], y[:, column].long()) for column, name in enumerate(self.objectives)}
 
     def correct(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
-        """Which samples each objective has right, (n,) of bool."""
         return {name: output[name].argmax(dim=1) == y[:, column] for column, name in enumerate(self.objectives)}
 
 
@@ -57,7 +54,6 @@ class Regression(Published):
     """One number for each objective: y is (n, M), and the model returns {objective: (n, 1)}."""
 
     def losses(self, output: Any, y: "torch.Tensor") -> "dict[str, torch.Tensor]":
-        """The mean squared error of each objective."""
         return {
             name: (output[name][:, 0] - y[:, column]).square().mean() for column, name in enumerate(self.objectives)
         }

@@ -107,11 +107,7 @@ class MeasureAlong:
     names: tuple[str, ...]
 
     def models(self, base: Vector) -> Iterator[tuple[str, Vector]]:
-        """Each model by the name of its metric; without those that are not finite, which have no loss.
-
-        Args:
-            base: w_t, (d,).
-        """
+        """Each model by the name of its metric, from w_t, (d,); none that is not finite, which has no loss."""
         for name, step in zip(self.names, self.steps, strict=True):
             with np.errstate(over="ignore", invalid="ignore"):
                 model: Vector = base - np.float32(step) * self.direction
@@ -120,11 +116,7 @@ class MeasureAlong:
 
 
 def training_losses(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """What `MeasureAlong` comes to: the losses that are finite, by the name of their metric.
-
-    Args:
-        metrics: of each model on the training split, by the same name.
-    """
+    """What `MeasureAlong` comes to: the losses on the training split that are finite, by the name of their metric."""
     return {name: found["train/loss"] for name, found in metrics.items() if "train/loss" in found}
 
 

@@ -173,11 +173,7 @@ def watch(context: typer.Context, run: RunName, home: Home = None, as_json: Json
 
 
 def _follow(stub: "AdminStub", run: str, as_json: bool) -> None:
-    """Watches a run to its end.
-
-    Raises:
-        Failure: it did not complete, or a member did not reply in its last round.
-    """
+    """Watches a run to its end. Fails if it did not complete, or a member did not reply in its last round."""
     from federation.v1.common_pb2 import RunState
     from fedpareto.cli import watch as watching
 

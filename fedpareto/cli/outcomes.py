@@ -19,13 +19,7 @@ _ACCURACIES = ("mean", "std", "worst5", "best5", "worst", "best")
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a run ended.
-
-    Attributes:
-        state: COMPLETED if all went well; otherwise `reason` says why.
-        rounds_done: rounds that ended.
-        model: the digest of the final model.
-    """
+    """How a run ended: COMPLETED if all went well; otherwise `reason` says why. The digest is of the final model."""
 
     run_id: str
     name: str

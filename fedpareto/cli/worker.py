@@ -312,11 +312,7 @@ def _served(texts: list[str], tasks: list[str]) -> dict[str, tuple[str, ...]]:
 def _membership(
     home: Path, passphrase_file: Path | None, *, lock: bool = False
 ) -> "Iterator[tuple[Home, MemberFiles, bytes | None]]":
-    """The directory of a member, its files and the passphrase of its keys; `lock` keeps other processes out.
-
-    Raises:
-        Failure: there is no membership, another process holds the lock, or a file cannot be used.
-    """
+    """The directory of a member, its files and the passphrase of its keys; `lock` keeps other processes out."""
     from federation.keys import IdentityError
     from federation.member_files import MemberFiles
     from worker.home import Home, HomeError

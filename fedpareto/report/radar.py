@@ -14,13 +14,9 @@ _DASHES = ("none", "7 4", "2 3", "10 3 2 3", "4 4", "12 5")  # of the runs, to b
 
 
 def radar(names: Sequence[str], runs: Sequence[Series], largest: Sequence[float], *, alt: str) -> Html:
-    """Shares of the largest value along each axis.
+    """Shares of the largest value along each of M >= 3 axes, an objective each; `alt` is the drawing in words.
 
-    Args:
-        names: of the M objectives, M >= 3.
-        runs: M shares in [0, 1] for each run; axes with NaN are left out.
-        largest: the value of share 1, by objective.
-        alt: the drawing in words.
+    A run has M shares in [0, 1]; axes with NaN are left out. `largest` are the values of share 1.
     """
     parts = [_web(names, largest)]
     for place, run in enumerate(runs):

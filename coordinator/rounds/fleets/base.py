@@ -167,10 +167,7 @@ class Fleet(ABC):
     def memory(self, session: Session, number: int, base_model: str | None) -> RunMemory:
         """What the run remembers before a round, as the newest signed step left it.
 
-        Args:
-            session: an open transaction.
-            number: of the round, from 0.
-            base_model: the digest of the model that the round starts from; None before it begins.
+        `base_model` is the digest of the model that the round starts from; None before it begins.
 
         Raises:
             RecordError: the record differs from what was signed.

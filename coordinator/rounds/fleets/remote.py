@@ -66,15 +66,12 @@ class RemoteFleet(Fleet):
         self._began = around.clock()
 
     def complete(self) -> bool:
-        """As `pool_complete` says."""
         return self._pool_complete()
 
     def known(self, session: Session) -> dict[str, Selected]:
-        """The active clients that offer the task."""
         return known_clients(session, self._spec, self.run.objectives)
 
     def pool(self, session: Session) -> dict[str, int]:
-        """The known clients, or those of them that attend: id -> training samples."""
         pool = super().pool(session)
         if self._spec.selection.pool == "attending":
             attending = self._presence.attending()
@@ -82,7 +79,6 @@ class RemoteFleet(Fleet):
         return pool
 
     def ask(self, question: Question) -> Replies:
-        """One phase: opened unless it was, waited for unless it is closed; its replies from the database."""
         phase_id, messages = self._open_phase(question)
         for client_id, message in messages.items():
             self._presence.say(client_id, message)
@@ -168,9 +164,6 @@ class RemoteFleet(Fleet):
         """Seconds to wait for further replies: 0 when enough are in, or nobody is left to wait for.
 
         Nobody waits for a client after the deadline, or when it has been absent for the grace that the run gives.
-
-        Raises:
-            Held: the run is not RUNNING.
         """
         with self._database.read() as session:
             self.run.must_run(session)

@@ -23,11 +23,9 @@ class Evaluate(Work):
 
     @classmethod
     def terms(cls, spec: "RunSpec") -> Terms:
-        """The deadline of `[evaluate]`, and no quorum."""
         return Terms(spec.evaluate.deadline_seconds, None)
 
     def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
-        """None."""
         known = all(split in SPLITS for split in self.splits)
         if not self.splits or not known or len(set(self.splits)) < len(self.splits):
             raise WorkError(f"cannot evaluate the splits {list(self.splits)}; there are {', '.join(SPLITS)}")

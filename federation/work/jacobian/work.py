@@ -43,11 +43,9 @@ class Jacobian(Work):
 
     @classmethod
     def terms(cls, spec: "RunSpec") -> Terms:
-        """Those of `[jacobian]`."""
         return Terms(spec.jacobian.deadline_seconds, spec.jacobian.quorum)
 
     def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
-        """Those of the sketch's message."""
         objectives = self.objectives
         if not objectives or objectives != tuple(name for name in shape.serves if name in objectives):
             raise WorkError(f"gradients of {list(objectives)} are asked for; this client serves {list(shape.serves)}")
@@ -88,7 +86,6 @@ class Jacobian(Work):
         )
 
     def answer(self, client: Client, computed: Result) -> Result:
-        """The sketch of the gradients."""
         try:
             rows = self.compressed(client, self.gradients(client, computed))
         except SketchError as error:

@@ -33,21 +33,17 @@ class Residual(Work):
 
     @classmethod
     def terms(cls, spec: "RunSpec") -> Terms:
-        """Those of `[jacobian]`."""
         return Jacobian.terms(spec)
 
     def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
-        """Those of the second leg's message."""
         self.jacobian.rows(shape)
         rows = self._leg(shape).residual_layout(len(self.jacobian.objectives), len(self.objectives))
         return tuple(RowSchema(name, length) for name, length in rows)
 
     def input_sizes(self, shape: Shape) -> Mapping[str, int]:
-        """That of the reference."""
         return {REFERENCE: payload_layout(self._reference(shape)).file_bytes}
 
     def demand(self, samples: int) -> Demand:
-        """That of the Jacobian."""
         return self.jacobian.demand(samples)
 
     def computation(self, client: Client) -> Differentiate:

@@ -48,13 +48,11 @@ class Search(Work):
         return Terms(spec.train.deadline_seconds, spec.selection.quorum)
 
     def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
-        """None."""
         if not 0 < len(self.steps) <= MAX_STEPS or not all(math.isfinite(step) and step > 0 for step in self.steps):
             raise WorkError(f"{len(self.steps)} steps: between 1 and {MAX_STEPS} positive numbers are taken")
         return ()
 
     def input_sizes(self, shape: Shape) -> Mapping[str, int]:
-        """That of the direction."""
         return {DIRECTION: direction_layout(shape.layout.size).file_bytes}
 
     def demand(self, samples: int) -> Demand:

@@ -16,14 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Work):
-    """Train from the base model.
-
-    Attributes:
-        sgd: how.
-        targets: what the rows of the update descend.
-        from_jacobian: the first step is made of the gradients of the round's Jacobian.
-        measure: measure the base model on the whole training split first.
-    """
+    """Train from the base model. The fields are those of `Descend`; the gradients are of the round's Jacobian."""
 
     name: ClassVar[str] = "train"
     doing: ClassVar[str] = "training"
@@ -39,7 +32,6 @@ class Train(Work):
         return Terms(spec.train.deadline_seconds, spec.selection.quorum)
 
     def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
-        """A row (d,) for each target."""
         for row, weights in self.targets.items():
             if not weights or any(name not in shape.serves for name in weights):
                 raise WorkError(f"row {row!r} descends {sorted(weights)}; this client serves {', '.join(shape.serves)}")
