@@ -3,14 +3,14 @@
     python -m tests.digests record   # writes tests/digests.json
     python -m tests.digests check    # computes everything again and names the first difference of each run
 
-Ten specifications run on simulated clients ("loop", "stacked", one of them "compiled"), and some of them on a real
+Eleven specifications run on simulated clients ("loop", "stacked", one of them "compiled"), and some of them on a real
 federation ("remote": a coordinator and three workers, processes that talk TLS on loopback). Together they contain every
-kind of work: train, evaluate, jacobian and residual. Of every round the record has the digests of the model, of the
-deployed model, of the Gram matrix and of the clients' scores. A remote run and the simulation by "loop" of the same
+kind of work: train, evaluate, jacobian, residual and search. Of every round the record has the digests of the model, of
+the deployed model, of the Gram matrix and of the clients' scores. A remote run and the simulation by "loop" of the same
 specification must agree in all of them.
 
 The bytes hold for one kind of processor and one version of PyTorch and NumPy only, so pytest does not collect this
-file. Make a record before the change on the machine that will check it.
+file. It keeps one record for each; on a machine without one, make it before the change.
 """
 
 import hashlib
@@ -89,6 +89,13 @@ SPECIFICATIONS: Mapping[str, tuple[tuple[str, ...], str]] = {
         + TWO_OF_THREE
         + 'algorithm = { name = "fedfv", tau = 2 }\n',
     ),
+    "fedmdfg": (
+        ("loop", "stacked", "remote"),
+        DIGITS
+        + EVERYBODY.replace("rounds = 3", "rounds = 4")
+        + TWO_OF_THREE
+        + 'algorithm = { name = "fedmdfg", s = 1, tau = 1 }\n',
+    ),
     "fsmgda": (("loop", "stacked", "remote"), TWO_DIGITS + EVERYBODY + ALL_THREE + 'algorithm.name = "fsmgda"\n'),
     "fedcmoo-svd-two-way": (
         ("loop", "stacked", "remote"),
@@ -113,16 +120,19 @@ def main(arguments: list[str]) -> int:
     if arguments not in (["record"], ["check"]):
         print(__doc__, file=sys.stderr)
         return 2
-    before = json.loads(RECORD.read_text()) if arguments == ["check"] else None
-    if before is not None and before["machine"] != machine():
-        print(f"{RECORD.name} was made by {before['machine']}, and this is {machine()}: there is nothing to compare")
+    here = machine()
+    records = json.loads(RECORD.read_text()) if RECORD.exists() else []
+    before = next((record for record in records if record["machine"] == here), None)
+    if arguments == ["check"] and before is None:
+        print(f"{RECORD.name} has no record of {here}: make one with the code before the change")
         return 2
     found = all_runs()
     differences = disagreements(found)
-    if before is not None:
+    if before is not None and arguments == ["check"]:
         differences += changes(before["runs"], found)
     elif not differences:
-        RECORD.write_text(json.dumps({"machine": machine(), "runs": found}, indent=1) + "\n")
+        records = [record for record in records if record["machine"] != here] + [{"machine": here, "runs": found}]
+        RECORD.write_text(json.dumps(records, indent=1) + "\n")
     count = sum(len(fleets) for fleets in found.values())
     print("\n".join(differences) or f"{count} runs of {len(found)} specifications: {arguments[0]}ed, no difference")
     return 1 if differences else 0
