@@ -99,11 +99,12 @@ def _some_rate_changes(results: Iterable[Result]) -> bool:
 
 
 def _rates(results: Iterable[Result]) -> str:
-    """The server's learning rates in the first and the last step; unknown if runs differ."""
-    rates = {(item.final.get("rate/first", math.nan), item.final.get("rate/last", math.nan)) for item in results}
-    first, last = rates.pop() if len(rates) == 1 else (math.nan, math.nan)
-    if not math.isfinite(first):
+    """The server's learning rates in the first and the last step; unknown if runs differ, or if none of them tells."""
+    keys = ("rate/first", "rate/last")
+    rates = {tuple(item.final[key] for key in keys) for item in results if all(key in item.final for key in keys)}
+    if len(rates) != 1:
         return UNKNOWN
+    first, last = rates.pop()
     return f"{first:.3g}" if first == last else f"{first:.3g} to {last:.3g}"
 
 

@@ -96,3 +96,9 @@ def test_a_grid_has_the_rates_of_each_method_and_seeds_that_differ_have_none_in_
     assert [row[:2] for row in grid.rows] == [("FedAvg", "1"), ("FedMGDA+", "1 to 0.1")]
     grid = tables.grids(load("robustness"), [result("FedMGDA+", 0, 0.1), result("FedMGDA+", 1, 0.2)])[0]
     assert grid.rows[0][1] == tables.UNKNOWN
+
+
+def test_a_run_of_an_older_record_that_tells_no_rate_leaves_the_rate_of_the_others() -> None:
+    told = Result("FedMGDA+", "no attack", 0, {}, {"mean": 1.0, "rate/first": 1.0, "rate/last": 0.1}, [])
+    older = Result("FedMGDA+", "no attack", 1, {}, {"mean": 1.0}, [])
+    assert tables.grids(load("robustness"), [told, older])[0].rows[0][1] == "1 to 0.1"
