@@ -147,7 +147,7 @@ def test_an_interrupt_in_the_middle_of_an_import_is_not_lost(monkeypatch: pytest
 
     def command() -> None:
         imported.append(import_module("swallows"))
-        time.sleep(60)
+        time.sleep(60)  # the interrupt ends it
 
     monkeypatch.setattr("fedpareto.cli.main.app", command)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)}

@@ -199,9 +199,9 @@ def test_a_specification_in_which_the_line_search_cannot_work_is_refused(more: s
         parse_run(spec("clash", "digits", algorithm="fedmdfg", more=more))
 
 
-def test_an_operator_is_told_how_far_a_liar_can_go() -> None:
+def test_an_operator_is_told_the_largest_step_that_a_client_with_false_losses_can_choose() -> None:
     found, rule = parse_run(spec("lies", "digits", algorithm="fedmdfg", more="algorithm.s = 2"))
-    for words in ("bias attack", "standstill", "4 times server.learning_rate at the most"):
+    for words in ("bias attack", "standstill", "at most 4 times server.learning_rate"):
         assert any(words in caution for caution in cautions(found, rule)), words
 
 

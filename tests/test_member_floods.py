@@ -52,7 +52,7 @@ def test_a_members_flood_leaves_more_than_half_of_the_rounds(tmp_path: Path, kin
 
         def pace(seconds: float = 10.0) -> int:
             before = rounds(made)
-            time.sleep(seconds)
+            time.sleep(seconds)  # the rounds of this time are counted
             return rounds(made) - before
 
         undisturbed = pace()

@@ -52,8 +52,9 @@ class FedMDFG(Remembering):
         return (
             *super().cautions(),
             standstill(self.name),
-            f"{self.name} chooses its step size by losses that clients report: one that lies can make it any of those "
-            f"that are tried, {2.0**self.s:g} times server.learning_rate at the most; a smaller s limits this",
+            f"{self.name} chooses its step size by the losses that clients report. A client that reports false losses "
+            f"can choose any step size that is tried, at most {2.0**self.s:g} times server.learning_rate. A smaller s "
+            "lowers this limit",
         )
 
     def optimiser(self) -> Optimiser:
@@ -61,7 +62,7 @@ class FedMDFG(Remembering):
         return Sgd()
 
     def combine(self, rows: Rows) -> Combination:
-        """The direction; see the class.
+        """The direction.
 
         Diagnostics: `angle` in degrees, `guided`, 1 where fairness was a row, `lengthened`, the factor by which the
         shortest vector was lengthened, and the `residual` of the quadratic program.

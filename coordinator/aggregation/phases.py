@@ -248,7 +248,7 @@ class Replies(Sequence[Reply]):
         return np.array([reply.samples for reply in self._replies], dtype=np.float64)
 
     def rows(self, context: RoundContext) -> Rows:
-        """The input of a rule over clients, each of which sent one row."""
+        """The input of a rule over clients. Each client sent one row."""
         losses = np.array([reply.loss for reply in self._replies])
         accuracies = np.array([reply.accuracy for reply in self._replies])
         return Rows(

@@ -92,7 +92,7 @@ def algorithm(name: str, values: Mapping[str, Any] = MappingProxyType({})) -> Al
 
     Args:
         name: of a built-in algorithm, of an entry point of `fedpareto.rules`, or `module:Class`.
-        values: of its hyper-parameters, of `pre`, and of those of the stages that `pre` names.
+        values: its hyper-parameters, `pre`, and the hyper-parameters of the stages in `pre`.
 
     Raises:
         HyperparameterError: no such algorithm, no such hyper-parameter, or a value that it cannot have (the message

@@ -173,7 +173,7 @@ class _Blas:
     def one_thread(self) -> Iterator[None]:
         """Inside, products of matrices are the same, bit by bit, on machines with any number of cores.
 
-        The setting is the whole process's; it lasts until the last of those that overlap has ended.
+        The setting holds for the whole process. If calls overlap, it holds until the last one has ended.
         """
         with self._lock:
             if self._callers == 0:

@@ -102,8 +102,8 @@ class MemberSummary:
     client_id: str
     outcomes: Counter[Outcome] = field(default_factory=Counter)  # rounds, by how the member's training ended
     evaluations_missed: int = 0  # evaluations that it was asked for and did not give
-    training_failures: int = 0  # the last rounds, in a row, in which its training failed; of those that needed it
-    evaluation_failures: int = 0  # the last evaluations, in a row, that it did not give; of those asked for
+    training_failures: int = 0  # consecutive failures of its training, up to the last round that asked it
+    evaluation_failures: int = 0  # consecutive evaluations that it did not send, up to the last one
     opposing: int = 0  # the last steps, in a row, with which its update had a cosine below `OPPOSING`
     cosine: float = math.nan  # of its last update with the step
     cosine_round: int = 0  # the round of `cosine`

@@ -32,7 +32,7 @@ class Skipped(Exception):
 
 
 class RevokedMeanwhile(Exception):
-    """A member whose reply has been read was revoked: the round's conversation is to be run again without it."""
+    """A member was revoked after its reply was read: the round's conversation must run again without it."""
 
 
 @dataclass(frozen=True)
