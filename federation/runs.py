@@ -176,6 +176,27 @@ class JacobianSpec(Section):
     quorum: Quorum = "majority"
 
 
+class PrivacySpec(Section):
+    """Private rounds: what the coordinator may learn of the clients' updates."""
+
+    secure: Literal["off", "sum", "private", "verified"] = Field(
+        "off",
+        description="what is opened in a round: every update, one weighted sum, that and the Gram matrix of sketches, "
+        "or the same with proofs of every member's length",
+    )
+    disclose: Annotated[tuple[Literal["accuracy", "evaluation", "loss", "norm"], ...], Field(strict=False)] = Field(
+        (), description="numbers that members show besides, for rules that read them; their owners must allow it"
+    )
+    clip: NotNegative = Field(0.0, description="C of fedavg in a sum: updates longer than C are shortened to it")
+    stage_seconds: Seconds = Field(120.0, description="the time of each stage after the training")
+
+    @model_validator(mode="after")
+    def _of_private_rounds(self) -> "PrivacySpec":
+        if self.secure == "off" and self.model_fields_set & {"disclose", "clip", "stage_seconds"}:
+            raise ValueError('disclose, clip and stage_seconds are for private rounds; secure is "off"')
+        return self
+
+
 class SelectionSpec(Section):
     """Who is asked to train in a round, and how many must answer."""
 
@@ -284,6 +305,7 @@ class RunSpec(Section):
     objectives: ObjectivesSpec = ObjectivesSpec()
     jacobian: JacobianSpec = JacobianSpec()
     evaluate: EvaluateSpec = EvaluateSpec()
+    privacy: PrivacySpec = PrivacySpec()
     selection: SelectionSpec = SelectionSpec()
     limits: LimitsSpec = LimitsSpec()
     simulation: SimulationSpec = SimulationSpec()

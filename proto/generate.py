@@ -35,8 +35,9 @@ def generate(out: Path) -> None:
     )
     if status:
         raise RuntimeError(f"protoc ended with status {status}")
-    for empty in out.rglob("common_pb2_grpc.py*"):
-        empty.unlink()  # common.proto defines no service
+    for name in ("common", "secure"):  # define no service
+        for empty in out.rglob(f"{name}_pb2_grpc.py*"):
+            empty.unlink()
 
 
 if __name__ == "__main__":

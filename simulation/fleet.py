@@ -6,7 +6,7 @@ unless the algorithm needs them in later rounds.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 
 import numpy as np
@@ -24,17 +24,20 @@ from coordinator.rounds.states import close_phase, end_assignment
 from federation.attacks import attack_seed
 from federation.attacks.probe import Probe
 from federation.digests import digest
-from federation.envelope import envelope_digest
+from federation.envelope import envelope_digest, seal
 from federation.payload_check import PayloadCheck
 from federation.proofs import UNSIGNED
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.v1 import common_pb2
 from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
 from federation.vectors import model_layout, model_row, payload_bytes
-from federation.work.base import Client, Memory, Result, RowSchema, Shape, Work, WorkError, payload_layout
+from federation.work.base import Client, Memory, Origin, Result, RowSchema, Shape, Work, WorkError, payload_layout
 from federation.work.computation import Computation, Descend, Measure, MeasureAlong, training_losses
+from federation.work.registry import encode_statement
+from federation.work.secure.ready import Ready
 from federation.work.train.work import Train
 from simulation.local import LocalWork, Outcome, Turn
+from simulation.members import Members
 from simulation.population import Population
 from storage import models
 from storage.models import Assignment, AssignmentState
@@ -98,12 +101,16 @@ class SimulatedFleet(Fleet):
         self._local = local
         self._probe = probe
         self._stopped = stopped
+        self._members = Members(run.spec.seed, population.samples, run.spec.task)
         self._attempt = (-1, -1)
         self._memories: dict[str, _ClientMemory] = {}  # of that attempt, by client
 
     def known(self, session: Session) -> dict[str, Selected]:
         serves, limit = self._population.serves, self.run.spec.limits.samples
         return {name: Selected(min(n, limit), serves[name]) for name, n in self._population.samples.items() if n > 0}
+
+    def keys(self, session: Session) -> dict[str, bytes]:
+        return self._members.key_ids()
 
     def ask(self, question: Question) -> Replies:
         began, started = time.perf_counter(), self.around.clock()
@@ -141,7 +148,8 @@ class SimulatedFleet(Fleet):
             elif (reply := self._take(question, assignment, answers[name], seconds)) is not None:
                 replies.append(reply)
         self._record(question, assignments, started)
-        return Replies(replies, device=self.around.device)
+        declines = {name: answer.reason for name, answer in answers.items() if isinstance(answer, Declined)}
+        return Replies(replies, device=self.around.device, declines=declines)
 
     def observe(self, model: str) -> dict[str, float]:
         if self._probe is None:
@@ -155,7 +163,7 @@ class SimulatedFleet(Fleet):
         base = model_row(self.around.blobs.local(question.base_model)).read()
         layout = model_layout(self.around.blobs.local(question.base_model))
         spec, serves = self.run.spec, self._population.serves
-        shared = question.phase.inputs()
+        shared, facts = question.phase.inputs(), self.facts(question)
         if self._attempt != (question.current.number, question.current.attempt):
             self._attempt, self._memories = (question.current.number, question.current.attempt), {}
         members = {
@@ -167,13 +175,21 @@ class SimulatedFleet(Fleet):
                 shape=Shape(layout, self.run.objectives, serves[name]),
                 memory=self._memories.setdefault(name, _ClientMemory()),
                 inputs={**shared, **question.phase.own_inputs(name)},
+                origin=Origin(**{item.name: facts[item.name] for item in fields(Origin)}),
+                site=self._members.site(name),
             )
             for name in clients
         }
         works = {name: question.phase.work(Asked(name, serves[name], spec)) for name in clients}
         computations: dict[str, Computation] = {}
+        declined: dict[str, Answer] = {}
         for name, work in works.items():
-            if (computation := work.computation(members[name])) is not None:
+            try:
+                computation = work.computation(members[name])
+            except WorkError as error:
+                declined[name] = Declined(error.reason or "failed", str(error))
+                continue
+            if computation is not None:
                 attack = self._population.attackers.get(name)
                 if isinstance(computation, Descend) and attack is not None:
                     targets = attack.on_targets(computation.targets)
@@ -183,7 +199,8 @@ class SimulatedFleet(Fleet):
         outcomes |= self._computed(base, computations, Turn(spec.seed, question.current.number, self._stopped))
         if any(not isinstance(computation, Measure | MeasureAlong) for computation in computations.values()):
             self._attack(question, base, outcomes)
-        return {name: _answer(works[name], members[name], outcomes[name]) for name in clients}
+        honest = [name for name in clients if name not in declined]
+        return {name: _answer(works[name], members[name], outcomes[name]) for name in honest} | declined
 
     def _computed(self, base: Vector, computations: Mapping[str, Computation], turn: Turn) -> dict[str, Outcome]:
         """What each client computes. Of a line search, all clients measure one model after the other."""
@@ -225,7 +242,7 @@ class SimulatedFleet(Fleet):
                 if objective in result.rows:
                     seed = attack_seed(self.run.spec.seed, question.current.number, name)
                     own = result.rows[objective] if attack.trains else change
-                    distort = attack.on_update if question.phase.kind is Train else attack.on_gradient
+                    distort = attack.on_update if question.phase.kind in (Train, Ready) else attack.on_gradient
                     sent = np.ascontiguousarray(distort(own, peers=peers, m=m, seed=seed), dtype=np.float32)
                     results[name] = replace(result, rows={**result.rows, objective: sent})
         for name, attack in attacks.items():
@@ -267,6 +284,7 @@ class SimulatedFleet(Fleet):
             metrics=dict(result.metrics),
             software=SOFTWARE,
             seconds=seconds,
+            statement=encode_statement(question.phase.kind.name, result.statement),
         )
         kind, limits = question.phase.kind, self.run.spec.limits
         problem = content_problem(manifest, kind, limits)
@@ -278,12 +296,16 @@ class SimulatedFleet(Fleet):
                 for piece in pieces:
                     writer.write(piece)
                 writer.commit(payload)
-        envelope = SignedEnvelope(manifest=manifest.SerializeToString(deterministic=True))
+        if manifest.statement:  # other members verify it
+            envelope = seal(manifest, self._members.keys[name])
+        else:
+            envelope = SignedEnvelope(manifest=manifest.SerializeToString(deterministic=True))
         signed = Signed(envelope, envelope_digest(envelope), manifest)
         update = record_reply(assignment, signed, problem, now, receipt=b"", stored=keeps)
         if problem is not None:
             return None
-        return self._reply(name, result, rows, envelope=update.envelope_digest, payload=update.payload)
+        reply = self._reply(name, result, rows, envelope=update.envelope_digest, payload=update.payload)
+        return replace(reply, statement=result.statement, signed=update.envelope, signed_payload=payload)
 
     def _reply(
         self, name: str, result: Result, rows: tuple[RowSchema, ...], *, envelope: str = "", payload: str = ""
@@ -344,4 +366,4 @@ def _answer(work: Work, client: Client, outcome: Outcome) -> Answer:
     try:
         return work.answer(client, outcome), work.rows(client.shape)
     except WorkError as error:
-        return Declined("failed", str(error))
+        return Declined(error.reason or "failed", str(error))

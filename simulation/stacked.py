@@ -6,6 +6,7 @@ Every client draws the same batches as a real worker of its name, so the results
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -56,7 +57,7 @@ class Stacked(LocalWork):
             start = self._parameters(base)
             measured = self._measured(start, computations, turn.stopped)
             for members in groups.values():
-                keys = [training_seed(turn.seed, turn.round, name) for name in members]
+                keys = [_seed(computations[name], turn, name) for name in members]
                 works = [computations[name] for name in members]
                 rows |= self._rows(start, works, members, keys, turn.stopped)
         seconds = (time.perf_counter() - began) / max(1, len(computations))
@@ -70,7 +71,7 @@ class Stacked(LocalWork):
             case Descend():
                 return computation.sgd, computation.idle, tuple(computation.targets)
             case Differentiate():
-                return computation, self._serves[name]
+                return replace(computation, secret_seed=None), self._serves[name]
             case Measure():
                 return computation
 
@@ -290,6 +291,12 @@ class Stacked(LocalWork):
 
     def _place(self, data: Dataset) -> Dataset:
         return Dataset(data.x.detach().to(self._device), data.y.detach().to(self._device))
+
+
+def _seed(computation: AtBase, turn: Turn, client: str) -> int:
+    """The seed of a client's minibatches and dropout."""
+    chosen = None if isinstance(computation, Measure) else computation.secret_seed
+    return training_seed(turn.seed, turn.round, client) if chosen is None else chosen
 
 
 def _splits_of(computation: AtBase) -> tuple[str, ...]:

@@ -145,6 +145,7 @@ class Base(DeclarativeBase):
         dict[str, float]: Numbers(),
         float: Real(),
         list[str]: sa.JSON(),
+        list[dict[str, Any]]: sa.JSON(),
         bytes: sa.LargeBinary(),
         StrEnum: sa.Enum(StrEnum, native_enum=False, length=16),  # and what is derived from it
     }
@@ -267,14 +268,14 @@ class Round(Base):
     step: Mapped[bytes | None]  # SignedEnvelope of a StepManifest
     selected: Mapped[list[str]] = mapped_column(default=list)  # clients asked to train, by name
     wanted: Mapped[int]  # replies that the round wants; more are asked when it over-selects
-    attempt: Mapped[int] = mapped_column(default=0)  # at the round; those before it were voided
+    attempt: Mapped[int] = mapped_column(default=0)  # at the round
+    voided: Mapped[list[dict[str, Any]]] = mapped_column(default=list)  # a VoidRecord of each attempt before that one
     evaluation_phase: Mapped[int | None]  # the number of the phase that evaluates the result; it follows the others
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
     objectives: Mapped[dict[str, Any]] = mapped_column(default=dict)  # an ObjectivesRecord; empty for one objective
     started: Mapped[datetime]
     stepped: Mapped[datetime | None]
     ended: Mapped[datetime | None]
-
     run: Mapped[Run] = relationship()
 
 
@@ -295,7 +296,6 @@ class Phase(Base):
     started: Mapped[datetime]
     deadline: Mapped[datetime]
     ended: Mapped[datetime | None]
-
     round: Mapped[Round] = relationship()
     assignments: Mapped[list["Assignment"]] = relationship(back_populates="phase", order_by="Assignment.client_id")
 

@@ -44,6 +44,20 @@ class RunMemory:
         return self.vectors.get(AVERAGE, model)
 
 
+@dataclass(frozen=True, kw_only=True)
+class VoidRecord:
+    """An attempt at a round that was voided."""
+
+    attempt: int
+    reason: str
+    named: Mapping[str, str] = field(default_factory=dict)  # members that must have cheated, and why
+    blind: bool = False  # whether a check failed that names nobody
+
+    def encode(self) -> dict[str, Any]:
+        """For the column of a round."""
+        return {**asdict(self), "named": dict(self.named)}
+
+
 def memory_digest(data: Mapping[str, Any]) -> str:
     """The digest of the column of a run, as signed steps name it."""
     return digest(canonical(data).encode())

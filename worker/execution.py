@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import grpc
@@ -19,8 +19,10 @@ from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import Input, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
 from federation.vectors import Vector, read_vector
-from federation.work.base import Client, Lane, Result, WorkError, payload_layout
+from federation.work.base import Client, Lane, Origin, Result, WorkError, payload_layout
 from federation.work.computation import Computation, Descend, Measure, MeasureAlong
+from federation.work.registry import encode_statement
+from federation.work.site import Site
 from worker import software
 from worker.assignments import Declined, Order
 from worker.attacker import Attacker
@@ -67,6 +69,7 @@ class Execution:
     spool: Spool
     session: Session
     sessions: Sessions
+    site: Site
     backoff: Backoff
     events: Events
 
@@ -87,7 +90,10 @@ class Execution:
             attempt=manifest.attempt,
             shape=order.shape,
             memory=self.sessions.begin(order),
+            origin=Origin(**{item.name: getattr(manifest, item.name) for item in fields(Origin)}),
+            site=self.site,
             inputs={item.name: self._input(order, item, control) for item in manifest.inputs},
+            again=self.sessions.answered(order),
         )
         with _declining(manifest.assignment_id):
             computation = work.computation(client)
@@ -192,6 +198,7 @@ class Execution:
             metrics=dict(result.metrics),
             software=software(),
             seconds=result.seconds,
+            statement=encode_statement(asked.kind, result.statement),
         )
         reply.created.FromDatetime(self.session.now())
         layout = payload_layout(order.rows) if order.rows else None
@@ -210,7 +217,7 @@ def _declining(assignment_id: str) -> Iterator[None]:
     except DataError as error:
         raise Declined(assignment_id, "no-data", str(error)) from error
     except WorkError as error:
-        raise Declined(assignment_id, "failed", str(error)) from error
+        raise Declined(assignment_id, error.reason or "failed", str(error)) from error
     except Exception as error:  # out of memory, work that makes no sense, a mistake in the owner's own task
         if owners_frame(error):
             for line in described(error).splitlines():

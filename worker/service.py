@@ -15,6 +15,7 @@ from federation.training.determinism import describe_device, pick_device
 from federation.training.trainer import Trainer
 from federation.v1.federation_pb2 import Hello, TaskOffer
 from federation.work.base import Lane
+from federation.work.site import Site
 from worker import software
 from worker.attacker import Attacker
 from worker.backoff import Backoff
@@ -121,6 +122,7 @@ class Worker:
             spool=spool,
             session=self._session,
             sessions=self._sessions,
+            site=Site(),
             backoff=Backoff(uniform),
             events=events,
         )

@@ -88,6 +88,16 @@ class Sessions:
             self._deadlines[key] = max(order.deadline, self._deadlines.get(key, order.deadline))
         return _Session(self, key)
 
+    def answered(self, order: Order) -> bool:
+        """Whether the question is on record as one that was answered, or was about to be."""
+        question = order.work.once()
+        with self._lock:
+            found = self._connection.execute(
+                "SELECT 1 FROM answered WHERE run = ? AND round = ? AND attempt = ? AND question = ?",
+                (*_key(order.manifest), question),
+            ).fetchone()
+        return bool(question) and found is not None
+
     def answer(self, order: Order) -> None:
         """Records that a question is about to be answered, if it is one that is answered once in an attempt.
 

@@ -33,6 +33,7 @@ class AdaFed(Rule):
     """
 
     name = "adafed"
+    private = "gram"
     reads_losses = True
 
     gamma: float = option(

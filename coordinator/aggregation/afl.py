@@ -31,6 +31,7 @@ class AFL(Rule):
     """
 
     name = "afl"
+    private = "sum"
     reads_losses = True
     averages = True
 

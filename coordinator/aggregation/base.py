@@ -4,7 +4,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -21,9 +21,13 @@ from coordinator.aggregation.rules import (
     TooFewUpdatesError,
     Vector,
 )
+from coordinator.aggregation.secure.step import private_round
 from coordinator.aggregation.server import Optimiser
 from federation.options import Options
 from federation.plugins import Origin
+
+Opened = Literal["sum", "gram"] | None
+"""What a private round opens for a rule besides the weighted sum: nothing, or the Gram matrix of sketches."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,7 @@ class Algorithm(Options, ABC):
         averages: whether its model is the mean of the models after every step; that one is evaluated and deployed,
             the clients train from the last one.
         stages: change the rows before the rule sees them.
+        private: what a private round must open for it; None where it cannot work on what a private round opens.
     """
 
     refusal = HyperparameterError
@@ -44,6 +49,7 @@ class Algorithm(Options, ABC):
     reads_losses: ClassVar[bool] = False
     reads_accuracies: ClassVar[bool] = False
     averages: ClassVar[bool] = False
+    private: ClassVar[Opened] = None
 
     stages: tuple[Stage, ...] = ()
 
@@ -132,6 +138,8 @@ class Rule(Algorithm, ABC):
         return Combination(coefficients, weights, answer.state, diagnostics)
 
     def round(self, context: RoundContext) -> RoundGenerator:
+        if context.private is not None:
+            return (yield from private_round(self, context, context.private))
         replies = self.usable((yield Training()))
         return Step(replies, self.decide(replies.rows(context)))
 

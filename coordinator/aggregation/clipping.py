@@ -37,6 +37,7 @@ class CentredClipping(Rule):
     """
 
     name = "centred-clipping"
+    private = "gram"
 
     radius: float = option(
         0.0, "r, how far one update can pull; 0 is the median distance to the centre, move by move", "[0, inf)"

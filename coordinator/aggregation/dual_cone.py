@@ -32,6 +32,7 @@ class DualCone(Remembering):
     """
 
     name = "dual-cone"
+    private = "gram"
 
     def cautions(self) -> tuple[str, ...]:
         return (*super().cautions(), standstill(self.name))

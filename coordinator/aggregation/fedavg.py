@@ -1,8 +1,9 @@
 """Averages of the updates: as they are, or each scaled to norm 1."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from coordinator.aggregation.base import Rule, conclude
+from coordinator.aggregation.base import Opened, Rule, conclude
 from coordinator.aggregation.geometry import inverse_norms
 from coordinator.aggregation.rules import Combination, Rows
 
@@ -12,6 +13,7 @@ class FedAvg(Rule):
     """The plain average of the updates: c = lambda0 (McMahan et al., 2017). FedProx has the same server."""
 
     name = "fedavg"
+    private: ClassVar[Opened] = "sum"
 
     def combine(self, rows: Rows) -> Combination:
         return conclude(rows.gram, rows.prior, rows.prior)
@@ -25,6 +27,7 @@ class FedAvgN(Rule):
     """
 
     name = "fedavg-n"
+    private = "sum"
 
     def combine(self, rows: Rows) -> Combination:
         return conclude(rows.gram, rows.prior * inverse_norms(rows.gram), rows.prior)

@@ -23,6 +23,7 @@ class FedFa(Rule):
     """
 
     name = "fedfa"
+    private = "sum"
     reads_accuracies = True
 
     alpha: float = option(0.5, "the share of accuracy in a weight; the rest is frequency", "[0, 1]")

@@ -31,6 +31,7 @@ class FedFV(Remembering):
     """
 
     name = "fedfv"
+    private = "gram"
 
     alpha: float = option(
         0.1, "the share of clients, of the highest losses, whose updates are kept as they are", "[0, 1]"

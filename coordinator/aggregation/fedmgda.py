@@ -9,7 +9,7 @@ import numpy as np
 from coordinator.aggregation.base import Rule, describe
 from coordinator.aggregation.geometry import inverse_norms, unit_gram
 from coordinator.aggregation.qp import Solution, box, min_norm
-from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
+from coordinator.aggregation.rules import Combination, Matrix, Rows, TooFewUpdatesError, Vector
 from federation.options import option
 
 DROP_ZERO = (
@@ -34,6 +34,7 @@ class FedMGDA(Rule):
     """
 
     name = "fedmgda"
+    private = "gram"
 
     epsilon: float = option(1.0, "how far a weight may be from lambda0, in [0, 1]; 0 is FedAvg, 1 no bound", "[0, 1]")
     drop_zero: bool = option(False, DROP_ZERO)
@@ -42,7 +43,7 @@ class FedMGDA(Rule):
         return (*super().cautions(), standstill(self.name)) if self.epsilon == 1 else super().cautions()
 
     def combine(self, rows: Rows) -> Combination:
-        solution = solve(rows.gram, rows.prior, epsilon=self.epsilon, drop_zero=self.drop_zero)
+        solution = solve(rows.gram, rows.prior, epsilon=self.epsilon, drop_zero=self.drop_zero, cap=rows.cap)
         # With all weight on an update of almost no length nothing cancels, and still the model hardly moves.
         shortest = math.sqrt(max(0.0, float(solution.weights @ rows.gram @ solution.weights)))
         if shortest <= _STANDSTILL * float(np.median(rows.norms)):
@@ -57,10 +58,11 @@ class FedMGDAPlus(Rule):
     c_i = lambda_i / ||u_i||. Scaling an update changes nothing, so none can be made to count for more. With epsilon = 1
     the direction is a descent direction for all clients; a smaller epsilon moves towards FedAvg-n (epsilon = 0), bounds
     every client's weight by lambda0_i + epsilon, and may cost that guarantee: see `descent_min`. The default, "auto",
-    is epsilon = 1/m for the m rows of the round; the paper leaves the choice open.
+    is epsilon = 1/m for the m rows of the round, and half of that in a private round; the paper leaves the choice open.
     """
 
     name = "fedmgda+"
+    private = "gram"
 
     epsilon: float | Literal["auto"] = option(
         "auto",
@@ -73,8 +75,9 @@ class FedMGDAPlus(Rule):
         return (*super().cautions(), standstill(self.name)) if self.epsilon == 1 else super().cautions()
 
     def combine(self, rows: Rows) -> Combination:
-        epsilon = 1.0 / rows.current if self.epsilon == "auto" else self.epsilon
-        solution = solve(unit_gram(rows.gram), rows.prior, epsilon=epsilon, drop_zero=self.drop_zero)
+        width = 1.0 if rows.cap is None else 0.5
+        epsilon = width / rows.current if self.epsilon == "auto" else self.epsilon
+        solution = solve(unit_gram(rows.gram), rows.prior, epsilon=epsilon, drop_zero=self.drop_zero, cap=rows.cap)
         return combination(rows.gram, solution, inverse_norms(rows.gram))
 
 
@@ -89,6 +92,7 @@ class FedMGDAAuto(Rule):
     """
 
     name = "fedmgda+auto"
+    private = "gram"
 
     drop_zero: bool = option(False, DROP_ZERO)
 
@@ -99,7 +103,7 @@ class FedMGDAAuto(Rule):
         unit, scale = unit_gram(rows.gram), inverse_norms(rows.gram)
 
         def answer(epsilon: float) -> Combination:
-            solution = solve(unit, rows.prior, epsilon=epsilon, drop_zero=self.drop_zero)
+            solution = solve(unit, rows.prior, epsilon=epsilon, drop_zero=self.drop_zero, cap=rows.cap)
             return combination(rows.gram, solution, scale)
 
         low, high, best, programs = 0.0, 0.0, answer(0.0), 1
@@ -124,14 +128,25 @@ def standstill(name: str) -> str:
     )
 
 
-def solve(K: Matrix, prior: Vector, *, epsilon: float, drop_zero: bool) -> Solution:
-    """The min-norm weights within `epsilon` of the prior; zero rows take part, or get weight 0 with `drop_zero`."""
+def solve(K: Matrix, prior: Vector, *, epsilon: float, drop_zero: bool, cap: float | None = None) -> Solution:
+    """The min-norm weights within `epsilon` of the prior, and at most `cap`.
+
+    Zero rows take part, or get weight 0 with `drop_zero`.
+
+    Raises:
+        TooFewUpdatesError: with at most `cap` each, the weights do not add up to 1.
+    """
     norms = np.sqrt(np.diag(K))
     kept = (norms > 0) & (norms > _ZERO * np.median(norms)) if drop_zero else np.ones(len(prior), dtype=bool)
     if kept.all() or prior[kept].sum() == 0:
         lower, upper = box(prior, epsilon)
+        if cap is not None:
+            lower, upper = np.minimum(lower, cap), np.minimum(upper, cap)
+            if upper.sum() < 1:
+                raise TooFewUpdatesError(f"{len(prior)} weights of at most {cap:.3f} do not add up to 1")
+            prior = np.clip(prior, lower, upper)
         return min_norm(K, prior=prior, lower=lower, upper=upper)
-    solution = solve(K[np.ix_(kept, kept)], prior[kept] / prior[kept].sum(), epsilon=epsilon, drop_zero=False)
+    solution = solve(K[np.ix_(kept, kept)], prior[kept] / prior[kept].sum(), epsilon=epsilon, drop_zero=False, cap=cap)
     weights = np.zeros(len(prior))
     weights[kept] = solution.weights
     return replace(solution, weights=weights)

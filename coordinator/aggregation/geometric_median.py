@@ -26,6 +26,7 @@ class GeometricMedian(Rule):
     """
 
     name = "geometric-median"
+    private = "gram"
 
     smoothing: float = option(
         1e-4, "nu, relative to the radius of the smallest ball that holds half of the prior", "[1e-9, 1]"

@@ -55,6 +55,8 @@ class Remembering(Rule, ABC):
         Raises:
             LookupError: an update is gone, or those of this round were not stored. The window is never made smaller.
         """
+        if context.private is not None:
+            return (yield from super().round(context))
         replies = self.usable((yield Training()))
         revoked = context.revoked()
         history = self._recall(context, replies, revoked)

@@ -42,6 +42,7 @@ class MultiKrum(Krum):
     """The average of the updates that Krum ranks best, by their prior."""
 
     name = "multi-krum"
+    private = "gram"
 
     select: int = option(0, "how many are averaged, at most m - f - 2; 0 is as many as that", "[0, inf)")
 

@@ -31,6 +31,7 @@ class NashMTL(Rule):
     """
 
     name = "nash-mtl"
+    private = "gram"
 
     max_norm: float = option(
         1.0, "the most that the direction's norm may be, in median norms of the updates; 0 is no bound", "[0, inf)"

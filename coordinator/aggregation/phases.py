@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -24,10 +25,13 @@ from coordinator.aggregation.gram import gram
 from coordinator.aggregation.rules import LOCAL_RATE, Combination, Rows
 from coordinator.aggregation.streaming import Row
 from federation.objectives import JOINT
+from federation.secure.thresholds import Mode
 from federation.vectors import RowFile
-from federation.work.base import Work
+from federation.work.base import Origin, Work
+from federation.work.secure.terms import SessionTerms
 
 if TYPE_CHECKING:
+    from coordinator.aggregation.secure.session import Record
     from federation.runs import RunSpec
 
 
@@ -94,6 +98,9 @@ class Reply:
         objectives: those that the client worked on.
         envelope: the digest of its signed envelope, by which the record of the step names the reply.
         payload: the digest of the stored update, by which a later round may recall it; empty where it is not stored.
+        statement: what the client says and signs besides; None where the kind of work has no statements.
+        signed: the signed envelope itself, which other members verify; empty where the client signs nothing.
+        signed_payload: the digest of the payload in the envelope.
     """
 
     client_id: str
@@ -105,6 +112,9 @@ class Reply:
     objectives: tuple[str, ...] = (JOINT,)
     envelope: str = ""
     payload: str = ""
+    statement: Any = None
+    signed: bytes = b""
+    signed_payload: str = ""
 
     @property
     def loss(self) -> float:
@@ -135,7 +145,48 @@ class Past:
 
 
 class Voided(Exception):
-    """Ends this attempt at the round; the next attempt repeats it from its beginning. The message says why."""
+    """Ends this attempt at the round; the next attempt repeats it from its beginning. The message says why.
+
+    Attributes:
+        named: members that must have cheated, with the reason: they are asked no more in this run.
+        blind: whether a check failed that names nobody.
+    """
+
+    def __init__(self, message: str, *, named: Mapping[str, str] = MappingProxyType({}), blind: bool = False) -> None:
+        super().__init__(message)
+        self.named = dict(named)
+        self.blind = blind
+
+
+class Waiting(Exception):
+    """No further attempt can succeed before an operator acts: the run is paused. The message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Private:
+    """What a private round needs of its coordinator.
+
+    Attributes:
+        mode: of its sessions.
+        disclose: the numbers that members show besides.
+        clip: C of fedavg; 0 where vectors are divided by their length.
+        origin: the run and the model.
+        keys: the ids of the signing keys of all members that may be asked, 32 bytes each, by client id.
+        named: the members that were named as cheaters in this run.
+        blind: how many attempts at this round ended in a check that names nobody.
+        serialise: the terms of a session as they are sent.
+        derive: 32 bytes that only this coordinator knows, for a label and a context; the same after a restart.
+    """
+
+    mode: Mode
+    disclose: tuple[str, ...]
+    clip: float
+    origin: Origin
+    keys: Mapping[str, bytes]
+    named: frozenset[str]
+    blind: int
+    serialise: Callable[[SessionTerms], bytes]
+    derive: Callable[[str, bytes], bytes]
 
 
 def _forgotten(payload: str) -> Row:
@@ -175,6 +226,7 @@ class RoundContext:
         selected: the round's clients.
         draw: an independent choice of as many clients as the round selected, by a word for its purpose.
         revoked: the clients that have been revoked by now.
+        private: for a private round; None where updates are sent in the clear.
     """
 
     number: int
@@ -193,13 +245,17 @@ class RoundContext:
     selected: Mapping[str, Selected] = field(default_factory=dict)
     draw: Callable[[str], tuple[str, ...]] = _no_pool
     revoked: Callable[[], frozenset[str]] = frozenset
+    private: Private | None = None
 
 
 class Replies(Sequence[Reply]):
-    """The accepted replies to one phase, ordered by client id."""
+    """The accepted replies to one phase, ordered by client id; `declines` has the reasons of those that declined."""
 
-    def __init__(self, replies: Sequence[Reply], *, device: str = "cpu") -> None:
+    def __init__(
+        self, replies: Sequence[Reply], *, device: str = "cpu", declines: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._replies = tuple(sorted(replies, key=lambda reply: reply.client_id))
+        self.declines = declines
         self._device = device
         self._grams: dict[tuple[str, ...], NDArray[np.float64]] = {}
 
@@ -247,12 +303,12 @@ class Replies(Sequence[Reply]):
     def _samples(self) -> NDArray[np.float64]:
         return np.array([reply.samples for reply in self._replies], dtype=np.float64)
 
-    def rows(self, context: RoundContext) -> Rows:
-        """The input of a rule over clients. Each client sent one row."""
+    def rows(self, context: RoundContext, gram: NDArray[np.float64] | None = None, cap: float | None = None) -> Rows:
+        """The input of a rule over clients. Each client sent one row; `gram` is their Gram matrix, if it is known."""
         losses = np.array([reply.loss for reply in self._replies])
         accuracies = np.array([reply.accuracy for reply in self._replies])
         return Rows(
-            gram=self.gram,
+            gram=self.gram if gram is None else gram,
             prior=self.prior(context.prior),
             samples=self._samples,
             losses=losses if np.isfinite(losses).all() else None,
@@ -262,6 +318,7 @@ class Replies(Sequence[Reply]):
             rounds=context.total,
             local_rate=context.local_rate,
             state=context.state,
+            cap=cap,
         )
 
 
@@ -280,6 +337,7 @@ class Step:
         forgotten: revoked clients, whose updates the algorithm's state no longer refers to.
         combined: the vector that is combined already, (d,); None where the rows of the replies are combined.
         size: the factor of the direction besides the server's learning rate, from a line search.
+        private: what the private round settled; None where updates were sent in the clear.
     """
 
     replies: Replies
@@ -289,6 +347,7 @@ class Step:
     forgotten: tuple[str, ...] = ()
     combined: NDArray[np.float32] | None = None
     size: float = 1.0
+    private: "Record | None" = None
 
     @property
     def rows(self) -> list[Row]:

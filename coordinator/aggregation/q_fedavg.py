@@ -22,6 +22,7 @@ class QFedAvg(Rule):
     """
 
     name = "q-fedavg"
+    private = "sum"
     reads_losses = True
 
     q: float = option(1.0, "how much high losses count; 0 is FedAvg, large is the worst client only", "[0, inf)")

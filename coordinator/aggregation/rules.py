@@ -45,6 +45,7 @@ class Rows:
         rounds: T, the rounds of the run.
         local_rate: eta_l, the clients' learning rate.
         state: the algorithm's state after the last step; empty before the first.
+        cap: the largest weight, in a private round; None where nothing but the rule bounds it.
 
     Raises:
         ValueError: shapes that do not fit, values that are not finite, a prior that is no distribution.
@@ -61,6 +62,7 @@ class Rows:
     rounds: int = 1
     local_rate: float = LOCAL_RATE
     state: Mapping[str, Any] = field(default_factory=dict)
+    cap: float | None = None
 
     def __post_init__(self) -> None:
         m = len(self.prior)

@@ -20,6 +20,7 @@ class Scalarised(FedAvg):
     """
 
     name = "scalarised"
+    private = None
 
     weights: tuple[float, ...] = option(
         (), "of the objectives, in the task's order, not negative; none is equal weights; they are divided by their sum"

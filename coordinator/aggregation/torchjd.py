@@ -47,6 +47,7 @@ class TorchJD(Rule, ABC):
         aggregator: TorchJD's class.
     """
 
+    private = "gram"
     aggregator: ClassVar[Any]
 
     seed: int = option(0, "with the round, the seed of the weighting's random numbers", "[0, inf)")

@@ -12,18 +12,21 @@ bytes.
 """
 
 import logging
+from typing import NoReturn
 
-from coordinator.aggregation.phases import Voided
+from coordinator.aggregation.phases import Voided, Waiting
 from coordinator.aggregation.registry import algorithm
 from coordinator.rounds.conversation import hold
 from coordinator.rounds.finish import finish_round, skip_round
-from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile, Skipped
+from coordinator.rounds.fleets.base import Fleet, Held, RevokedMeanwhile, Skipped
 from coordinator.rounds.opening import open_round
 from coordinator.rounds.participation import WarningLog
 from coordinator.rounds.record import record_step
 from coordinator.rounds.states import move_run
 from coordinator.rounds.step import make_step
+from storage import audit
 from storage.models import Round, RoundState, Run, RunState
+from storage.records import VoidRecord
 
 log = logging.getLogger(__name__)
 
@@ -74,19 +77,36 @@ class Conductor:
             except RevokedMeanwhile:
                 log.warning("run %s round %d: a member was revoked; without it", self._run.run_id, current.number)
             except Voided as voided:
-                current = self._void(current, str(voided))
+                current = self._void(current, voided)
+            except Waiting as waiting:
+                self._pause(str(waiting))
             else:
                 return
 
-    def _void(self, current: Round, why: str) -> Round:
+    def _void(self, current: Round, voided: Voided) -> Round:
         """Begins the next attempt at a round. Raises Skipped after the last one."""
-        attempts = self._run.spec.limits.attempts
-        if current.attempt + 1 >= attempts:
-            raise Skipped(f"voided: {attempts} attempts; the last one: {why}")
+        attempts, why, now = self._run.spec.limits.attempts, str(voided), self._around.clock()
+        record = VoidRecord(attempt=current.attempt, reason=why, named=voided.named, blind=voided.blind)
+        last = current.attempt + 1 >= attempts
         with self._around.database.begin() as session:
             self._run.running(session)
             round_ = session.get_one(Round, current.round_id)
-            round_.attempt += 1
-        log.warning("run %s round %d: attempt %d voided: %s", self._run.run_id, current.number, current.attempt, why)
+            round_.voided = [*round_.voided, record.encode()]
+            round_.attempt += not last
+            where = f"run {self._run.run_id} round {current.number} attempt {current.attempt}"
+            for member, reason in voided.named.items():
+                detail = f"{where}: {reason}"
+                audit.record(session, at=now, actor="coordinator", action="member.named", subject=member, detail=detail)
+        log.warning("%s: voided: %s", where, why)
         self._around.changed()
+        if last:
+            raise Skipped(f"voided: {attempts} attempts; the last one: {why}")
         return round_
+
+    def _pause(self, why: str) -> NoReturn:
+        """Pauses the run, which an operator resumes. Raises Held."""
+        with self._around.database.begin() as session:
+            move_run(self._run.running(session), RunState.PAUSED, self._around.clock(), why)
+        log.warning("run %s: paused: %s", self._run.run_id, why)
+        self._around.changed()
+        raise Held

@@ -12,6 +12,7 @@ from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.streaming import one_thread
 from coordinator.rounds import selection
 from coordinator.rounds.fleets.base import Fleet, Question, Skipped
+from coordinator.rounds.private import private_facts
 from coordinator.rounds.revoked import revoked_clients
 from coordinator.rounds.step import recall
 from federation.objectives import encoder_columns
@@ -89,6 +90,7 @@ def _context(fleet: Fleet, current: Round) -> RoundContext:
     with around.database.read() as session:
         memory = fleet.memory(session, current.number, current.base_model)
         known = fleet.known(session)
+        private = private_facts(session, fleet, current)
     layout = model_layout(around.blobs.local(current.base_model))
     return RoundContext(
         number=current.number,
@@ -107,6 +109,7 @@ def _context(fleet: Fleet, current: Round) -> RoundContext:
         selected={name: known[name] for name in current.selected if name in known},
         draw=partial(_draw, fleet, current),
         revoked=partial(_revoked, fleet),
+        private=private,
     )
 
 

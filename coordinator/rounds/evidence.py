@@ -28,6 +28,7 @@ from federation.v1.common_pb2 import (
     UpdateManifest,
 )
 from federation.vectors import update_rows
+from federation.work.registry import decode_statement
 from storage import models
 from storage.blobs import BlobStore
 from storage.database import Database
@@ -135,6 +136,9 @@ class Evidence:
                     objectives=tuple(order.objectives),
                     envelope=update.envelope_digest,
                     payload=manifest.payload,
+                    statement=decode_statement(order.kind, manifest.statement),
+                    signed=update.envelope,
+                    signed_payload=manifest.payload,
                 )
             )
         if unread:

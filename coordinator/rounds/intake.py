@@ -30,7 +30,7 @@ from federation.runs import LimitsSpec, RunSpec
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
 from federation.vectors import Layout, update_layout
 from federation.work.base import Work
-from federation.work.registry import kind
+from federation.work.registry import kind, statement_problem
 from storage import audit
 from storage.database import Database
 from storage.models import Assignment, AssignmentState, Client, Update
@@ -133,6 +133,8 @@ class Intake:
         asked = kind(order.kind).work
         admission = Admission(envelope, name, manifest, layout, asked, limits, deadline)
         problem = content_problem(manifest, asked, limits)
+        if problem is None and (wrong := statement_problem(order.kind, order.work, manifest.statement)):
+            problem = Refusal("statement", wrong[:400])
         if problem is not None:
             self._refuse_for_good(admission, problem)
         return admission

@@ -125,7 +125,8 @@ class Trainer:
         idle = isinstance(computation, Descend) and computation.idle
         if self.samples == 0 and not idle:
             raise DataError(f"no training samples for {self._task.name}")
-        key = training_seed(seed, round, client_id)
+        chosen = computation.secret_seed
+        key = training_seed(seed, round, client_id) if chosen is None else chosen
         with deterministic(self._device, key):
             self._buffers.load(base)
             measured = Measured({}, {}, self.samples)

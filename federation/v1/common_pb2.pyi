@@ -674,6 +674,7 @@ class UpdateManifest(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    STATEMENT_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """Copied from the assignment."""
     run_id: _builtins.str
@@ -704,6 +705,10 @@ class UpdateManifest(_message.Message):
     """Wall time that the work took, in seconds."""
     attempt: _builtins.int
     """Copied from the assignment."""
+    statement: _builtins.bytes
+    """What the client says besides, where the kind of work has statements: a serialized message of the type that belongs
+    to the kind, such as SecureStatement.
+    """
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Row]:
         """The rows in the payload."""
@@ -742,10 +747,11 @@ class UpdateManifest(_message.Message):
         seconds: _builtins.float = ...,
         created: _timestamp_pb2.Timestamp | None = ...,
         attempt: _builtins.int = ...,
+        statement: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "attempt", b"attempt", "base_model", b"base_model", "client_id", b"client_id", "created", b"created", "federation_id", b"federation_id", "losses", b"losses", "metrics", b"metrics", "payload", b"payload", "payload_bytes", b"payload_bytes", "phase", b"phase", "round", b"round", "rows", b"rows", "run_id", b"run_id", "samples", b"samples", "seconds", b"seconds", "software", b"software", "spec", b"spec", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "attempt", b"attempt", "base_model", b"base_model", "client_id", b"client_id", "created", b"created", "federation_id", b"federation_id", "losses", b"losses", "metrics", b"metrics", "payload", b"payload", "payload_bytes", b"payload_bytes", "phase", b"phase", "round", b"round", "rows", b"rows", "run_id", b"run_id", "samples", b"samples", "seconds", b"seconds", "software", b"software", "spec", b"spec", "statement", b"statement", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,18 +8,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from federation.refusals import Refusal
 from federation.vectors import Array, Layout, update_layout
 from federation.work.computation import Computation
+from federation.work.site import Site
 
 if TYPE_CHECKING:
     from federation.runs import LimitsSpec, Quorum, RunSpec
 
 
 class WorkError(ValueError):
-    """Work that cannot be done as it is asked for; the message says why."""
+    """Work that cannot be done as it is asked for; the message says why.
+
+    Attributes:
+        reason: the stable reason for which a client declines; empty where the kind of work names none.
+    """
+
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Lane(StrEnum):
@@ -86,6 +95,7 @@ class Result:
         metrics: "<split>/loss", "<split>/accuracy", "<split>/samples".
         samples: training samples held.
         seconds: wall time.
+        statement: what the client says besides, and signs with its reply, where the kind of work has statements.
     """
 
     rows: Mapping[str, Array]
@@ -93,6 +103,7 @@ class Result:
     metrics: Mapping[str, float]
     samples: int
     seconds: float = 0.0
+    statement: Any = None
 
 
 class Memory(ABC):
@@ -107,11 +118,27 @@ class Memory(ABC):
         """Keeps a value. A durable one is encrypted on the disk before this returns: it survives a restart."""
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where work comes from: what every assignment of a phase repeats. `base_model` and `spec` are digests."""
+
+    federation_id: str
+    run_id: str
+    task: str
+    spec: str
+    base_model: str
+
+
 @dataclass(frozen=True, eq=False)
 class Client:
     """The client that does the work, in one attempt at a round; rounds and attempts count from 0.
 
-    `memory` is of the attempt; `inputs` have the content of the inputs, by name.
+    Attributes:
+        memory: of the attempt.
+        inputs: the content of the inputs, by name.
+        origin: the run and the model.
+        site: what the client's owner decides, and what outlives a round.
+        again: whether this client may have answered the same question before: it is on record, but perhaps only that.
     """
 
     client_id: str
@@ -120,7 +147,10 @@ class Client:
     attempt: int
     shape: Shape
     memory: Memory
+    origin: Origin
+    site: Site
     inputs: Mapping[str, bytes | memoryview] = field(default_factory=dict)
+    again: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +163,7 @@ class Work(ABC):
         lane: where a worker does it.
         decides: whether the round's step depends on the replies.
         needs_samples: whether a reply must claim training samples.
+        forgets: whether the client erases its memory of the attempt once the reply is acknowledged.
     """
 
     name: ClassVar[str]
@@ -140,6 +171,7 @@ class Work(ABC):
     lane: ClassVar[Lane] = Lane.COMPUTE
     decides: ClassVar[bool] = True
     needs_samples: ClassVar[bool] = True
+    forgets: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -65,6 +65,7 @@ class Descend:
         from_jacobian: the first step is made of the gradients that `Differentiate` gives.
         measure: measure the base model on the whole training split before.
         idle: measure, and make no step: rows of zeros. Attackers that do not train ask for it.
+        secret_seed: of minibatches and dropout, in place of one that follows from the run's seed; 0 to 2^63 - 1.
     """
 
     sgd: LocalSgd
@@ -72,17 +73,20 @@ class Descend:
     from_jacobian: bool = False
     measure: bool = True
     idle: bool = False
+    secret_seed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Differentiate:
     """The gradient of each of the client's objectives at the base model on its first minibatch: a row (d,) for each.
 
-    A `batch_size` of 0 is the whole training split; `measure` measures the base model on it first.
+    A `batch_size` of 0 is the whole training split; `measure` measures the base model on it first; `secret_seed` as of
+    `Descend`.
     """
 
     batch_size: int
     measure: bool = True
+    secret_seed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

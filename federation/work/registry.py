@@ -15,16 +15,38 @@ from federation.work.base import Shape, Work, WorkError
 
 GROUP = "fedpareto.work"
 BUILT_IN = ("train", "evaluate", "jacobian", "residual", "search")
+SECURE = "secure"
+STAGES = tuple(f"{SECURE}-{stage}" for stage in ("ready", "deal", "open", "mask", "confirm", "unmask"))
+
+
+@dataclass(frozen=True)
+class Statements:
+    """What clients say and sign with their replies to a kind of work.
+
+    Attributes:
+        message: its type.
+        to_proto, from_proto: the statement as a message, and back; `from_proto` may raise ValueError.
+        problem: what is wrong with a statement as the answer to a message of work, in words; empty when nothing is.
+    """
+
+    message: type[Message]
+    to_proto: Callable[[Any], Message]
+    from_proto: Callable[[Any], Any]
+    problem: Callable[[Any, Any], str]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of work and its message. `from_proto` takes the shape of model and task too, and may raise WorkError."""
+    """A kind of work and its message. `from_proto` takes the shape of model and task too, and may raise WorkError.
+
+    `statements` is None where replies have no statement.
+    """
 
     work: type[Work]
     message: type[Message]
     to_proto: Callable[[Any], Message]
     from_proto: Callable[[Any, Shape], Work]
+    statements: Statements | None = None
 
 
 def kind(name: str) -> Kind:
@@ -32,6 +54,9 @@ def kind(name: str) -> Kind:
     if name in BUILT_IN:
         built_in: Kind = import_module(f"federation.work.{name}.wire").KIND
         return built_in
+    if name in STAGES:
+        stages: dict[str, Kind] = import_module(f"federation.work.{SECURE}.wire").KINDS
+        return stages[name]
     for entry in entry_points(group=GROUP, name=name):
         loaded = entry.load()
         if isinstance(loaded, Kind) and loaded.work.name == name:
@@ -56,3 +81,40 @@ def decode(name: str, data: bytes, shape: Shape) -> Work:
         return found.from_proto(found.message.FromString(data), shape)
     except DecodeError:
         raise WorkError(f"the message is not one of the kind {name!r}") from None
+
+
+def encode_statement(name: str, statement: Any) -> bytes:
+    """What a client says with its reply to a kind of work, serialized; empty where it says nothing."""
+    statements = kind(name).statements
+    if statement is None or statements is None:
+        return b""
+    return statements.to_proto(statement).SerializeToString(deterministic=True)
+
+
+def decode_statement(name: str, data: bytes) -> Any:
+    """What a client said with its reply to a kind of work; None for a kind without statements.
+
+    Raises:
+        WorkError: it is not a statement of this kind.
+    """
+    statements = kind(name).statements
+    if statements is None:
+        if data:
+            raise WorkError(f"replies to work of the kind {name!r} have no statement")
+        return None
+    try:
+        return statements.from_proto(statements.message.FromString(data))
+    except (DecodeError, ValueError) as error:
+        raise WorkError(f"the statement is not one of the kind {name!r}: {error}") from None
+
+
+def statement_problem(name: str, work: bytes, data: bytes) -> str:
+    """What is wrong with a client's statement as the answer to a message of work; empty when nothing is."""
+    try:
+        said = decode_statement(name, data)
+        found = kind(name)
+        if said is None or found.statements is None:
+            return ""
+        return found.statements.problem(found.message.FromString(work), said)
+    except (WorkError, DecodeError) as error:
+        return str(error)

@@ -143,6 +143,10 @@ class Fleet(ABC):
     def known(self, session: Session) -> dict[str, Selected]:
         """Every client that may be asked, now or when it comes back, by id: its samples and its objectives."""
 
+    @abstractmethod
+    def keys(self, session: Session) -> dict[str, bytes]:
+        """The id of the signing key of every client that is a member, 32 bytes, by client id."""
+
     def pool(self, session: Session) -> dict[str, int]:
         """The clients that could work now: id -> training samples."""
         return {name: client.samples for name, client in self.known(session).items()}

@@ -71,6 +71,11 @@ class RemoteFleet(Fleet):
     def known(self, session: Session) -> dict[str, Selected]:
         return known_clients(session, self._spec, self.run.objectives)
 
+    def keys(self, session: Session) -> dict[str, bytes]:
+        active = models.Client.state == models.ClientState.ACTIVE
+        found = session.execute(select(models.Client.client_id, models.Client.key_id).where(active))
+        return {client_id: bytes.fromhex(key_id) for client_id, key_id in found}
+
     def pool(self, session: Session) -> dict[str, int]:
         pool = super().pool(session)
         if self._spec.selection.pool == "attending":
@@ -92,7 +97,10 @@ class RemoteFleet(Fleet):
         self._leave_out_revoked(question, phase_id)
         expected = {**self.facts(question), "kind": question.phase.kind.name}
         replies = self.around.evidence.replies(self._database, self.around.blobs, phase_id, expected)
-        return Replies(replies, device=self.around.device)
+        with self._database.read() as session:
+            declined = (Assignment.phase_id == phase_id, Assignment.state == AssignmentState.DECLINED)
+            told = session.execute(select(Assignment.client_id, Assignment.reason).where(*declined)).all()
+        return Replies(replies, device=self.around.device, declines=dict(told))
 
     def _open_phase(self, question: Question) -> tuple[int, dict[str, Assigned]]:
         """Records the phase with a signed assignment for each client. Returns its id and the messages to clients."""

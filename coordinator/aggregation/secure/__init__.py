@@ -1,0 +1,8 @@
+"""Private rounds, from the coordinator's side.
+
+| module | what it holds |
+|---|---|
+| `phases` | one phase for each stage |
+| `session` | the conversation: from the invitation to the unmasked sum, with the checks of section 4 |
+| `step` | which sum an algorithm needs, and the step that it becomes |
+"""

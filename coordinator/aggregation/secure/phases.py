@@ -1,0 +1,133 @@
+"""The stages of a private round as phases: whom each asks, for what, and how many replies it needs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from coordinator.aggregation.phases import Asked, Closing, Phase
+from federation.secure.thresholds import Mode
+from federation.work.base import Work
+from federation.work.secure.deal import Deal, Open
+from federation.work.secure.ready import Ready
+from federation.work.secure.stage import CIPHERTEXTS, REPLIES
+from federation.work.secure.sum import Confirm, Mask, Unmask
+from federation.work.secure.terms import SessionTerms
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePhase(Phase):
+    """A stage. All that are asked may reply; with fewer than `needed` replies the round is skipped."""
+
+    needed: int = 0
+
+    def closes(self, asked: int) -> Closing:
+        return Closing(asked, self.needed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readying(StagePhase):
+    """READY: `inner` gives the work of which a member makes its vector."""
+
+    kind = Ready
+
+    agreed: SessionTerms
+    terms_bytes: bytes
+    inner: Callable[[Asked], Work]
+
+    def work(self, asked: Asked) -> Ready:
+        return Ready(agreed=self.agreed, terms_bytes=self.terms_bytes, inner=self.inner(asked))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Later(StagePhase):
+    """A stage after READY.
+
+    Attributes:
+        session: its digest.
+        replies: an input for all: the signed replies to an earlier stage; None where none is needed.
+        ciphertexts: an input for each: those for this member, by sender; empty where none is needed.
+    """
+
+    session: bytes
+    replies: bytes | None = None
+    ciphertexts: Mapping[str, bytes] = field(default_factory=dict)
+
+    def inputs(self) -> Mapping[str, bytes]:
+        return {} if self.replies is None else {REPLIES: self.replies}
+
+    def own_inputs(self, client_id: str) -> Mapping[str, bytes]:
+        return {CIPHERTEXTS: self.ciphertexts[client_id]} if self.ciphertexts else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dealing(_Later):
+    """DEAL, of the members that are ready."""
+
+    kind = Deal
+
+    mode: Mode
+    members: tuple[str, ...]
+
+    def work(self, asked: Asked) -> Deal:
+        return Deal(session=self.session, mode=self.mode, members=self.members)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening(_Later):
+    """An attempt at OPEN over W."""
+
+    kind = Open
+
+    attempt: int
+    members: tuple[str, ...]
+
+    def work(self, asked: Asked) -> Open:
+        return Open(session=self.session, attempt=self.attempt, members=self.members)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masking(_Later):
+    """MASK over W, whose coefficients are in units of 2^-32."""
+
+    kind = Mask
+
+    members: tuple[str, ...]
+    coefficients: tuple[int, ...]
+    length: int
+
+    def work(self, asked: Asked) -> Mask:
+        return Mask(session=self.session, members=self.members, coefficients=self.coefficients, length=self.length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirming(_Later):
+    """CONFIRM over V, with the digests of their masked vectors."""
+
+    kind = Confirm
+
+    members: tuple[str, ...]
+    masked: tuple[bytes, ...]
+    tau1: bytes = b""
+    commitment: bytes = b""
+
+    def work(self, asked: Asked) -> Confirm:
+        return Confirm(
+            session=self.session,
+            members=self.members,
+            masked=self.masked,
+            tau1=self.tau1,
+            commitment=self.commitment,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unmasking(_Later):
+    """UNMASK: V, and the members of W whose masked vectors did not arrive."""
+
+    kind = Unmask
+
+    members: tuple[str, ...]
+    lost: tuple[str, ...]
+    tau2: bytes = b""
+
+    def work(self, asked: Asked) -> Unmask:
+        return Unmask(session=self.session, members=self.members, lost=self.lost, tau2=self.tau2)

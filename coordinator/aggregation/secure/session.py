@@ -1,0 +1,491 @@
+"""The conversation of a private round: from the invitation to the unmasked sum (sections 2 and 4 of the protocol).
+
+A failed check raises `Voided`, which names the members that must have cheated, if it can.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregation.phases import Asked, Phase, Replies, Reply, Voided
+from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.secure.phases import Confirming, Dealing, Masking, Opening, Readying, Unmasking
+from federation.digests import parse
+from federation.secure import accusations, checks, hashing, masks, openings, sketch, unmasking, verification
+from federation.secure.blocks import blocks
+from federation.secure.checks import Failure
+from federation.secure.dealing import deal_bytes
+from federation.secure.errors import Malformed
+from federation.secure.fields import Elements, Reals
+from federation.secure.hashing import PublicKeys
+from federation.secure.keys import check_keys, pair_private_key
+from federation.secure.payloads import Unmasking as Shares
+from federation.secure.payloads import join_envelopes, split_ciphertexts, unpack_open
+from federation.secure.thresholds import ONE, SMALLEST, Mode, Thresholds, share_rule
+from federation.secure.verification import confirm_bytes
+from federation.secure.wire import Words
+from federation.vectors import RowFile
+from federation.work.base import Work
+from federation.work.secure.terms import Invited, SessionTerms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a session needs of its coordinator.
+
+    Attributes:
+        agreed: the terms.
+        terms_bytes: as they are sent.
+        taus: tau1 and tau2 from the view of MASK, V and the digests of their masked vectors.
+    """
+
+    agreed: SessionTerms
+    terms_bytes: bytes
+    taus: Callable[[bytes, Sequence[str], Sequence[bytes]], tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohort:
+    """The members W before the sum.
+
+    Attributes:
+        thresholds: of the members that are ready.
+        replies: to READY, of W in order.
+        gram: of their sketches, (|W|, |W|); None in mode `sum`.
+    """
+
+    thresholds: Thresholds
+    replies: Replies
+    gram: Reals | None
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """W, sorted."""
+        return tuple(reply.client_id for reply in self.replies)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What a session settled, for the signed step.
+
+    Attributes:
+        session: its digest.
+        terms: as they were sent.
+        ready: U1.
+        members: W.
+        survivors: V.
+        coefficients: of W, in units of 2^-32.
+        tau1, tau2: the challenges; empty unless the mode is `verified`.
+        alarms: what was wrong and did not void the session, for operators.
+    """
+
+    session: bytes
+    terms: bytes
+    ready: tuple[str, ...]
+    members: tuple[str, ...]
+    survivors: tuple[str, ...]
+    coefficients: tuple[int, ...]
+    tau1: bytes = b""
+    tau2: bytes = b""
+    alarms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum:
+    """The unmasked sum.
+
+    Attributes:
+        words: R as words of Z_2^32, (n,).
+        cohort: W, with G.
+        survivors: the replies to MASK of V, in order.
+        consulted: the replies to all other stages that entered.
+        record: what was settled.
+    """
+
+    words: Words
+    cohort: Cohort
+    survivors: Replies
+    consulted: tuple[Reply, ...]
+    record: Record
+
+    @cached_property
+    def weights(self) -> Reals:
+        """A of V, (|V|,)."""
+        given = dict(zip(self.record.members, self.record.coefficients, strict=True))
+        weights: Reals = np.array([given[name] for name in self.record.survivors], np.float64) / ONE
+        return weights
+
+    def vector(self, scale: float) -> NDArray[np.float32]:
+        """R times a factor, (n,), float32."""
+        made = np.empty(len(self.words), np.float32)
+        start = 0
+        for block in blocks(self.words):
+            made[start : start + len(block)] = masks.reals(block) * scale
+            start += len(block)
+        return made
+
+
+Decide = Callable[[Cohort], Sequence[int]]
+"""The coefficients of W in units of 2^-32. Raises TooFewUpdatesError where there are none."""
+
+Conversation = Generator[Phase, Replies, Any]
+
+
+def secure_sum(setting: Setting, inner: Callable[[Asked], Work], decide: Decide) -> Generator[Phase, Replies, Sum]:
+    """One session.
+
+    Args:
+        setting: the terms, and the challenges.
+        inner: the work of which a member makes its vector.
+        decide: the coefficients.
+
+    Raises:
+        TooFewUpdatesError: too few members are left, or their coefficients break the share rule.
+        Voided: a check failed, or members were lost where the session cannot go on without them.
+    """
+    made = _Session(setting)
+    yield from made.ready(inner)
+    yield from made.deal()
+    yield from made.open()
+    yield from made.mask(decide)
+    yield from made.confirm()
+    yield from made.unmask()
+    return made.result()
+
+
+@dataclass(eq=False)
+class _Session:
+    """What is known of a session so far; each method is a stage."""
+
+    setting: Setting
+    alarms: list[str] = field(default_factory=list)
+    consulted: list[Reply] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.digest = hashing.session(self.setting.terms_bytes)
+        self.mode = self.setting.agreed.mode
+
+    # --- READY, DEAL
+
+    def ready(self, inner: Callable[[Asked], Work]) -> Conversation:
+        agreed = self.setting.agreed
+        replies = yield Readying(
+            agreed=agreed, terms_bytes=self.setting.terms_bytes, inner=inner, clients=agreed.ids, needed=SMALLEST
+        )
+        kept: dict[str, Reply] = {}
+        keys: dict[str, PublicKeys] = {}
+        for reply in replies:
+            shown = PublicKeys(reply.statement.keys[: hashing.KEY], reply.statement.keys[hashing.KEY :])
+            try:
+                check_keys([*keys.values(), shown])
+            except Malformed as error:  # a key that another member has shown; the later sender is a dropout
+                self._alarm(reply.client_id, str(error))
+                continue
+            kept[reply.client_id], keys[reply.client_id] = reply, shown
+        if not len(kept) >= SMALLEST:
+            raise TooFewUpdatesError(f"a private round needs at least {SMALLEST} members; {len(kept)} are ready")
+        self.replies, self.keys = kept, keys
+        self.cohort = Thresholds(len(kept), self.mode)
+        self.ids = tuple(sorted(kept))
+        self.points = {name: place for place, name in enumerate(self.ids, 1)}
+        self.view1 = hashing.view1(self.digest, keys)
+        self.consulted += [kept[name] for name in self.ids]
+
+    def deal(self) -> Conversation:
+        replies = yield Dealing(
+            session=self.digest,
+            mode=self.mode,
+            members=self.ids,
+            clients=self.ids,
+            replies=join_envelopes([self.replies[name].signed for name in self.ids]),
+            needed=self.cohort.n_min,
+        )
+        dealt = self._agreeing(replies, self.view1)
+        self.commitments = {reply.client_id: reply.statement.commitment for reply in dealt}
+        self.W = tuple(reply.client_id for reply in dealt)
+        self._enough(len(self.W), "have shared their secrets")
+        self.inboxes = _inboxes(dealt, self.ids, deal_bytes(self.cohort.k))
+        self.consulted += dealt
+
+    # --- OPEN
+
+    def open(self) -> Conversation:
+        yield from self._accept()
+        self.gram: Reals | None = None
+        if self.mode is Mode.SUM:
+            return
+        for attempt in (1, 2):
+            replies = yield Opening(session=self.digest, attempt=attempt, members=self.W, clients=self.W)
+            view = hashing.view_open(self.view1, attempt, self.W)
+            answers = self._unpacked(self._agreeing(replies, view))
+            self.consulted += [reply for reply in replies if reply.client_id in answers]
+            if len(answers) == len(self.W):
+                self.gram = openings.gram(answers.values(), len(self.W))
+                self._check(checks.failures_of_gram(self.gram, self.W, self.cohort.k))
+                return
+            self.W = tuple(sorted(answers))
+            self._enough(len(self.W), "have answered the opening")
+        raise Voided("members were lost in both openings of the Gram matrix")
+
+    def _accept(self) -> Conversation:
+        """Attempt 0: W is left without those whose ciphertexts were bad, or who say so of others without cause."""
+        senders = self.W
+        replies = yield Opening(
+            session=self.digest,
+            attempt=0,
+            members=senders,
+            clients=senders,
+            ciphertexts={
+                name: b"".join(self.inboxes[name][other] for other in senders if other != name) for name in senders
+            },
+            needed=self.cohort.n_min,
+        )
+        answers: dict[str, tuple[str, ...]] = {}
+        agreeing = self._agreeing(replies, hashing.view_open(self.view1, 0, senders))
+        for reply in agreeing:
+            try:
+                accusations.check(senders, reply.client_id, reply.statement.complaints)
+                answers[reply.client_id] = reply.statement.complaints
+            except Malformed as error:
+                self._alarm(reply.client_id, str(error))
+        left = accusations.shrink(senders, answers, self.cohort.t)
+        for name in left.accused:
+            self._alarm(name, f"more than {self.cohort.t} members accuse it of bad ciphertexts")
+        for name in left.accusers:
+            self._alarm(name, f"it accuses more than {self.cohort.t} members")
+        for name, other in left.pairs:
+            self._alarm(name, f"it accuses {other}; both are left out")
+        self.W = left.W
+        self._enough(len(self.W), "have accepted their shares")
+        self.consulted += agreeing
+
+    def _unpacked(self, replies: Sequence[Reply]) -> dict[str, Elements]:
+        found = {}
+        for reply in replies:
+            try:
+                found[reply.client_id] = unpack_open(_content(reply), len(self.W))
+            except Malformed as error:
+                self._alarm(reply.client_id, str(error))
+        return found
+
+    # --- MASK, CONFIRM
+
+    def mask(self, decide: Decide) -> Conversation:
+        ready = Replies([self.replies[name] for name in self.W])
+        self.final_cohort = Cohort(thresholds=self.cohort, replies=ready, gram=self.gram)
+        self.coefficients = tuple(decide(self.final_cohort))
+        self._share_rule(self.W, "the coefficients")
+        length = self.setting.agreed.length
+        replies = yield Masking(
+            session=self.digest,
+            members=self.W,
+            coefficients=self.coefficients,
+            length=length,
+            clients=self.W,
+            needed=self.cohort.n_min,
+        )
+        self.view_mask = hashing.view_mask(self.view1, self.W, self.coefficients)
+        self.masked = self._agreeing(replies, self.view_mask)
+        self.V = tuple(reply.client_id for reply in self.masked)
+        self._enough(len(self.V), "have sent their masked vectors")
+        self._share_rule(self.V, "the coefficients of the members that are left")
+        self.lost = tuple(name for name in self.W if name not in self.V)
+
+    def confirm(self) -> Conversation:
+        digests = tuple(bytes.fromhex(parse(reply.signed_payload)[1]) for reply in self.masked)
+        verified = self.mode is Mode.VERIFIED
+        self.tau1, self.tau2 = self.setting.taus(self.view_mask, self.V, digests) if verified else (b"", b"")
+        commitment = hashing.digest(self.tau2) if verified else b""
+        replies = yield Confirming(
+            session=self.digest,
+            members=self.V,
+            masked=digests,
+            tau1=self.tau1,
+            commitment=commitment,
+            clients=self.V,
+            needed=self.cohort.t_mask,
+        )
+        final = hashing.final(self.view_mask, self.V, digests, self.tau1, commitment)
+        self.final, self.confirmed = final, self._agreeing(replies, final)
+        if verified and len(self.confirmed) < len(self.V):
+            missing = sorted(set(self.V) - {reply.client_id for reply in self.confirmed})
+            raise Voided(f"lost before the second sketch was shared: {', '.join(missing)}")
+        if len(self.confirmed) < self.cohort.t_mask:
+            raise TooFewUpdatesError(
+                f"{len(self.confirmed)} members have confirmed the same lists; {self.cohort.t_mask} are needed"
+            )
+        self.consulted += self.confirmed
+
+    # --- UNMASK
+
+    def unmask(self) -> Conversation:
+        who = tuple(reply.client_id for reply in self.confirmed)
+        verified = self.mode is Mode.VERIFIED
+        inboxes = _inboxes(self.confirmed, self.V, confirm_bytes()) if verified else {}
+        replies = yield Unmasking(
+            session=self.digest,
+            members=self.V,
+            lost=self.lost,
+            tau2=self.tau2,
+            replies=join_envelopes([reply.signed for reply in self.confirmed]),
+            ciphertexts={name: b"".join(inboxes[name][other] for other in self.V if other != name) for name in inboxes},
+            clients=who,
+        )
+        self._refused_shares(replies)
+        answers: dict[str, Shares] = {}
+        for reply in self._agreeing(replies, self.final):
+            try:
+                answers[reply.client_id] = Shares.from_bytes(
+                    _content(reply), len(self.V), len(self.lost), verified=verified
+                )
+            except Malformed as error:
+                self._alarm(reply.client_id, str(error))
+        self._enough(len(answers), "have sent their shares")
+        self.consulted += [reply for reply in replies if reply.client_id in answers]
+        self.words = self._unmasked(answers)
+        self._check_sum(answers)
+
+    def _refused_shares(self, replies: Replies) -> None:
+        """Names a dealer whose shares of the second sketch more than t members declined."""
+        blamed = [reason.partition(":")[2] for reason in replies.declines.values() if reason.startswith("bad-share:")]
+        named = {name: "bad-share" for name in set(blamed) & set(self.V) if blamed.count(name) > self.cohort.t}
+        if named:
+            raise Voided("shares of the second sketch cannot be read", named=named)
+
+    def _unmasked(self, answers: Mapping[str, Shares]) -> Words:
+        """The sum of the masked vectors without its masks."""
+        given = [answers[name] for name in sorted(answers)]
+        shares = np.stack([np.concatenate([one.sigma_b, one.sigma_s]) for one in given])
+        tests = [
+            *(unmasking.commits(self.commitments[name]) for name in self.V),
+            *(unmasking.gives_key(self.keys[name].s, self.digest) for name in self.lost),
+        ]
+        at, who = [self.points[name] for name in sorted(answers)], sorted(answers)
+        found = unmasking.recover(at, shares, tests, t_mask=self.cohort.t_mask, t=self.cohort.t)
+        if found is None:
+            raise Voided("the shares of the masks fit no secret that was committed to", blind=True)
+        self.liars = {who[place]: "wrong-shares" for place in found.named}
+        for place, count in found.wrong.items():
+            self._alarm(who[place], f"wrong shares of {count} mask secrets")
+        survivors = len(self.V)
+        sigma_b = dict(zip(self.V, found.secrets[:survivors], strict=True))
+        private = {
+            name: pair_private_key(sigma, self.digest)
+            for name, sigma in zip(self.lost, found.secrets[survivors:], strict=True)
+        }
+        total = np.zeros(self.setting.agreed.length, np.uint32)
+        for reply in self.masked:
+            total += _row(reply)
+        publics = {name: self.keys[name].s for name in self.V}
+        masks.unmask(total, masks.masks_of_sum(self.V, sigma_b, private, publics, self.view_mask))
+        return total
+
+    def _check_sum(self, answers: Mapping[str, Shares]) -> None:
+        """The checks of section 4."""
+        given = dict(zip(self.W, self.coefficients, strict=True))
+        weights = [given[name] / ONE for name in self.V]
+        failures, square = checks.failures_of_sum((masks.reals(block) for block in blocks(self.words)), weights)
+        if self.gram is not None:
+            a = np.array([given[name] / ONE if name in self.V else 0.0 for name in self.W])
+            failures += checks.failures_of_identity(square, self.gram, a, self.cohort.k)
+        named = dict(self.liars)
+        if self.mode is Mode.VERIFIED:
+            points = {name: self.points[name] for name in answers}
+            told = {name: one.answers for name, one in answers.items() if one.answers is not None}
+            findings = verification.examine(points, told, self.V, self.cohort.t)
+            failures += findings.failures
+            named |= findings.named
+            for name, dealers in findings.corrected.items():
+                self._alarm(name, f"wrong answers about the shares of {len(dealers)} members")
+            if findings.sums is not None:
+                TR = sketch.second_sketch(self.tau1, (masks.reals(block) for block in blocks(self.words)))
+                size, m = len(self.words), len(self.V)
+                failures += verification.failures_of_second_sketch(TR, findings.sums, size, m)
+        self._check(failures, named)
+
+    def result(self) -> Sum:
+        """The sum, after every check has passed."""
+        record = Record(
+            session=self.digest,
+            terms=self.setting.terms_bytes,
+            ready=self.ids,
+            members=self.W,
+            survivors=self.V,
+            coefficients=self.coefficients,
+            tau1=self.tau1,
+            tau2=self.tau2,
+            alarms=tuple(self.alarms),
+        )
+        return Sum(
+            words=self.words,
+            cohort=self.final_cohort,
+            survivors=Replies(self.masked),
+            consulted=tuple(self.consulted),
+            record=record,
+        )
+
+    # --- what stages share
+
+    def _agreeing(self, replies: Replies, view: bytes) -> list[Reply]:
+        """The replies of members that were told the same; others are dropouts."""
+        agreeing = [reply for reply in replies if reply.statement.view == view]
+        for reply in replies:
+            if reply.statement.view != view:
+                self._alarm(reply.client_id, f"it signed another view at {reply.statement.stage.value}")
+        return agreeing
+
+    def _alarm(self, member: str, why: str) -> None:
+        self.alarms.append(f"{member}: {why}")
+
+    def _enough(self, members: int, what: str) -> None:
+        if members < self.cohort.n_min:
+            raise TooFewUpdatesError(f"{members} of {self.cohort.m} members {what}; {self.cohort.n_min} are needed")
+
+    def _share_rule(self, members: Sequence[str], what: str) -> None:
+        given = dict(zip(self.W, self.coefficients, strict=True))
+        among = {name: given[name] for name in members}
+        large = [name for name in members if not share_rule(among, name, self.cohort.t)]
+        if large:
+            raise TooFewUpdatesError(
+                f"{what} give {large[0]} too large a share ({among[large[0]] / ONE:.3f}): {self.cohort.t} colluding "
+                "members could subtract what they know from the sum"
+            )
+
+    def _check(self, failures: Sequence[Failure], named: Mapping[str, str] | None = None) -> None:
+        if failures or named:
+            words = "; ".join(dict.fromkeys(_described(failure) for failure in failures)) or "wrong answers"
+            raise Voided(f"a check failed: {words[:300]}", named=named or {}, blind=not named)
+
+
+def invitation(keys: Mapping[str, bytes]) -> tuple[Invited, ...]:
+    """Members by id, and the ids of their signing keys, sorted."""
+    return tuple(Invited(name, keys[name]) for name in sorted(keys))
+
+
+def _described(failure: Failure) -> str:
+    whose = f" of {failure.member}" if failure.member else ""
+    value = f" {failure.value:.4g}, at most {failure.limit:.4g}" if failure.value is not None and failure.limit else ""
+    return f"{failure.check}{whose}{value}"
+
+
+def _row(reply: Reply) -> NDArray[Any]:
+    (row,) = reply.rows
+    return row.read() if isinstance(row, RowFile) else row
+
+
+def _content(reply: Reply) -> bytes:
+    return bytes(_row(reply).tobytes())
+
+
+def _inboxes(replies: Sequence[Reply], receivers: Sequence[str], length: int) -> dict[str, dict[str, bytes]]:
+    """The ciphertexts by receiver and sender; a sender made one for each other receiver, in order."""
+    found: dict[str, dict[str, bytes]] = {name: {} for name in receivers}
+    for reply in replies:
+        others = [name for name in receivers if name != reply.client_id]
+        for name, ciphertext in zip(others, split_ciphertexts(_content(reply), len(others), length), strict=True):
+            found[name][reply.client_id] = ciphertext
+    return found

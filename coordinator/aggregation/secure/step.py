@@ -1,0 +1,185 @@
+"""The private round of a rule over clients: which sum it needs, and the step that the sum becomes (section 6).
+
+Members make vectors of length at most 1. A rule that knows its coefficients without the updates needs mode `sum`; the
+others find them from the Gram matrix of the members' sketches. Coefficients c go out as a = c / sum |c|, and the step
+is sum |c| times R / sum_V |a|, where R = sum_V a_i u_i.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coordinator.aggregation.phase_kinds import Training
+from coordinator.aggregation.phases import Asked, Private, RoundContext, RoundGenerator, Step, Waiting
+from coordinator.aggregation.rules import Combination, Matrix, TooFewUpdatesError, Vector
+from coordinator.aggregation.secure.session import Cohort, Setting, Sum, invitation, secure_sum
+from federation.digests import derived_seed
+from federation.secure.derivation import taus
+from federation.secure.thresholds import LARGEST, SMALLEST_MGDA, Mode, assumed, smallest_cohort, truncated
+from federation.work.base import Work
+from federation.work.secure.terms import SessionTerms
+
+if TYPE_CHECKING:
+    from coordinator.aggregation.base import Rule
+
+
+class _Stationary(Exception):
+    """Every coefficient is 0: there is nothing to sum."""
+
+    def __init__(self, combination: Combination, cohort: Cohort) -> None:
+        super().__init__()
+        self.combination, self.cohort = combination, cohort
+
+
+def private_round(rule: "Rule", context: RoundContext, private: Private) -> RoundGenerator:
+    """One round of a rule over clients.
+
+    Raises:
+        Voided, TooFewUpdatesError: as `secure_sum`.
+        Waiting: every group of members that could be left out has been left out.
+    """
+    found: dict[str, Any] = {}
+
+    def decide(cohort: Cohort) -> Sequence[int]:
+        norms = np.array([reply.metrics.get("norm", 1.0) for reply in cohort.replies])
+        usable = rule.usable(cohort.replies)
+        if len(usable) < len(cohort.replies):
+            raise TooFewUpdatesError(f"{rule.name} needs the numbers of all {len(cohort.replies)} members")
+        combination = rule.decide(usable.rows(context, *_seen(rule, cohort, norms)))
+        factors = combination.coefficients * norms
+        size = float(np.abs(factors).sum())
+        if not size > 0 or combination.diagnostics.get("stationary"):
+            raise _Stationary(combination, cohort)
+        found.update(combination=combination, size=size)
+        return truncated((factors / size).tolist())
+
+    def inner(asked: Asked) -> Work:
+        return Training().work(asked)
+
+    who = invited(context, private)
+    setting = make_setting(
+        context, private, private.mode, context.parameters, clip=private.clip, purpose="step", who=who
+    )
+    try:
+        total = yield from secure_sum(setting, inner, decide)
+    except _Stationary as end:
+        return _no_step(end, context)
+    return _step(total, found["combination"], found["size"] * (private.clip or 1.0))
+
+
+def _step(total: Sum, combination: Combination, size: float) -> Step:
+    """The step that the sum becomes, over the members V whose vectors are in it."""
+    members, survivors = total.cohort.members, total.record.survivors
+    kept = [members.index(name) for name in survivors]
+    weights = combination.weights[kept]
+    share = float(np.abs(total.weights).sum())
+    vector = total.vector(size / share)
+    measured = {"direction_norm": float(np.linalg.norm(vector)), "private/members": float(len(survivors))}
+    known = combination.diagnostics
+    if total.cohort.gram is None:  # the rule saw no inner product
+        known = {name: value for name, value in known.items() if not name.startswith(("conflict", "descent"))}
+    answer = replace(
+        combination,
+        coefficients=np.ones(1),
+        weights=weights / weights.sum() if weights.sum() > 0 else weights,
+        diagnostics=known | measured,
+    )
+    return Step(
+        replies=total.survivors,
+        combination=answer,
+        consulted=total.consulted,
+        combined=vector,
+        private=total.record,
+    )
+
+
+def _no_step(end: _Stationary, context: RoundContext) -> Step:
+    weights = end.combination.weights
+    diagnostics = end.combination.diagnostics | {"stationary": 1.0}
+    answer = replace(end.combination, coefficients=np.zeros(1), weights=weights, diagnostics=diagnostics)
+    return Step(end.cohort.replies, answer, combined=np.zeros(context.parameters, np.float32))
+
+
+def _seen(rule: "Rule", cohort: Cohort, norms: Vector) -> tuple[Matrix, float | None]:
+    """The Gram matrix that a rule sees, and its largest weight."""
+    if rule.private == "sum" or cohort.gram is None:
+        return np.diag(norms**2), None
+    if len(cohort.members) < SMALLEST_MGDA:
+        raise TooFewUpdatesError(f"a private round of {rule.name} needs {SMALLEST_MGDA} members")
+    return positive(cohort.gram) * np.outer(norms, norms), cohort.thresholds.cap
+
+
+def positive(G: Matrix) -> Matrix:
+    """The nearest positive semi-definite matrix, with ones on its diagonal: what noise has taken from G, (m, m)."""
+    values, vectors = np.linalg.eigh((G + G.T) / 2)
+    nearest = (vectors * np.maximum(values, 0.0)) @ vectors.T
+    lengths = np.sqrt(np.maximum(np.diag(nearest), 1e-12))
+    scaled: Matrix = nearest / np.outer(lengths, lengths)
+    return scaled
+
+
+def make_setting(
+    context: RoundContext,
+    private: Private,
+    mode: Mode,
+    length: int,
+    *,
+    clip: float,
+    purpose: str,
+    who: Sequence[str],
+) -> Setting:
+    """The setting of a session; `purpose` distinguishes those of one attempt at a round."""
+    place = f"{private.origin.run_id}\0{context.number}\0{context.attempt}\0{purpose}".encode()
+    agreed = SessionTerms(
+        nonce=private.derive("nonce", place)[:16],
+        federation_id=private.origin.federation_id,
+        run_id=private.origin.run_id,
+        round=context.number,
+        mode=mode,
+        base_model=private.origin.base_model,
+        spec=private.origin.spec,
+        task=private.origin.task,
+        length=length,
+        clip=clip,
+        disclose=tuple(sorted(private.disclose)),
+        invited=invitation({name: private.keys[name] for name in who}),
+    )
+    key = private.derive("challenge", place)
+    return Setting(
+        agreed=agreed,
+        terms_bytes=private.serialise(agreed),
+        taus=lambda view, V, inputs: taus(key, view, V, inputs),
+    )
+
+
+def invited(context: RoundContext, private: Private) -> tuple[str, ...]:
+    """The round's clients without those that were named as cheaters, and without one group after each blind failure.
+
+    The groups are disjoint, drawn by the run's seed, and as large as the assumed colluders allow: a cheater that a
+    check did not name is in one of them.
+
+    Raises:
+        TooFewUpdatesError: fewer members than a session needs.
+        Waiting: every group has been left out once.
+    """
+    present = sorted(name for name in context.selected if name in private.keys and name not in private.named)
+    least = smallest_cohort(private.mode, assumed(len(private.keys)))
+    if len(present) < least:
+        raise TooFewUpdatesError(
+            f"{len(present)} members can be invited; a private round in mode {private.mode} of {len(private.keys)} "
+            f"members needs {least}"
+        )
+    if not private.blind:
+        return tuple(present[:LARGEST])
+    size = len(present) - least
+    order = sorted(present, key=lambda name: derived_seed(f"groups\0{context.seed}\0{context.number}\0{name}"))
+    start = size * (private.blind - 1)
+    if size == 0 or start >= len(order):
+        raise Waiting(
+            "a check of the private round fails whoever is left out, and names nobody: find out which members send "
+            "vectors that are too long, revoke them, and resume the run"
+        )
+    left_out = order[start : start + size]
+    return tuple(name for name in present if name not in left_out)

@@ -1,0 +1,44 @@
+"""What a private round needs of its coordinator: keys, the members that were named, and secrets of its own."""
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.aggregation.phases import Private
+from coordinator.rounds.fleets.base import Fleet
+from federation.secure.thresholds import Mode
+from federation.work.base import Origin
+from federation.work.secure.wire import terms_bytes
+from storage.models import Round
+
+
+def private_facts(session: Session, fleet: Fleet, current: Round) -> Private | None:
+    """The facts for an attempt at a round; None for a run whose members send updates in the clear."""
+    spec, around = fleet.run.spec, fleet.around
+    if spec.privacy.secure == "off":
+        return None
+    rounds = session.scalars(select(Round).where(Round.run_id == fleet.run.run_id)).all()
+    key = around.signing_key.private_bytes_raw()
+
+    def derive(label: str, context: bytes) -> bytes:
+        info = b"fedpareto/v1/coordinator/" + label.encode() + b"\0" + context
+        return HKDF(SHA256(), 32, salt=None, info=info).derive(key)
+
+    return Private(
+        mode=Mode(spec.privacy.secure),
+        disclose=tuple(name for name in spec.privacy.disclose if name != "evaluation"),
+        clip=spec.privacy.clip,
+        origin=Origin(
+            federation_id=around.federation_id,
+            run_id=fleet.run.run_id,
+            task=spec.task,
+            spec=fleet.run.spec_digest,
+            base_model=current.base_model,
+        ),
+        keys=fleet.keys(session),
+        named=frozenset(name for round_ in rounds for void in round_.voided for name in void["named"]),
+        blind=sum(void["blind"] for void in current.voided),
+        serialise=terms_bytes,
+        derive=derive,
+    )

@@ -1,0 +1,34 @@
+"""Replies of other members, which a member verifies itself."""
+
+from collections.abc import Mapping
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from google.protobuf.message import DecodeError
+
+from federation.envelope import unseal
+from federation.refusals import Refusal
+from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
+from federation.work.base import WorkError
+from federation.work.registry import STAGES, decode_statement
+from federation.work.site import PeerReply
+
+_SAME = ("client_id", "federation_id", "run_id", "round", "attempt", "base_model", "spec", "task")
+
+
+def open_reply(envelope: bytes, roster: Mapping[str, bytes]) -> PeerReply:
+    """The reply in an envelope, which the key of its client in the roster has signed.
+
+    Raises:
+        ValueError: it is not a signed reply, or its client is not in the roster with this key.
+    """
+    try:
+        signed = SignedEnvelope.FromString(envelope)
+        claimed = UpdateManifest.FromString(signed.manifest).client_id
+        key = roster.get(claimed)
+        manifest = unseal(signed, UpdateManifest, None if key is None else Ed25519PublicKey.from_public_bytes(key))
+        statement = decode_statement(STAGES[0], manifest.statement) if manifest.statement else None
+    except DecodeError:
+        raise ValueError("it is not a signed envelope") from None
+    except (Refusal, WorkError) as error:
+        raise ValueError(str(error)) from error
+    return PeerReply(**{name: getattr(manifest, name) for name in _SAME}, statement=statement)

@@ -1,0 +1,155 @@
+"""DEAL and OPEN: share mask secrets and sketches, and open the Gram matrix."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from federation.secure import hashing, openings, payloads, sealing, sketch
+from federation.secure.dealing import DealShares, deal_bytes, deal_shares
+from federation.secure.derivation import deal_key
+from federation.secure.errors import Malformed
+from federation.secure.hashing import PublicKeys
+from federation.secure.thresholds import LARGEST, Mode, Thresholds
+from federation.vectors import Array
+from federation.work.base import Client, RowSchema, Shape, WorkError
+from federation.work.secure import refusals
+from federation.work.secure.journal import Journal
+from federation.work.secure.refusals import require
+from federation.work.secure.terms import Stage, Statement
+
+if TYPE_CHECKING:
+    pass
+
+from federation.work.secure.stage import CIPHERTEXTS, MAX_ENVELOPES, REPLIES, StageWork, bytes_row, channel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deal(StageWork):
+    """DEAL: share the mask secrets and the sketch with the members that replied to READY."""
+
+    name: ClassVar[str] = Stage.DEAL.value
+    doing: ClassVar[str] = "sharing secrets"
+    stage: ClassVar[Stage] = Stage.DEAL
+
+    mode: Mode
+    members: tuple[str, ...]
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """The numbers of the cohort."""
+        return cohort_of(len(self.members), self.mode)
+
+    def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
+        return (RowSchema(CIPHERTEXTS, (len(self.members) - 1) * deal_bytes(self.thresholds.k), "U8"),)
+
+    def input_sizes(self, shape: Shape) -> Mapping[str, int]:
+        return {REPLIES: MAX_ENVELOPES}
+
+    def reply(self, client: Client, journal: Journal) -> tuple[dict[str, Array], Statement]:
+        envelopes, _ = payloads.split_envelopes(bytes(client.inputs[REPLIES]))
+        shown = refusals.peers(client, journal, envelopes, Stage.READY)
+        require(tuple(sorted(shown)) == self.members, "members", "the members are not those of the replies")
+        require(self.mode.value == journal.agreed(Stage.READY)["mode"], "terms", "the terms have another mode")
+        require(all(len(one.statement.keys) == 64 for one in shown.values()), "keys", "keys are 64 bytes")
+        keys = {name: PublicKeys(one.statement.keys[:32], one.statement.keys[32:]) for name, one in shown.items()}
+        refusals.check_public_keys(client.client_id, journal.keys.public, keys)
+        refusals.check_cohort(client, self.mode, len(keys), "are ready")
+        journal.agree(Stage.DEAL, 0, {"keys": {name: (key.c + key.s).hex() for name, key in keys.items()}})
+        view1 = journal.view1
+        dealt = dict(zip(journal.ids, _dealt(journal), strict=True))
+        journal.keep_own(self.name, dealt.pop(client.client_id).to_bytes())
+        sealed = (
+            sealing.seal(deal_key(channel(journal, other), view1, client.client_id, other), shares.to_bytes(), view1)
+            for other, shares in dealt.items()
+        )
+        return bytes_row(CIPHERTEXTS, b"".join(sealed)), self.said(
+            view=view1, commitment=hashing.commitment(journal.keys.sigma_b)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Open(StageWork):
+    """OPEN: attempt 0 says whose ciphertexts are bad, attempts 1 and 2 open the Gram matrix over the members W."""
+
+    name: ClassVar[str] = Stage.OPEN.value
+    doing: ClassVar[str] = "opening the Gram matrix"
+    stage: ClassVar[Stage] = Stage.OPEN
+
+    attempt: int
+    members: tuple[str, ...]
+
+    @property
+    def place(self) -> int:
+        return self.attempt
+
+    def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
+        if not 0 <= self.attempt <= 2:
+            raise WorkError(f"there is no attempt {self.attempt} at {self.name}")
+        if self.attempt == 0:
+            return ()
+        return (RowSchema("elements", 4 * payloads.pair_count(len(self.members)), "U8"),)
+
+    def input_sizes(self, shape: Shape) -> Mapping[str, int]:
+        return {} if self.attempt else {CIPHERTEXTS: LARGEST * deal_bytes(32 * LARGEST)}
+
+    def reply(self, client: Client, journal: Journal) -> tuple[dict[str, Array], Statement]:
+        me, cohort = client.client_id, journal.thresholds
+        if self.attempt == 0:
+            refusals.check_members(self.members, journal.ids, me, cohort.n_min)
+            held, bad = self._received(client, journal)
+            journal.keep_shares(held)
+            journal.agree(Stage.OPEN, 0, {"W": list(self.members), "held": sorted(held)})
+            return {}, self.said(view=hashing.view_open(journal.view1, 0, self.members), complaints=tuple(bad))
+        require(cohort.mode is not Mode.SUM, "stage", "a session of the mode sum opens no Gram matrix")
+        before = journal.agreed(Stage.OPEN, self.attempt - 1)["W"]
+        refusals.check_members(self.members, before, me, cohort.n_min)
+        require(
+            self.attempt == 1 or len(self.members) < len(before), "members", "the second opening needs fewer members"
+        )
+        shares = np.stack([one.sketch for one in journal.shares(self.members)])
+        refusals.check_sessions(client, self.session, evaluation=journal.agreed(Stage.READY)["evaluation"], count=True)
+        journal.agree(Stage.OPEN, self.attempt, {"W": list(self.members)})
+        view, publics, points = (
+            hashing.view_open(journal.view1, self.attempt, self.members),
+            journal.publics,
+            journal.points,
+        )
+        elements = openings.opening(
+            shares,
+            {name: points[name] for name in self.members},
+            me,
+            openings.noise(journal.secret, view, cohort.k, len(self.members)),
+            openings.open_masks(me, journal.keys.c, {name: publics[name].c for name in self.members}, view),
+        )
+        return bytes_row("elements", payloads.pack_open(elements)), self.said(view=view)
+
+    def _received(self, client: Client, journal: Journal) -> tuple[dict[str, DealShares], list[str]]:
+        """The shares of the dealers whose ciphertexts are good, this member's own among them, and the other dealers."""
+        me, view1, rows = client.client_id, journal.view1, journal.thresholds.k
+        others = [name for name in self.members if name != me]
+        held, bad = {me: DealShares.from_bytes(journal.own_share(Deal.name), rows)}, []
+        sealed = payloads.split_ciphertexts(bytes(client.inputs[CIPHERTEXTS]), len(others), deal_bytes(rows))
+        for name, ciphertext in zip(others, sealed, strict=True):
+            try:
+                key = deal_key(channel(journal, name), view1, name, me)
+                held[name] = DealShares.from_bytes(sealing.unseal(key, ciphertext, view1), rows)
+            except Malformed:
+                bad.append(name)
+        return held, bad
+
+
+def cohort_of(members: int, mode: Mode) -> Thresholds:
+    """The numbers of a cohort of this many. Raises WorkError if there is none."""
+    try:
+        return Thresholds(members, mode)
+    except Malformed as error:
+        raise WorkError(str(error), reason="cohort") from error
+
+
+def _dealt(journal: Journal) -> tuple[DealShares, ...]:
+    """What this member deals, one for each member of U1."""
+    cohort = journal.thresholds
+    made = sketch.first_sketch(journal.session, journal.vector(), cohort.k) if cohort.k else np.empty(0, np.uint64)
+    return deal_shares(journal.keys, made, cohort, journal.secret, journal.view1)

@@ -1,0 +1,162 @@
+"""What a member keeps of a session, durably, until the attempt at the round is over.
+
+All randomness follows from 32 secret bytes, so a restarted member gives the same bytes. Values that cannot be derived
+are kept: the terms, the vector, the other members' keys and shares, and what was agreed at each stage.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federation.secure import hashing
+from federation.secure.blocks import Blocks, blocks, unit
+from federation.secure.dealing import DealShares, deal_bytes
+from federation.secure.hashing import PublicKeys
+from federation.secure.keys import MemberKeys, member_keys
+from federation.secure.sealing import TAG
+from federation.secure.thresholds import Mode, Thresholds
+from federation.work.base import Memory, WorkError
+from federation.work.secure.terms import Stage
+
+
+class Journal:
+    """The journal of one session. Values are written durably before they return."""
+
+    def __init__(self, memory: Memory, session: bytes) -> None:
+        self._memory = memory
+        self.session = session
+
+    def _get(self, name: str) -> bytes | None:
+        return self._memory.get(f"{self.session.hex()}/{name}")
+
+    def _put(self, name: str, value: bytes) -> None:
+        self._memory.put(f"{self.session.hex()}/{name}", value, durable=True)
+
+    def _must(self, name: str) -> bytes:
+        value = self._get(name)
+        if value is None:
+            raise WorkError("this member keeps nothing of the session: it is over", reason="session-over")
+        return value
+
+    # --- READY
+
+    @property
+    def known(self) -> bool:
+        """Whether a secret of the session is kept."""
+        return self._get("secret") is not None
+
+    @property
+    def secret(self) -> bytes:
+        """32 bytes from which all randomness of the session follows."""
+        return self._must("secret")
+
+    def begin(self, secret: bytes) -> None:
+        """Keeps the secret."""
+        self._put("secret", secret)
+
+    @property
+    def keys(self) -> MemberKeys:
+        """The member's own keys."""
+        return member_keys(self.secret, self.session)
+
+    def keep_vector(self, vector: NDArray[np.float32], divisor: float) -> None:
+        """Keeps the vector, and what it is divided by."""
+        self._put("vector", vector.tobytes())
+        self._put("divisor", np.float64(divisor).tobytes())
+
+    def vector(self) -> Blocks:
+        """The blocks of the vector of length at most 1."""
+        (divisor,) = np.frombuffer(self._must("divisor"), np.float64)
+        return unit(blocks(np.frombuffer(self._must("vector"), np.float32)), float(divisor))
+
+    # --- what was agreed, stage by stage
+
+    def facts(self, stage: Stage, attempt: int = 0) -> dict[str, Any] | None:
+        """What was agreed at a stage; None when it has not been reached."""
+        value = self._get(f"facts/{stage.place(attempt)}")
+        if value is None:
+            return None
+        found: dict[str, Any] = json.loads(value)
+        return found
+
+    def agreed(self, stage: Stage, attempt: int = 0) -> dict[str, Any]:
+        """What was agreed at a stage. Raises WorkError when it has not been reached."""
+        found = self.facts(stage, attempt)
+        if found is None:
+            raise WorkError(f"this member has not answered {stage.value}, attempt {attempt}", reason="stage")
+        return found
+
+    def agree(self, stage: Stage, attempt: int, facts: Mapping[str, Any]) -> None:
+        """Keeps what is agreed at a stage, before it is answered."""
+        self._put(f"facts/{stage.place(attempt)}", json.dumps(dict(facts), sort_keys=True).encode())
+
+    def reached(self) -> int:
+        """The place of the last stage that was answered; -1 before the first."""
+        places = (stage.place(attempt) for stage in Stage for attempt in range(3))
+        return max((place for place in places if self._get(f"facts/{place}") is not None), default=-1)
+
+    # --- the cohort
+
+    @property
+    def ids(self) -> list[str]:
+        """U1, sorted."""
+        return sorted(self.agreed(Stage.DEAL)["keys"])
+
+    @property
+    def mode(self) -> Mode:
+        """The mode of the session."""
+        return Mode(self.agreed(Stage.READY)["mode"])
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """The numbers of the cohort U1."""
+        return Thresholds(len(self.ids), self.mode)
+
+    @property
+    def points(self) -> dict[str, int]:
+        """x_j of each member of U1."""
+        return {name: place for place, name in enumerate(self.ids, 1)}
+
+    @property
+    def publics(self) -> dict[str, PublicKeys]:
+        """The public keys of U1."""
+        shown = self.agreed(Stage.DEAL)["keys"]
+        return {name: PublicKeys(bytes.fromhex(both[:64]), bytes.fromhex(both[64:])) for name, both in shown.items()}
+
+    @property
+    def view1(self) -> bytes:
+        """The view after READY."""
+        return hashing.view1(self.session, self.publics)
+
+    # --- shares
+
+    def keep_own(self, name: str, share: bytes) -> None:
+        """Keeps this member's own share of what it dealt at a stage."""
+        self._put(f"own/{name}", share)
+
+    def own_share(self, name: str) -> bytes:
+        """This member's own share of what it dealt at a stage."""
+        return self._must(f"own/{name}")
+
+    def keep_shares(self, held: Mapping[str, DealShares]) -> None:
+        """Keeps the shares of the dealers whose ciphertexts are good, which OPEN 0 names."""
+        self._put("shares", b"".join(held[name].to_bytes() for name in sorted(held)))
+
+    def shares(self, names: Sequence[str]) -> list[DealShares]:
+        """The shares of some dealers.
+
+        Raises:
+            WorkError: that of one is missing.
+        """
+        held, rows = self.agreed(Stage.OPEN)["held"], self.thresholds.k
+        value, size = self._must("shares"), deal_bytes(rows) - TAG
+        found = []
+        for name in names:
+            if name not in held:
+                raise WorkError(f"this member holds no share of {name}", reason=f"bad-share:{name}")
+            start = size * held.index(name)
+            found.append(DealShares.from_bytes(value[start : start + size], rows))
+        return found

@@ -1,0 +1,123 @@
+"""READY: make the vector that the session sums, and keys for the session."""
+
+import secrets
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from federation.secure import hashing
+from federation.secure.derivation import Purpose, own
+from federation.work.base import Client, Demand, Result, RowSchema, Shape, Terms, Work, WorkError
+from federation.work.computation import AtBase, Computation, Measure
+from federation.work.evaluate.work import Evaluate
+from federation.work.secure import refusals, vector
+from federation.work.secure.journal import Journal
+from federation.work.secure.terms import SessionTerms, Stage, Statement
+
+if TYPE_CHECKING:
+    from federation.runs import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready(Work):
+    """READY: make the vector, and keys for the session.
+
+    Attributes:
+        agreed: the terms.
+        terms_bytes: the terms as received; the session is named by their digest.
+        inner: what the vector is made of.
+    """
+
+    name: ClassVar[str] = Stage.READY.value
+    doing: ClassVar[str] = "preparing a private round"
+
+    agreed: SessionTerms
+    terms_bytes: bytes
+    inner: Work = field(hash=False)
+
+    @classmethod
+    def terms(cls, spec: "RunSpec") -> Terms:
+        """The deadline of `[train]`; the conversation says how many replies it needs."""
+        return Terms(spec.train.deadline_seconds, None)
+
+    @property
+    def session(self) -> bytes:
+        """The digest of the session."""
+        return hashing.session(self.terms_bytes)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the vector is made of the metrics of an evaluation."""
+        return isinstance(self.inner, Evaluate)
+
+    def once(self) -> str:
+        return f"{self.session.hex()}/{self.name}/0"
+
+    def demand(self, samples: int) -> Demand | None:
+        return self.inner.demand(samples)
+
+    def rows(self, shape: Shape) -> tuple[RowSchema, ...]:
+        """None: the vector stays here. Errors are those of the work."""
+        if any(row.dtype != "F32" for row in self.inner.rows(shape)):
+            raise WorkError("a private round sums rows of float32 only")
+        return ()
+
+    def length(self, shape: Shape) -> int:
+        """Coordinates of the vector."""
+        if isinstance(self.inner, Evaluate):
+            return 2 * len(vector.metric_names(self.inner.splits, shape.objectives))
+        return sum(row.length for row in self.inner.rows(shape))
+
+    def computation(self, client: Client) -> Computation | None:
+        """That of the inner work, seeded by the session's secret."""
+        evaluates = self.evaluates
+        refusals.check_terms(client, self.agreed, self.length(client.shape), evaluation=evaluates)
+        refusals.check_sessions(client, self.session, evaluation=evaluates, count=False)
+        journal = Journal(client.memory, self.session)
+        if not journal.known:
+            if client.again:
+                raise WorkError("this member answered in this session, and keeps nothing of it", reason="session-over")
+            make = client.site.new_secret
+            journal.begin(secrets.token_bytes(32) if make is None else make(self.session.hex()))
+        computation = self.inner.computation(client)
+        if computation is None or isinstance(computation, Measure):
+            return computation
+        seed = int.from_bytes(own(journal.secret, Purpose.TRAINING, self.session)[:8], "big") >> 1
+        return replace(computation, secret_seed=seed) if isinstance(computation, AtBase) else computation
+
+    def answer(self, client: Client, computed: Result) -> Result:
+        journal, agreed = Journal(client.memory, self.session), self.agreed
+        refusals.check_order(journal, Stage.READY, 0, again=client.again)
+        found = self.inner.answer(client, computed)
+        if isinstance(self.inner, Evaluate):
+            made = vector.of_metrics(found.metrics, self.inner.splits, client.shape.objectives)
+        else:
+            made = vector.joined([found.rows[row.name] for row in self.inner.rows(client.shape)])
+        divisor = vector.divisor(made, agreed.clip)
+        journal.keep_vector(made, divisor)
+        journal.agree(
+            Stage.READY,
+            0,
+            {
+                "mode": agreed.mode.value,
+                "length": agreed.length,
+                "federation_id": agreed.federation_id,
+                "run_id": agreed.run_id,
+                "round": agreed.round,
+                "spec": agreed.spec,
+                "invited": list(agreed.ids),
+                "evaluation": self.evaluates,
+            },
+        )
+        public = journal.keys.public
+        metrics = {}
+        if "accuracy" in agreed.disclose and "train/accuracy" in found.metrics:
+            metrics["train/accuracy"] = found.metrics["train/accuracy"]
+        if "norm" in agreed.disclose:
+            metrics["norm"] = divisor
+        return replace(
+            found,
+            rows={},
+            losses=found.losses if "loss" in agreed.disclose else {},
+            metrics=metrics,
+            statement=Statement(session=self.session, stage=Stage.READY, keys=public.c + public.s),
+        )

@@ -1,0 +1,147 @@
+"""What a member refuses (section 3 of the protocol): each check raises WorkError with a stable reason."""
+
+from collections.abc import Mapping, Sequence
+
+from federation.secure.errors import Malformed
+from federation.secure.hashing import PublicKeys
+from federation.secure.keys import check_keys
+from federation.secure.thresholds import ONE, Mode, Thresholds, share_rule, smallest_cohort
+from federation.work.base import Client, WorkError
+from federation.work.secure.journal import Journal
+from federation.work.secure.terms import SessionTerms, Stage
+from federation.work.site import PeerReply, SessionEntry
+
+
+def require(holds: bool, reason: str, message: str) -> None:
+    """Raises WorkError unless it holds."""
+    if not holds:
+        raise WorkError(message, reason=reason)
+
+
+def check_terms(client: Client, terms: SessionTerms, length: int, *, evaluation: bool) -> None:
+    """The terms against the assignment, the pinned roster and the owner's policy.
+
+    Args:
+        client: the member.
+        terms: of the session.
+        length: coordinates of the vector that the work gives.
+        evaluation: whether the session sums the metrics of an evaluation.
+    """
+    origin, site = client.origin, client.site
+    policy = site.policy(origin.task)
+    for name in ("federation_id", "run_id", "task", "spec", "base_model"):
+        require(
+            getattr(terms, name) == getattr(origin, name), "terms", f"the terms are for another {name} than the work"
+        )
+    require(terms.round == client.round, "terms", f"the terms are for round {terms.round}, the work for {client.round}")
+    require(terms.length == length, "terms", f"the terms say {terms.length} coordinates; the work gives {length}")
+    require(len(terms.nonce) == 16, "terms", f"the nonce has {len(terms.nonce)} bytes, not 16")
+    require(terms.clip >= 0, "terms", f"vectors cannot be clipped to {terms.clip}")
+    require(bool(site.roster), "roster", "no roster is pinned here: `fedpareto worker roster pin FILE`")
+    ids = terms.ids
+    require(list(ids) == sorted(set(ids)), "terms", "the members invited are not sorted, or one is named twice")
+    require(client.client_id in ids, "terms", "this member is not invited")
+    for one in terms.invited:
+        require(
+            site.key_id(one.client_id) == one.key_id,
+            "roster",
+            f"{one.client_id} is not in the pinned roster with the key {one.key_id.hex()[:16]}",
+        )
+    require(terms.mode in policy.modes, "policy:mode", f"the owner does not allow the mode {terms.mode}")
+    require(terms.mode is Mode.SUM or not evaluation, "policy:mode", "an evaluation is a sum, and needs no other mode")
+    hidden = sorted(set(terms.disclose) - policy.disclose)
+    require(not hidden, "policy:disclose", f"the owner does not disclose {', '.join(hidden)}")
+    check_cohort(client, terms.mode, len(ids), "are invited")
+
+
+def check_cohort(client: Client, mode: Mode, members: int, doing: str) -> None:
+    """Whether enough members take part for the colluders that the owner assumes."""
+    policy, colluders = client.site.policy(client.origin.task), client.site.assumed(client.origin.task)
+    least = max(policy.smallest, smallest_cohort(mode, colluders))
+    require(
+        members >= least,
+        "cohort",
+        f"{members} members {doing}; against {colluders} colluding members, the mode {mode} needs {least}",
+    )
+
+
+def check_sessions(client: Client, session: bytes, *, evaluation: bool, count: bool) -> None:
+    """Whether the owner's limits allow one more session; `count` makes it count, durably."""
+    origin, site = client.origin, client.site
+    policy, name = site.policy(origin.task), session.hex()
+    others = [one for one in site.ledger.entries(origin.task) if one.session != name and one.evaluation == evaluation]
+    most = policy.evaluations if evaluation else policy.sessions
+    what = "evaluation" if evaluation else "training"
+    require(
+        len(others) < most,
+        "sessions",
+        f"this data set has been in {len(others)} sessions of {what}; {most} are allowed",
+    )
+    here = sum(one.base_model == origin.base_model for one in others)
+    require(
+        evaluation or here < policy.sessions_per_model,
+        "model-sessions",
+        f"{here} sessions have begun from this model; {policy.sessions_per_model} are allowed",
+    )
+    if count:
+        site.ledger.add(SessionEntry(name, origin.task, origin.base_model, evaluation))
+
+
+def check_order(journal: Journal, stage: Stage, attempt: int, *, again: bool) -> None:
+    """Stages only go forward; the last one may be asked again."""
+    reached, place = journal.reached(), stage.place(attempt)
+    require(
+        place > reached or (place == reached and again),
+        "stage",
+        f"{stage.value} is asked for after a later stage, or a second time",
+    )
+
+
+def peers(client: Client, journal: Journal, envelopes: Sequence[bytes], stage: Stage) -> dict[str, PeerReply]:
+    """The signed replies of other members to a stage, by id, verified with the keys of the pinned roster."""
+    ready = journal.agreed(Stage.READY)
+    found: dict[str, PeerReply] = {}
+    for envelope in envelopes:
+        try:
+            reply = client.site.open_reply(envelope, client.site.roster)
+        except ValueError as error:
+            raise WorkError(f"a reply of another member does not verify: {error}", reason="envelope") from error
+        name, said = reply.client_id, reply.statement
+        same = all(getattr(reply, field) == ready[field] for field in ("federation_id", "run_id", "round", "spec"))
+        require(
+            same and said is not None and said.session == journal.session and said.stage is stage,
+            "envelope",
+            f"the reply of {name} is of another session or stage",
+        )
+        require(name in ready["invited"], "envelope", f"{name} is not invited")
+        require(name not in found, "envelope", f"{name} is named twice")
+        found[name] = reply
+    return found
+
+
+def check_public_keys(me: str, own: PublicKeys, shown: Mapping[str, PublicKeys]) -> None:
+    """The keys of U1: this member's own are among them, and none is refused."""
+    require(shown.get(me) == own, "keys", "this member's own keys are missing or changed")
+    try:
+        check_keys(shown.values())
+    except Malformed as error:
+        raise WorkError(str(error), reason="keys") from error
+
+
+def check_members(members: Sequence[str], within: Sequence[str], me: str, least: int) -> None:
+    """A list of members: sorted, a subset, with this member in it, and long enough."""
+    require(list(members) == sorted(set(members)), "members", "the members are not sorted, or one is named twice")
+    require(set(members) <= set(within), "members", "the members are not among those of the stage before")
+    require(me in members, "members", "this member is not among them")
+    require(len(members) >= least, "members", f"{len(members)} members; at least {least} are needed")
+
+
+def check_shares(coefficients: Mapping[str, int], me: str, thresholds: Thresholds) -> None:
+    """The share rule (section 3.5)."""
+    own, total = coefficients[me], sum(abs(a) for a in coefficients.values())
+    require(
+        share_rule(coefficients, me, thresholds.t),
+        "share-rule",
+        f"this member's share {own / ONE:.4f} of {total / ONE:.4f} is too large: {thresholds.t} colluding members "
+        "could subtract what they know",
+    )

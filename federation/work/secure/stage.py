@@ -1,0 +1,77 @@
+"""What the stages after READY have in common."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from federation.secure.errors import Malformed
+from federation.secure.keys import shared_secret
+from federation.secure.thresholds import LARGEST
+from federation.vectors import Array
+from federation.work.base import Client, Lane, Result, Terms, Work, WorkError
+from federation.work.secure import refusals
+from federation.work.secure.journal import Journal
+from federation.work.secure.terms import Stage, Statement
+
+if TYPE_CHECKING:
+    from federation.runs import RunSpec
+
+REPLIES, CIPHERTEXTS = "replies", "ciphertexts"
+"""Inputs and rows: the signed replies of other members, ciphertexts between members."""
+MAX_ENVELOPES = LARGEST * (64 << 10)
+"""Bytes of the signed replies of all members to one stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageWork(Work):
+    """A stage after READY. `session` is the digest of its session."""
+
+    lane: ClassVar[Lane] = Lane.PROTOCOL
+    needs_samples: ClassVar[bool] = False
+    stage: ClassVar[Stage]
+
+    session: bytes
+
+    @classmethod
+    def terms(cls, spec: "RunSpec") -> Terms:
+        """The time of a stage; the conversation says how many replies it needs."""
+        return Terms(spec.privacy.stage_seconds, None)
+
+    @property
+    def place(self) -> int:
+        """The attempt at the stage; only OPEN has several."""
+        return 0
+
+    def once(self) -> str:
+        return f"{self.session.hex()}/{self.name}/{self.place}"
+
+    def answer(self, client: Client, computed: Result) -> Result:
+        journal = Journal(client.memory, self.session)
+        if not journal.known:
+            raise WorkError("this member keeps nothing of the session: it is over", reason="session-over")
+        refusals.check_order(journal, self.stage, self.place, again=client.again)
+        try:
+            rows, statement = self.reply(client, journal)
+        except Malformed as error:
+            raise WorkError(str(error), reason="malformed") from error
+        return replace(computed, rows=rows, samples=0, statement=statement)
+
+    @abstractmethod
+    def reply(self, client: Client, journal: Journal) -> tuple[dict[str, Array], Statement]:
+        """The rows of the payload, and what the member signs with them."""
+
+    def said(self, **fields: object) -> Statement:
+        """A statement of this stage."""
+        return Statement(session=self.session, stage=self.stage, attempt=self.place, **fields)  # type: ignore[arg-type]
+
+
+def channel(journal: Journal, other: str) -> bytes:
+    """DH(c_i, c_j)."""
+    return shared_secret(journal.keys.c, journal.publics[other].c)
+
+
+def bytes_row(name: str, content: bytes) -> dict[str, Array]:
+    """The payload of one row of bytes."""
+    return {name: np.frombuffer(content, np.uint8)}

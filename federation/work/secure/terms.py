@@ -1,0 +1,65 @@
+"""The terms of a session, and what a member signs with each reply."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from federation.secure.thresholds import Mode
+
+
+class Stage(StrEnum):
+    """The stages in their order; the value is the name of the kind of work."""
+
+    READY = "secure-ready"
+    DEAL = "secure-deal"
+    OPEN = "secure-open"
+    MASK = "secure-mask"
+    CONFIRM = "secure-confirm"
+    UNMASK = "secure-unmask"
+
+    def place(self, attempt: int = 0) -> int:
+        """Where an attempt at a stage stands in the order of all; only OPEN has attempts, 0 to 2."""
+        return 3 * list(Stage).index(self) + attempt
+
+
+@dataclass(frozen=True)
+class Invited:
+    """A member that is invited, and the id of its signing key, 32 bytes."""
+
+    client_id: str
+    key_id: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionTerms:
+    """The terms of a session; the fields are those of SecureTerms. `clip` is 0 for vectors of length 1."""
+
+    nonce: bytes
+    federation_id: str
+    run_id: str
+    round: int
+    mode: Mode
+    base_model: str
+    spec: str
+    task: str
+    length: int
+    clip: float
+    disclose: tuple[str, ...]
+    invited: tuple[Invited, ...]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Those invited, sorted."""
+        return tuple(one.client_id for one in self.invited)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What a member signs with its reply to a stage; the fields are those of SecureStatement."""
+
+    session: bytes
+    stage: Stage
+    attempt: int = 0
+    keys: bytes = b""
+    commitment: bytes = b""
+    view: bytes = b""
+    complaints: tuple[str, ...] = ()

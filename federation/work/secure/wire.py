@@ -1,0 +1,198 @@
+"""The stages of a private round as messages, and back."""
+
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from federation.secure import hashing
+from federation.secure.errors import Malformed
+from federation.secure.hashing import PublicKeys
+from federation.secure.keys import check_keys
+from federation.secure.thresholds import Mode
+from federation.v1.secure_pb2 import (
+    Invited,
+    SecureConfirmWork,
+    SecureDealWork,
+    SecureMaskWork,
+    SecureOpenWork,
+    SecureReadyWork,
+    SecureStatement,
+    SecureTerms,
+    SecureUnmaskWork,
+)
+from federation.work.base import Shape, WorkError
+from federation.work.evaluate import wire as evaluate
+from federation.work.jacobian import wire as jacobian
+from federation.work.registry import Kind, Statements
+from federation.work.secure import terms
+from federation.work.secure.deal import Deal, Open
+from federation.work.secure.ready import Ready
+from federation.work.secure.sum import Confirm, Mask, Unmask
+from federation.work.secure.terms import SessionTerms, Stage, Statement
+from federation.work.train import wire as train
+
+_INNER = {kind.KIND.work.name: kind.KIND for kind in (train, jacobian, evaluate)}
+_SAME = ("nonce", "federation_id", "run_id", "round", "base_model", "spec", "task", "length", "clip")
+
+
+def terms_bytes(agreed: SessionTerms) -> bytes:
+    """The terms as they are sent."""
+    message = SecureTerms(**{name: getattr(agreed, name) for name in _SAME})
+    message.mode = agreed.mode.value
+    message.disclose.extend(agreed.disclose)
+    message.invited.extend(Invited(client_id=one.client_id, key_id=one.key_id) for one in agreed.invited)
+    return message.SerializeToString(deterministic=True)
+
+
+def read_terms(data: bytes) -> SessionTerms:
+    """The terms as they were sent. Raises WorkError if they are malformed."""
+    try:
+        message = SecureTerms.FromString(data)
+    except DecodeError:
+        raise WorkError("the terms are not a SecureTerms", reason="terms") from None
+    fields: dict[str, Any] = {name: getattr(message, name) for name in _SAME}
+    return SessionTerms(
+        **fields,
+        mode=_mode(message.mode),
+        disclose=tuple(message.disclose),
+        invited=tuple(terms.Invited(one.client_id, one.key_id) for one in message.invited),
+    )
+
+
+def _mode(name: str) -> Mode:
+    try:
+        return Mode(name)
+    except ValueError:
+        raise WorkError(f"there is no mode {name[:40]!r}", reason="terms") from None
+
+
+def statement_to_proto(said: Statement) -> SecureStatement:
+    """The message of a statement."""
+    return SecureStatement(
+        session=said.session,
+        stage=said.stage.value,
+        attempt=said.attempt,
+        keys=said.keys,
+        commitment=said.commitment,
+        view=said.view,
+        complaints=said.complaints,
+    )
+
+
+def statement_from_proto(message: SecureStatement) -> Statement:
+    """The statement of a message. Raises ValueError if there is no such stage."""
+    return Statement(
+        session=message.session,
+        stage=Stage(message.stage),
+        attempt=message.attempt,
+        keys=message.keys,
+        commitment=message.commitment,
+        view=message.view,
+        complaints=tuple(message.complaints),
+    )
+
+
+def _ready_to_proto(work: Ready) -> SecureReadyWork:
+    return SecureReadyWork(
+        terms=work.terms_bytes,
+        **{work.inner.name: _INNER[work.inner.name].to_proto(work.inner)},
+    )
+
+
+def _ready_from_proto(message: SecureReadyWork, shape: Shape) -> Ready:
+    name = message.WhichOneof("work")
+    if name is None:
+        raise WorkError("the session has no work", reason="terms")
+    inner = _INNER[name].from_proto(getattr(message, name), shape)
+    return Ready(agreed=read_terms(message.terms), terms_bytes=message.terms, inner=inner)
+
+
+def _deal_to_proto(work: Deal) -> SecureDealWork:
+    return SecureDealWork(session=work.session, mode=work.mode.value, members=work.members)
+
+
+def _deal_from_proto(message: SecureDealWork, shape: Shape) -> Deal:
+    return Deal(session=message.session, mode=_mode(message.mode), members=tuple(message.members))
+
+
+def _open_to_proto(work: Open) -> SecureOpenWork:
+    return SecureOpenWork(session=work.session, attempt=work.attempt, members=work.members)
+
+
+def _open_from_proto(message: SecureOpenWork, shape: Shape) -> Open:
+    return Open(session=message.session, attempt=message.attempt, members=tuple(message.members))
+
+
+def _mask_to_proto(work: Mask) -> SecureMaskWork:
+    return SecureMaskWork(
+        session=work.session, members=work.members, coefficients=work.coefficients, length=work.length
+    )
+
+
+def _mask_from_proto(message: SecureMaskWork, shape: Shape) -> Mask:
+    return Mask(
+        session=message.session,
+        members=tuple(message.members),
+        coefficients=tuple(message.coefficients),
+        length=message.length,
+    )
+
+
+def _confirm_to_proto(work: Confirm) -> SecureConfirmWork:
+    return SecureConfirmWork(
+        session=work.session, members=work.members, masked=work.masked, tau1=work.tau1, commitment=work.commitment
+    )
+
+
+def _confirm_from_proto(message: SecureConfirmWork, shape: Shape) -> Confirm:
+    return Confirm(
+        session=message.session,
+        members=tuple(message.members),
+        masked=tuple(message.masked),
+        tau1=message.tau1,
+        commitment=message.commitment,
+    )
+
+
+def _unmask_to_proto(work: Unmask) -> SecureUnmaskWork:
+    return SecureUnmaskWork(session=work.session, members=work.members, lost=work.lost, tau2=work.tau2)
+
+
+def _unmask_from_proto(message: SecureUnmaskWork, shape: Shape) -> Unmask:
+    return Unmask(session=message.session, members=tuple(message.members), lost=tuple(message.lost), tau2=message.tau2)
+
+
+def problem(asked: Any, said: Statement) -> str:
+    """What is wrong with a statement as the answer to the message of a stage; empty when nothing is."""
+    session = hashing.session(asked.terms) if isinstance(asked, SecureReadyWork) else asked.session
+    stage = next(stage for stage, kind in KINDS.items() if kind.message is type(asked))
+    if (said.session, said.stage, said.attempt) != (session, stage, getattr(asked, "attempt", 0)):
+        return "the statement is of another session, stage or attempt"
+    if len(said.view) != (0 if said.stage is Stage.READY else hashing.DIGEST):
+        return f"the view has {len(said.view)} bytes"
+    if len(said.commitment) != (hashing.DIGEST if said.stage is Stage.DEAL else 0):
+        return f"the commitment has {len(said.commitment)} bytes"
+    if said.complaints and (said.stage, said.attempt) != (Stage.OPEN, 0):
+        return "there are complaints at a stage that takes none"
+    if len(said.keys) != (2 * hashing.KEY if said.stage is Stage.READY else 0):
+        return f"the keys have {len(said.keys)} bytes"
+    if said.keys:
+        try:
+            check_keys([PublicKeys(said.keys[: hashing.KEY], said.keys[hashing.KEY :])])
+        except Malformed as error:
+            return str(error)
+    return ""
+
+
+_SAID = Statements(SecureStatement, statement_to_proto, statement_from_proto, problem)
+KINDS = {
+    kind.work.name: kind
+    for kind in (
+        Kind(Ready, SecureReadyWork, _ready_to_proto, _ready_from_proto, _SAID),
+        Kind(Deal, SecureDealWork, _deal_to_proto, _deal_from_proto, _SAID),
+        Kind(Open, SecureOpenWork, _open_to_proto, _open_from_proto, _SAID),
+        Kind(Mask, SecureMaskWork, _mask_to_proto, _mask_from_proto, _SAID),
+        Kind(Confirm, SecureConfirmWork, _confirm_to_proto, _confirm_from_proto, _SAID),
+        Kind(Unmask, SecureUnmaskWork, _unmask_to_proto, _unmask_from_proto, _SAID),
+    )
+}

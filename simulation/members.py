@@ -1,0 +1,54 @@
+"""Simulated clients as members of private rounds: keys, a pinned roster, and secrets, all derived from the run's seed.
+
+The members are those of a real federation: they verify each other's signatures and refuse what a worker refuses. Their
+secrets are not secret, so that a simulation can be repeated.
+"""
+
+from collections.abc import Iterable
+
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from federation.work.peers import open_reply
+from federation.work.site import SCALARS, MemoryLedger, SecurePolicy, Site
+
+_ENDLESS = 2**62
+
+
+class Members:
+    """The members of a simulation of one task.
+
+    Args:
+        seed: of the run.
+        names: the clients.
+        task: of the run.
+    """
+
+    def __init__(self, seed: int, names: Iterable[str], task: str) -> None:
+        self._seed = seed
+        self.keys = {name: Ed25519PrivateKey.from_private_bytes(self._derive("key", name)) for name in names}
+        self._roster = {name: key.public_key().public_bytes_raw() for name, key in self.keys.items()}
+        endless = SecurePolicy(
+            disclose=frozenset(SCALARS), sessions=_ENDLESS, evaluations=_ENDLESS, sessions_per_model=_ENDLESS
+        )
+        self._sites = {
+            name: Site(
+                roster=self._roster,
+                policies={task: endless},
+                ledger=MemoryLedger(),
+                open_reply=open_reply,
+                new_secret=lambda session, name=name: self._derive("secret", f"{name}\0{session}"),  # type: ignore[misc]
+            )
+            for name in self.keys
+        }
+
+    def key_ids(self) -> dict[str, bytes]:
+        """The id of each member's signing key."""
+        return {name: blake3(key).digest() for name, key in self._roster.items()}
+
+    def site(self, name: str) -> Site:
+        """A member's site."""
+        return self._sites[name]
+
+    def _derive(self, label: str, context: str) -> bytes:
+        return blake3(f"fedpareto/simulation/{label}\0{self._seed}\0{context}".encode()).digest()
