@@ -109,6 +109,10 @@ class SimulatedFleet(Fleet):
         serves, limit = self._population.serves, self.run.spec.limits.samples
         return {name: Selected(min(n, limit), serves[name]) for name, n in self._population.samples.items() if n > 0}
 
+    def derive(self, label: str, context: bytes) -> bytes:
+        """From the run's seed, so that the simulation can be repeated."""
+        return self._members.derive(f"coordinator/{label}", context.decode())
+
     def keys(self, session: Session) -> dict[str, bytes]:
         return self._members.key_ids()
 

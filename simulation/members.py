@@ -26,7 +26,7 @@ class Members:
 
     def __init__(self, seed: int, names: Iterable[str], task: str) -> None:
         self._seed = seed
-        self.keys = {name: Ed25519PrivateKey.from_private_bytes(self._derive("key", name)) for name in names}
+        self.keys = {name: Ed25519PrivateKey.from_private_bytes(self.derive("key", name)) for name in names}
         self._roster = {name: key.public_key().public_bytes_raw() for name, key in self.keys.items()}
         endless = SecurePolicy(
             disclose=frozenset(SCALARS), sessions=_ENDLESS, evaluations=_ENDLESS, sessions_per_model=_ENDLESS
@@ -37,7 +37,7 @@ class Members:
                 policies={task: endless},
                 ledger=MemoryLedger(),
                 open_reply=open_reply,
-                new_secret=lambda session, name=name: self._derive("secret", f"{name}\0{session}"),  # type: ignore[misc]
+                new_secret=lambda session, name=name: self.derive("secret", f"{name}\0{session}"),  # type: ignore[misc]
             )
             for name in self.keys
         }
@@ -50,5 +50,6 @@ class Members:
         """A member's site."""
         return self._sites[name]
 
-    def _derive(self, label: str, context: str) -> bytes:
+    def derive(self, label: str, context: str) -> bytes:
+        """32 bytes that follow from the seed, a label and a context."""
         return blake3(f"fedpareto/simulation/{label}\0{self._seed}\0{context}".encode()).digest()

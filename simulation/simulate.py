@@ -1,6 +1,5 @@
 """A whole simulation: a coordinator's home, a conductor, and clients in this process."""
 
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -213,7 +212,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         content = to_bytes(layout, vector)
         model = self._blobs.put(content)
         now = utc_now()
-        run_id = secrets.token_hex(6)
+        run_id = digest(document).partition(":")[2][:12]  # the same each time: private rounds depend on it
         with self._database.begin() as session:
             models.note_model(session, model, size=len(content), parameters=layout.size, created=now)
             enroll(session, self._population, self.spec.task, self._around)

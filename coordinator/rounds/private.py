@@ -1,7 +1,5 @@
 """What a private round needs of its coordinator: keys, the members that were named, and secrets of its own."""
 
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -19,12 +17,6 @@ def private_facts(session: Session, fleet: Fleet, current: Round) -> Private | N
     if spec.privacy.secure == "off":
         return None
     rounds = session.scalars(select(Round).where(Round.run_id == fleet.run.run_id)).all()
-    key = around.signing_key.private_bytes_raw()
-
-    def derive(label: str, context: bytes) -> bytes:
-        info = b"fedpareto/v1/coordinator/" + label.encode() + b"\0" + context
-        return HKDF(SHA256(), 32, salt=None, info=info).derive(key)
-
     return Private(
         mode=Mode(spec.privacy.secure),
         disclose=tuple(name for name in spec.privacy.disclose if name != "evaluation"),
@@ -40,5 +32,5 @@ def private_facts(session: Session, fleet: Fleet, current: Round) -> Private | N
         named=frozenset(name for round_ in rounds for void in round_.voided for name in void["named"]),
         blind=sum(void["blind"] for void in current.voided),
         serialise=terms_bytes,
-        derive=derive,
+        derive=fleet.derive,
     )

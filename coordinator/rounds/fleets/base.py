@@ -7,6 +7,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -146,6 +148,11 @@ class Fleet(ABC):
     @abstractmethod
     def keys(self, session: Session) -> dict[str, bytes]:
         """The id of the signing key of every client that is a member, 32 bytes, by client id."""
+
+    def derive(self, label: str, context: bytes) -> bytes:
+        """32 bytes that only this coordinator knows, for a label and a context; the same after a restart."""
+        info = b"fedpareto/v1/coordinator/" + label.encode() + b"\0" + context
+        return HKDF(SHA256(), 32, salt=None, info=info).derive(self.around.signing_key.private_bytes_raw())
 
     def pool(self, session: Session) -> dict[str, int]:
         """The clients that could work now: id -> training samples."""
