@@ -54,6 +54,7 @@ REASONS: dict[str, Status] = {
     "signature": "UNAUTHENTICATED",
     "manifest": "INVALID_ARGUMENT",
     "mismatch": "INVALID_ARGUMENT",
+    "statement": "INVALID_ARGUMENT",
     "limit": "RESOURCE_EXHAUSTED",
     "payload-length": "INVALID_ARGUMENT",
     "payload-digest": "INVALID_ARGUMENT",

@@ -104,6 +104,7 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
             f"6.5, 9.4; {_ASKIN}",
         ),
         "step/rate": ("the server's learning rate of the round, times the step size that a line search chose", "12"),
+        "private/members": ("members whose updates are in the sum of a private round", "12"),
         "bytes/up": (
             "bytes of the payloads that clients sent, accepted or refused (a refused one with its declared "
             "size); without the signed envelopes, about 1 kB each, and without TLS",

@@ -55,7 +55,7 @@ class StageWork(Work):
         try:
             rows, statement = self.reply(client, journal)
         except Malformed as error:
-            raise WorkError(str(error), reason="malformed") from error
+            raise WorkError(str(error), reason="protocol") from error
         return replace(computed, rows=rows, samples=0, statement=statement)
 
     @abstractmethod
