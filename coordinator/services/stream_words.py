@@ -15,7 +15,7 @@ MAX_OBJECTIVES = 1000  # of all tasks together
 MAX_SAMPLES = 2**53
 MAX_TEXT = 200  # characters of software and device
 MAX_MESSAGE = 400  # characters of a decline
-_REASON = re.compile(r"[a-z0-9][a-z0-9_:-]{0,79}")
+_REASON = re.compile(r"[a-z0-9][a-z0-9_:.-]{0,79}")
 
 
 @dataclass(frozen=True)
