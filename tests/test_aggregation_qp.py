@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from matrices import KINDS, Matrix, matrix, reference, zoo
 
 from coordinator.aggregation.qp import (
-    RESIDUAL_TOLERANCE,
     InfeasibleBoxError,
     UnsolvedError,
     box,
     kkt_residual,
     min_norm,
 )
+
+RESIDUAL_TOLERANCE = 1e-9  # what is promised
 
 
 @pytest.mark.parametrize("name", ["minnorm_simplex", "minnorm_box"])
@@ -109,7 +110,9 @@ def test_an_empty_box_returns_the_prior_as_it_is() -> None:
     prior = np.array([0.2, 0.5, 0.3])
     K = matrix("random", 3, 4, seed=0)
     lower, upper = box(prior, 0.0)
-    assert min_norm(K @ K.T, prior=prior, lower=lower, upper=upper).weights.tolist() == prior.tolist()
+    solution = min_norm(K @ K.T, prior=prior, lower=lower, upper=upper)
+    assert solution.weights.tolist() == prior.tolist()
+    assert (solution.residual, solution.iterations) == (0.0, 0)
 
 
 def test_the_box_lies_within_the_simplex() -> None:
@@ -131,6 +134,8 @@ def test_identical_updates_keep_the_prior() -> None:
     solution = min_norm(K, prior=prior)
     np.testing.assert_array_equal(solution.weights, prior)
     assert not solution.stationary
+    rounded = np.array([0.1, 0.2, 0.7])  # their sum is 1 - 1.1e-16
+    np.testing.assert_array_equal(min_norm(K, prior=rounded).weights, rounded)
 
 
 def test_duplicates_share_their_weight() -> None:
@@ -140,6 +145,8 @@ def test_duplicates_share_their_weight() -> None:
     together = min_norm(doubled @ doubled.T, prior=np.array([0.25, 0.25, 0.25, 0.25]))
     np.testing.assert_allclose(together.weights @ doubled, alone.weights @ U, atol=1e-12)
     assert together.weights[0] == pytest.approx(together.weights[1], abs=1e-2)
+    unequal = min_norm(doubled @ doubled.T, prior=np.array([0.3, 0.2, 0.25, 0.25]))
+    assert unequal.weights[0] - unequal.weights[1] == pytest.approx(0.1, abs=1e-2)
 
 
 def test_zero_matrix_keeps_the_prior_and_is_stationary() -> None:
@@ -155,6 +162,7 @@ def test_a_zero_row_makes_the_point_stationary_unless_the_box_keeps_weight_off_i
     assert min_norm(K).stationary
     lower, upper = box(np.full(3, 1 / 3), 0.1)
     assert not min_norm(K, lower=lower, upper=upper).stationary
+    assert not min_norm(K, lower=np.array([0.0, 0.0, 0.1]), upper=np.array([1.0, 1.0, 0.4])).stationary
 
 
 def test_one_huge_row_does_not_make_the_others_look_stationary() -> None:
@@ -164,7 +172,45 @@ def test_one_huge_row_does_not_make_the_others_look_stationary() -> None:
 
 def test_a_vertex_is_reached_exactly() -> None:
     U = np.array([[1.0, 0.0], [2.0, 0.5]])
-    assert min_norm(U @ U.T).weights.tolist() == [1.0, 0.0]
+    solution = min_norm(U @ U.T)
+    assert solution.weights.tolist() == [1.0, 0.0]
+    assert solution.residual == 0.0
+
+
+@pytest.mark.parametrize("kind", ["random", "shifted", "orthogonal"])
+def test_where_the_guess_is_right_one_iteration_confirms_it(kind: str) -> None:
+    prior = np.full(11, 1 / 11)
+    lower, upper = box(prior, 0.05)
+    for seed in range(5):
+        U = matrix(kind, 11, 8, seed)
+        assert min_norm(U @ U.T, prior=prior, lower=lower, upper=upper).iterations == 1
+
+
+def test_a_weight_whose_bounds_meet_stays_there() -> None:
+    lower, upper = np.array([0.25, 0.0, 0.0]), np.array([0.25, 1.0, 1.0])
+    solution = min_norm(np.diag([1.0, 4.0, 8.0]), lower=lower, upper=upper)
+    assert solution.weights.tolist() == pytest.approx([0.25, 0.5, 0.25], abs=1e-12)
+    assert solution.iterations == 1
+
+
+@pytest.mark.parametrize(("kind", "d", "seed"), [("wildly scaled", 4, 1232), ("badly scaled", 2, 25)])
+def test_rounding_does_not_bind_and_release_the_same_weights_again_and_again(kind: str, d: int, seed: int) -> None:
+    U = matrix(kind, 10, d, seed)
+    assert min_norm(U @ U.T).iterations < 100
+
+
+def test_a_solution_at_the_edge_of_its_box_lies_within_it() -> None:
+    for seed in range(20):
+        U = matrix("low rank", 2, 6, seed)
+        lower, upper = box(np.full(2, 0.5), 0.3)
+        solution = min_norm(U @ U.T, lower=lower, upper=upper)
+        assert (solution.weights >= lower).all()
+        assert (solution.weights <= upper).all()
+
+
+def test_bounds_may_sum_to_one_but_for_rounding() -> None:
+    upper = np.array([0.5, 0.5 - 1e-13])
+    assert min_norm(np.diag([1.0, 2.0]), upper=upper).weights.tolist() == upper.tolist()
 
 
 @pytest.mark.parametrize(
@@ -173,6 +219,7 @@ def test_a_vertex_is_reached_exactly() -> None:
         ([0.6, 0.6], [1.0, 1.0], "lower bounds sum to 1.2"),
         ([0.0, 0.0], [0.4, 0.4], "upper bounds to 0.8"),
         ([0.5, 0.0], [0.4, 1.0], "bounds of row 0 cross"),
+        ([0.4, 0.5], [0.9, 0.2], "bounds of row 1 cross"),
     ],
 )
 def test_an_infeasible_box_is_named(lower: list[float], upper: list[float], message: str) -> None:
@@ -204,8 +251,10 @@ def test_an_indefinite_matrix_is_solved_to_the_residual_or_refused() -> None:
         try:
             assert min_norm(K).residual <= RESIDUAL_TOLERANCE
         except UnsolvedError as error:
-            refused.append(str(error))
-    assert all("Is K a Gram matrix?" in message for message in refused)
+            least = np.linalg.eigvalsh(K / np.diag(K).max()).min()
+            refused.append((f"Is K a Gram matrix? Its least eigenvalue is {least:.1e} of", str(error)))
+    assert refused
+    assert all(words in message for words, message in refused)
 
 
 def test_the_shortest_vector_of_orthogonal_rows_is_found_over_sixteen_decades() -> None:
@@ -232,6 +281,7 @@ def test_rows_far_shorter_than_what_the_box_forces_share_the_rest() -> None:
     assert found.weights[3] > 0.05
 
 
-def test_weights_that_are_not_numbers_are_not_certified() -> None:
-    zeros, ones = np.zeros(2), np.ones(2)
-    assert kkt_residual(np.eye(2), np.full(2, np.nan), zeros, ones) == float("inf")
+@pytest.mark.parametrize("weights", [[np.nan, np.nan], [0.4, 0.4], [0.05, 0.95], [0.95, 0.05]])
+def test_weights_that_are_not_numbers_or_outside_the_box_are_not_certified(weights: list[float]) -> None:
+    lower, upper = np.array([0.1, 0.0]), np.array([0.9, 1.0])
+    assert kkt_residual(np.eye(2), np.array(weights), lower, upper) == float("inf")

@@ -28,6 +28,8 @@ STATIONARY_TOLERANCE = 1e-14
 
 _EPS = float(np.finfo(np.float64).eps)
 _SUM_TOLERANCE = 1e-12
+_OPTIMAL = 4 * _EPS  # the residual of a prior that is kept  # no mutant: any bound near rounding will do
+_SUM_ROUNDING = 2 * _EPS  # no mutant: any bound near rounding will do
 _SMALLEST_NORM = 1e-5  # of s_ref; what is shorter is scaled as if it had this norm
 _FAR = 1e3
 
@@ -81,7 +83,7 @@ def min_norm(
     _validate(K, prior, lower, upper)
     scale = float(np.diag(K).max())
     start = _into(prior, lower, upper)
-    if kkt_residual(K, start, lower, upper) <= 4 * _EPS:  # among them: K = 0, one row, lower = upper
+    if kkt_residual(K, start, lower, upper) <= _OPTIMAL:  # among them: K = 0, one row, lower = upper
         return _solution(K, start, lower, upper, 0)
     face = _ActiveSet(K / scale, start, lower, upper)
     weights, iterations = face.solve()
@@ -100,10 +102,8 @@ def kkt_residual(K: Matrix, weights: Vector, lower: Vector, upper: Vector) -> fl
     if not (abs(weights.sum() - 1) <= _SUM_TOLERANCE and (weights >= lower).all() and (weights <= upper).all()):
         return float("inf")  # also for weights that are not numbers
     gradient = K @ weights
-    can_shrink, can_grow = weights > lower, weights < upper
-    if not can_shrink.any() or not can_grow.any():
-        return 0.0
-    violation = gradient[can_shrink].max() - gradient[can_grow].min()
+    # Where no weight can shrink, or none can grow, nothing is violated.
+    violation = gradient[weights > lower].max(initial=-np.inf) - gradient[weights < upper].min(initial=np.inf)
     scale = float(np.diag(K).max())
     return max(0.0, float(violation) / scale) if scale > 0 else 0.0
 
@@ -159,7 +159,7 @@ def _into(weights: Vector, lower: Vector, upper: Vector, total: float = 1.0) -> 
     inside: Vector = np.clip(weights, lower, upper)
     missing = total - inside.sum()
     room: Vector = upper - inside if missing > 0 else inside - lower
-    if abs(missing) > 2 * _EPS and room.sum() > 0:
+    if abs(missing) > _SUM_ROUNDING and room.sum() > 0:
         inside = np.clip(inside + room * (missing / room.sum()), lower, upper)
     return inside
 
@@ -183,10 +183,8 @@ class _ActiveSet:
     def solve(self) -> tuple[Vector, int]:
         """Weights with every bound that binds met exactly, and the number of iterations."""
         x, at_lower, at_upper = self._guess()
-        limit = 100 + 20 * len(x)  # no mutant: far more than any matrix of the tests needs
-        iteration = 0
-        while iteration < limit:
-            iteration += 1
+        limit = 101 + 20 * len(x)  # no mutant: far more than any matrix of the tests needs
+        for iteration in range(1, limit):  # noqa: B007 - returned
             free = ~(at_lower | at_upper)
             target, nu = self._minimum_on_face(x, free)
             step, low, high = self._longest_step(x, target, free)
@@ -196,24 +194,22 @@ class _ActiveSet:
                 at_lower[low] = at_upper[high] = True
                 continue
             x = target
-            slope = self.C @ x + self.q
-            slope = slope - nu * self.a
-            violation = np.where(at_lower, -slope, np.where(at_upper, slope, 0.0))
-            violation[self.lower == self.upper] = 0.0
+            slope = self.C @ x + self.q - nu * self.a
+            violation = np.where(at_lower, -slope, slope)
+            violation[free | (self.lower == self.upper)] = -np.inf
             released = int(np.argmax(violation))
             if violation[released] <= 8 * _EPS * np.abs(x).sum():  # no mutant: any bound near rounding will do
                 break
             at_lower[released] = at_upper[released] = False
         lower, upper = self.box
         weights = np.where(at_lower, lower, np.where(at_upper, upper, x * self.a))
-        free = ~(at_lower | at_upper)
         weights[free] = _into(weights[free], lower[free], upper[free], 1.0 - weights[~free].sum())
         return weights, iteration
 
     def _guess(self) -> tuple[Vector, NDArray[np.bool_], NDArray[np.bool_]]:
         solver = piqp.DenseSolver()
         solver.settings.eps_abs = solver.settings.eps_rel = 1e-10
-        solver.settings.max_iter = 100
+        solver.settings.max_iter = 100  # no mutant: a guess need not be good
         solver.setup(self.C, self.q, self.a[None, :], np.ones(1), None, None, None, self.lower, self.upper)
         solver.solve()
         found = solver.result
@@ -255,5 +251,5 @@ class _ActiveSet:
         with np.errstate(divide="ignore", invalid="ignore"):
             down = np.where(free & (target < self.lower), (self.lower - x) / move, np.inf)
             up = np.where(free & (target > self.upper), (self.upper - x) / move, np.inf)
-        step = max(0.0, min(1.0, float(down.min()), float(up.min())))
-        return step, (down <= step) & (step < 1), (up <= step) & (step < 1)
+        step = max(0.0, min(1.0, float(down.min()), float(up.min())))  # no mutant: only rounding makes it negative
+        return step, down <= step, up <= step  # no mutant: == differs by rounding, at upper bounds too seldom to test
