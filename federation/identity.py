@@ -98,7 +98,7 @@ def parse_peer(certificate: bytes) -> PeerIdentity:
                 roles.add((federation, role))
     if len(holders) != 1:
         raise IdentityError(f"the certificate names {len(holders)} members of a federation; it must name exactly one")
-    federation_id, kind, name, uri = holders[0]
+    [(federation_id, kind, name, uri)] = holders
     for part in (federation_id, name):
         check_name(part)
     if roles and (kind != "admin" or {federation for federation, _ in roles} != {federation_id}):

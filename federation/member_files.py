@@ -68,17 +68,6 @@ class _Files:
         values = {"federation_id": self.federation_id, self.name_key: name, "address": self.address}
         _write_description(directory, values)
 
-    @staticmethod
-    def _common(directory: Path, values: Mapping[str, str], passphrase: bytes | None) -> dict[str, Any]:
-        tls_key = load_tls_key(directory / "tls.key", passphrase)
-        return {
-            "federation_id": values["federation_id"],
-            "address": values["address"],
-            "ca": pem(load_certificate_file(directory / "ca.pem")),
-            "certificate": pem(load_certificate_file(directory / "certificate.pem", tls_key)),
-            "tls_key": tls_key,
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class MemberFiles(_Files):
@@ -116,7 +105,7 @@ class MemberFiles(_Files):
         _finish_renewal(directory)
         with remedy("restore it from a backup, or join again, under a new name and with another directory"):
             return cls(
-                **cls._common(directory, values, passphrase),
+                **_load_common(directory, values, passphrase),
                 client_id=values["client_id"],
                 signing_key=load_signing_key(directory / "signing.key", passphrase),
                 coordinator_key=_load_coordinator_key(directory / "coordinator.pub"),
@@ -147,7 +136,7 @@ class AdminFiles(_Files):
             "restore it from a backup, or have another administrator's directory issued, see `fedpareto "
             "coordinator admin --help`"
         ):
-            return cls(**cls._common(directory, values, passphrase), name=values["admin"])
+            return cls(**_load_common(directory, values, passphrase), name=values["admin"])
 
 
 def save_renewal(
@@ -176,6 +165,18 @@ def _finish_renewal(directory: Path) -> None:
         replace_private(directory / "tls.key", key)
         replace_private(directory / "certificate.pem", begin + certificate)
         renewed.unlink()
+
+
+def _load_common(directory: Path, values: Mapping[str, str], passphrase: bytes | None) -> dict[str, Any]:
+    """The fields of `_Files`."""
+    tls_key = load_tls_key(directory / "tls.key", passphrase)
+    return {
+        "federation_id": values["federation_id"],
+        "address": values["address"],
+        "ca": pem(load_certificate_file(directory / "ca.pem")),
+        "certificate": pem(load_certificate_file(directory / "certificate.pem", tls_key)),
+        "tls_key": tls_key,
+    }
 
 
 def _load_coordinator_key(path: Path) -> Ed25519PublicKey:

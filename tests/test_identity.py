@@ -68,3 +68,8 @@ def test_a_certificate_that_names_nobody_or_two_is_nobodys(authority: Authority,
 def test_names_that_would_not_survive_a_uri_are_refused(name: str) -> None:
     with pytest.raises(IdentityError):
         check_name(name)
+
+
+def test_a_refused_name_is_repeated_up_to_80_characters() -> None:
+    with pytest.raises(IdentityError, match=f"^client '{'a' * 80}' will not do"):
+        check_name("a" * 200, "client")

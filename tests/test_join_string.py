@@ -3,6 +3,7 @@ import hashlib
 import socket
 import ssl
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,8 @@ def test_a_damaged_join_string_is_refused_and_not_repeated() -> None:
         word.replace("c3", "c4"),
         word[:9] + "€" + word[10:],
     ):
-        with pytest.raises(IdentityError) as caught:
+        problem = "is damaged" if damaged.startswith("fpjoin1_") else "does not begin with fpjoin1_"
+        with pytest.raises(IdentityError, match=problem) as caught:
             JoinString.decode(damaged)
         assert not damaged or damaged == "hello" or damaged[9:] not in str(caught.value)
 
@@ -63,14 +65,19 @@ def test_the_hash_of_a_secret_is_its_sha_256() -> None:
     assert secret_hash(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
-def test_the_ca_is_fetched_by_its_fingerprint_and_an_impostor_is_told(tmp_path: Path) -> None:
-    authority = Authority()
+def server_context(authority: Authority, directory: Path) -> ssl.SSLContext:
     key = new_tls_key()
-    (tmp_path / "server.pem").write_bytes(pem(authority.issue([coordinator_uri("fed")], ("localhost",), key)))
-    write_private_key(tmp_path / "server.key", key)
+    (directory / "server.pem").write_bytes(pem(authority.issue([coordinator_uri("fed")], ("localhost",), key)))
+    write_private_key(directory / "server.key", key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["h2"])
-    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    context.load_cert_chain(directory / "server.pem", directory / "server.key")
+    return context
+
+
+def test_the_ca_is_fetched_by_its_fingerprint_and_an_impostor_is_told(tmp_path: Path) -> None:
+    authority = Authority()
+    context = server_context(authority, tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"localhost:{listener.getsockname()[1]}"
 
@@ -91,3 +98,22 @@ def test_the_ca_is_fetched_by_its_fingerprint_and_an_impostor_is_told(tmp_path: 
         thread.join(30)
         assert not thread.is_alive()
     assert spoken == ["h2", "h2"], "gRPC's servers end connections that do not offer it"
+
+
+def test_a_server_without_tls_1_3_is_not_spoken_to(tmp_path: Path) -> None:
+    authority = Authority()
+    context = server_context(authority, tmp_path)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            plain, _ = listener.accept()
+            with plain, suppress(OSError), context.wrap_socket(plain, server_side=True) as connection:
+                connection.recv(1)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(ssl.SSLError, match="protocol version"):
+            fetch_ca(f"localhost:{listener.getsockname()[1]}", fingerprint(authority.ca), timeout=30)
+        thread.join(30)
+    assert not thread.is_alive()
