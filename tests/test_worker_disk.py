@@ -1,16 +1,14 @@
 """A worker whose disk is full: it keeps its reply in memory, or declines, says so, and shows no traceback."""
 
 import os
-import resource
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from scripted import ScriptedCoordinator, opened, scripted
-from working import Running
+from working import Running, files_of_at_most
 
 from federation.digests import digest
 from federation.tasks import DataSource, Part, initial_model, task
@@ -55,17 +53,6 @@ def start(coordinator: ScriptedCoordinator, offers: dict[str, Trainer]) -> Itera
     yield run
     for running in started:
         running.stop()
-
-
-@contextmanager
-def files_of_at_most(count: int) -> Iterator[None]:
-    """No file of this process may grow beyond so many bytes: the kernel refuses it as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (count, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.wrappers_pb2 import UInt64Value
 from harness import wait_for
 from scripted import ScriptedCoordinator, scripted
-from working import Running
+from working import Running, files_of_at_most
 from works import set_train
 
 from federation.digests import digest
@@ -80,6 +80,8 @@ def test_only_durable_values_survive_a_restart_and_they_are_encrypted(tmp_path: 
     memory = second.begin(order())
     assert (memory.get("kept"), memory.get("lost")) == (b"a long and secret value", None)
     second.close()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        memory.get("kept")
 
 
 @pytest.mark.parametrize("later", [{"round_": 1}, {"attempt": 1}])
@@ -115,6 +117,30 @@ def test_values_are_erased_a_day_after_the_last_deadline(sessions: Sessions) -> 
     assert memory.get("kept") is None
 
 
+def test_an_attempt_that_begins_after_its_values_were_erased_has_its_new_deadline_only(sessions: Sessions) -> None:
+    sessions.begin(order(deadline=NOW + timedelta(days=10)))
+    sessions.sweep(NOW + timedelta(days=12))
+    memory = sessions.begin(order(deadline=NOW))
+    memory.put("kept", b"value", durable=True)
+    sessions.sweep(NOW + timedelta(days=2))
+    assert memory.get("kept") is None
+
+
+def test_what_the_disk_does_not_take_is_an_error_and_an_erasure_is_tried_again(sessions: Sessions) -> None:
+    memory = sessions.begin(order())
+    memory.put("kept", b"value", durable=True)
+    with files_of_at_most(100):
+        with pytest.raises(OSError, match=r"sessions\.db cannot be written: disk I/O error"):
+            memory.put("more", b"value", durable=True)
+        with pytest.raises(OSError, match=r"sessions\.db cannot be written"):
+            sessions.answer(order(7))
+        sessions.begin(order(attempt=1))
+    assert memory.get("kept") == b"value"
+    sessions.sweep(NOW)
+    assert memory.get("kept") is None
+    sessions.answer(order(8))
+
+
 def test_an_erased_value_is_in_no_file_not_even_encrypted(tmp_path: Path) -> None:
     path = tmp_path / "sessions.db"
     sessions = Sessions(path, KEY)
@@ -147,6 +173,13 @@ def test_a_damaged_database_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"no database" * 100)
     with pytest.raises(HomeError, match=r"sessions\.db is damaged"):
         Sessions(path, KEY)
+
+
+def test_a_database_that_is_damaged_later_is_named(sessions: Sessions, tmp_path: Path) -> None:
+    sessions.answer(order(7))
+    (tmp_path / "sessions.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(HomeError, match=r"sessions\.db is damaged"):
+        sessions.answer(order(0))
 
 
 # --- what was answered

@@ -3,8 +3,10 @@
 import io
 import json
 import random
+import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from harness import wait_for
@@ -76,3 +78,14 @@ class Running:
         self.worker.stop()
         self.thread.join(60)
         assert not self.thread.is_alive()
+
+
+@contextmanager
+def files_of_at_most(count: int) -> Iterator[None]:
+    """No file of this process may grow beyond so many bytes: the kernel refuses it as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

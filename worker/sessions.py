@@ -26,7 +26,7 @@ from worker.assignments import Declined, Order
 from worker.home import HomeError
 
 KEPT_AFTER_DEADLINE = timedelta(days=1)
-EARLIEST = datetime.fromtimestamp(0, UTC)
+EARLIEST = datetime.min.replace(tzinfo=UTC)
 _NONCE_BYTES = 12
 _TABLES = """
 CREATE TABLE IF NOT EXISTS kept (
@@ -80,11 +80,12 @@ class Sessions:
         manifest = order.manifest
         run, round_, attempt = key = _key(manifest)
         with self._lock:
-            for other in [other for other in self._deadlines if other[0] == run and other != key]:
+            for other in [other for other in self._deadlines if other[0] == run]:
                 if other[1] == round_ and other[2] > attempt:
                     message = f"it is of attempt {attempt} at round {round_}; attempt {other[2]} has begun"
                     raise Declined(manifest.assignment_id, "attempt", message)
-                self._erase(other)
+                if other != key:
+                    self._erase(other)
             self._deadlines[key] = max(order.deadline, self._deadlines.get(key, order.deadline))
         return _Session(self, key)
 
@@ -113,11 +114,11 @@ class Sessions:
         asked = digest(f"{manifest.kind}\0{manifest.base_model}\0{inputs}".encode() + manifest.work)
         with self._lock, self._writing() as connection:
             connection.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?, ?, ?)", (*key, question, asked))
-            row = connection.execute(
+            (first,) = connection.execute(
                 "SELECT asked FROM answered WHERE run = ? AND round = ? AND attempt = ? AND question = ?",
                 (*key, question),
             ).fetchone()
-        if row[0] != asked:
+        if first != asked:
             message = f"another question {question!r} of this attempt was answered already"
             raise Declined(manifest.assignment_id, "answered", message)
 
@@ -141,7 +142,7 @@ class Sessions:
                 with self._writing() as connection:
                     connection.execute("DELETE FROM kept WHERE run = ? AND round = ? AND attempt = ?", key)
             except OSError:
-                self._deadlines[key] = min(self._deadlines[key], EARLIEST)
+                self._deadlines[key] = EARLIEST
                 return
         del self._deadlines[key]
 
@@ -152,16 +153,9 @@ class Sessions:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction; it is on the disk when the context ends."""
+        """For statements that write; each is on the disk when it returns. Errors name the database."""
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-            except BaseException:
-                if self._connection.in_transaction:  # some errors have ended it
-                    self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
+            yield self._connection
         except sqlite3.OperationalError as error:  # a full disk, one that cannot be read or written
             raise OSError(f"{self._path} cannot be written: {error}") from error
         except sqlite3.DatabaseError as error:
@@ -193,9 +187,9 @@ class _Session(Memory):
             ).fetchone()
         if row is None:
             return None
-        nonce, sealed = row[0][:_NONCE_BYTES], row[0][_NONCE_BYTES:]
+        (value,) = row
         try:
-            return sessions._cipher.decrypt(nonce, sealed, _bound(self._key, name))
+            return sessions._cipher.decrypt(value[:_NONCE_BYTES], value[_NONCE_BYTES:], _bound(self._key, name))
         except InvalidTag as error:
             raise sessions._damaged(error) from error
 
@@ -219,4 +213,4 @@ def _key(manifest: AssignmentManifest) -> Key:
 
 def _bound(key: Key, name: str) -> bytes:
     """What a value belongs to: it cannot be moved to another place in the database."""
-    return f"{key[0]}\0{key[1]}\0{key[2]}\0{name}".encode()
+    return "\0".join(map(str, (*key, name))).encode()
