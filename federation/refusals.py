@@ -62,6 +62,7 @@ REASONS: dict[str, Status] = {
     "dtype": "INVALID_ARGUMENT",
     "non-finite": "INVALID_ARGUMENT",
     "zero": "INVALID_ARGUMENT",
+    "privacy": "INVALID_ARGUMENT",
     # operators
     "argument": "INVALID_ARGUMENT",
     "spec": "INVALID_ARGUMENT",

@@ -13,7 +13,7 @@ Every key is optional but `name`, `task` and `rounds`. An unknown or wrong key i
 
 import re
 import tomllib
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -26,9 +26,13 @@ from pydantic import (
     model_validator,
 )
 
+from federation.accounting import LEAST_NOISE
 from federation.objectives import OBJECTIVE
 from federation.problems import Section, explain
 from federation.tasks import Part
+
+if TYPE_CHECKING:
+    from federation.work.computation import PrivateSgd
 
 IDENTIFIER = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
 
@@ -177,7 +181,7 @@ class JacobianSpec(Section):
 
 
 class PrivacySpec(Section):
-    """Private rounds: what the coordinator may learn of the clients' updates."""
+    """What the coordinator may learn of the clients' updates, and noise that protects their samples."""
 
     secure: Literal["off", "sum", "private", "verified"] = Field(
         "off",
@@ -189,12 +193,32 @@ class PrivacySpec(Section):
     )
     clip: NotNegative = Field(0.0, description="C of fedavg in a sum: updates longer than C are shortened to it")
     stage_seconds: Seconds = Field(120.0, description="the time of each stage after the training")
+    sample_noise: NotNegative = Field(
+        0.0,
+        description="noise on the gradients of every client's samples (DP-SGD): its standard deviation in units of "
+        f"`sample_clip`, at least {LEAST_NOISE}; 0 is none, but a client whose owner asks for noise adds it anyway",
+    )
+    sample_clip: Positive = Field(1.0, description="the norm to which the gradient of a sample is clipped")
 
     @model_validator(mode="after")
     def _of_private_rounds(self) -> "PrivacySpec":
         if self.secure == "off" and self.model_fields_set & {"disclose", "clip", "stage_seconds"}:
             raise ValueError('disclose, clip and stage_seconds are for private rounds; secure is "off"')
         return self
+
+    @field_validator("sample_noise")
+    @classmethod
+    def _enough(cls, value: float) -> float:
+        if 0 < value < LEAST_NOISE:
+            raise ValueError(f"noise below {LEAST_NOISE} protects nothing: 0, or at least {LEAST_NOISE}")
+        return value
+
+    @property
+    def of_samples(self) -> "PrivateSgd | None":
+        """How clients train; None without noise."""
+        from federation.work.computation import PrivateSgd  # noqa: PLC0415 - it needs NumPy
+
+        return PrivateSgd(noise=self.sample_noise, clip=self.sample_clip) if self.sample_noise else None
 
 
 class SelectionSpec(Section):
@@ -309,6 +333,12 @@ class RunSpec(Section):
     selection: SelectionSpec = SelectionSpec()
     limits: LimitsSpec = LimitsSpec()
     simulation: SimulationSpec = SimulationSpec()
+
+    @property
+    def evaluated(self) -> tuple[Split, ...]:
+        """The splits that clients measure after a round: not the training split where its samples are protected."""
+        private = self.privacy.sample_noise > 0
+        return tuple(split for split in self.evaluate.splits if not (private and split == "train"))
 
     @classmethod
     def parse(cls, text: str | bytes) -> "RunSpec":

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from federation.tasks import Splits, Task
+from federation.tasks import parameters as flat
+from federation.training.private import must_suit
 from simulation import SimulationError
 from simulation.local import LocalWork, Loop, Serves
 from simulation.stacked import Stacked, why_not_stacked
@@ -30,20 +32,29 @@ def pick_backend(
     device: str,
     serves: Serves | None = None,
     batch_size: int,
+    private: bool = False,
     ray_address: str | None = None,
 ) -> Backend:
     """A backend by name; "auto" is "stacked" where clients can be trained together, else "loop".
 
-    `serves` names the objectives of clients that do not serve all; a `batch_size` of 0 is the whole split.
+    `serves` names the objectives of clients that do not serve all; a `batch_size` of 0 is the whole split. `private`
+    clients train with noise, which only a worker's own code does.
 
     Raises:
         ValueError: no such backend, or a task that the one asked for cannot train.
+        WorkError: the task's model cannot be trained with noise.
         SimulationError: "ray" without Ray, a cluster that cannot be used, or "compiled" without a compiler.
     """
     if name not in BACKENDS:
         raise ValueError(f"no backend {name!r}: there are {', '.join(BACKENDS)}")
     if ray_address is not None and name != "ray":
         raise ValueError(f"an address of a Ray cluster ({ray_address}) goes with the backend ray, not with {name}")
+    if private:
+        if name in ("stacked", "compiled"):
+            raise ValueError(
+                f"{task.name} cannot be trained {name} with noise (privacy.sample_noise); use auto or loop"
+            )
+        must_suit(flat.build(task), task, next(own.train for own in splits.values() if len(own.train)))
     if name == "ray":
         if find_spec("ray") is None:
             raise SimulationError("the backend ray needs Ray, not installed here: install fedpareto[ray]")
@@ -60,6 +71,10 @@ def pick_backend(
             raise ValueError(f"{task.name} cannot be trained compiled: {why}; use --backend loop")
         must_compile()
         return Backend("compiled", "", Loop(task, splits, device, serves, CompiledTrainer))
+    if private:
+        return Backend(
+            "loop", "each sample's gradient gets noise of its own client", Loop(task, splits, device, serves)
+        )
     why = why_not_stacked(task, splits, device, strict=name == "stacked")
     if why and name == "stacked":
         raise ValueError(f"{task.name} cannot be trained stacked: {why}; use --backend loop")

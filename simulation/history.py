@@ -217,6 +217,7 @@ def _update_records(session: Session, run_id: str) -> list[Record]:
             Update.weight,
             Update.coefficient,
             Update.cosine,
+            Update.privacy.label("epsilon"),
         )
         .join(Phase, Phase.round_id == Round.round_id)
         .join(Assignment, Assignment.phase_id == Phase.phase_id)
@@ -228,7 +229,10 @@ def _update_records(session: Session, run_id: str) -> list[Record]:
         )
         .order_by(Round.number, Phase.number, Assignment.client_id)
     )
-    return [{**row, "loss": _loss(row["loss"] or {})} for row in rows.mappings()]
+    return [
+        {**row, "loss": _loss(row["loss"] or {}), "epsilon": (row["epsilon"] or {}).get("epsilon")}
+        for row in rows.mappings()
+    ]
 
 
 def _loss(losses: dict[str, float]) -> float | None:

@@ -110,6 +110,7 @@ class Simulation(AbstractContextManager["Simulation"]):
                 device=chosen,
                 serves=self._population.serves,
                 batch_size=self.spec.train.batch_size,
+                private=self.spec.privacy.of_samples is not None,
                 ray_address=ray_address,
             )
             stack.callback(self.backend.close)

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import grpc
 import numpy as np
+from google.protobuf.message import Message
 from harness import Attending, Member
 from numpy.typing import NDArray
 from running import SECONDS, Clock, Running, wait_for
@@ -132,6 +133,8 @@ class Player:
         for name, value in changes.items():
             if name in ("metrics", "losses"):
                 getattr(manifest, name).update(value)
+            elif isinstance(value, Message):
+                getattr(manifest, name).CopyFrom(value)
             else:
                 setattr(manifest, name, value)
         return self.member.submit(self.member.seal(manifest), payload)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import grpc
@@ -16,7 +16,7 @@ from federation.refusals import Refusal
 from federation.tasks import DataError
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.trainer import Trainer
-from federation.v1.common_pb2 import Input, UpdateManifest
+from federation.v1.common_pb2 import Input, SamplePrivacy, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
 from federation.vectors import Vector, read_vector
 from federation.work.base import Client, Lane, Origin, Result, WorkError, payload_layout
@@ -29,6 +29,7 @@ from worker.attacker import Attacker
 from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
 from worker.events import Events
+from worker.privacy import SitePrivacy
 from worker.session import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND, Session
 from worker.sessions import Sessions
 from worker.spool import Spool
@@ -70,6 +71,7 @@ class Execution:
     session: Session
     sessions: Sessions
     site: Site
+    privacy: SitePrivacy
     backoff: Backoff
     events: Events
 
@@ -99,13 +101,19 @@ class Execution:
             computation = work.computation(client)
         base = None if computation is None else self._base_model(order, control)
         self.sessions.answer(order)
+        privacy = None
+        if computation is not None:
+            try:
+                computation, privacy = self.privacy.admit(manifest, computation, trainer, self.session.now())
+            except WorkError as error:
+                raise Declined(manifest.assignment_id, error.reason, str(error)) from error
         self.events.tell_of(manifest, work.doing, work.doing, kind=manifest.kind)
         self.session.beat(manifest.assignment_id, 0.0)
         with _declining(manifest.assignment_id):
             result = Result({}, {}, {}, trainer.samples)
             if computation is not None and base is not None:
                 result = self._compute(order, trainer, computation, base, control)
-            result = work.answer(client, result)
+            result = replace(work.answer(client, result), privacy=privacy)
         words, seconds = f"{work.doing} done in {result.seconds:.2f} s", result.seconds
         self.events.tell_of(manifest, "done", words, kind=manifest.kind, seconds=seconds)
         self._reply(order, result, control.wanted)
@@ -199,6 +207,7 @@ class Execution:
             software=software(),
             seconds=result.seconds,
             statement=encode_statement(asked.kind, result.statement),
+            privacy=None if result.privacy is None else SamplePrivacy(**asdict(result.privacy)),
         )
         reply.created.FromDatetime(self.session.now())
         layout = payload_layout(order.rows) if order.rows else None

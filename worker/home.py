@@ -22,6 +22,7 @@ class Home:
         self.handed_in = directory / "handed-in"  # payloads of the last acknowledged replies; safe to delete
         self.cache = directory / "cache"  # models by digest; safe to delete
         self.sessions = directory / "sessions.db"  # values of rounds that are under way; answered questions
+        self.privacy = directory / "privacy.db"  # what training with noise has spent; never erased
         self.receipts = directory / "receipts.jsonl"  # the coordinator's signed receipts
         self.policy = directory / "policy.toml"  # what the owner allows; written by hand, may be missing
         self.progress = directory / "progress.json"  # the coordinator's newest signed time and rounds

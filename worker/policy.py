@@ -12,9 +12,11 @@ import tomllib
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
+from federation.accounting import DELTA, LEAST_NOISE
 from federation.problems import Section, explain
+from federation.work.computation import PrivateSgd
 
 _KEYS = "docs/site-policy.md lists the keys that exist"
 
@@ -39,6 +41,28 @@ class Limits(Section):
     )
 
 
+class SamplePolicy(Section):
+    """Differential privacy of the samples of one data set: every training on it has noise, whoever asks for it."""
+
+    tasks: tuple[str, ...] = Field(
+        (), strict=False, description="the tasks that train on this data set; none is the task of the same name"
+    )
+    noise: float = Field(
+        ge=LEAST_NOISE, description="the least noise on a sum of gradients: its standard deviation in units of `clip`"
+    )
+    clip: float = Field(1.0, gt=0, description="the largest norm to which the gradient of a sample is clipped")
+    epsilon: float = Field(gt=0, description="the budget: what all runs together may spend")
+    delta: float = Field(DELTA, gt=0, lt=1, description="for which epsilon holds; below 1 / the number of samples")
+    evaluate: bool = Field(
+        False, description="whether losses and accuracies on the validation and test splits are told, without noise"
+    )
+
+    @property
+    def floor(self) -> PrivateSgd:
+        """The least noise and the largest bound."""
+        return PrivateSgd(noise=self.noise, clip=self.clip)
+
+
 class Policy(Section):
     """What the owner of a worker allows. `Policy.load` reads it."""
 
@@ -48,6 +72,14 @@ class Policy(Section):
         "do nothing of the affected runs until the owner accepts it",
     )
     limits: Limits = Limits()
+    privacy: dict[str, SamplePolicy] = Field({}, description="differential privacy, by the name of a data set")
+
+    @model_validator(mode="after")
+    def _one_data_set_for_each_task(self) -> "Policy":
+        tasks = [task for name, rule in self.privacy.items() for task in rule.tasks or (name,)]
+        if twice := sorted({task for task in tasks if tasks.count(task) > 1}):
+            raise ValueError(f"privacy: task {twice[0]!r} belongs to two data sets; it can train on one")
+        return self
 
     @classmethod
     def load(cls, path: Path) -> "Policy":

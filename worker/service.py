@@ -25,6 +25,7 @@ from worker.events import Events
 from worker.execution import Execution
 from worker.home import Home
 from worker.policy import Policy
+from worker.privacy import Ledger, SitePrivacy
 from worker.progress import Progress
 from worker.runner import Runner
 from worker.session import Session
@@ -114,6 +115,9 @@ class Worker:
         self._submitter = Submitter(
             member=member, spool=spool, session=self._session, backoff=Backoff(uniform), events=events
         )
+        self._ledger = Ledger(home.privacy)
+        privacy = SitePrivacy(policy.privacy, self._ledger)
+        privacy.must_suit(offers)
         execution = Execution(
             member=member,
             offers=offers,
@@ -123,6 +127,7 @@ class Worker:
             session=self._session,
             sessions=self._sessions,
             site=Site(),
+            privacy=privacy,
             backoff=Backoff(uniform),
             events=events,
         )
@@ -174,6 +179,7 @@ class Worker:
         for thread in threads:
             thread.join(STOP_SECONDS)
         self._sessions.close()
+        self._ledger.close()
         if self._accomplices is not None:
             self._accomplices.leave()
         if self._failure is not None:

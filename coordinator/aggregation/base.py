@@ -70,6 +70,11 @@ class Algorithm(Options, ABC):
         )
 
     @property
+    def measures_samples(self) -> bool:
+        """Whether it asks for losses or gradients on training splits, which noise in the training does not protect."""
+        return self.reads_losses or self.reads_accuracies
+
+    @property
     def keeps_updates(self) -> bool:
         """Whether later rounds may recall updates, which must then be stored."""
         return False

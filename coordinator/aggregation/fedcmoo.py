@@ -76,6 +76,10 @@ class Conversation(ObjectiveRule, ABC):
     )
     latecomers: bool = option(False, "selected clients that missed the Jacobian are asked to train, too")
 
+    @property
+    def measures_samples(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         try:

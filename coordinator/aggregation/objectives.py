@@ -61,6 +61,10 @@ class ObjectiveRule(Rule, ABC):
     steps: int = option(1000, "the number of steps of pgd", "[1, inf)")
     exact_stationarity: bool = option(False, EXACT)
 
+    @property
+    def measures_samples(self) -> bool:
+        return super().measures_samples or self.exact_stationarity
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.weights.startswith(torchjd.PREFIX):

@@ -41,11 +41,13 @@ class Training(Phase):
         return separate_targets(objectives) if self.separate else joint_target(objectives, self.weights)
 
     def work(self, asked: Asked) -> Train:
+        private = asked.spec.privacy.of_samples
         return Train(
             sgd=LocalSgd.of(asked.spec.train),
             targets=self.targets(asked.objectives),
             from_jacobian=self.from_jacobian,
-            measure=self.measure and asked.spec.train.measure,
+            measure=self.measure and asked.spec.train.measure and private is None,
+            private=private,
         )
 
 

@@ -27,6 +27,10 @@ class Scalarised(FedAvg):
     )
     exact_stationarity: bool = option(False, EXACT)
 
+    @property
+    def measures_samples(self) -> bool:
+        return super().measures_samples or self.exact_stationarity
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.weights and not (np.isfinite(self.weights).all() and min(self.weights) >= 0 < sum(self.weights)):

@@ -9,10 +9,12 @@ from coordinator.rounds.evidence import BOUND_FIELDS
 from federation.digests import parse
 from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
-from federation.runs import LimitsSpec
+from federation.runs import LimitsSpec, RunSpec
 from federation.text import escaped
 from federation.v1.common_pb2 import AssignmentManifest, UpdateManifest
 from federation.work.base import Work
+from federation.work.computation import PrivateSgd
+from federation.work.train.work import Train
 
 MAX_NUMBERS = 2000  # losses and metrics of one reply
 NUMBER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./:-]{0,119}")
@@ -50,8 +52,9 @@ def must_match(manifest: UpdateManifest, order: AssignmentManifest) -> None:
             raise Refusal("payload-digest", str(error)) from None
 
 
-def content_problem(manifest: UpdateManifest, kind: type[Work], limits: LimitsSpec) -> Refusal | None:
+def content_problem(manifest: UpdateManifest, kind: type[Work], spec: RunSpec) -> Refusal | None:
     """What is wrong with the numbers in the manifest of a reply to work of this kind; None when nothing is."""
+    limits = spec.limits
     if manifest.samples > limits.samples or (kind.needs_samples and manifest.samples == 0):
         return Refusal(
             "limit:samples",
@@ -67,6 +70,22 @@ def content_problem(manifest: UpdateManifest, kind: type[Work], limits: LimitsSp
     for name, value in numbers:
         if not math.isfinite(value):
             return Refusal("non-finite", f"{name[:80]} is {value}")
+    return _privacy_problem(manifest, spec.privacy.of_samples if kind is Train else None)
+
+
+def _privacy_problem(manifest: UpdateManifest, asked: PrivateSgd | None) -> Refusal | None:
+    """What is wrong with what a reply states of noise; None when nothing is."""
+    stated = manifest.privacy
+    if manifest.HasField("privacy") and not (
+        all(value >= 0 for _, value in stated.ListFields()) and stated.rate <= 1 and stated.delta < 1
+    ):
+        return Refusal("privacy", "a number of its statement on noise is out of range")
+    if asked is not None and not (stated.noise >= asked.noise and 0 < stated.clip <= asked.clip):
+        return Refusal(
+            "privacy",
+            f"the run asks for noise {asked.noise:g} and clip {asked.clip:g} (privacy.sample_noise); the reply states "
+            f"{stated.noise:g} and {stated.clip:g}",
+        )
     return None
 
 

@@ -17,6 +17,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import selectinload
 
 from coordinator.aggregation.phases import Reply
+from coordinator.rounds.recorder import privacy_stated
 from coordinator.rounds.revoked import REVOKED
 from federation.envelope import ManifestT, envelope_digest, seal, unseal
 from federation.refusals import Refusal
@@ -175,6 +176,7 @@ class Evidence:
             _same(row, field, getattr(update, field), getattr(manifest, field))
         _same(row, "losses", update.losses, dict(manifest.losses))
         _same(row, "metrics", update.metrics, dict(manifest.metrics))
+        _same(row, "privacy", update.privacy, privacy_stated(manifest))
         return manifest
 
     def state(self, run: models.Run, before: models.Round | None, base_model: str | None) -> dict[str, Any]:

@@ -27,13 +27,14 @@ def finish_round(fleet: Fleet, algorithm: Algorithm, round_id: int) -> None:
         raise RuntimeError(f"round {current.number} of run {fleet.run.run_id} is STEPPED without a model")
     replies: Replies | None = None
     over = current.number + 1
-    if over == spec.rounds or (spec.evaluate.every and over % spec.evaluate.every == 0):
+    due = over == spec.rounds or (spec.evaluate.every and over % spec.evaluate.every == 0)
+    if due and spec.evaluated:
         pool = sorted(fleet.settled_pool())
         replies = fleet.ask(
             Question(
                 current=current,
                 number=phase,
-                phase=Evaluation(splits=spec.evaluate.splits),
+                phase=Evaluation(splits=spec.evaluated),
                 clients=pool,
                 wanted=len(pool),
                 base_model=model,
@@ -49,7 +50,7 @@ def complete_round(fleet: Fleet, algorithm: Algorithm, current: Round, model: st
         fleet.run.running(session)
         round_ = session.get_one(Round, current.round_id)
         if replies is not None:
-            session.add_all(record.evaluations(current.round_id, model, replies, fleet.run.spec.evaluate.splits))
+            session.add_all(record.evaluations(current.round_id, model, replies, fleet.run.spec.evaluated))
             scores = record.scores(replies, fleet.run.objectives)
             better = {} if algorithm.averages else record.improved(session, current, replies)
             round_.metrics = {**round_.metrics, **record.finite(scores | better | observed)}

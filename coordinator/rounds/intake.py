@@ -116,7 +116,7 @@ class Intake:
             if receipt is not None:
                 return receipt
             key = Ed25519PublicKey.from_public_bytes(session.get_one(Client, client_id).signing_key)
-            limits = _limits(assignment.phase.round.run.spec)
+            spec = _spec(assignment.phase.round.run.spec)
             deadline = assignment.phase.deadline
             closed = self._closed(assignment)
         if closed is not None and closed.reason != FULFILLED:
@@ -131,8 +131,8 @@ class Intake:
             raise closed
         layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows]) if order.rows else None
         asked = kind(order.kind).work
-        admission = Admission(envelope, name, manifest, layout, asked, limits, deadline)
-        problem = content_problem(manifest, asked, limits)
+        admission = Admission(envelope, name, manifest, layout, asked, spec.limits, deadline)
+        problem = content_problem(manifest, asked, spec)
         if problem is None and (wrong := statement_problem(order.kind, order.work, manifest.statement)):
             problem = Refusal("statement", wrong[:400])
         if problem is not None:
@@ -238,8 +238,8 @@ def _late(assignment_id: str, deadline: datetime) -> Refusal:
 
 
 @lru_cache(maxsize=64)
-def _limits(spec: bytes) -> LimitsSpec:
-    return RunSpec.parse(spec).limits
+def _spec(document: bytes) -> RunSpec:
+    return RunSpec.parse(document)
 
 
 def _find(session: Session, assignment_id: str, client_id: str, *, lock: bool = False) -> Assignment:

@@ -36,6 +36,10 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "accuracy/p5": ("5th percentile of the accuracies, interpolated linearly", f"9.1 (ii); {_HU}, table 8"),
         "accuracy/p95": ("95th percentile of the accuracies, interpolated linearly", f"9.1 (ii); {_HU}, table 8"),
         "accuracy/jain": ("(sum a)² / (N sum a²): 1 if all accuracies are equal, 1/N if all but one are 0", _JAIN),
+        "epsilon/samples": (
+            "the largest epsilon that a reply states of its client's samples over all runs, each for its own delta",
+            "[differential privacy](differential-privacy.md)",
+        ),
         "loss/train": ("mean of the losses of the new model that the clients measured on their training splits", "9.2"),
         "loss/validation": ("the same on their validation splits", "9.2"),
         "loss/test": ("the same on their test splits", "9.2"),

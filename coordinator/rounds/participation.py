@@ -67,6 +67,7 @@ class MemberRound:
     evaluation: Outcome | None = None  # of the new model
     reason: str = ""  # why it failed
     cosine: float = math.nan  # between its update and the step; NaN where there is none
+    epsilon: float | None = None  # that its data set had spent by its update, as it states; None without noise
 
     @property
     def outcome(self) -> Outcome:
@@ -107,6 +108,7 @@ class MemberSummary:
     opposing: int = 0  # the last steps, in a row, with which its update had a cosine below `OPPOSING`
     cosine: float = math.nan  # of its last update with the step
     cosine_round: int = 0  # the round of `cosine`
+    epsilon: float | None = None  # that its data set had spent by its last update, as it states; None without noise
     last_round: int = 0  # the last round that asked it for anything
     last_outcome: Outcome = Outcome.NOT_NEEDED  # how that round ended for it
     last_reason: str = ""  # why a reply last failed to come or to count; empty when none did
@@ -134,6 +136,8 @@ class MemberSummary:
         if member.evaluation is not None and member.evaluation is not Outcome.NOT_NEEDED:
             self.evaluations_missed += member.evaluation.failed
             self.evaluation_failures = self.evaluation_failures + 1 if member.evaluation.failed else 0
+        if member.epsilon is not None:
+            self.epsilon = member.epsilon
         if math.isfinite(member.cosine):
             self.cosine, self.cosine_round = member.cosine, number
             self.opposing = self.opposing + 1 if member.cosine < OPPOSING else 0
@@ -209,6 +213,7 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
             Assignment.reason,
             Assignment.message,
             Update.cosine,
+            Update.privacy,
         )
         .join(Phase, Phase.round_id == Round.round_id)
         .join(Assignment, Assignment.phase_id == Phase.phase_id)
@@ -217,13 +222,15 @@ def read_rounds(session: Session, run_id: str, first: int = 0) -> list[EndedRoun
         .order_by(Round.number, Phase.number, Assignment.client_id)
     )
     members: dict[int, dict[str, MemberRound]] = {}
-    for number, kind, decides, client, state, reason, message, cosine in rows:
+    for number, kind, decides, client, state, reason, message, cosine, privacy in rows:
         own = members.setdefault(number, {})
         before, outcome = own.get(client, MemberRound(client)), _outcome(state, reason)
         why = ": ".join(text for text in ("" if kind == Train.name else kind, reason, message) if text)
         if decides:  # a later phase than those before
             known = before.cosine if cosine is None else cosine
-            own[client] = replace(before, training=outcome, reason=why if outcome.failed else "", cosine=known)
+            spent = (privacy or {}).get("epsilon", before.epsilon)
+            why = why if outcome.failed else ""
+            own[client] = replace(before, training=outcome, reason=why, cosine=known, epsilon=spent)
         else:
             failed = outcome.failed and not (before.training and before.training.failed)
             own[client] = replace(before, evaluation=outcome, reason=why if failed else before.reason)

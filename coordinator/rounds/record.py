@@ -137,10 +137,12 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
         # Those that the step was made of: a client may have replied to several phases.
         envelopes = [reply.envelope for reply in step.replies]
         parts = shares(step, made.direction)
+        epsilons: list[float] = []
         for update in session.scalars(select(Update).where(Update.envelope_digest.in_(envelopes))):
             share = parts[update.client_id]
             update.norm, update.weight = share.norm, share.weight
             update.coefficient, update.cosine = share.coefficient, share.cosine
+            epsilons += [update.privacy["epsilon"]] if "epsilon" in update.privacy else []
         for model in sorted({made.model, made.result}):
             size = around.blobs.stat(model).size
             note_model(session, model, size=size, parameters=run.parameters, created=now)
@@ -150,6 +152,8 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
         round_.evaluation_phase = phases
         known, numbers = objectives(step, run.objectives)
         round_.objectives = known.encode() if known else {}
+        if epsilons:
+            numbers["epsilon/samples"] = max(epsilons)
         measured = {**made.direction.diagnostics, **agreement(step), **numbers}
         round_.metrics = {"step/rate": made.rate, **finite(measured)}
         after = made.memory.encode()

@@ -64,10 +64,16 @@ def _add_row(assignment: Assignment, reply: Signed, now: datetime, reason: str, 
         samples=min(reply.manifest.samples, _LARGEST),
         losses=_finite(reply.manifest.losses),
         metrics=_finite(reply.manifest.metrics),
+        privacy=privacy_stated(reply.manifest),
         received=now,
     )
     assignment.updates.append(update)
     return update
+
+
+def privacy_stated(manifest: UpdateManifest) -> dict[str, float]:
+    """What a reply states of noise, by field; empty where it states nothing."""
+    return {field.name: float(value) for field, value in manifest.privacy.ListFields()}
 
 
 def _finite(numbers: Mapping[str, float]) -> dict[str, float]:

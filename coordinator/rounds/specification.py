@@ -21,6 +21,11 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
         rule = algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
     if (rule.reads_losses or rule.reads_accuracies) and not spec.train.measure:
         raise SpecError(f"train.measure: {rule.name} needs what clients measure before they train; leave it out")
+    if spec.privacy.sample_noise and rule.measures_samples:
+        raise SpecError(
+            f"privacy.sample_noise: {rule.name} asks clients for losses or gradients on their samples without noise; "
+            "choose an algorithm that needs updates only, such as fedmgda+ or fedavg"
+        )
     with _named(), rule_code(rule, "asking it for an optimiser"):
         optimiser = rule.optimiser()
     if optimiser is not None and spec.server.optimiser != "sgd":

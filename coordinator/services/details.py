@@ -16,7 +16,7 @@ from coordinator.services.summaries import ANSWERED, phases_of, rounds_from, sum
 from coordinator.services.verification import Verifier, parsed
 from federation.objectives import JOINT
 from federation.v1 import admin_pb2 as messages
-from federation.v1.common_pb2 import StepManifest, UpdateManifest
+from federation.v1.common_pb2 import SamplePrivacy, StepManifest, UpdateManifest
 from storage import models
 from storage.blobs import BlobMissing, BlobStore
 from storage.records import ObjectivesRecord
@@ -163,6 +163,7 @@ def _participation(
         messages.Participation,
         update,
         client_id=last.client_id,
+        privacy=_privacy(update),
         state=last.state,
         reason=reason,
         loss_before=next((loss for loss in map(_loss, reversed(assignments)) if math.isfinite(loss)), math.nan),
@@ -177,6 +178,14 @@ def _participation(
         answered=[one.phase.number for one in assignments if one.state in ANSWERED],
         payload_bytes=sum(update.payload_bytes for one in assignments for update in one.updates),
     )
+
+
+def _privacy(update: models.Update | None) -> SamplePrivacy | None:
+    """What a reply states of noise; None without noise."""
+    if update is None or not update.privacy:
+        return None
+    stated: dict[str, Any] = {**update.privacy, "steps": int(update.privacy.get("steps", 0))}
+    return SamplePrivacy(**stated)
 
 
 def _update(assignment: models.Assignment) -> models.Update | None:

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from coordinator.rounds.recorder import privacy_stated
 from federation.envelope import ManifestT, envelope_digest, unseal
 from federation.proofs import UNSIGNED
 from federation.refusals import Refusal
@@ -74,6 +75,7 @@ class Verifier:
             yield "samples", row.samples, min(signed.samples, 2**63 - 1)
             yield "losses", _finite(row.losses), _finite(signed.losses)
             yield "metrics", _finite(row.metrics), _finite(signed.metrics)
+            yield "privacy", _finite(row.privacy), _finite(privacy_stated(signed))
 
         return _check("update", place.phase, row.envelope, UpdateManifest, _public(signing_key), pairs)
 

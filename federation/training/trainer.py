@@ -11,12 +11,14 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from torch import Tensor
 
+from federation.noise import Noise
 from federation.tasks import DataError, Dataset, Splits, Task
 from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.buffers import ParameterBuffers
 from federation.training.determinism import deterministic, pick_device, seed_torch, training_seed
 from federation.training.objectives import Measured, losses, measure, must_have_objectives, served, weighted
+from federation.training.private import PrivateGradients, must_suit
 from federation.training.sgd import Descent, minibatches
 from federation.vectors import Layout
 from federation.work.base import Result, Shape
@@ -28,6 +30,7 @@ from federation.work.computation import (
     LocalSgd,
     Measure,
     MeasureAlong,
+    PrivateSgd,
     training_losses,
 )
 
@@ -101,7 +104,8 @@ class Trainer:
         """Rows and losses of the base model (d,) on this client's data, as work needs them.
 
         A descent gives a row w_t - w for each target, a differentiation a gradient for each objective, (d,) both. An
-        idle descent measures as training does, makes no step, and gives rows of zeros. The gradients are kept until the
+        idle descent measures as training does, makes no step, and gives rows of zeros. One with noise gives other rows
+        each time. The gradients are kept until the
         next call, for a first step made of them; where they are missing, they are made again, to the same bytes.
         `progress` is told the share of the steps that is done; `stopped` is asked before every step and every batch of
         evaluation.
@@ -111,6 +115,7 @@ class Trainer:
             TrainingDiverged: a loss, a gradient or a parameter is not finite.
             TrainingStopped: `stopped` returned True.
             ValueError: a base of another length, or targets that name an objective which this client does not serve.
+            WorkError: noise is asked for, and the model cannot be trained with it.
         """
         began = time.perf_counter()
         if isinstance(computation, Measure):
@@ -163,12 +168,18 @@ class Trainer:
         total = work.count(self.samples)
         rows: dict[str, NDArray[np.float32]] = {}
         gradients = self._jacobian_at(base, work.batch_size, key) if computation.from_jacobian else None
+        private = computation.private
+        if private is not None:
+            self.must_be_private()
         for number, (name, weights) in enumerate(targets.items()):
 
             def report(share: float, before: int = number) -> None:
                 progress((before + share) / len(targets))
 
-            self._descend(weights, work, total, key, gradients, report, stopped)
+            if private is None:
+                self._descend(weights, work, total, key, gradients, report, stopped)
+            else:
+                self._descend_privately(weights, work, private, total, report, stopped)
             rows[name] = self._buffers.update()
             if not np.isfinite(rows[name]).all():
                 raise TrainingDiverged(total)
@@ -267,6 +278,32 @@ class Trainer:
                     raise TrainingDiverged(step - len(finite) + 1 + finite.index(False))
                 pending.clear()
             progress(step / total)
+
+    def must_be_private(self) -> None:
+        """Checks that the model can be trained with noise. Raises as `federation.training.private.must_suit`."""
+        must_suit(self._model, self._task, self._data["train"])
+
+    def _descend_privately(
+        self,
+        weights: Mapping[str, float],
+        work: LocalSgd,
+        private: PrivateSgd,
+        total: int,
+        progress: Callable[[float], None],
+        stopped: Callable[[], bool],
+    ) -> None:
+        """DP-SGD on a weighted sum of objectives; the parameters move in place. It cannot be repeated."""
+        gradients = PrivateGradients(self._model, self._task, self._data["train"], work, private, Noise())
+        descent = Descent.fresh(work, [self._buffers.values], [self._buffers.start])
+        views = self._buffers.parameters(self._buffers.gradient)
+        self._model.train()
+        for step in range(total):
+            if stopped():
+                raise TrainingStopped
+            for view, part in zip(views, gradients.next(weights), strict=True):
+                view.copy_(part)
+            descent.step([self._buffers.gradient])
+            progress((step + 1) / total)
 
     def _advance(
         self, batches: Iterator[tuple[Tensor, Tensor]], weights: Mapping[str, float], descent: Descent, room: int

@@ -1088,6 +1088,7 @@ class MemberSummary(_message.Message):
     LAST_OUTCOME_FIELD_NUMBER: _builtins.int
     LAST_REASON_FIELD_NUMBER: _builtins.int
     LAST_REASON_ROUND_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The member."""
     asked: _builtins.int
@@ -1114,6 +1115,10 @@ class MemberSummary(_message.Message):
     """Why a reply last failed to come or to count; empty when none ever did."""
     last_reason_round: _builtins.int
     """The round of `last_reason`; absent when there is none."""
+    epsilon: _builtins.float
+    """The epsilon that its data set had spent over all runs by its last accepted update, as it states; absent without
+    noise.
+    """
     def __init__(
         self,
         *,
@@ -1130,13 +1135,19 @@ class MemberSummary(_message.Message):
         last_outcome: Global___MemberOutcome.ValueType = ...,
         last_reason: _builtins.str = ...,
         last_reason_round: _builtins.int | None = ...,
+        epsilon: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_reason_round", b"_last_reason_round", "last_reason_round", b"last_reason_round"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon", "_last_reason_round", b"_last_reason_round", "epsilon", b"epsilon", "last_reason_round", b"last_reason_round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_reason_round", b"_last_reason_round", "asked", b"asked", "client_id", b"client_id", "declined", b"declined", "evaluations_missed", b"evaluations_missed", "failed_in_a_row", b"failed_in_a_row", "last_outcome", b"last_outcome", "last_reason", b"last_reason", "last_reason_round", b"last_reason_round", "last_round", b"last_round", "missing", b"missing", "not_needed", b"not_needed", "refused", b"refused", "replied", b"replied"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon", "_last_reason_round", b"_last_reason_round", "asked", b"asked", "client_id", b"client_id", "declined", b"declined", "epsilon", b"epsilon", "evaluations_missed", b"evaluations_missed", "failed_in_a_row", b"failed_in_a_row", "last_outcome", b"last_outcome", "last_reason", b"last_reason", "last_reason_round", b"last_reason_round", "last_round", b"last_round", "missing", b"missing", "not_needed", b"not_needed", "refused", b"refused", "replied", b"replied"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__epsilon: _TypeAlias = _typing.Literal["epsilon"]  # noqa: Y015
+    _WhichOneofArgType__epsilon: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon"]  # noqa: Y015
     _WhichOneofReturnType__last_reason_round: _TypeAlias = _typing.Literal["last_reason_round"]  # noqa: Y015
     _WhichOneofArgType__last_reason_round: _TypeAlias = _typing.Literal["_last_reason_round", b"_last_reason_round"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epsilon) -> _WhichOneofReturnType__epsilon | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_reason_round) -> _WhichOneofReturnType__last_reason_round | None: ...
 
 Global___MemberSummary: _TypeAlias = MemberSummary  # noqa: Y015
@@ -1970,6 +1981,7 @@ class Participation(_message.Message):
     OBJECTIVES_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
     ENVELOPES_FIELD_NUMBER: _builtins.int
+    PRIVACY_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The client."""
     state: _common_pb2.AssignmentState.ValueType
@@ -2012,6 +2024,10 @@ class Participation(_message.Message):
     def envelopes(self) -> _containers.RepeatedCompositeFieldContainer[Global___EnvelopeCheck]:
         """Its envelopes in the round, in the order of the phases. Only in GetRound."""
 
+    @_builtins.property
+    def privacy(self) -> _common_pb2.SamplePrivacy:
+        """What it states of noise on the gradients of its samples; absent without noise."""
+
     def __init__(
         self,
         *,
@@ -2032,10 +2048,11 @@ class Participation(_message.Message):
         objectives: _abc.Iterable[_builtins.str] | None = ...,
         answered: _abc.Iterable[_builtins.int] | None = ...,
         envelopes: _abc.Iterable[Global___EnvelopeCheck] | None = ...,
+        privacy: _common_pb2.SamplePrivacy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["privacy", b"privacy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "client_id", b"client_id", "coefficient", b"coefficient", "cosine", b"cosine", "envelope", b"envelope", "envelopes", b"envelopes", "evaluation", b"evaluation", "key_id", b"key_id", "loss_before", b"loss_before", "objectives", b"objectives", "payload_bytes", b"payload_bytes", "reason", b"reason", "samples", b"samples", "seconds", b"seconds", "state", b"state", "update_norm", b"update_norm", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "client_id", b"client_id", "coefficient", b"coefficient", "cosine", b"cosine", "envelope", b"envelope", "envelopes", b"envelopes", "evaluation", b"evaluation", "key_id", b"key_id", "loss_before", b"loss_before", "objectives", b"objectives", "payload_bytes", b"payload_bytes", "privacy", b"privacy", "reason", b"reason", "samples", b"samples", "seconds", b"seconds", "state", b"state", "update_norm", b"update_norm", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -322,6 +322,8 @@ class TrainWork(_message.Message):
     TARGETS_FIELD_NUMBER: _builtins.int
     FROM_JACOBIAN_FIELD_NUMBER: _builtins.int
     UNMEASURED_FIELD_NUMBER: _builtins.int
+    SAMPLE_NOISE_FIELD_NUMBER: _builtins.int
+    SAMPLE_CLIP_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     """Passes over the training split; 0 when `steps` counts instead."""
     steps: _builtins.int
@@ -340,6 +342,12 @@ class TrainWork(_message.Message):
     """True when the first step is a weighted sum of the gradients of the round's JacobianWork."""
     unmeasured: _builtins.bool
     """True when the base model need not be measured on the whole training split first."""
+    sample_noise: _builtins.float
+    """The standard deviation of the noise on each step's sum of gradients, as a multiple of `sample_clip`; 0 is no noise.
+    With noise, minibatches are Poisson samples, and neither they nor the noise follow from a seed.
+    """
+    sample_clip: _builtins.float
+    """The norm to which the gradient of each sample is clipped; for training with noise."""
     @_builtins.property
     def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___Target]:
         """What each row of the update descends, in the order of the rows. None is one row, "loss", for the mean of the
@@ -359,10 +367,12 @@ class TrainWork(_message.Message):
         targets: _abc.Iterable[Global___Target] | None = ...,
         from_jacobian: _builtins.bool = ...,
         unmeasured: _builtins.bool = ...,
+        sample_noise: _builtins.float = ...,
+        sample_clip: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "from_jacobian", b"from_jacobian", "learning_rate", b"learning_rate", "momentum", b"momentum", "proximal_mu", b"proximal_mu", "steps", b"steps", "targets", b"targets", "unmeasured", b"unmeasured", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "from_jacobian", b"from_jacobian", "learning_rate", b"learning_rate", "momentum", b"momentum", "proximal_mu", b"proximal_mu", "sample_clip", b"sample_clip", "sample_noise", b"sample_noise", "steps", b"steps", "targets", b"targets", "unmeasured", b"unmeasured", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -610,6 +620,54 @@ class AssignmentManifest(_message.Message):
 Global___AssignmentManifest: _TypeAlias = AssignmentManifest  # noqa: Y015
 
 @_typing.final
+class SamplePrivacy(_message.Message):
+    """What a client states of an update that it trained with noise on the gradients of its samples (DP-SGD)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOISE_FIELD_NUMBER: _builtins.int
+    CLIP_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    noise: _builtins.float
+    """The standard deviation of the noise, as a multiple of `clip`."""
+    clip: _builtins.float
+    """The norm to which the gradient of each sample was clipped."""
+    rate: _builtins.float
+    """The probability of each sample to be in a minibatch."""
+    steps: _builtins.int
+    """The steps, over all rows of the update."""
+    epsilon: _builtins.float
+    """The epsilon that the client's data set has spent over all runs, this training included, by its privacy loss
+    distribution.
+    """
+    bound: _builtins.float
+    """The same by Renyi differential privacy: an upper bound."""
+    delta: _builtins.float
+    """The delta for which both hold."""
+    def __init__(
+        self,
+        *,
+        noise: _builtins.float = ...,
+        clip: _builtins.float = ...,
+        rate: _builtins.float = ...,
+        steps: _builtins.int = ...,
+        epsilon: _builtins.float = ...,
+        bound: _builtins.float = ...,
+        delta: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "clip", b"clip", "delta", b"delta", "epsilon", b"epsilon", "noise", b"noise", "rate", b"rate", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SamplePrivacy: _TypeAlias = SamplePrivacy  # noqa: Y015
+
+@_typing.final
 class UpdateManifest(_message.Message):
     """A client's reply to one assignment. Signed by the client; the payload travels beside it, bound by its digest."""
 
@@ -675,6 +733,7 @@ class UpdateManifest(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     STATEMENT_FIELD_NUMBER: _builtins.int
+    PRIVACY_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """Copied from the assignment."""
     run_id: _builtins.str
@@ -725,6 +784,10 @@ class UpdateManifest(_message.Message):
     def created(self) -> _timestamp_pb2.Timestamp:
         """When the reply was made."""
 
+    @_builtins.property
+    def privacy(self) -> Global___SamplePrivacy:
+        """The noise that the update was trained with; absent where there was none."""
+
     def __init__(
         self,
         *,
@@ -748,10 +811,11 @@ class UpdateManifest(_message.Message):
         created: _timestamp_pb2.Timestamp | None = ...,
         attempt: _builtins.int = ...,
         statement: _builtins.bytes = ...,
+        privacy: Global___SamplePrivacy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "privacy", b"privacy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "attempt", b"attempt", "base_model", b"base_model", "client_id", b"client_id", "created", b"created", "federation_id", b"federation_id", "losses", b"losses", "metrics", b"metrics", "payload", b"payload", "payload_bytes", b"payload_bytes", "phase", b"phase", "round", b"round", "rows", b"rows", "run_id", b"run_id", "samples", b"samples", "seconds", b"seconds", "software", b"software", "spec", b"spec", "statement", b"statement", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "attempt", b"attempt", "base_model", b"base_model", "client_id", b"client_id", "created", b"created", "federation_id", b"federation_id", "losses", b"losses", "metrics", b"metrics", "payload", b"payload", "payload_bytes", b"payload_bytes", "phase", b"phase", "privacy", b"privacy", "round", b"round", "rows", b"rows", "run_id", b"run_id", "samples", b"samples", "seconds", b"seconds", "software", b"software", "spec", b"spec", "statement", b"statement", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

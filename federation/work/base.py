@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from federation.accounting import SamplePrivacy
 from federation.refusals import Refusal
 from federation.vectors import Array, Layout, update_layout
 from federation.work.computation import Computation
@@ -96,6 +97,7 @@ class Result:
         samples: training samples held.
         seconds: wall time.
         statement: what the client says besides, and signs with its reply, where the kind of work has statements.
+        privacy: what the client states of noise in its training; None where there is none.
     """
 
     rows: Mapping[str, Array]
@@ -104,6 +106,7 @@ class Result:
     samples: int
     seconds: float = 0.0
     statement: Any = None
+    privacy: SamplePrivacy | None = None
 
 
 class Memory(ABC):

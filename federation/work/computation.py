@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
 
+from federation.accounting import LEAST_NOISE, Mechanism
 from federation.objectives import Targets
 from federation.vectors import Vector
 
@@ -54,6 +55,42 @@ class LocalSgd:
         """The number of optimiser steps on a training split of this many samples."""
         return self.steps or self.epochs * -(-samples // (self.batch_size or samples))
 
+    def rate(self, samples: int) -> float:
+        """The part of a training split of this many samples that is in a minibatch."""
+        return min(1.0, self.batch_size / samples) if self.batch_size else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateSgd:
+    """Noise on the gradients of local SGD: DP-SGD (Abadi et al., 2016, algorithm 1).
+
+    Attributes:
+        noise: sigma, the standard deviation of the noise on a sum of gradients as a multiple of `clip`; at least
+            `LEAST_NOISE`.
+        clip: C, the norm to which the gradient of each sample is clipped.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    noise: float
+    clip: float
+
+    def __post_init__(self) -> None:
+        if not (LEAST_NOISE <= self.noise < inf and 0 < self.clip < inf):
+            raise ValueError(
+                f"noise on gradients: sigma = {self.noise:g}, clip = {self.clip:g}; sigma is at least {LEAST_NOISE}, "
+                "clip above 0"
+            )
+
+    def with_floor(self, floor: "PrivateSgd") -> "PrivateSgd":
+        """The stricter of both: more noise, and the smaller bound on a sample."""
+        return PrivateSgd(noise=max(self.noise, floor.noise), clip=min(self.clip, floor.clip))
+
+    def mechanism(self, sgd: LocalSgd, samples: int, rows: int) -> Mechanism:
+        """What local SGD releases of this number of training samples, once for each of the update's rows."""
+        return Mechanism(self.noise, sgd.rate(samples), sgd.count(samples) * rows)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Descend:
@@ -66,6 +103,7 @@ class Descend:
         measure: measure the base model on the whole training split before.
         idle: measure, and make no step: rows of zeros. Attackers that do not train ask for it.
         secret_seed: of minibatches and dropout, in place of one that follows from the run's seed; 0 to 2^63 - 1.
+        private: the noise on the gradients; None is no noise.
     """
 
     sgd: LocalSgd
@@ -74,6 +112,7 @@ class Descend:
     measure: bool = True
     idle: bool = False
     secret_seed: int | None = None
+    private: PrivateSgd | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

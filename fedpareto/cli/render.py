@@ -98,11 +98,16 @@ def members(summaries: Sequence[MemberSummary]) -> RenderableType:
         return Text("no round has ended yet")
     always, rare = participation.COUNTS[:5], participation.COUNTS[5:]
     counts = [*always, *(name for name in rare if any(getattr(member, name) for member in summaries))]
-    table = new_table("member", *(f">{name.replace('_', ' ')}" for name in counts), "last reason")
+    private = any(member.HasField("epsilon") for member in summaries)
+    heads = [*(f">{name.replace('_', ' ')}" for name in counts), *([">epsilon"] if private else [])]
+    table = new_table("member", *heads, "last reason")
     for member in summaries:
         reason = f"round {member.last_reason_round}: {participation.reason(member)}" if member.last_reason else UNKNOWN
         who = Text(member.client_id, style="yellow" if participation.failures(member) else "")
-        table.add_row(who, *(str(getattr(member, name)) for name in counts), reason)
+        values = [str(getattr(member, name)) for name in counts]
+        if private:
+            values.append(number(member.epsilon) if member.HasField("epsilon") else UNKNOWN)
+        table.add_row(who, *values, reason)
     return table
 
 

@@ -28,6 +28,7 @@ _MEASURED = {
     "direction": ("direction_norm", "stationarity", "stationarity/relative", "descent_min", "descent_share"),
     "conflicts": ("conflicts", "conflict_depth", "conflict_mean"),
     "weights": ("entropy", "step/rate"),
+    "epsilon": ("epsilon/samples",),
     "objectives": (
         *(f"objective/{name}" for name in ("conflicts", "conflict_depth", "conflict_mean", "stationarity")),
         "preference/divergence",
@@ -37,6 +38,7 @@ _ELSEWHERE = ("accuracy/worst", "loss/worst", "bytes/up", "bytes/refused", "byte
 _COUNTS = ("conflicts", "evaluated", "iterations", "objective/conflicts")
 _WORDS = {  # where the name says too little without its group
     "stationarity/relative": "relative",
+    "epsilon/samples": "of samples, the largest of a client",
     "direction_norm": "norm",
     "conflicts": "pairs",
     "conflict_depth": "least cosine",
@@ -219,6 +221,9 @@ def participations(item: GetRoundResponse) -> RenderableType:
         gap=1,
     )  # fmt: skip
     notes = []
+    private = any(part.HasField("privacy") for part in item.participations)
+    if private:
+        table.add_column("epsilon", justify="right")
     for part in item.participations:
         name = name_of(part, "state")
         word = ("accepted" if accepted(item.phases, part) else "answered") if name == "FULFILLED" else name.lower()
@@ -234,6 +239,7 @@ def participations(item: GetRoundResponse) -> RenderableType:
             size(part.payload_bytes),
             seconds(part.seconds),
             percent(part.evaluation.get("test/accuracy", math.nan)),
+            *([number(part.privacy.epsilon) if part.HasField("privacy") else UNKNOWN] if private else []),
         )
         if part.reason:
             notes.append(Text(f"{part.client_id}: {part.reason}"))

@@ -283,6 +283,31 @@ def _lines(receipts: "Sequence[Receipt]") -> Iterator[str]:
 
 
 @app.command()
+def privacy(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> None:
+    """Show what training with noise has spent of each data set, over all runs."""
+    from federation.accounting import AccountingError
+    from federation.text import escaped
+    from worker.home import Home, HomeError
+    from worker.policy import Policy, PolicyError
+    from worker.privacy import spent
+
+    place = Home(home)
+    with failing(HomeError, PolicyError, AccountingError):
+        place.require_joined()
+        accounts = spent(place.privacy, Policy.load(place.policy).privacy)
+    lines = []
+    for one in accounts:
+        budget = f" of {one.budget:g}" if one.budget is not None else ", without a budget"
+        lines.append(
+            f"{one.data_set}: epsilon = {one.epsilon:.4g}{budget} (delta = {one.delta:g}; at most {one.bound:.4g} by "
+            f"Renyi differential privacy) in {len(one.entries)} trainings"
+        )
+        for part in one.by_run:
+            lines.append(escaped(f"  run {part.run}: {part.steps} steps, noise {part.noise:g}, rate {part.rate:.4g}"))
+    answer(as_json, [asdict(one) for one in accounts], *lines or ["no training with noise is on record"])
+
+
+@app.command()
 def attacks(code: CodeOption = None, as_json: JsonOption = False) -> None:
     """List the attacks that can be rehearsed, with their options."""
     from federation.attacks.catalogue import entries

@@ -90,6 +90,7 @@ def _cards(data: RunData) -> Html:
 def _clients(data: RunData) -> Html:
     summaries = {member.client_id: member for member in data.run.members}
     outcomes = ("asked", "replied", "declined", "refused", "missing")
+    private = any(member.HasField("epsilon") for member in summaries.values())
     rows = []
     for client in data.clients:
         parts, summary, member = data.parts[client], summaries.get(client), data.members.get(client)
@@ -103,10 +104,12 @@ def _clients(data: RunData) -> Html:
                 number(mean(part.update_norm for part in parts)),
                 number(mean(part.weight for part in parts)),
                 (percent if data.final and data.final.measure == "accuracy" else number)(score),
+                *([number(summary.epsilon) if summary and summary.HasField("epsilon") else UNKNOWN] if private else []),
             )
         )
     measure = f"{data.final.split} {data.final.measure}" if data.final else "score"
     columns = ["client", "device, software", *outcomes, "samples", "mean norm", "mean λ", measure]
+    columns += ["epsilon"] if private else []
     caption = tag(
         "p",
         "Asked, replied, declined, refused and missing count rounds that have ended; a reply is refused for its "

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from federation.objectives import joint_target
 from federation.v1.common_pb2 import ObjectiveWeight, Target, TrainWork
 from federation.work.base import Shape, WorkError
-from federation.work.computation import LocalSgd
+from federation.work.computation import LocalSgd, PrivateSgd
 from federation.work.registry import Kind
 from federation.work.train.work import Train
 
@@ -16,7 +16,12 @@ def to_proto(work: Train) -> TrainWork:
         Target(row=row, weights=[ObjectiveWeight(objective=name, weight=value) for name, value in weights.items()])
         for row, weights in work.targets.items()
     ]
-    return TrainWork(**asdict(work.sgd), from_jacobian=work.from_jacobian, unmeasured=not work.measure, targets=targets)
+    message = TrainWork(
+        **asdict(work.sgd), from_jacobian=work.from_jacobian, unmeasured=not work.measure, targets=targets
+    )
+    if work.private is not None:
+        message.sample_noise, message.sample_clip = work.private.noise, work.private.clip
+    return message
 
 
 def from_proto(message: TrainWork, shape: Shape) -> Train:
@@ -32,6 +37,7 @@ def from_proto(message: TrainWork, shape: Shape) -> Train:
         raise WorkError("a row of the update names an objective twice")
     try:
         sgd = LocalSgd.of(message)
+        private = PrivateSgd(noise=message.sample_noise, clip=message.sample_clip) if message.sample_noise else None
     except ValueError as error:
         raise WorkError(str(error)) from None
     return Train(
@@ -39,6 +45,7 @@ def from_proto(message: TrainWork, shape: Shape) -> Train:
         targets=targets or joint_target(shape.serves),
         from_jacobian=message.from_jacobian,
         measure=not message.unmeasured,
+        private=private,
     )
 
 

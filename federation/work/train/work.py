@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from federation.objectives import Targets
 from federation.refusals import Refusal
 from federation.work.base import Client, Demand, RowSchema, Shape, Terms, Work, WorkError
-from federation.work.computation import Descend, LocalSgd
+from federation.work.computation import Descend, LocalSgd, PrivateSgd
 
 if TYPE_CHECKING:
     from federation.runs import LimitsSpec, RunSpec
@@ -25,6 +25,7 @@ class Train(Work):
     targets: Targets = field(hash=False)
     from_jacobian: bool = False
     measure: bool = True
+    private: PrivateSgd | None = None
 
     @classmethod
     def terms(cls, spec: "RunSpec") -> Terms:
@@ -61,4 +62,10 @@ class Train(Work):
 
     def computation(self, client: Client) -> Descend:
         """The descent; `answer` hands in its rows."""
-        return Descend(sgd=self.sgd, targets=self.targets, from_jacobian=self.from_jacobian, measure=self.measure)
+        return Descend(
+            sgd=self.sgd,
+            targets=self.targets,
+            from_jacobian=self.from_jacobian,
+            measure=self.measure,
+            private=self.private,
+        )

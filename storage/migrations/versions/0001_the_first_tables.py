@@ -195,6 +195,7 @@ def upgrade() -> None:
         _column("samples", sa.BigInteger),
         _column("losses", sa.JSON),
         _column("metrics", sa.JSON),
+        _column("privacy", sa.JSON),
         _column("norm", sa.Float, nullable=True),
         _column("weight", sa.Float, nullable=True),
         _column("coefficient", sa.Float, nullable=True),

@@ -1,0 +1,72 @@
+"""The types of columns: times with a zone, text of others, numbers that may not be finite."""
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+
+class UtcDateTime(sa.TypeDecorator[datetime]):
+    """A point in time: aware on the Python side, UTC in the database (SQLite keeps no zone)."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        """Refuses a time without a zone."""
+        if value is not None and value.tzinfo is None:
+            raise ValueError(f"a naive time reached the database: {value!r}")
+        return value and value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        """Adds the zone."""
+        return value and (value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC))
+
+
+class Prose(sa.TypeDecorator[str]):
+    """Free text, some of it written by strangers: cut to the column's length, unprintable characters replaced.
+
+    PostgreSQL would refuse NUL and text that is too long; a line break or an escape sequence could forge a log line.
+    White space becomes a space, any other unprintable character U+FFFD; text that was cut ends in an ellipsis.
+    """
+
+    impl = sa.String
+    cache_ok = True
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.length = length
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        """Cleans the text, in comparisons too."""
+        if value is None:
+            return None
+        cut = value if len(value) <= self.length else value[: self.length - 1] + "…"
+        return "".join(x if x.isprintable() else " " if x.isspace() else "\ufffd" for x in cut)
+
+
+class Real(sa.TypeDecorator[float]):
+    """A float64. NaN is kept as NULL, as SQLite does."""
+
+    impl = sa.Float
+    cache_ok = True
+
+    def process_bind_param(self, value: float | None, dialect: sa.Dialect) -> float | None:
+        """NaN becomes NULL."""
+        return None if value is None or math.isnan(value) else float(value)
+
+
+class Numbers(sa.TypeDecorator[dict[str, float]]):
+    """Named float64 numbers as JSON, non-finite ones included: as the strings "nan", "inf", "-inf"."""
+
+    impl = sa.JSON
+    cache_ok = True
+
+    def process_bind_param(self, value: dict[str, float] | None, dialect: sa.Dialect) -> dict[str, Any] | None:
+        """Writes numbers that are not finite as strings."""
+        return value and {key: float(x) if math.isfinite(x) else str(float(x)) for key, x in value.items()}
+
+    def process_result_value(self, value: dict[str, Any] | None, dialect: sa.Dialect) -> dict[str, float] | None:
+        """Reads them back."""
+        return value and {key: float(x) for key, x in value.items()}

@@ -1,0 +1,327 @@
+"""DP-SGD: clipped gradients of samples, Poisson samples, noise that no seed leads to, and its accounting."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+
+from coordinator.rounds.specification import parse_run
+from federation.accounting import COARSE, DELTA, Mechanism, epsilon, gaussian_epsilon
+from federation.noise import Noise
+from federation.runs import SpecError
+from federation.tasks import Dataset, DataSource, Part, Task, initial_model, task
+from federation.tasks import parameters as flat
+from federation.training.private import PrivateGradients, must_suit
+from federation.training.trainer import Trainer
+from federation.v1.common_pb2 import TrainWork
+from federation.vectors import Vector
+from federation.work.base import Result, WorkError
+from federation.work.computation import Descend, LocalSgd, PrivateSgd
+from federation.work.train import wire
+from federation.work.train.work import Train
+from fedpareto.notebook import simulate
+
+dp_accounting = pytest.importorskip("dp_accounting", reason="needs fedpareto[dp]")
+opacus = pytest.importorskip("opacus", reason="needs fedpareto[dp]")
+
+PRIVATE = PrivateSgd(noise=1.0, clip=0.5)
+SGD = LocalSgd(steps=3, batch_size=10, learning_rate=0.1)
+LOSS = {"loss": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Task:
+    return task("digits")
+
+
+@pytest.fixture(scope="module")
+def data(digits: Task) -> Dataset:
+    return digits.load(DataSource(part=Part(0, 40))).train
+
+
+class Chosen(Noise):
+    """Noise of zeros, and draws that a test chooses: every sample for 0, none for 1."""
+
+    def __init__(self, drawn: float = 0.0) -> None:
+        super().__init__()
+        self._drawn = drawn
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        return np.full(count, self._drawn)
+
+    def gaussian(self, count: int) -> NDArray[np.float64]:
+        return np.zeros(count)
+
+
+def gradient(of: Task, data: Dataset, private: PrivateSgd = PRIVATE, sgd: LocalSgd = SGD, drawn: float = 0.0) -> Vector:
+    """The gradient without noise of a fresh model, (d,)."""
+    source = PrivateGradients(flat.build(of).train(), of, data, sgd, private, Chosen(drawn))
+    return torch.cat([part.reshape(-1) for part in source.next(LOSS)]).numpy()
+
+
+def alone(of: Task, data: Dataset) -> list[NDArray[np.float64]]:
+    """The gradient of each sample, (d,), by itself."""
+    model, found = flat.build(of).train(), []
+    for x, y in zip(data.x, data.y, strict=True):
+        model.zero_grad()
+        of.losses(model(x[None]), y[None])["loss"].backward()
+        found.append(torch.cat([part.grad.reshape(-1) for part in model.parameters()]).double().numpy())
+    return found
+
+
+# --- gradients
+
+
+def test_the_sum_is_that_of_each_samples_own_gradient_clipped_and_divided_by_the_expected_number(
+    digits: Task, data: Dataset
+) -> None:
+    expected = sum(row * min(1.0, PRIVATE.clip / float(np.linalg.norm(row))) for row in alone(digits, data)) / 10
+    np.testing.assert_allclose(gradient(digits, data), expected, rtol=0, atol=1e-6)
+
+
+def test_the_gradients_of_samples_are_those_of_opacus(digits: Task, data: Dataset) -> None:
+    model = opacus.GradSampleModule(flat.build(digits).train(), loss_reduction="mean")
+    digits.losses(model(data.x), data.y)["loss"].backward()
+    rows = torch.cat([part.grad_sample.flatten(1) for part in model.parameters()], dim=1).double()
+    rows *= (PRIVATE.clip / rows.norm(dim=1, keepdim=True)).clamp(max=1)
+    np.testing.assert_allclose(gradient(digits, data), (rows.sum(dim=0) / 10).numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [1e4, math.nan, math.inf])
+def test_no_sample_moves_the_sum_further_than_the_clip(digits: Task, data: Dataset, value: float) -> None:
+    changed = Dataset(data.x.clone(), data.y)
+    changed.x[3] = value
+    without = Dataset(torch.cat([data.x[:3], data.x[4:]]), torch.cat([data.y[:3], data.y[4:]]))
+    moved = gradient(digits, changed) - gradient(digits, without)
+    assert np.linalg.norm(10 * moved) <= PRIVATE.clip * (1 + 1e-5)
+
+
+def test_a_loss_that_is_no_mean_over_samples_is_still_taken_one_sample_at_a_time(digits: Task, data: Dataset) -> None:
+    class Coupled(type(digits)):  # type: ignore[misc]
+        def losses(self, output: Any, y: Any) -> dict[str, Any]:
+            return {"loss": super().losses(output - output.mean(dim=0) * 0.5, y)["loss"]}
+
+    changed = Dataset(data.x.clone(), data.y)
+    changed.x[3] += 1
+    moved = gradient(Coupled(), changed) - gradient(Coupled(), data)
+    assert np.linalg.norm(10 * moved) <= 2 * PRIVATE.clip
+
+
+def test_an_empty_sample_gives_noise_alone(digits: Task, data: Dataset) -> None:
+    assert not gradient(digits, data, drawn=1.0).any()
+
+    class Nobody(Noise):
+        def uniform(self, count: int) -> NDArray[np.float64]:
+            return np.ones(count) if count == len(data) else super().uniform(count)
+
+    source = PrivateGradients(flat.build(digits).train(), digits, data, SGD, PRIVATE, Nobody())
+    drawn = torch.cat([part.reshape(-1) for part in source.next(LOSS)]).numpy()
+    assert drawn.std() == pytest.approx(PRIVATE.noise * PRIVATE.clip / 10, rel=0.1)
+
+
+def test_a_batch_of_the_whole_split_draws_every_sample(digits: Task, data: Dataset) -> None:
+    whole = LocalSgd(steps=1, batch_size=0, learning_rate=0.1)
+    assert PRIVATE.mechanism(whole, len(data), 1) == Mechanism(1.0, 1.0, 1)
+    np.testing.assert_allclose(
+        gradient(digits, data, sgd=whole, drawn=1.0) * len(data), gradient(digits, data) * 10, atol=1e-6
+    )
+
+
+def test_epochs_and_rows_count_as_steps() -> None:
+    sgd = LocalSgd(epochs=2, batch_size=10, learning_rate=0.1)
+    assert PRIVATE.mechanism(sgd, 25, rows=3) == Mechanism(1.0, 0.4, 2 * 3 * 3)
+
+
+def test_the_stricter_of_two_is_more_noise_and_the_smaller_clip() -> None:
+    assert PRIVATE.with_floor(PrivateSgd(noise=2.0, clip=3.0)) == PrivateSgd(noise=2.0, clip=0.5)
+
+
+# --- noise
+
+
+def test_noise_is_standard_normal_and_samples_come_with_their_probability() -> None:
+    noise = Noise()
+    drawn, uniform = noise.gaussian(100_001), noise.uniform(100_001)
+    assert stats.kstest(drawn, "norm").pvalue > 1e-6
+    assert stats.kstest(uniform, "uniform").pvalue > 1e-6
+    assert 0 < uniform.min() <= uniform.max() <= 1
+    assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.03
+
+
+def test_no_seed_leads_to_the_noise(digits: Task) -> None:
+    trainer = Trainer(digits, digits.load(DataSource(part=Part(0, 40))), "cpu", 1)
+    base = initial_model(digits, 3)[1]
+
+    def update() -> Vector:
+        torch.manual_seed(0)
+        np.random.seed(0)
+        descend = Descend(sgd=SGD, targets={"loss": LOSS}, measure=False, private=PRIVATE)
+        row = trainer.compute(base, descend, seed=5, round=0, client_id="a").rows["loss"]
+        return np.asarray(row, dtype=np.float32)
+
+    one, other = update(), update()
+    # Three steps of rate 0.1, each with noise of standard deviation 0.5 / 10: independent in both.
+    assert (one - other).std() == pytest.approx(math.sqrt(2 * 3) * 0.1 * 0.05, rel=0.2)
+
+
+def test_without_noise_training_is_as_it_was(digits: Task) -> None:
+    trainer = Trainer(digits, digits.load(DataSource(part=Part(0, 40))), "cpu", 1)
+    base = initial_model(digits, 3)[1]
+
+    def update(private: PrivateSgd | None) -> Result:
+        descend = Descend(sgd=SGD, targets={"loss": LOSS}, measure=False, private=private)
+        return trainer.compute(base, descend, seed=5, round=0, client_id="a")
+
+    before = update(None).rows["loss"]
+    update(PRIVATE)
+    assert np.array_equal(update(None).rows["loss"], before)
+
+
+# --- models and specifications that do not suit
+
+
+class WithBatchNorm(Task):
+    name = "with-batch-norm"
+    objectives = ("loss",)
+
+    def model(self) -> torch.nn.Module:
+        norm = torch.nn.BatchNorm1d(4, track_running_stats=False)
+        return torch.nn.Sequential(torch.nn.Linear(4, 4), norm, torch.nn.Linear(4, 2))
+
+    def load(self, source: DataSource) -> Any:
+        raise NotImplementedError
+
+    def losses(self, output: Any, y: Any) -> dict[str, Any]:
+        return {"loss": torch.nn.functional.cross_entropy(output, y)}
+
+    def correct(self, output: Any, y: Any) -> Any:
+        return None
+
+
+def test_a_model_that_mixes_samples_is_refused_before_it_is_trained(digits: Task) -> None:
+    made = WithBatchNorm()
+    with pytest.raises(WorkError, match="BatchNorm") as refused:
+        must_suit(flat.build(made), made, Dataset(torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)))
+    assert refused.value.reason == "dp-model"
+
+
+SPEC = 'name = "a"\ntask = "digits"\nrounds = 3\n[train]\nbatch_size = 20\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("[privacy]\nsample_noise = 0.1", "privacy.sample_noise: noise below 0.3 protects nothing"),
+        ("[privacy]\nsample_clip = 0.0", "privacy.sample_clip"),
+        ('[privacy]\nsample_noise = 1.0\n[algorithm]\nname = "afl"', "afl asks clients for losses"),
+        ('[privacy]\nsample_noise = 1.0\n[algorithm]\nname = "fedcmoo"', "fedcmoo asks clients for losses"),
+        (
+            '[privacy]\nsample_noise = 1.0\n[algorithm]\nname = "fsmgda"\nexact_stationarity = true',
+            "fsmgda asks clients for losses",
+        ),
+    ],
+)
+def test_a_specification_whose_noise_would_not_protect_is_refused(more: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        parse_run(SPEC + more)
+
+
+def test_a_run_with_noise_measures_no_training_split() -> None:
+    spec, _ = parse_run(SPEC + "[privacy]\nsample_noise = 1.0\n")
+    assert spec.evaluated == ("validation", "test")
+
+
+def test_noise_travels_in_the_work() -> None:
+    asked = Train(sgd=SGD, targets={"loss": LOSS}, measure=False, private=PRIVATE)
+    message = TrainWork.FromString(wire.to_proto(asked).SerializeToString())
+    shape: Any = None
+    assert wire.from_proto(message, shape) == asked
+    message.sample_noise = 0.2
+    with pytest.raises(WorkError, match=r"sigma = 0\.2"):
+        wire.from_proto(message, shape)
+
+
+# --- accounting
+
+MANY = [Mechanism(1.0, 0.1, 40), Mechanism(2.0, 0.05, 30), Mechanism(1.0, 0.1, 60)]
+
+
+def event(one: Mechanism) -> Any:
+    gaussian = dp_accounting.GaussianDpEvent(one.noise)
+    return dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(one.rate, gaussian), one.steps)
+
+
+def test_several_runs_spend_what_dp_accounting_says_of_them_one_after_the_other() -> None:
+    accountants = dp_accounting.pld.PLDAccountant(), dp_accounting.rdp.RdpAccountant()
+    for one in MANY:
+        for accountant in accountants:
+            accountant.compose(event(one))
+    value, bound = (accountant.get_epsilon(DELTA) for accountant in accountants)
+    found = epsilon(MANY, DELTA)
+    assert found.value == pytest.approx(value, rel=1e-3)
+    assert bound <= found.bound <= bound * 1.02  # fewer orders
+    assert value <= epsilon(MANY, DELTA, COARSE).value <= value * 1.01
+
+
+def test_what_is_spent_is_what_opacus_says() -> None:
+    ours = epsilon([Mechanism(1.0, 0.1, 100)], DELTA)
+    for kind, value in ((opacus.accountants.RDPAccountant, ours.bound), (opacus.accountants.PRVAccountant, ours.value)):
+        accountant = kind()
+        accountant.history = [(1.0, 0.1, 100)]
+        assert accountant.get_epsilon(DELTA) == pytest.approx(value, rel=0.02)
+
+
+@pytest.mark.parametrize(("noise", "times"), [(1.0, 1), (1.0, 10), (5.0, 100), (30.0, 3)])
+def test_the_closed_form_is_that_of_a_gaussian_which_samples_nothing(noise: float, times: int) -> None:
+    found = gaussian_epsilon(noise, times, DELTA)
+    assert found == pytest.approx(epsilon([Mechanism(noise, 1.0, times)], DELTA).value, rel=2e-3)
+    mu = math.sqrt(times) / noise
+    delta = stats.norm.cdf(mu / 2 - found / mu) - math.exp(found) * stats.norm.cdf(-mu / 2 - found / mu)
+    assert delta == pytest.approx(DELTA, rel=1e-6)
+
+
+def test_nothing_spends_nothing_and_hopeless_noise_is_bounded_at_once() -> None:
+    assert epsilon([], DELTA).value == gaussian_epsilon(1.0, 0, DELTA) == 0
+    lost = epsilon([Mechanism(0.3, 0.5, 10_000)], DELTA)
+    assert lost.value == lost.bound > 100
+
+
+# --- simulation
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Any]:
+    text = SPEC + "[privacy]\nsample_noise = 2.0\n[simulation]\nclients = 3\n[algorithm]\nname = 'fedavg'\n"
+    return [simulate(text, threads=1, progress=lambda _: None) for _ in range(2)]
+
+
+def test_a_simulation_with_noise_cannot_be_repeated(runs: list[Any]) -> None:
+    assert not np.allclose(runs[0].model, runs[1].model, atol=1e-3)
+
+
+def test_a_simulation_shows_what_each_client_spent(runs: list[Any]) -> None:
+    samples = {record["client"]: record["samples"] for record in runs[0].update_records}
+    for record in runs[0].update_records:
+        count = samples[record["client"]]
+        steps = (record["round"] + 1) * -(-count // 20)
+        expected = epsilon([Mechanism(2.0, 20 / count, steps)], DELTA, COARSE).value
+        assert record["epsilon"] == pytest.approx(expected)
+        assert record["loss"] is None
+    last = runs[0].round_records[-1]
+    assert last["epsilon/samples"] == max(r["epsilon"] for r in runs[0].update_records if r["round"] == 2)
+    assert "loss/train" not in last
+
+
+def test_only_the_loop_trains_with_noise(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be trained stacked with noise"):
+        simulate(SPEC + "[privacy]\nsample_noise = 2.0\n", backend="stacked", progress=lambda _: None)
