@@ -31,6 +31,18 @@ def test_what_is_not_committed_is_gone_when_the_writer_is_left(blobs: DirectoryS
     assert files(blobs.root) == []
 
 
+def test_an_upload_that_nobody_holds_any_more_is_removed(blobs: DirectoryStore) -> None:
+    writer = blobs.writer()
+    assert len(leftovers(blobs)) == 1
+    del writer
+    assert leftovers(blobs) == []
+
+
+def test_the_directories_above_a_store_are_made(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "home" / "blobs")
+    assert store.read(store.put(b"hello")) == b"hello"
+
+
 def test_storing_a_blob_again_changes_neither_its_file_nor_its_bytes_but_makes_it_young(blobs: DirectoryStore) -> None:
     name = blobs.put(b"hello")
     before = blob_file(blobs, name).stat()
@@ -49,26 +61,41 @@ def test_blobs_that_are_deleted_while_they_are_listed_are_left_out(blobs: Direct
     assert [blob.digest for blob in listed] == names[2:]
 
 
-def test_of_many_threads_that_want_a_new_blob_at_once_one_checks_it(
-    blobs: DirectoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = blobs.put(bytes(4_000_000))
-    together = threading.Barrier(8)
-    checked = []
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The digests of the blobs that were checked, in order."""
+    digests = []
     check = directory._check
 
     def count(digest: str, file: FileIO) -> None:
-        checked.append(digest)
+        digests.append(digest)
         check(digest, file)
+
+    monkeypatch.setattr(directory, "_check", count)
+    return digests
+
+
+def test_of_many_threads_that_want_a_new_blob_at_once_one_checks_it(blobs: DirectoryStore, checked: list[str]) -> None:
+    name = blobs.put(bytes(4_000_000))
+    together = threading.Barrier(8)
 
     def ask(_: int) -> None:
         together.wait()
         blobs.local(name)
 
-    monkeypatch.setattr(directory, "_check", count)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(ask, range(8)))
     assert checked == [name]
+
+
+def test_a_blob_that_was_checked_is_checked_again_once_too_many_others_were(
+    blobs: DirectoryStore, checked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "MAX_VERIFIED", 2)
+    one, two, three = (blobs.put(bytes([i])) for i in range(3))
+    for name in (one, two, one, two, three, three, one):
+        blobs.local(name)
+    assert checked == [one, two, three, one]
 
 
 def test_only_the_owner_may_read(blobs: DirectoryStore) -> None:
