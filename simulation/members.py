@@ -22,14 +22,19 @@ class Members:
         seed: of the run.
         names: the clients.
         task: of the run.
+        assumed: the colluding members that every owner assumes; None as many as owners do by default.
     """
 
-    def __init__(self, seed: int, names: Iterable[str], task: str) -> None:
+    def __init__(self, seed: int, names: Iterable[str], task: str, assumed: int | None = None) -> None:
         self._seed = seed
         self.keys = {name: Ed25519PrivateKey.from_private_bytes(self.derive("key", name)) for name in names}
         self._roster = {name: key.public_key().public_bytes_raw() for name, key in self.keys.items()}
         endless = SecurePolicy(
-            disclose=frozenset(SCALARS), sessions=_ENDLESS, evaluations=_ENDLESS, sessions_per_model=_ENDLESS
+            assumed=assumed,
+            disclose=frozenset(SCALARS),
+            sessions=_ENDLESS,
+            evaluations=_ENDLESS,
+            sessions_per_model=_ENDLESS,
         )
         self._sites = {
             name: Site(

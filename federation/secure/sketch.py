@@ -26,7 +26,7 @@ _BITS = 24
 _PARTS = 4
 _BUCKETS = 4096
 _INDEX = 13  # bits of a bucket and its sign
-_ROWS = 32  # of dense signs at a time: 4 MB
+_ROWS = 8  # of dense signs at a time: 1 MB, which fits into a core's cache
 
 
 def integer_sketch(seed: bytes, vector: Blocks, rows: int) -> Integers:

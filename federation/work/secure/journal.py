@@ -6,6 +6,7 @@ are kept: the terms, the vector, the other members' keys and shares, and what wa
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from federation.work.secure.terms import Stage
 
 
 class Journal:
-    """The journal of one session. Values are written durably before they return."""
+    """The journal of one session, for one stage. Values are written durably before they return."""
 
     def __init__(self, memory: Memory, session: bytes) -> None:
         self._memory = memory
@@ -57,7 +58,7 @@ class Journal:
         """Keeps the secret."""
         self._put("secret", secret)
 
-    @property
+    @cached_property
     def keys(self) -> MemberKeys:
         """The member's own keys."""
         return member_keys(self.secret, self.session)
@@ -100,33 +101,33 @@ class Journal:
 
     # --- the cohort
 
-    @property
+    @cached_property
     def ids(self) -> list[str]:
         """U1, sorted."""
         return sorted(self.agreed(Stage.DEAL)["keys"])
 
-    @property
+    @cached_property
     def mode(self) -> Mode:
         """The mode of the session."""
         return Mode(self.agreed(Stage.READY)["mode"])
 
-    @property
+    @cached_property
     def thresholds(self) -> Thresholds:
         """The numbers of the cohort U1."""
         return Thresholds(len(self.ids), self.mode)
 
-    @property
+    @cached_property
     def points(self) -> dict[str, int]:
         """x_j of each member of U1."""
         return {name: place for place, name in enumerate(self.ids, 1)}
 
-    @property
+    @cached_property
     def publics(self) -> dict[str, PublicKeys]:
         """The public keys of U1."""
         shown = self.agreed(Stage.DEAL)["keys"]
         return {name: PublicKeys(bytes.fromhex(both[:64]), bytes.fromhex(both[64:])) for name, both in shown.items()}
 
-    @property
+    @cached_property
     def view1(self) -> bytes:
         """The view after READY."""
         return hashing.view1(self.session, self.publics)

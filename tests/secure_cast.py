@@ -1,0 +1,292 @@
+"""Members of a private round in one process, with a coordinator that may lie and members that may cheat.
+
+The members are those of a worker: `Work.computation` and `Work.answer`, from messages that went over the wire, with
+signed envelopes and a durable memory. Only training is left out: each member has a vector.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregation.phases import Asked, Phase, Replies, Reply
+from coordinator.aggregation.secure.session import Cohort, Setting, Sum, invitation, secure_sum
+from federation.digests import digest
+from federation.envelope import seal
+from federation.objectives import joint_target
+from federation.runs import RunSpec
+from federation.secure.derivation import taus
+from federation.secure.thresholds import Mode, truncated
+from federation.v1.common_pb2 import UpdateManifest
+from federation.vectors import payload_bytes, update_layout
+from federation.work.base import Client, Memory, Origin, Result, Shape, Work, WorkError, payload_layout
+from federation.work.computation import LocalSgd
+from federation.work.registry import decode, encode, encode_statement, statement_problem
+from federation.work.secure.terms import SessionTerms, Stage
+from federation.work.secure.wire import terms_bytes
+from federation.work.train.work import Train
+from simulation.members import Members
+
+SPEC = RunSpec.parse('name = "cast"\ntask = "digits"\nrounds = 1\nprivacy.secure = "sum"')
+ORIGIN = Origin(federation_id="cast", run_id="run", task="digits", spec="spec", base_model="model-0")
+
+
+class Kept(Memory):
+    """A memory that survives a restart, and counts what is written."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.writes = 0
+        self.fails_at: int | None = None
+
+    def get(self, name: str) -> bytes | None:
+        return self.values.get(name)
+
+    def put(self, name: str, value: bytes, *, durable: bool = False) -> None:
+        assert durable
+        if self.writes == self.fails_at:
+            raise Killed
+        self.writes += 1
+        self.values[name] = value
+
+
+class Killed(Exception):
+    """The member's process died."""
+
+
+@dataclass(eq=False)
+class Member:
+    """One member: what it keeps, and which questions it has answered."""
+
+    name: str
+    members: Members
+    vector: NDArray[np.float32]
+    losses: Mapping[str, float] = field(default_factory=dict)
+    memory: Kept = field(default_factory=Kept)
+    asked: dict[str, bytes] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def site(self) -> Any:
+        return self.members.site(self.name)
+
+    def do(self, work: Work, inputs: Mapping[str, bytes], *, round_: int = 0, origin: Origin = ORIGIN) -> Result:
+        """What a worker does with an assignment. Raises WorkError where it declines."""
+        message = encode(work)
+        work = decode(work.name, message, self.shape)
+        question = work.once()
+        again = question in self.asked
+        client = Client(
+            client_id=self.name,
+            seed=0,
+            round=round_,
+            attempt=0,
+            shape=self.shape,
+            memory=self.memory,
+            origin=origin,
+            site=self.site,
+            inputs=inputs,
+            again=again,
+        )
+        if sorted(inputs) != sorted(work.input_sizes(self.shape)):
+            raise WorkError("other inputs", reason="inputs")
+        work.rows(self.shape)
+        work.computation(client)
+        asked = message + b"".join(content for _, content in sorted(inputs.items()))
+        if self.asked.setdefault(question, asked) != asked:
+            raise WorkError("another question was answered", reason="answered")
+        rows = {"loss": self.vector} if work.name == Stage.READY else {}
+        return work.answer(client, Result(rows, dict(self.losses), dict(self.metrics), 100))
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(update_layout([("w", len(self.vector))]), ("loss",), ("loss",))
+
+
+Change = Callable[[str, Member, Work, Mapping[str, bytes]], tuple[Work, Mapping[str, bytes]] | None]
+Lie = Callable[[str, Member, Work, Result], Result | None]
+
+
+@dataclass(eq=False)
+class Cast:
+    """All members, and what happens to what they are asked and answer.
+
+    Attributes:
+        members: by id.
+        lost: for each stage, the members whose replies to it do not arrive.
+        change: what a lying coordinator makes of the question to one member; None drops it.
+        lie: what a cheating member makes of its answer, or of its memory; None is no answer.
+        declined: the reasons of those that declined, by stage.
+        sent: the replies of each stage that was answered.
+    """
+
+    members: dict[str, Member]
+    lost: Mapping[tuple[str, int], Sequence[str]] = field(default_factory=dict)
+    change: Change | None = None
+    lie: Lie | None = None
+    declined: dict[tuple[str, str], str] = field(default_factory=dict)
+    sent: dict[tuple[str, int], Replies] = field(default_factory=dict)
+    phases: list[Phase] = field(default_factory=list)
+
+    def ask(self, phase: Phase) -> Replies:
+        """The replies to a phase, as a fleet gives them."""
+        self.phases.append(phase)
+        stage = phase.kind.name
+        attempt = getattr(phase, "attempt", 0)
+        replies, declines = [], {}
+        shared = phase.inputs()
+        for name in phase.clients or ():
+            member = self.members[name]
+            work: Work = phase.work(Asked(name, ("loss",), SPEC))
+            inputs: Mapping[str, bytes] = {**shared, **phase.own_inputs(name)}
+            if self.change is not None:
+                changed = self.change(stage, member, work, inputs)
+                if changed is None:
+                    continue
+                work, inputs = changed
+            try:
+                result: Result | None = member.do(work, inputs)
+            except WorkError as error:
+                declines[name] = self.declined[stage, name] = error.reason
+                continue
+            except Killed:
+                declines[name] = self.declined[stage, name] = "killed"
+                continue
+            if self.lie is not None and result is not None:
+                result = self.lie(stage, member, work, result)
+            if result is None or name in self.lost.get((stage, attempt), ()):
+                continue
+            asked = encode(phase.work(Asked(name, ("loss",), SPEC)))
+            if statement_problem(stage, asked, encode_statement(stage, result.statement)):
+                declines[name] = self.declined[stage, name] = "statement"
+            else:
+                replies.append(self.reply(member, phase, result))
+        self.sent[stage, attempt] = Replies(replies, declines=declines)
+        return self.sent[stage, attempt]
+
+    def reply(self, member: Member, phase: Phase, result: Result) -> Reply:
+        """The signed reply."""
+        work = phase.work(Asked(member.name, ("loss",), SPEC))
+        rows = work.rows(member.shape)
+        payload = ""
+        if rows:
+            payload = digest(b"".join(payload_bytes(payload_layout(rows), result.rows)))
+        manifest = UpdateManifest(
+            federation_id=ORIGIN.federation_id,
+            run_id=ORIGIN.run_id,
+            round=0,
+            client_id=member.name,
+            base_model=ORIGIN.base_model,
+            spec=ORIGIN.spec,
+            task=ORIGIN.task,
+            payload=payload,
+            samples=result.samples,
+            statement=encode_statement(work.name, result.statement),
+        )
+        envelope = seal(manifest, member.members.keys[member.name]).SerializeToString()
+        return Reply(
+            client_id=member.name,
+            samples=result.samples,
+            losses=result.losses,
+            metrics=result.metrics,
+            rows=tuple(result.rows[row.name] for row in rows),
+            names=tuple(row.name for row in rows),
+            envelope=digest(envelope),
+            statement=result.statement,
+            signed=envelope,
+            signed_payload=payload,
+        )
+
+
+def cast(m: int, d: int = 40, *, seed: int = 0, assumed: int | None = None, **fields: Any) -> Cast:
+    """Members whose updates agree in part; `assumed` is what each owner assumes."""
+    rng = np.random.default_rng(seed)
+    names = [f"silo-{i:02}" for i in range(m)]
+    members = Members(seed, names, ORIGIN.task, assumed=assumed)
+    common = rng.standard_normal(d)
+    vectors = {name: (common + 2 * rng.standard_normal(d)).astype(np.float32) for name in names}
+    return Cast({name: Member(name, members, vectors[name]) for name in names}, **fields)
+
+
+def inner(asked: Asked) -> Work:
+    """The work of which the vector is made."""
+    return Train(sgd=LocalSgd(steps=1, batch_size=10, learning_rate=0.1), targets=joint_target(asked.objectives))
+
+
+def setting(cast: Cast, mode: Mode, **changed: Any) -> Setting:
+    """The setting of a session with all members."""
+    first = next(iter(cast.members.values()))
+    fields: dict[str, Any] = {
+        "nonce": bytes(16),
+        "federation_id": ORIGIN.federation_id,
+        "run_id": ORIGIN.run_id,
+        "round": 0,
+        "mode": mode,
+        "base_model": ORIGIN.base_model,
+        "spec": ORIGIN.spec,
+        "task": ORIGIN.task,
+        "length": len(first.vector),
+        "clip": 0.0,
+        "disclose": (),
+        "invited": invitation({name: first.members.key_ids()[name] for name in cast.members}),
+    }
+    agreed = SessionTerms(**{**fields, **changed})
+    return Setting(
+        agreed=agreed,
+        terms_bytes=terms_bytes(agreed),
+        taus=lambda view, V, inputs: taus(bytes(32), view, V, inputs),
+    )
+
+
+def equal(cohort: Cohort) -> list[int]:
+    """Equal coefficients."""
+    return truncated([1 / len(cohort.members)] * len(cohort.members))
+
+
+def play(
+    cast: Cast,
+    mode: Mode,
+    decide: Callable[[Cohort], Sequence[int]] = equal,
+    setting_: Setting | None = None,
+) -> Sum:
+    """A session. Raises what `secure_sum` raises."""
+    conversation = secure_sum(setting_ or setting(cast, mode), inner, decide)
+    replies: Any = None
+    while True:
+        try:
+            phase = conversation.send(replies)
+        except StopIteration as end:
+            total: Sum = end.value
+            return total
+        replies = cast.ask(phase)
+
+
+def exact(cast: Cast, total: Sum) -> NDArray[np.uint32]:
+    """The words that the sum must have, from the vectors."""
+    expected = np.zeros(len(total.words), np.uint32)
+    given = dict(zip(total.record.members, total.record.coefficients, strict=True))
+    for name in total.record.survivors:
+        v = cast.members[name].vector
+        u = v / np.float64(np.sqrt(np.square(v, dtype=np.float64).sum()))
+        words = np.rint(u.astype(np.float64) * np.ldexp(given[name], -32) * 2.0**28).astype(np.int64)
+        expected += words.astype(np.uint32)
+    return expected
+
+
+STAGES = [
+    (Stage.READY, 0),
+    (Stage.DEAL, 0),
+    (Stage.OPEN, 0),
+    (Stage.OPEN, 1),
+    (Stage.OPEN, 2),
+    (Stage.MASK, 0),
+    (Stage.CONFIRM, 0),
+    (Stage.UNMASK, 0),
+]
+
+
+def names(members: Iterable[int]) -> list[str]:
+    """The ids of members by their places."""
+    return [f"silo-{i:02}" for i in members]

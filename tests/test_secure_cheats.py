@@ -1,0 +1,207 @@
+"""Cheating members: what each mode notices, and who is named. Each cheat is one of the table of the protocol."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from secure_cast import Cast, Member, cast, exact, names, play
+
+from coordinator.aggregation.phases import Voided
+from coordinator.aggregation.rules import TooFewUpdatesError
+from federation.secure.fields import F_P, F_Q
+from federation.secure.sealing import TAG
+from federation.secure.thresholds import Mode
+from federation.secure.wire import pack, unpack
+from federation.vectors import Array
+from federation.work.base import Result, Work
+from federation.work.secure.terms import Stage
+
+CHEAT = "silo-03"
+M = 9  # t = 2 in mode `verified`, and 4 t + 1 answers: cheaters can be named
+
+
+def scaled(factor: float, *stages: Stage) -> Callable[..., Result]:
+    """A member whose vector is longer by a factor, from the end of the first stage to the end of the second."""
+
+    def lie(stage: str, member: Member, work: Work, result: Result) -> Result:
+        if member.name == CHEAT and getattr(work, "attempt", 0) == 0:
+            for place, change in zip(stages, (1 / factor, factor), strict=False):
+                if stage == place.value:
+                    (name,) = [name for name in member.memory.values if name.endswith("/divisor")]
+                    (length,) = np.frombuffer(member.memory.values[name], np.float64)
+                    member.memory.values[name] = np.float64(length * change).tobytes()
+        return result
+
+    return lie
+
+
+def rows(stage: Stage, change: Callable[[Array], Array], *who: str, attempt: int = 0) -> Callable[..., Result]:
+    """Members that change the payload of a stage."""
+
+    def lie(at: str, member: Member, work: Work, result: Result) -> Result:
+        if at == stage.value and member.name in (who or (CHEAT,)) and getattr(work, "attempt", 0) == attempt:
+            return replace(result, rows={name: change(row.copy()) for name, row in result.rows.items()})
+        return result
+
+    return lie
+
+
+def shifted(amount: float) -> Callable[[Array], Array]:
+    """Adds a number to the first entry of the Gram matrix off its diagonal."""
+
+    def change(row: Array) -> Array:
+        elements = unpack(F_P, row.tobytes(), len(row) // 4)
+        elements[1] = F_P.add(elements[1:2], F_P.encode(np.array([int(amount * 2**28)])))[0]
+        return np.frombuffer(pack(F_P, elements), np.uint8)
+
+    return change
+
+
+def outcome(scene: Cast, mode: Mode) -> tuple[str, Mapping[str, str]]:
+    """ "passes", or "void" with the members that are named."""
+    try:
+        play(scene, mode)
+    except Voided as voided:
+        return ("void" if voided.blind == (not voided.named) else "inconsistent"), voided.named
+    return "passes", {}
+
+
+@pytest.mark.parametrize(
+    ("factor", "mode", "expected", "named"),
+    [
+        (2, Mode.PRIVATE, "passes", False),  # a cheater of weight a may enter a little more: the protocol says so
+        (30, Mode.PRIVATE, "void", False),
+        (30, Mode.SUM, "void", False),
+        (2, Mode.VERIFIED, "void", False),
+        (5, Mode.VERIFIED, "void", False),
+    ],
+)
+def test_a_member_that_scales_its_masked_vector_alone(factor: float, mode: Mode, expected: str, named: bool) -> None:
+    scene = cast(M, assumed=2, lie=scaled(factor, Stage.OPEN, Stage.MASK))
+    assert outcome(scene, mode) == (expected, {CHEAT: ""} if named else {})
+
+
+@pytest.mark.parametrize("factor", [1.5, 3, 20])
+def test_a_member_that_scales_consistently_is_named(factor: float) -> None:
+    scene = cast(M, assumed=2, lie=scaled(factor, Stage.READY))
+    assert outcome(scene, Mode.VERIFIED) == ("void", {CHEAT: "share-norm"})
+
+
+def test_an_answerer_that_lies_about_the_norms_is_corrected_and_named() -> None:
+    def lower(row: Array) -> Array:
+        elements = unpack(F_Q, row.tobytes(), len(row) // 8)
+        elements[5 * M : 6 * M] = F_Q.sub(elements[5 * M : 6 * M], F_Q.encode(np.full(M, 2**31)))
+        return np.frombuffer(pack(F_Q, elements), np.uint8)
+
+    scene = cast(M, assumed=2, lie=rows(Stage.UNMASK, lower))
+    assert outcome(scene, Mode.VERIFIED) == ("void", {CHEAT: "wrong-answers"})
+
+
+def test_wrong_shares_of_masks_are_corrected() -> None:
+    def wrong(row: Array) -> Array:
+        row[:40] ^= 1
+        return row
+
+    scene = cast(M, assumed=2, lie=rows(Stage.UNMASK, wrong))
+    total = play(scene, Mode.PRIVATE)
+    assert np.array_equal(total.words, exact(scene, total))
+    assert total.record.alarms == (f"{CHEAT}: wrong shares of 1 mask secrets",)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_too_many_wrong_shares_void_the_session_and_name_nobody(mode: Mode) -> None:
+    def wrong(row: Array) -> Array:
+        row[::7] ^= 1
+        return row
+
+    scene = cast(M, assumed=2, lie=rows(Stage.UNMASK, wrong, *names(range(5))))
+    assert outcome(scene, mode) == ("void", {})
+
+
+def test_entries_of_the_gram_matrix_can_be_shifted_a_little() -> None:
+    assert outcome(cast(M, assumed=2, lie=rows(Stage.OPEN, shifted(0.1), attempt=1)), Mode.PRIVATE)[0] == "passes"
+    assert outcome(cast(M, assumed=2, lie=rows(Stage.OPEN, shifted(3.0), attempt=1)), Mode.PRIVATE)[0] == "void"
+
+
+def accusing(who: Mapping[str, tuple[str, ...]]) -> Callable[..., Result]:
+    """Members that accuse others of bad ciphertexts."""
+
+    def lie(stage: str, member: Member, work: Work, result: Result) -> Result:
+        if stage == Stage.OPEN.value and getattr(work, "attempt", 0) == 0 and member.name in who:
+            return replace(result, statement=replace(result.statement, complaints=who[member.name]))
+        return result
+
+    return lie
+
+
+@pytest.mark.parametrize("mode", [Mode.SUM, Mode.PRIVATE])
+def test_a_member_that_accuses_five_leaves_alone_and_two_take_one_each(mode: Mode) -> None:
+    scene = cast(10, assumed=2, lie=accusing({"silo-00": tuple(names(range(1, 6)))}))
+    assert play(scene, mode).record.members == tuple(names(range(1, 10)))
+    scene = cast(10, assumed=2, lie=accusing({"silo-00": ("silo-01",)}))
+    assert play(scene, mode).record.members == tuple(names(range(2, 10)))
+
+
+@pytest.mark.parametrize("mode", [Mode.SUM, Mode.PRIVATE])
+def test_a_bad_ciphertext_costs_its_sender_and_its_receiver(mode: Mode) -> None:
+    def bad(row: Array) -> Array:
+        row[TAG] ^= 1  # of the ciphertext for the first other member
+        return row
+
+    scene = cast(10, assumed=2, lie=rows(Stage.DEAL, bad))
+    total = play(scene, mode)
+    assert total.record.members == tuple(name for name in names(range(10)) if name not in {CHEAT, "silo-00"})
+    assert np.array_equal(total.words, exact(scene, total))
+
+
+def test_a_key_that_another_member_has_shown_makes_the_later_one_a_dropout() -> None:
+    shown: dict[str, bytes] = {}
+
+    def copied(stage: str, member: Member, work: Work, result: Result) -> Result:
+        if stage == Stage.READY.value:
+            shown[member.name] = result.statement.keys
+            if member.name == CHEAT:
+                keys = shown["silo-00"][:32] + result.statement.keys[32:]
+                return replace(result, statement=replace(result.statement, keys=keys))
+        return result
+
+    scene = cast(8, assumed=1, lie=copied)
+    total = play(scene, Mode.SUM)
+    assert CHEAT not in total.record.ready
+    assert any(alarm.startswith(f"{CHEAT}: repeated-key") for alarm in total.record.alarms)
+
+
+@pytest.mark.parametrize(
+    "field", [{"keys": bytes(64)}, {"session": bytes(32)}, {"stage": Stage.MASK}, {"view": bytes(32)}]
+)
+def test_a_statement_that_does_not_fit_is_refused(field: Mapping[str, object]) -> None:
+    def wrong(stage: str, member: Member, work: Work, result: Result) -> Result:
+        if stage == Stage.READY.value and member.name == CHEAT:
+            return replace(result, statement=replace(result.statement, **field))
+        return result
+
+    scene = cast(8, assumed=1, lie=wrong)
+    total = play(scene, Mode.SUM)
+    assert scene.declined == {(Stage.READY.value, CHEAT): "statement"}
+    assert CHEAT not in total.record.ready
+
+
+def test_members_that_were_told_different_coefficients_make_masks_that_do_not_cancel() -> None:
+    half = set(names(range(4)))
+
+    def split(stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]) -> tuple[Work, Mapping[str, bytes]]:
+        if stage == Stage.MASK.value and member.name in half:
+            return replace(work, coefficients=tuple(a - 1 for a in work.coefficients)), inputs  # type: ignore[attr-defined]
+        return work, inputs
+
+    with pytest.raises(TooFewUpdatesError, match="4 of 8 members have sent their masked vectors"):
+        play(cast(8, assumed=1, change=split), Mode.PRIVATE)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", list(Mode))
+def test_honest_sessions_raise_no_alarm(mode: Mode) -> None:
+    for seed in range(100):
+        total = play(cast(5 + seed % 9, d=1000, seed=seed, assumed=1), mode)
+        assert not total.record.alarms

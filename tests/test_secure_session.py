@@ -1,0 +1,73 @@
+"""Sessions of private rounds: the sum is exact, the Gram matrix is close, whoever is lost, in every mode."""
+
+import numpy as np
+import pytest
+from secure_cast import STAGES, cast, exact, names, play
+
+from coordinator.aggregation.phases import Voided
+from coordinator.aggregation.rules import TooFewUpdatesError
+from federation.secure.thresholds import Mode, Thresholds
+from federation.work.secure.terms import Stage
+
+MODES = list(Mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("m", [5, 9])
+def test_the_sum_is_the_integer_sum_bit_for_bit(mode: Mode, m: int) -> None:
+    scene = cast(m)
+    total = play(scene, mode)
+    assert np.array_equal(total.words, exact(scene, total))
+    assert len(total.record.survivors) == m
+    assert not scene.declined
+    assert not total.record.alarms
+
+
+@pytest.mark.parametrize("mode", [Mode.PRIVATE, Mode.VERIFIED])
+def test_the_gram_matrix_is_close_to_that_of_the_unit_updates(mode: Mode) -> None:
+    scene = cast(13, d=400)
+    G = play(scene, mode).cohort.gram
+    assert G is not None
+    U = np.stack([member.vector / np.linalg.norm(member.vector) for member in scene.members.values()])
+    error = 8 / np.sqrt(Thresholds(13, mode).k)
+    assert np.abs(G - U @ U.T).max() <= error
+    true = U @ U.T
+    assert float((G * true).sum() / np.linalg.norm(G) / np.linalg.norm(true)) >= 0.98
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("stage", "attempt"), STAGES)
+def test_a_member_that_is_lost_at_a_stage_costs_nothing_but_its_update(mode: Mode, stage: Stage, attempt: int) -> None:
+    gone = names([2])
+    scene = cast(8, assumed=1, lost={(stage.value, attempt): gone})
+    if (mode, stage) == (Mode.VERIFIED, Stage.CONFIRM):
+        with pytest.raises(Voided, match="lost before the second sketch was shared: silo-02"):
+            play(scene, mode)
+        return
+    total = play(scene, mode)
+    assert np.array_equal(total.words, exact(scene, total))
+    unused = (mode is Mode.SUM and attempt > 0) or (stage, attempt) == (Stage.OPEN, 2)
+    counts = unused or stage in (Stage.CONFIRM, Stage.UNMASK)
+    assert (gone[0] in total.record.survivors) == counts
+
+
+@pytest.mark.parametrize("mode", [Mode.SUM, Mode.PRIVATE])
+def test_a_sum_needs_the_least_number_of_members_and_no_more(mode: Mode) -> None:
+    least = Thresholds(8, mode).n_min
+    scene = cast(8, lost={(Stage.MASK.value, 0): names(range(8 - least))})
+    total = play(scene, mode)
+    assert len(total.record.survivors) == least
+    assert np.array_equal(total.words, exact(scene, total))
+    with pytest.raises(TooFewUpdatesError, match="have sent their masked vectors"):
+        play(cast(8, lost={(Stage.MASK.value, 0): names(range(9 - least))}), mode)
+
+
+def test_members_lost_in_both_openings_void_the_session() -> None:
+    scene = cast(8, lost={(Stage.OPEN.value, 1): names([0]), (Stage.OPEN.value, 2): names([1])})
+    with pytest.raises(Voided, match="lost in both openings"):
+        play(scene, Mode.PRIVATE)
+
+
+def test_a_large_coefficient_breaks_the_share_rule() -> None:
+    with pytest.raises(TooFewUpdatesError, match="silo-00 too large a share"):
+        play(cast(8), Mode.PRIVATE, lambda cohort: [2**31, *[2**31 // 7] * 7])
