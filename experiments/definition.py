@@ -14,11 +14,13 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from experiments.leakage.specification import Specification
 from experiments.published import CATALOGUE, PublishedCurves, PublishedTable
 from federation.problems import explain
 from federation.runs import RunSpec, ServerSpec
 
 Overrides = dict[str, Any]
+Kind = Literal["simulation", "leakage"]
 
 
 class ExperimentError(ValueError):
@@ -57,9 +59,9 @@ class Column(_Section):
 
 
 class Plot(_Section):
-    """A figure. In a radar chart, `measure` is the common prefix of its measures."""
+    """A figure. In a radar chart, `measure` is the common prefix of its measures; the one of leakage ignores it."""
 
-    kind: Literal["curves", "bars", "sweep", "heat", "plane", "radar"]
+    kind: Literal["curves", "bars", "sweep", "heat", "plane", "radar", "leakage"]
     measure: str
     title: str
     axis: str = "accuracy (%)"
@@ -117,11 +119,13 @@ class Cell:
     """One method under one condition.
 
     Attributes:
+        kind: what makes its runs.
         slug: its name in the names of files and runs.
         document: the run specification without name and seed.
     """
 
     experiment: str
+    kind: Kind
     method: Method
     condition: Condition
     slug: str
@@ -141,16 +145,18 @@ class Cell:
         """The specification of one run as it is written, without defaults."""
         return {"name": f"{self.slug}-{seed}", "seed": seed, **self.document}
 
-    def spec(self, seed: int) -> RunSpec:
+    def spec(self, seed: int) -> RunSpec | Specification:
         """The specification of one run.
 
         Raises:
             ExperimentError: it is not valid; the message names each wrong key.
         """
         try:
-            return RunSpec.model_validate(self.given(seed))
+            model = RunSpec if self.kind == "simulation" else Specification
+            return model.model_validate(self.given(seed))
         except ValidationError as error:
-            problems = "\n".join(explain(problem, "see docs/run-spec.md") for problem in error.errors())
+            page = "docs/run-spec.md" if self.kind == "simulation" else "docs/experiments.md"
+            problems = "\n".join(explain(problem, f"see {page}") for problem in error.errors())
             raise ExperimentError(f"{self.experiment}, {self.label}: {problems}") from error
 
 
@@ -160,6 +166,7 @@ class Experiment(_Section):
     name: str
     title: str
     source: str = ""
+    kind: Kind = "simulation"
     data: tuple[str, ...] = ()
     seeds: tuple[int, ...] = Field(min_length=1)
     spec: Overrides
@@ -265,7 +272,7 @@ class Experiment(_Section):
         if (server := document.get("server", {})).get("decay") and self._shortened != 1.0:
             period = server.get("decay_every", ServerSpec().decay_every) * self._shortened
             document = merged(document, {"server": {"decay_every": max(1, round(period))}})
-        return Cell(self.name, method, condition, slug(f"{method.name} {condition.name}"), document)
+        return Cell(self.name, self.kind, method, condition, slug(f"{method.name} {condition.name}"), document)
 
 
 def parse(name: str, text: str, place: Traversable = CATALOGUE) -> Experiment:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from experiments.definition import Cell, Experiment, Plot
 from experiments.derived import preference_of
+from experiments.leakage import figure as leakage
 from experiments.published import number
 from experiments.results import Result
 from experiments.tables import SKIPPED, Spread, ours
@@ -31,10 +32,14 @@ def draw(experiment: Experiment, results: Sequence[Result], directory: Path) -> 
     for plot in experiment.plots:
         figure = Figure(figsize=(10, 6), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot(projection="polar" if plot.kind == "radar" else None)
         path = directory / f"{plot.slug}.png"
-        if kinds[plot.kind](axes, experiment, plot, results):
+        if plot.kind == "leakage":
+            drawn = leakage.draw(figure, experiment, plot.title, results)
+        else:
+            axes = figure.add_subplot(projection="polar" if plot.kind == "radar" else None)
             axes.set_title(plot.title)
+            drawn = kinds[plot.kind](axes, experiment, plot, results)
+        if drawn:
             figure.savefig(path, dpi=120)
             written.append(path)
         else:

@@ -24,6 +24,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from coordinator.home import SETTINGS_FILE, Home
 from coordinator.ownership import HomeError
 from experiments import measures, record
+from experiments.leakage.attack import Laboratory
+from experiments.leakage.specification import Specification
 from experiments.results import Job, Store, difference
 from federation.keys import IdentityError
 from federation.refusals import Refusal
@@ -80,6 +82,7 @@ class Runner:
         self._settings = settings
         self._stopping = False
         self._current: Simulation | None = None
+        self._laboratory = Laboratory()
 
     def stop(self) -> None:
         """Ends `run` soon, from any thread or signal handler. The next call continues interrupted runs."""
@@ -99,6 +102,9 @@ class Runner:
 
     def run_one(self, job: Job, tell: Tell) -> Event:
         """Makes one run in this process, and returns its last event."""
+        specification = job.cell.spec(job.seed)
+        if isinstance(specification, Specification):
+            return self._attack(job, specification)
         workspace = self._store.workspace(job)
         resume = _is_under_way(workspace)
         try:
@@ -111,6 +117,13 @@ class Runner:
             return Event(job, "failed", reason=_why(error, workspace, resume))
         finally:
             self._current = None
+
+    def _attack(self, job: Job, specification: Specification) -> Event:
+        try:
+            self._store.keep(job, *self._laboratory.measure(specification))
+        except Exception as error:  # the other runs continue
+            return Event(job, "failed", reason=f"{type(error).__name__}: {error}")
+        return Event(job, "finished", specification.rounds)
 
     def _ended(self, job: Job, workspace: Path, history: History) -> Event:
         done = len(history.round_records)

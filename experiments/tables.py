@@ -109,16 +109,17 @@ def _rates(results: Iterable[Result]) -> str:
 
 
 def grids(experiment: Experiment, results: Sequence[Result]) -> tuple[Table, ...]:
-    """For each measure a table of the methods and conditions that have results; empty for a single condition."""
+    """For each measure a table of the methods and conditions that have it; empty for a single condition."""
     if len(experiment.conditions) < 2:
         return ()
     cells = {cell.key: cell for cell in _with_results(experiment, results)}
-    methods = [item.name for item in experiment.methods if item.name in {method for method, _ in cells}]
-    conditions = [item.name for item in experiment.conditions if item.name in {condition for _, condition in cells}]
     rates = _some_rate_changes(results)
     tables = []
     for column in experiment.columns:
         values = {key: str(ours(results, cell, column.measure)) for key, cell in cells.items()}
+        measured = {key for key, value in values.items() if value != UNKNOWN}
+        methods = [item.name for item in experiment.methods if item.name in {method for method, _ in measured}]
+        conditions = [item.name for item in experiment.conditions if item.name in {name for _, name in measured}]
         rows = [
             (
                 method,

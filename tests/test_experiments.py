@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLES = ROOT.parent / "shared" / "tables"
 
 every_experiment = pytest.mark.parametrize("name", names())
+every_simulation = pytest.mark.parametrize("name", [name for name in names() if load(name).kind == "simulation"])
 
 TINY = """
 title = "Tiny"
@@ -76,8 +77,8 @@ def result(method: str, seed: int, mean: float, condition: str = "") -> Result:
     return Result(method, condition, seed, {}, {"mean": mean, "std": 1.0, "seconds": 1.0}, curve)
 
 
-@every_experiment
-def test_every_run_of_every_experiment_has_a_specification_an_algorithm_an_attack_and_a_task(name: str) -> None:
+@every_simulation
+def test_every_run_of_every_simulation_has_a_specification_an_algorithm_an_attack_and_a_task(name: str) -> None:
     whole = load(name)
     tasks = {item.name for item in available()}
     for experiment in (whole, whole.in_quick_form()):
@@ -844,6 +845,7 @@ def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
         "drift-digits",
         "fair-digits",
         "improved-digits",
+        "leakage-digits",
         "objectives-digits",
         "objectives-served",
         "preferences-digits",

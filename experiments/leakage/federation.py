@@ -1,0 +1,248 @@
+"""The federation that is attacked: data, local training of many clients at once, models, and shadow clients.
+
+Training is that of the product but for its random generator: minibatch SGD on the task's model. With differential
+privacy it is DP-SGD (Abadi et al., 2016, algorithm 1): Poisson sampling, gradients of single samples clipped to a norm
+C, Gaussian noise of deviation sigma C on their sum, which is divided by the expected batch. The noise comes from a
+seeded generator: it serves measurements and protects nobody.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import cross_entropy
+
+from experiments.leakage.accounting import noise_multiplier
+from experiments.leakage.specification import Specification, Training
+from federation.digests import derived_seed
+from federation.tasks import DataSource, Part, Pool
+from federation.tasks.digits import Digits
+from federation.tasks.partition import partition
+
+CLASSES = 10
+_CHUNK = 50  # clients whose gradients of single samples are in memory at once
+
+Reals = NDArray[np.float64]
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Clients with n samples each: x (c, n, 64), y (c, n)."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @cached_property
+    def histograms(self) -> Reals:
+        """The share of each label, (c, 10)."""
+        counts = torch.stack([torch.bincount(y, minlength=CLASSES) for y in self.y])
+        shares: Reals = counts.double().numpy() / self.y.shape[1]
+        return shares
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Updates of clients at one model, base minus trained, (c, d), and the histograms of their labels, (c, 10)."""
+
+    raw: Reals
+    histograms: Reals
+
+    @cached_property
+    def units(self) -> Reals:
+        """The updates divided by their lengths."""
+        units: Reals = self.raw / np.linalg.norm(self.raw, axis=1, keepdims=True)
+        return units
+
+
+class Network:
+    """The task's model as a function of its flat parameters, (d,)."""
+
+    def __init__(self, seed: int) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._module = Digits().model()
+        self._shapes = [(name, value.shape) for name, value in self._module.named_parameters()]
+        self.start = torch.cat([value.detach().flatten() for value in self._module.parameters()])
+
+    def logits(self, w: Tensor, x: Tensor) -> Tensor:
+        """The outputs, (n, 10), for inputs (n, 64)."""
+        sizes = [math.prod(shape) for _, shape in self._shapes]
+        values = {
+            name: part.view(shape) for (name, shape), part in zip(self._shapes, torch.split(w, sizes), strict=True)
+        }
+        output: Tensor = functional_call(self._module, values, (x,))
+        return output
+
+    def loss(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The mean cross-entropy of a batch."""
+        return cross_entropy(self.logits(w, x), y)
+
+    def loss_of_one(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The cross-entropy of one sample, x (64,)."""
+        return self.loss(w, x[None], y[None])
+
+    def accuracy(self, w: Tensor, x: Tensor, y: Tensor) -> float:
+        """The share of right answers."""
+        with torch.no_grad():
+            return float((self.logits(w, x).argmax(1) == y).float().mean())
+
+
+def local_updates(
+    network: Network, w: Tensor, clients: Clients, train: Training, generator: torch.Generator, sigma: float = 0.0
+) -> Tensor:
+    """The updates of all clients, (c, d); with DP-SGD if the noise multiplier sigma is positive."""
+    values = w.expand(len(clients), -1).clone()
+    for _ in range(train.steps):
+        if sigma:
+            gradients = _private_gradients(network, values, clients, train, generator, sigma)
+        else:
+            chosen = torch.rand(clients.y.shape, generator=generator).argsort(1)[:, : train.batch]
+            x, y = _taken(clients, chosen)
+            gradients = _vmap(grad(network.loss), (0, 0, 0))(values, x, y)
+        values -= train.learning_rate * gradients
+    return w - values
+
+
+def _private_gradients(
+    network: Network, values: Tensor, clients: Clients, train: Training, generator: torch.Generator, sigma: float
+) -> Tensor:
+    drawn = torch.rand(clients.y.shape, generator=generator) < train.batch / clients.y.shape[1]
+    chosen = drawn.float().argsort(1, descending=True)[:, : max(1, int(drawn.sum(1).max()))]
+    x, y = _taken(clients, chosen)
+    gradient_of_each = _vmap(_vmap(grad(network.loss_of_one), (None, 0, 0)), (0, 0, 0))
+    sums = []
+    for part in torch.split(torch.arange(len(clients)), _CHUNK):
+        gradients = gradient_of_each(values[part], x[part], y[part])
+        factors = train.clip / gradients.norm(dim=2).clamp(min=train.clip) * drawn[part].gather(1, chosen[part])
+        sums.append((factors[..., None] * gradients).sum(1))
+    noise = torch.randn(values.shape, generator=generator) * (sigma * train.clip)
+    return (torch.cat(sums) + noise) / train.batch
+
+
+def _taken(clients: Clients, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    return clients.x.gather(1, chosen[..., None].expand(-1, -1, clients.x.shape[2])), clients.y.gather(1, chosen)
+
+
+def _vmap(function: Any, dimensions: tuple[int | None, ...]) -> Callable[..., Tensor]:
+    mapped: Callable[..., Tensor] = vmap(function, in_dims=dimensions)
+    return mapped
+
+
+class Federation:
+    """The federation of one specification, and what its coordinator can prepare. All values are made once.
+
+    Attributes:
+        pool: all images, (1797, 64), with labels.
+        shadow: the indices of the coordinator's own images.
+        member_indices: the images of each client, (m, n).
+        members: the clients.
+    """
+
+    def __init__(self, specification: Specification) -> None:
+        self.specification = specification
+        self.pool: Pool = Digits().pool(DataSource())
+        self.network = Network(self._seed("network"))
+        order = np.random.default_rng([specification.seed, 0]).permutation(len(self.pool.y))
+        self.shadow, rest = order[: specification.shadow], order[specification.shadow :]
+        self._dealt = len(rest)
+        size = len(rest) // specification.members
+        self.member_indices = np.stack([rest[own[:size]] for own in self._deal(rest, specification.seed)])
+        self.members = self._clients(self.member_indices)
+        self._models: dict[float | None, list[Tensor]] = {}
+        self._made: dict[tuple[object, ...], Updates] = {}
+
+    @property
+    def targets(self) -> int:
+        """The first members, which are attacked; the others may collude."""
+        return self.specification.members - self.specification.colluders_at_most
+
+    def model(self, number: int, epsilon: float | None = None) -> Tensor:
+        """The model after a number of rounds of FedAvg; with epsilon for each round, the members train with DP-SGD."""
+        models = self._models.setdefault(epsilon, [self.network.start])
+        while len(models) <= number:
+            generator = self._generator("rounds", len(models), epsilon)
+            updates = local_updates(
+                self.network, models[-1], self.members, self._train, generator, self.noise_multiplier(epsilon)
+            )
+            models.append(models[-1] - updates.mean(0))
+        return models[number]
+
+    def accuracy(self, number: int, epsilon: float | None = None) -> float:
+        """The share of the coordinator's images that such a model names right."""
+        w = self.model(number, epsilon)
+        return self.network.accuracy(w, self.pool.x[self.shadow], self.pool.y[self.shadow])
+
+    def updates(self, number: int, visit: int = 0, epsilon: float | None = None) -> Updates:
+        """The members' updates at the model after `number` rounds. Each visit is trained with a seed of its own."""
+        return self._updates("members", self.members, number, visit, epsilon)
+
+    def shadow_updates(self, number: int, visit: int = 0, epsilon: float | None = None) -> Updates:
+        """The shadow clients' updates, which the coordinator makes in the same way."""
+        return self._updates("shadow", self.shadow_members, number, visit, epsilon)
+
+    @cached_property
+    def shadow_members(self) -> Clients:
+        """Clients with the coordinator's images, drawn with replacement and dealt as the members' images are."""
+        random = np.random.default_rng([self.specification.seed, 1])
+        size = self.members.y.shape[1]
+        dealt: list[NDArray[np.int64]] = []
+        while len(dealt) < self.specification.shadow_clients:
+            drawn = random.choice(self.shadow, self._dealt)
+            dealt += [drawn[own[:size]] for own in self._deal(drawn, int(random.integers(2**31)))]
+        return self._clients(np.stack(dealt[: self.specification.shadow_clients]))
+
+    @cached_property
+    def population(self) -> Reals:
+        """The histogram of the coordinator's own images, (10,)."""
+        return np.bincount(self.pool.y.numpy()[self.shadow], minlength=CLASSES) / len(self.shadow)
+
+    def noise_multiplier(self, epsilon: float | None) -> float:
+        """Sigma with which one round is (epsilon, delta)-private; 0 without epsilon."""
+        if epsilon is None:
+            return 0.0
+        return noise_multiplier(epsilon, self.sampling_rate, self._train.steps, self._train.delta)
+
+    @property
+    def sampling_rate(self) -> float:
+        """The probability with which DP-SGD takes each sample into a batch."""
+        return self._train.batch / self.members.y.shape[1]
+
+    @property
+    def _train(self) -> Training:
+        return self.specification.train
+
+    def _updates(self, kind: str, clients: Clients, number: int, visit: int, epsilon: float | None) -> Updates:
+        key = (kind, number, visit, epsilon)
+        if key not in self._made:
+            generator = self._generator(*key)
+            sigma = self.noise_multiplier(epsilon)
+            raw = local_updates(self.network, self.model(number), clients, self._train, generator, sigma)
+            self._made[key] = Updates(raw.double().numpy(), clients.histograms)
+        return self._made[key]
+
+    def _deal(self, indices: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
+        """The positions in `indices` of the images of each client, in random order."""
+        part = Part(0, self.specification.members, f"dirichlet:{self.specification.alpha}", seed)
+        dealt = partition(Pool(self.pool.x[indices], self.pool.y[indices]), part)
+        return [np.random.default_rng([seed, 4]).permutation(own) for own in dealt]
+
+    def _clients(self, chosen: NDArray[np.int64]) -> Clients:
+        indices = torch.from_numpy(chosen)
+        return Clients(self.pool.x[indices], self.pool.y[indices].long())
+
+    def _seed(self, *names: object) -> int:
+        return derived_seed(repr((self.specification.seed, *names)))
+
+    def _generator(self, *names: object) -> torch.Generator:
+        return torch.Generator().manual_seed(self._seed(*names))

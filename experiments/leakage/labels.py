@@ -1,0 +1,173 @@
+"""Guesses of label histograms, (targets, 10), from what the coordinator sees.
+
+- The bias of the last layer: its gradient is the mean of softmax minus label (Zhao, Mopuri and Bilen, 2020, iDLG).
+- Ridge regression from observations to histograms, trained on shadow clients.
+- Without a probe, a Gram matrix has no coordinates to regress on. Then histograms are fitted: a linear model M of unit
+  updates, u = h M, is learned from shadow clients; the h_i of all members are those for which h_i M M' h_j explains G.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+from torch import Tensor
+
+Reals = NDArray[np.float64]
+
+_CLASSES = 10
+_PENALTIES = np.logspace(-6, 3, 28)
+_FITS = 20
+_ITERATIONS = 400
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Ridge regression on f features: histogram = mean + (features - centre) weights.
+
+    Attributes:
+        centre: (f,).
+        weights: (f, 10).
+        mean: (10,).
+        deviation: of the error for a shadow client that was left out, for each label, (10,).
+    """
+
+    centre: Reals
+    weights: Reals
+    mean: Reals
+    deviation: Reals
+
+    @classmethod
+    def trained(cls, features: Reals, histograms: Reals) -> "Regression":
+        """With the penalty whose leave-one-out error is least; features (c, f), histograms (c, 10)."""
+        centre, mean = features.mean(0), histograms.mean(0)
+        X, Y = features - centre, histograms - mean
+        values, Q = np.linalg.eigh(X @ X.T)
+        values, rotated = np.maximum(values, 0.0), Q.T @ Y
+        best, chosen = np.inf, (Y, Y)
+        for penalty in _PENALTIES * max(float(values.max()), 1e-12):
+            dual = Q @ (rotated / (values + penalty)[:, None])
+            errors = dual / (np.square(Q) @ (1 / (values + penalty)))[:, None]
+            if (error := float(np.square(errors).mean())) < best:
+                best, chosen = error, (dual, errors)
+        dual, errors = chosen
+        return cls(centre, X.T @ dual, mean, errors.std(0))
+
+    def raw(self, features: Reals) -> Reals:
+        """The guesses before they are made histograms, (n, 10)."""
+        return self.mean + (features - self.centre) @ self.weights
+
+    def guess(self, features: Reals) -> Reals:
+        """The nearest histograms to the guesses, (n, 10)."""
+        return on_simplex(self.raw(features))
+
+    def probes(self, features: Reals, count: int, first: int = 0) -> Reals:
+        """The unit vectors whose inner products with features tell most of the histograms, (count, f).
+
+        They are the principal directions of the regression's outputs (reduced-rank regression), in a cycle from number
+        `first` on: histograms have nine degrees of freedom.
+        """
+        outputs = (features - self.centre) @ self.weights
+        _, _, V = np.linalg.svd(outputs - outputs.mean(0), full_matrices=False)
+        chosen = (first + np.arange(count)) % (_CLASSES - 1)
+        directions = (self.weights @ V.T[:, chosen]).T
+        unit: Reals = directions / np.linalg.norm(directions, axis=1, keepdims=True)
+        return unit
+
+
+def from_bias(step: Reals, by_label: Reals) -> Reals:
+    """The histograms whose mixture of gradients is nearest to the mean gradient of the last layer's bias.
+
+    Args:
+        step: the update of the bias divided by the sum of the learning rates, (n, 10).
+        by_label: the mean gradient of the bias on the coordinator's images of each label, (10, 10).
+    """
+    one = 10 * np.abs(by_label).max()  # the weight of the equation that shares add up to 1
+    A = np.vstack([by_label.T, np.full((1, _CLASSES), one)])
+    solutions = np.stack([nnls(A, np.append(row, one))[0] for row in step])
+    return on_simplex(solutions)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What is known of one round for a fit.
+
+    Attributes:
+        gram: G, (m, m), of which the entries between different honest members are used.
+        metric: M M', (10, 10).
+        deviation: of an entry of G that the model explains.
+        a: coefficients, (m,); zero for members whose part of the sum is known.
+        mixture: the coordinator's guess of sum_i a_i h_i, (10,), with its deviations; None if there is no sum.
+        spread: see `mixture`, (10,).
+    """
+
+    gram: Reals
+    metric: Reals
+    deviation: float
+    a: Reals
+    mixture: Reals | None
+    spread: Reals
+
+
+def fitted(rounds: Sequence[Opened], members: int, start: tuple[Reals, Reals] | None, seed: int) -> Reals:
+    """Histograms of `members` members that explain the rounds, (members, 10).
+
+    Args:
+        rounds: what is known, of one or more rounds.
+        members: the first rows of each G are fitted.
+        start: guesses from probes, (members, 10), with their deviations, (10,). Without them the mean of 20 fits is
+            taken, each from random histograms: many histograms explain the rounds equally well.
+        seed: of these.
+    """
+    pairs = np.triu_indices(members, 1)
+    generator = torch.Generator().manual_seed(seed)
+    if start is None:
+        logits = torch.randn((_FITS, members, _CLASSES), generator=generator, dtype=torch.float64)
+    else:
+        logits = torch.log(torch.from_numpy(start[0]) + 1e-3)[None]
+    logits = logits.clone().requires_grad_()
+    optimiser = torch.optim.Adam([logits], lr=0.1)
+    for _ in range(_ITERATIONS):
+        optimiser.zero_grad()
+        _misfit(logits, rounds, pairs, start).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    result: Reals = torch.softmax(logits.detach(), 2).mean(0).numpy()
+    return result
+
+
+def _misfit(
+    logits: Tensor, rounds: Sequence[Opened], pairs: tuple[NDArray[np.int64], ...], start: tuple[Reals, Reals] | None
+) -> Tensor:
+    """The sum of the squared standardised errors of all fits."""
+    H = torch.softmax(logits, 2)
+    members = H.shape[1]
+    total = torch.zeros((), dtype=H.dtype)
+    for item in rounds:
+        explained = (H @ torch.from_numpy(item.metric) @ H.transpose(1, 2))[:, pairs[0], pairs[1]]
+        observed = torch.from_numpy(item.gram[pairs])
+        total = total + ((explained - observed) / item.deviation).square().sum()
+        if item.mixture is not None:
+            mixture = torch.einsum("i,fic->fc", torch.from_numpy(item.a[:members]), H)
+            errors = (mixture - torch.from_numpy(item.mixture)) / torch.from_numpy(item.spread)
+            total = total + errors.square().sum()
+    if start is not None:
+        total = total + ((H - torch.from_numpy(start[0])) / torch.from_numpy(start[1])).square().sum()
+    return total
+
+
+def on_simplex(values: Reals) -> Reals:
+    """The nearest histograms, (n, 10): each row is projected onto the simplex."""
+    ordered = -np.sort(-values, axis=1)
+    excess = (np.cumsum(ordered, axis=1) - 1) / np.arange(1, values.shape[1] + 1)
+    last = (ordered > excess).sum(1) - 1
+    projected: Reals = np.maximum(values - excess[np.arange(len(values)), last][:, None], 0.0)
+    return projected
+
+
+def scores(guesses: Reals, histograms: Reals) -> dict[str, float]:
+    """The mean total-variation distance (0 to 1), and how often the most frequent label is guessed (%)."""
+    distances = np.abs(guesses - histograms).sum(1) / 2
+    hits = guesses.argmax(1) == histograms.argmax(1)
+    return {"labels/distance": float(distances.mean()), "labels/top": 100 * float(hits.mean())}
