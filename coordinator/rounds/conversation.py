@@ -1,14 +1,17 @@
 """A round's conversation: the algorithm's generator yields phases, the fleet answers, until there is a step."""
 
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
+from typing import Any, TypeVar
 
 from sqlalchemy import func, select
 
 from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.phases import Phase, Replies, RoundContext, RoundGenerator, Step
+from coordinator.aggregation.phases import Phase, Replies, RoundContext, Step
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import server_rate
 from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.secure.evaluation import Means, evaluation
 from coordinator.aggregation.streaming import one_thread
 from coordinator.rounds import selection
 from coordinator.rounds.fleets.base import Fleet, Question, Skipped
@@ -21,6 +24,8 @@ from federation.vectors import model_layout
 from federation.work.train.work import Train
 from storage import models
 from storage.models import Round
+
+Ending = TypeVar("Ending")
 
 
 def hold(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step, int]:
@@ -36,21 +41,39 @@ def hold(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step, int]
         Skipped: there is no step: too few replies, or a rule that cannot use them.
         Voided: the algorithm gave up this attempt.
     """
-    conversation = algorithm.round(_context(fleet, current))
+    conversation = algorithm.round(_context(fleet, current, current.base_model))
     before = (models.Phase.round_id == current.round_id, models.Phase.attempt < current.attempt)
     with fleet.around.database.read() as session:
         number = session.scalar(select(func.count()).select_from(models.Phase).where(*before)) or 0
+    return _converse(fleet, current, conversation, number, current.base_model)
+
+
+def hold_evaluation(fleet: Fleet, current: Round, model: str, number: int, clients: Sequence[str]) -> Means:
+    """The evaluation of a model in a run with private rounds, whose first phase has this number.
+
+    Raises:
+        Held, Skipped, Voided: as `hold`.
+        RevokedMeanwhile: a member whose reply entered was revoked.
+    """
+    conversation = evaluation(_context(fleet, current, model, {}), fleet.run.spec.evaluated, clients)
+    return _converse(fleet, current, conversation, number, model)[0]
+
+
+def _converse(
+    fleet: Fleet, current: Round, conversation: Generator[Phase, Replies, Ending], number: int, model: str
+) -> tuple[Ending, int]:
+    """Phase after phase from this number on, with work on this model; what it ends in, and the number that follows."""
     replies: Replies | None = None
     while True:
         try:
             phase = _continued(conversation, replies)
         except StopIteration as end:
             return end.value, number
-        replies = _ask(fleet, current, number, phase)
+        replies = _ask(fleet, current, number, phase, model)
         number += 1
 
 
-def _continued(conversation: RoundGenerator, replies: Replies | None) -> Phase:
+def _continued(conversation: Generator[Phase, Replies, Any], replies: Replies | None) -> Phase:
     """The next phase of a conversation, after the replies to the one before; None before the first."""
     try:
         with one_thread():
@@ -59,12 +82,11 @@ def _continued(conversation: RoundGenerator, replies: Replies | None) -> Phase:
         raise Skipped(f"aggregation: {error}") from error
 
 
-def _ask(fleet: Fleet, current: Round, number: int, phase: Phase) -> Replies:
+def _ask(fleet: Fleet, current: Round, number: int, phase: Phase, model: str) -> Replies:
     """The replies to one phase, unless there are too few."""
     clients = list(current.selected if phase.clients is None else phase.clients)
     closing = phase.closes(len(clients))
     wanted = min(current.wanted, len(clients)) if closing is None else closing.wanted
-    model = current.base_model
     replies = fleet.ask(
         Question(current=current, number=number, phase=phase, clients=clients, wanted=wanted, base_model=model)
     )
@@ -85,19 +107,21 @@ def _recorded(fleet: Fleet, current: Round, number: int) -> int | None:
         return session.scalar(select(models.Phase.wanted).filter_by(round_id=current.round_id, number=number))
 
 
-def _context(fleet: Fleet, current: Round) -> RoundContext:
+def _context(fleet: Fleet, current: Round, model: str, state: Mapping[str, Any] | None = None) -> RoundContext:
+    """What a conversation about this model may depend on; without a state, that of the run before the round."""
     around, spec, server = fleet.around, fleet.run.spec, fleet.run.spec.server
     with around.database.read() as session:
-        memory = fleet.memory(session, current.number, current.base_model)
+        if state is None:
+            state = fleet.memory(session, current.number, current.base_model).rule
         known = fleet.known(session)
-        private = private_facts(session, fleet, current)
+        private = private_facts(session, fleet, current, model)
     layout = model_layout(around.blobs.local(current.base_model))
     return RoundContext(
         number=current.number,
         attempt=current.attempt,
         total=spec.rounds,
         prior=spec.algorithm.prior,
-        state=memory.rule,
+        state=state,
         device=around.device,
         recall=partial(recall, around.blobs),
         objectives=fleet.run.objectives,

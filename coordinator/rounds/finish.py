@@ -1,12 +1,14 @@
 """The end of a round: the new model is evaluated where the run says so, and what was measured is recorded."""
 
 import logging
+from collections.abc import Sequence
 
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.phase_kinds import Evaluation
-from coordinator.aggregation.phases import Replies
+from coordinator.aggregation.phases import Replies, Voided
 from coordinator.rounds import record
-from coordinator.rounds.fleets.base import Fleet, Question
+from coordinator.rounds.conversation import hold_evaluation
+from coordinator.rounds.fleets.base import Fleet, Question, RevokedMeanwhile, Skipped
 from coordinator.rounds.states import move_round
 from storage.models import Round, RoundState
 
@@ -30,17 +32,39 @@ def finish_round(fleet: Fleet, algorithm: Algorithm, round_id: int) -> None:
     due = over == spec.rounds or (spec.evaluate.every and over % spec.evaluate.every == 0)
     if due and spec.evaluated:
         pool = sorted(fleet.settled_pool())
+        if spec.privacy.secure != "off" and "evaluation" not in spec.privacy.disclose:
+            complete_private_round(fleet, current, model, phase, pool)
+            return
+        evaluation = Evaluation(splits=spec.evaluated)
         replies = fleet.ask(
-            Question(
-                current=current,
-                number=phase,
-                phase=Evaluation(splits=spec.evaluated),
-                clients=pool,
-                wanted=len(pool),
-                base_model=model,
-            )
+            Question(current=current, number=phase, phase=evaluation, clients=pool, wanted=len(pool), base_model=model)
         )
     complete_round(fleet, algorithm, current, model, replies)
+
+
+def complete_private_round(fleet: Fleet, current: Round, model: str, phase: int, pool: Sequence[str]) -> None:
+    """Records the end of a round whose model is evaluated without showing a member's own metrics.
+
+    Where the evaluation fails, the round ends without its metrics, and says why.
+    """
+    found: dict[str, float] = {}
+    why = ""
+    try:
+        means = hold_evaluation(fleet, current, model, phase, pool)
+        found = record.scores_of_means(means.metrics, means.members, fleet.run.objectives)
+    except (Skipped, Voided) as error:
+        why = f"evaluation: {error}"
+    except RevokedMeanwhile:
+        why = "evaluation: a member of the round was revoked"
+    observed = fleet.observe(model)
+    with fleet.around.database.begin() as session:
+        fleet.run.running(session)
+        round_ = session.get_one(Round, current.round_id)
+        traffic = record.traffic(session, current.round_id)
+        round_.metrics = {**round_.metrics, **record.finite(found | observed), **traffic}
+        move_round(round_, RoundState.COMPLETED, fleet.around.clock(), why)
+    level = logging.WARNING if why else logging.INFO
+    log.log(level, "run %s round %d: completed %s", fleet.run.run_id, current.number, why)
 
 
 def complete_round(fleet: Fleet, algorithm: Algorithm, current: Round, model: str, replies: Replies | None) -> None:

@@ -11,8 +11,8 @@ from federation.work.secure.wire import terms_bytes
 from storage.models import Round
 
 
-def private_facts(session: Session, fleet: Fleet, current: Round) -> Private | None:
-    """The facts for an attempt at a round; None for a run whose members send updates in the clear."""
+def private_facts(session: Session, fleet: Fleet, current: Round, base_model: str) -> Private | None:
+    """The facts for an attempt at a round, for work on this model; None for a run with updates in the clear."""
     spec, around = fleet.run.spec, fleet.around
     if spec.privacy.secure == "off":
         return None
@@ -26,7 +26,7 @@ def private_facts(session: Session, fleet: Fleet, current: Round) -> Private | N
             run_id=fleet.run.run_id,
             task=spec.task,
             spec=fleet.run.spec_digest,
-            base_model=current.base_model,
+            base_model=base_model,
         ),
         keys=fleet.keys(session),
         named=frozenset(name for round_ in rounds for void in round_.voided for name in void["named"]),

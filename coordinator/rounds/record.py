@@ -243,6 +243,22 @@ def scores(replies: Replies, names: tuple[str, ...]) -> dict[str, float]:
     return found
 
 
+def scores_of_means(means: Mapping[str, float], members: int, names: tuple[str, ...]) -> dict[str, float]:
+    """The metrics that follow from means over the members alone, of a run with these objectives."""
+    found = {f"loss/{split}": means[f"{split}/loss"] for split in metrics.SCORED if f"{split}/loss" in means}
+    for split in metrics.SCORED:
+        if f"{split}/accuracy" in means:
+            found["accuracy/mean"] = means[f"{split}/accuracy"]
+            several = {name: f"{split}/accuracy/{name}" for name in names}
+            found |= {f"accuracy/objective/{name}": means[key] for name, key in several.items() if key in means}
+            break
+    for name in names if len(names) > 1 else ():
+        for split in metrics.SCORED:
+            if f"{split}/loss/{name}" in means:
+                found[f"loss/{split}/{name}"] = means[f"{split}/loss/{name}"]
+    return {**found, "evaluated": float(members)}
+
+
 def _accuracies(replies: Iterable[Reply], split: str, objective: str = "") -> list[float]:
     """The accuracies that clients claim."""
     claims = (_accuracy(reply, split, objective) for reply in replies)

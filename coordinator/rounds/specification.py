@@ -30,13 +30,73 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
         optimiser = rule.optimiser()
     if optimiser is not None and spec.server.optimiser != "sgd":
         raise SpecError(f"server.optimiser: {rule.name} brings its own; leave it out")
+    if spec.privacy.secure != "off":
+        must_suit_private_rounds(spec, rule)
     return spec, rule
+
+
+def must_suit_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
+    """Checks that a rule can work on what a private round opens (section 6 of the protocol).
+
+    Raises:
+        SpecError: it cannot; the message says why and what to use instead.
+    """
+    mode, privacy = spec.privacy.secure, spec.privacy
+
+    def require(holds: bool, problem: str) -> None:
+        if not holds:
+            raise SpecError(f"privacy.{problem}")
+
+    why = _NOT_PRIVATE.get(rule.name, "it needs more than one weighted sum and the Gram matrix")
+    require(
+        rule.private is not None,
+        f'secure = "{mode}": {rule.name} has no private rounds: {why}; use fedmgda+ with "private" or "verified", or '
+        'fedavg-n with "sum"',
+    )
+    require(
+        rule.private == "sum" or mode != "sum",
+        f'secure = "sum": {rule.name} needs the Gram matrix: use "private" or "verified"',
+    )
+    mixing = [stage.name for stage in rule.stages if stage.name not in ("normalise", "clip")]
+    require(
+        not (rule.stages and rule.private == "sum"),
+        f"secure: algorithm.pre: {rule.name} sums updates of length 1 in a private round; leave the stages out",
+    )
+    require("arc" not in mixing, "secure: algorithm.pre: arc clips by the lengths of updates, which stay hidden")
+    require(
+        getattr(rule, "tau", 0) == 0,
+        f"secure: algorithm.tau: {rule.name} would need updates of earlier rounds, which nobody has; leave tau out",
+    )
+    require(
+        (rule.name == "fedavg") == (privacy.clip > 0),
+        "clip: fedavg needs the length to which updates are shortened, such as 1.0; others sum updates of length 1",
+    )
+    for reads, number in ((rule.reads_losses, "loss"), (rule.reads_accuracies, "accuracy")):
+        require(not reads or number in privacy.disclose, f'disclose: {rule.name} needs "{number}"')
+    needs_norms = rule.name == "q-fedavg" or (rule.name == "fedfv" and not rule.stages)
+    require(
+        not needs_norms or "norm" in privacy.disclose,
+        f'disclose: {rule.name} needs "norm", the lengths of the updates'
+        + (', or the stage "normalise"' if rule.name == "fedfv" else ""),
+    )
+    require(not spec.objectives.serve, "secure: objectives.serve: members of a private round serve all objectives")
+
+
+_NOT_PRIVATE = {
+    "krum": "it takes one member's update, which the sum would show",
+    "median": "it reads single coordinates of the updates",
+    "trimmed-mean": "it reads single coordinates of the updates",
+    "norm-clipping": "fedavg with privacy.clip does the same with a fixed length",
+    "fedmdfg": "its line search needs every member's losses at several models",
+}
 
 
 def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
     """What an operator should know of a run: claims of members that steer it, and a decay without effect."""
     with _named(), rule_code(rule, "asking it for cautions"):
         found = tuple(rule.cautions())
+    if spec.privacy.secure != "off":
+        found += private_cautions(spec)
     if spec.server.decay and spec.rounds <= spec.server.decay_every:
         found += (
             f"server.decay = {spec.server.decay:g} has no effect: the rate changes every {spec.server.decay_every} "
@@ -52,6 +112,25 @@ def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
         found += (
             f"{' and '.join(keys)}: members claim their numbers of training samples, and nobody can verify them; a "
             f"claim counts up to limits.samples = {spec.limits.samples}: set that near the largest honest number",
+        )
+    return found
+
+
+def private_cautions(spec: RunSpec) -> tuple[str, ...]:
+    """What an operator should know of private rounds, with the number of sessions that the run needs."""
+    every = spec.evaluate.every
+    evaluations = 1 if every == 0 else -(-spec.rounds // every)
+    shown = "evaluation" in spec.privacy.disclose
+    asks = f"{spec.rounds} of training" + ("" if shown else f" and {evaluations} of evaluation")
+    found: tuple[str, ...] = (
+        "private rounds are experimental until an outside cryptographer has reviewed them",
+        f"the run needs {asks} of the sessions that every member's owner allows its data set (policy.toml; 1000 of "
+        "each unless the owner says otherwise)",
+    )
+    if spec.algorithm.prior == "samples":
+        found += (
+            'algorithm.prior = "samples": a member that holds much more than the others breaks the share rule, and '
+            "every round is skipped",
         )
     return found
 

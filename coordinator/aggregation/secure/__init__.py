@@ -4,5 +4,6 @@
 |---|---|
 | `phases` | one phase for each stage |
 | `session` | the conversation: from the invitation to the unmasked sum, with the checks of section 4 |
+| `evaluation` | the session that sums the metrics of an evaluation |
 | `step` | which sum an algorithm needs, and the step that it becomes |
 """

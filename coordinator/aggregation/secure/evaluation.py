@@ -1,0 +1,54 @@
+"""An evaluation as a session of the mode `sum`: the mean of each metric over the members, and no member's own."""
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from coordinator.aggregation.phases import Asked, Phase, Replies, RoundContext
+from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.secure.session import Cohort, secure_sum
+from coordinator.aggregation.secure.step import make_setting
+from federation.secure.thresholds import LARGEST, Mode, truncated
+from federation.work.base import Work
+from federation.work.evaluate.work import Evaluate
+from federation.work.secure.vector import metric_means, metric_names
+
+
+@dataclass(frozen=True)
+class Means:
+    """The mean of each metric over the members that report it, and how many members took part."""
+
+    metrics: dict[str, float]
+    members: int
+
+
+def evaluation(
+    context: RoundContext, splits: tuple[str, ...], clients: Sequence[str]
+) -> Generator[Phase, Replies, Means]:
+    """One evaluation of the model that `context.private` names.
+
+    Raises:
+        Voided, TooFewUpdatesError: as `secure_sum`.
+    """
+    private = context.private
+    if private is None:
+        raise ValueError("the run has no private rounds")
+    who = [name for name in sorted(clients) if name in private.keys and name not in private.named]
+    if not who:
+        raise TooFewUpdatesError("no member can evaluate")
+    length = 2 * len(metric_names(splits, context.objectives))
+    clip = math.sqrt(length)  # no vector of entries in [0, 1] is longer
+    chosen = who[:LARGEST]
+    setting = make_setting(context, private, Mode.SUM, length, clip=clip, purpose="evaluation", who=chosen)
+
+    def inner(asked: Asked) -> Work:
+        return Evaluate(splits=splits)
+
+    def equal(cohort: Cohort) -> list[int]:
+        return truncated([1 / len(cohort.members)] * len(cohort.members))
+
+    total = yield from secure_sum(setting, inner, equal)
+    members = len(total.record.survivors)
+    share = float(total.weights.sum())
+    mean = total.vector(clip / share).astype(float)
+    return Means(metric_means(mean, splits, context.objectives, 1 / members), members)

@@ -1,0 +1,69 @@
+"""Which algorithms have private rounds, in which mode, and what is refused when a run is submitted."""
+
+import pytest
+
+from coordinator.rounds.specification import cautions, parse_run
+from federation.runs import SpecError
+
+RUN = 'name = "x"\ntask = "digits"\nrounds = 7\nevaluate.every = 2\n'
+
+
+def spec(name: str, secure: str, algorithm: str = "", privacy: str = "") -> str:
+    return f'{RUN}[algorithm]\nname = "{name}"\n{algorithm}\n[privacy]\nsecure = "{secure}"\n{privacy}\n'
+
+
+@pytest.mark.parametrize("secure", ["private", "verified"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedmgda+",
+        "fedmgda",
+        "fedmgda+auto",
+        "dual-cone",
+        "geometric-median",
+        "centred-clipping",
+        "multi-krum",
+        "fedavg-n",
+    ],
+)
+def test_rules_over_the_gram_matrix_are_accepted(name: str, secure: str) -> None:
+    parse_run(spec(name, secure))
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        (spec("krum", "private"), "krum has no private rounds: it takes one member's update"),
+        (spec("median", "sum"), "median has no private rounds: it reads single coordinates"),
+        (spec("trimmed-mean", "verified"), "trimmed-mean has no private rounds"),
+        (spec("fedmdfg", "private"), "its line search"),
+        (spec("scalarised", "sum"), "scalarised has no private rounds"),
+        (spec("fedcmoo", "sum"), "fedcmoo has no private rounds"),
+        (spec("fsmgda", "sum"), "fsmgda has no private rounds"),
+        (spec("fedmgda+", "sum"), 'fedmgda\\+ needs the Gram matrix: use "private" or "verified"'),
+        (spec("fedavg", "sum"), "privacy.clip: fedavg needs the length"),
+        (spec("fedavg-n", "sum", privacy="clip = 1.0"), "privacy.clip"),
+        (spec("fedavg-n", "sum", algorithm='pre = ["nnm"]'), "leave the stages out"),
+        (spec("fedmgda+", "private", algorithm='pre = ["arc"]'), "arc clips by the lengths"),
+        (spec("dual-cone", "private", algorithm="tau = 2"), "leave tau out"),
+        (spec("afl", "sum"), 'privacy.disclose: afl needs "loss"'),
+        (spec("fedfa", "sum", privacy='disclose = ["loss"]'), 'fedfa needs "accuracy"'),
+        (spec("q-fedavg", "sum", privacy='disclose = ["loss"]'), 'q-fedavg needs "norm"'),
+        (spec("fedfv", "private", privacy='disclose = ["loss"]'), 'fedfv needs "norm".*or the stage "normalise"'),
+        (spec("fedmgda+", "sometimes"), "privacy.secure"),
+        (spec("fedmgda+", "private", privacy='disclose = ["data"]'), "privacy.disclose"),
+        (RUN + "[privacy]\nclip = 1.0\n", 'secure is "off"'),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_reason(document: str, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
+        parse_run(document)
+
+
+def test_an_operator_is_told_what_private_rounds_need() -> None:
+    told = "; ".join(cautions(*parse_run(spec("fedmgda+", "private", algorithm='prior = "samples"'))))
+    assert "experimental until an outside cryptographer" in told
+    assert "the run needs 7 of training and 4 of evaluation" in told
+    assert "breaks the share rule" in told
+    shown = spec("fedmgda+", "private", privacy='disclose = ["evaluation"]')
+    assert "the run needs 7 of training of the sessions" in "; ".join(cautions(*parse_run(shown)))
