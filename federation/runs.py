@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from federation.accounting import LEAST_NOISE
+from federation.accounting import DELTA, LEAST_NOISE
 from federation.objectives import OBJECTIVE
 from federation.problems import Section, explain
 from federation.tasks import Part
@@ -199,6 +199,15 @@ class PrivacySpec(Section):
         f"`sample_clip`, at least {LEAST_NOISE}; 0 is none, but a client whose owner asks for noise adds it anyway",
     )
     sample_clip: Positive = Field(1.0, description="the norm to which the gradient of a sample is clipped")
+    client_noise: NotNegative = Field(
+        0.0,
+        description="noise on every step, which protects clients from those who see the models: its standard deviation "
+        f"as a multiple of the most that one client moves the step, at least {LEAST_NOISE}; 0 is none",
+    )
+    client_epsilon: NotNegative = Field(
+        0.0, description="the budget of that noise: the run is stopped before a round would exceed it; 0 is no budget"
+    )
+    client_delta: float = Field(DELTA, gt=0, lt=1, description="for which it holds; below 1 / the number of clients")
 
     @model_validator(mode="after")
     def _of_private_rounds(self) -> "PrivacySpec":
@@ -206,7 +215,7 @@ class PrivacySpec(Section):
             raise ValueError('disclose, clip and stage_seconds are for private rounds; secure is "off"')
         return self
 
-    @field_validator("sample_noise")
+    @field_validator("sample_noise", "client_noise")
     @classmethod
     def _enough(cls, value: float) -> float:
         if 0 < value < LEAST_NOISE:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from federation.v1.admin_pb2 import Participation, PhaseProgress
+from federation.v1.admin_pb2 import Participation, PhaseProgress, Run
 from federation.v1.common_pb2 import AssignmentState
 
 ResponseT = TypeVar("ResponseT")
@@ -38,6 +38,15 @@ def whole(call: Callable[[Any], ResponseT], request: Any) -> ResponseT:
         response.next_page_token = ""
         response.MergeFrom(page)
     return response  # type: ignore[no-any-return]
+
+
+def epsilon_of_clients(run: Run) -> str:
+    """What the noise that protects a run's clients has spent, in words; empty without noise."""
+    if not run.HasField("client_privacy"):
+        return ""
+    told = run.client_privacy
+    budget = f" of {told.budget:g}" if told.budget else ", without a budget"
+    return f"of clients: epsilon = {told.epsilon:.4g}{budget} (delta = {told.delta:g})"
 
 
 def duration(phase: PhaseProgress) -> float:

@@ -21,7 +21,6 @@ from coordinator.rounds.content import content_problem, payload_problem
 from coordinator.rounds.fleets.base import Fleet, Held, Question, RunFacts, Surroundings
 from coordinator.rounds.recorder import Signed, record_reply
 from coordinator.rounds.states import close_phase, end_assignment
-from federation.accounting import COARSE, DELTA, Mechanism, SamplePrivacy, epsilon
 from federation.attacks import attack_seed
 from federation.attacks.probe import Probe
 from federation.digests import digest
@@ -40,6 +39,7 @@ from federation.work.train.work import Train
 from simulation.local import LocalWork, Outcome, Turn
 from simulation.members import Members
 from simulation.population import Population
+from simulation.spending import Spending
 from storage import models
 from storage.models import Assignment, AssignmentState
 
@@ -105,7 +105,11 @@ class SimulatedFleet(Fleet):
         self._members = Members(run.spec.seed, population.samples, run.spec.task)
         self._attempt = (-1, -1)
         self._memories: dict[str, _ClientMemory] = {}  # of that attempt, by client
-        self._released: dict[str, list[Mechanism]] | None = None  # by client; None until it is needed
+        self._spending = Spending(run.run_id, around.database, population.samples)
+
+    @property
+    def conceals(self) -> bool:
+        return False
 
     def known(self, session: Session) -> dict[str, Selected]:
         serves, limit = self._population.serves, self.run.spec.limits.samples
@@ -202,7 +206,7 @@ class SimulatedFleet(Fleet):
                     computation = replace(computation, targets=targets, idle=not attack.trains)
                 computations[name] = computation
         outcomes: dict[str, Outcome] = {name: Result({}, {}, {}, self._population.samples[name]) for name in clients}
-        statements = self._statements({name: one for name, one in computations.items() if isinstance(one, Descend)})
+        statements = self._spending.statements(computations)
         outcomes |= self._computed(base, computations, Turn(spec.seed, question.current.number, self._stopped))
         if any(not isinstance(computation, Measure | MeasureAlong) for computation in computations.values()):
             self._attack(question, base, outcomes)
@@ -211,39 +215,6 @@ class SimulatedFleet(Fleet):
                 outcomes[name] = replace(outcome, privacy=statement)
         honest = [name for name in clients if name not in declined]
         return {name: _answer(works[name], members[name], outcomes[name]) for name in honest} | declined
-
-    def _statements(self, descents: Mapping[str, Descend]) -> dict[str, SamplePrivacy]:
-        """What clients that train with noise state, by name. Each has a ledger of this run alone, without a budget."""
-        found = {}
-        for name, descent in descents.items():
-            if (private := descent.private) is None:
-                continue
-            mechanism = private.mechanism(descent.sgd, self._population.samples[name], len(descent.targets))
-            spent = self._ledger().setdefault(name, [])
-            spent.append(mechanism)
-            after = epsilon(spent, DELTA, COARSE)
-            found[name] = SamplePrivacy(
-                **asdict(mechanism), clip=private.clip, epsilon=after.value, bound=after.bound, delta=DELTA
-            )
-        return found
-
-    def _ledger(self) -> dict[str, list[Mechanism]]:
-        """What each client has released in this run; of a simulation that is resumed, read from the record."""
-        if self._released is None:
-            self._released = {}
-            with self.around.database.read() as session:
-                stated = session.execute(
-                    select(models.Update.client_id, models.Update.privacy)
-                    .join(Assignment)
-                    .join(models.Phase)
-                    .join(models.Round)
-                    .where(models.Round.run_id == self.run.run_id)
-                )
-                for client, told in stated:
-                    if told:
-                        mechanism = Mechanism(told["noise"], told["rate"], int(told["steps"]))
-                        self._released.setdefault(client, []).append(mechanism)
-        return self._released
 
     def _computed(self, base: Vector, computations: Mapping[str, Computation], turn: Turn) -> dict[str, Outcome]:
         """What each client computes. Of a line search, all clients measure one model after the other."""

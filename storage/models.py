@@ -201,6 +201,7 @@ class Round(Base):
     deployed_model: Mapped[str | None] = mapped_column(sa.ForeignKey("models.digest"))  # evaluated; may be a mean
     gram: Mapped[str | None] = mapped_column(DIGEST)  # .npy blob (m, m) float64 of the accepted updates
     combined: Mapped[str | None] = mapped_column(DIGEST)  # a vector that was combined already, where there is one
+    noise: Mapped[str | None] = mapped_column(DIGEST)  # that protects clients; drawn once, recorded before its use
     step: Mapped[bytes | None]  # SignedEnvelope of a StepManifest
     selected: Mapped[list[str]] = mapped_column(default=list)  # clients asked to train, by name
     wanted: Mapped[int]  # replies that the round wants; more are asked when it over-selects

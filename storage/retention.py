@@ -34,7 +34,8 @@ def collect(
     """Removes the blobs that nothing retained refers to; rows stay.
 
     Kept are the initial and the current model of each run and the vectors that it remembers; until the run ends, the
-    other blobs of its algorithm; of each retained round the models, the Gram matrix, and the accepted payloads.
+    other blobs of its algorithm; of each retained round the models, the Gram matrix, the noise, and the payloads that
+    were accepted.
 
     Safe beside live runs: a blob is stored or claimed before a row refers to it, and until that row is committed, its
     age protects it, which is checked together with the removal.
@@ -94,6 +95,7 @@ def _referenced(session: Session, keep_rounds: int | None) -> set[str]:
         select(Round.deployed_model),
         select(Round.gram),
         select(Round.combined),
+        select(Round.noise),
         select(Assignment.base_model).join(Assignment.phase).join(Phase.round),
         select(Input.digest).join(Assignment).join(Assignment.phase).join(Phase.round),
         select(Evaluation.model).join(Round, Evaluation.round_id == Round.round_id),

@@ -215,7 +215,7 @@ def test_a_model_that_mixes_samples_is_refused_before_it_is_trained(digits: Task
     assert refused.value.reason == "dp-model"
 
 
-SPEC = 'name = "a"\ntask = "digits"\nrounds = 3\n[train]\nbatch_size = 20\n'
+SPEC = 'name = "a"\ntask = "digits"\nrounds = 2\n[train]\nbatch_size = 20\n'
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_noise_travels_in_the_work() -> None:
 
 # --- accounting
 
-MANY = [Mechanism(1.0, 0.1, 40), Mechanism(2.0, 0.05, 30), Mechanism(1.0, 0.1, 60)]
+MANY = [Mechanism(4.0, 0.1, 40), Mechanism(3.0, 0.05, 30), Mechanism(4.0, 0.1, 60)]
 
 
 def event(one: Mechanism) -> Any:
@@ -267,10 +267,9 @@ def test_several_runs_spend_what_dp_accounting_says_of_them_one_after_the_other(
         for accountant in accountants:
             accountant.compose(event(one))
     value, bound = (accountant.get_epsilon(DELTA) for accountant in accountants)
-    found = epsilon(MANY, DELTA)
-    assert found.value == pytest.approx(value, rel=1e-3)
+    found = epsilon(MANY, DELTA, COARSE)
+    assert value <= found.value <= value * 1.01
     assert bound <= found.bound <= bound * 1.02  # fewer orders
-    assert value <= epsilon(MANY, DELTA, COARSE).value <= value * 1.01
 
 
 def test_what_is_spent_is_what_opacus_says() -> None:
@@ -301,7 +300,7 @@ def test_nothing_spends_nothing_and_hopeless_noise_is_bounded_at_once() -> None:
 
 @pytest.fixture(scope="module")
 def runs() -> list[Any]:
-    text = SPEC + "[privacy]\nsample_noise = 2.0\n[simulation]\nclients = 3\n[algorithm]\nname = 'fedavg'\n"
+    text = SPEC + "[privacy]\nsample_noise = 2.0\n[simulation]\nclients = 2\n[algorithm]\nname = 'fedavg'\n"
     return [simulate(text, threads=1, progress=lambda _: None) for _ in range(2)]
 
 
@@ -318,7 +317,7 @@ def test_a_simulation_shows_what_each_client_spent(runs: list[Any]) -> None:
         assert record["epsilon"] == pytest.approx(expected)
         assert record["loss"] is None
     last = runs[0].round_records[-1]
-    assert last["epsilon/samples"] == max(r["epsilon"] for r in runs[0].update_records if r["round"] == 2)
+    assert last["epsilon/samples"] == max(r["epsilon"] for r in runs[0].update_records if r["round"] == 1)
     assert "loss/train" not in last
 
 

@@ -74,6 +74,13 @@ class Algorithm(Options, ABC):
         """Whether it asks for losses or gradients on training splits, which noise in the training does not protect."""
         return self.reads_losses or self.reads_accuracies
 
+    def sensitivity(self, updates: int) -> float | None:
+        """How far the direction moves, at most, when one of these updates is replaced by another one or by zero.
+
+        It holds with the prior 1/m. None where the algorithm has no such bound.
+        """
+        return None
+
     @property
     def keeps_updates(self) -> bool:
         """Whether later rounds may recall updates, which must then be stored."""

@@ -29,5 +29,8 @@ class FedAvgN(Rule):
     name = "fedavg-n"
     private = "sum"
 
+    def sensitivity(self, updates: int) -> float | None:
+        return None if self.stages else 2.0 / updates
+
     def combine(self, rows: Rows) -> Combination:
         return conclude(rows.gram, rows.prior * inverse_norms(rows.gram), rows.prior)

@@ -8,7 +8,7 @@ import numpy as np
 
 from coordinator.aggregation.base import Rule, describe
 from coordinator.aggregation.geometry import inverse_norms, unit_gram
-from coordinator.aggregation.qp import Solution, box, min_norm
+from coordinator.aggregation.qp import RESIDUAL_TOLERANCE, Solution, box, min_norm
 from coordinator.aggregation.rules import Combination, Matrix, Rows, TooFewUpdatesError, Vector
 from federation.options import option
 
@@ -73,6 +73,19 @@ class FedMGDAPlus(Rule):
 
     def cautions(self) -> tuple[str, ...]:
         return (*super().cautions(), standstill(self.name)) if self.epsilon == 1 else super().cautions()
+
+    def sensitivity(self, updates: int) -> float | None:
+        """2 min(1, 1/m + epsilon), and what the residual of the program adds.
+
+        Let s <= t be the client's weights before and after, and v, v' the directions. Weights of the others can be
+        moved between the two solutions so that both keep their bounds; the conditions of optimality at these points
+        add up to ||v - v'||^2 <= e . (v' - v) with ||e|| <= 2 t. A residual r moves a direction by at most sqrt(2 r)
+        more. Dropping zero updates changes the bounds of all others, so then there is no bound.
+        """
+        if self.stages or self.drop_zero:
+            return None
+        epsilon = 1.0 / updates if self.epsilon == "auto" else self.epsilon
+        return 2.0 * min(1.0, 1.0 / updates + epsilon) + 2.0 * math.sqrt(2.0 * RESIDUAL_TOLERANCE)
 
     def combine(self, rows: Rows) -> Combination:
         width = 1.0 if rows.cap is None else 0.5

@@ -41,12 +41,12 @@ class Training(Phase):
         return separate_targets(objectives) if self.separate else joint_target(objectives, self.weights)
 
     def work(self, asked: Asked) -> Train:
-        private = asked.spec.privacy.of_samples
+        private, protected = asked.spec.privacy.of_samples, asked.spec.privacy.client_noise > 0
         return Train(
             sgd=LocalSgd.of(asked.spec.train),
             targets=self.targets(asked.objectives),
             from_jacobian=self.from_jacobian,
-            measure=self.measure and asked.spec.train.measure and private is None,
+            measure=self.measure and asked.spec.train.measure and private is None and not protected,
             private=private,
         )
 

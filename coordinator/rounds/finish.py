@@ -30,7 +30,7 @@ def finish_round(fleet: Fleet, algorithm: Algorithm, round_id: int) -> None:
     replies: Replies | None = None
     over = current.number + 1
     due = over == spec.rounds or (spec.evaluate.every and over % spec.evaluate.every == 0)
-    if due and spec.evaluated:
+    if due and spec.evaluated and not fleet.conceals:
         pool = sorted(fleet.settled_pool())
         if spec.privacy.secure != "off" and "evaluation" not in spec.privacy.disclose:
             complete_private_round(fleet, current, model, phase, pool)

@@ -36,6 +36,10 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "accuracy/p5": ("5th percentile of the accuracies, interpolated linearly", f"9.1 (ii); {_HU}, table 8"),
         "accuracy/p95": ("95th percentile of the accuracies, interpolated linearly", f"9.1 (ii); {_HU}, table 8"),
         "accuracy/jain": ("(sum a)² / (N sum a²): 1 if all accuracies are equal, 1/N if all but one are 0", _JAIN),
+        "epsilon/clients": (
+            "what the noise on the steps has spent so far, for `privacy.client_delta`",
+            "[differential privacy](differential-privacy.md)",
+        ),
         "epsilon/samples": (
             "the largest epsilon that a reply states of its client's samples over all runs, each for its own delta",
             "[differential privacy](differential-privacy.md)",

@@ -7,6 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds import selection
+from coordinator.rounds.client_noise import over_budget
 from coordinator.rounds.fleets.base import Fleet, Held
 from coordinator.rounds.states import move_run
 from storage import audit
@@ -33,7 +34,7 @@ def open_round(fleet: Fleet) -> Round | None:
 
 
 def _ended(session: Session, fleet: Fleet, number: int, recent: Sequence[Round]) -> bool:
-    """Ends the run when its rounds are done, or when too many in a row were skipped."""
+    """Ends the run when its rounds are done, too many in a row were skipped, or its budget for privacy is spent."""
     now, spec = fleet.around.clock(), fleet.run.spec
     limit = spec.limits.skipped_rounds
     run = fleet.run.running(session)
@@ -42,6 +43,8 @@ def _ended(session: Session, fleet: Fleet, number: int, recent: Sequence[Round])
         move_run(run, RunState.FAILED, now, why)
     elif number >= spec.rounds:
         move_run(run, RunState.COMPLETED, now)
+    elif why := over_budget(session, spec.privacy, run.run_id):
+        move_run(run, RunState.STOPPED, now, why)
     else:
         return False
     action = f"run.{run.state.lower()}"

@@ -14,6 +14,7 @@ from coordinator.aggregation.base import conflicts
 from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.phases import Replies, Reply, Step
 from coordinator.rounds import metrics
+from coordinator.rounds.client_noise import noisy_steps, spent
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile
 from coordinator.rounds.revoked import REVOKED, left_out, revoked_clients
 from coordinator.rounds.states import move_round
@@ -128,21 +129,23 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
         RevokedMeanwhile: a member whose reply entered the step was revoked.
     """
     run, around = fleet.run, fleet.around
-    stationary = made.direction.stationary
+    stationary, noise = made.stationary, made.noise
     now = around.clock()
     with around.database.begin() as session:
         row = run.running(session)
+        steps_before = noisy_steps(session, run.run_id)
         if revoked_clients(session) & {part.client_id for part in (*step.replies, *step.consulted, *step.history)}:
             raise RevokedMeanwhile
         # Those that the step was made of: a client may have replied to several phases.
         envelopes = [reply.envelope for reply in step.replies]
         parts = shares(step, made.direction)
-        epsilons: list[float] = []
+        stated: list[float] = []
         for update in session.scalars(select(Update).where(Update.envelope_digest.in_(envelopes))):
-            share = parts[update.client_id]
-            update.norm, update.weight = share.norm, share.weight
-            update.coefficient, update.cosine = share.coefficient, share.cosine
-            epsilons += [update.privacy["epsilon"]] if "epsilon" in update.privacy else []
+            if not fleet.conceals:
+                share = parts[update.client_id]
+                update.norm, update.weight = share.norm, share.weight
+                update.coefficient, update.cosine = share.coefficient, share.cosine
+            stated += [update.privacy["epsilon"]] if "epsilon" in update.privacy else []
         for model in sorted({made.model, made.result}):
             size = around.blobs.stat(model).size
             note_model(session, model, size=size, parameters=run.parameters, created=now)
@@ -151,11 +154,12 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
         round_.gram, round_.combined = made.gram, made.combined
         round_.evaluation_phase = phases
         known, numbers = objectives(step, run.objectives)
-        round_.objectives = known.encode() if known else {}
-        if epsilons:
-            numbers["epsilon/samples"] = max(epsilons)
-        measured = {**made.direction.diagnostics, **agreement(step), **numbers}
-        round_.metrics = {"step/rate": made.rate, **finite(measured)}
+        round_.objectives = known.encode() if known and not fleet.conceals else {}
+        epsilons = {"epsilon/samples": max(stated)} if stated else {}
+        if noise is not None:
+            epsilons["epsilon/clients"] = spent(run.spec.privacy, steps_before + 1)
+        measured = {} if fleet.conceals else {**made.direction.diagnostics, **agreement(step), **numbers}
+        round_.metrics = {"step/rate": made.rate, **finite({**measured, **epsilons})}
         after = made.memory.encode()
         manifest = StepManifest(
             federation_id=around.federation_id,
@@ -168,6 +172,8 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
             rate=0.0 if stationary else made.rate,
             gram=made.gram,
             combined=made.combined or "",
+            noise="" if noise is None else noise.digest,
+            noise_scale=0.0 if noise is None else noise.scale,
             algorithm=run.spec.algorithm.name,
             hyperparameters=canonical(run.spec.algorithm.hyperparameters),
             state_before=memory_digest(row.state_data),

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.registry import algorithm, rule_code
 from coordinator.aggregation.rules import HyperparameterError
+from coordinator.rounds.client_noise import affordable
 from federation.objectives import JOINT
 from federation.runs import RunSpec, SpecError
 
@@ -26,6 +27,8 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
             f"privacy.sample_noise: {rule.name} asks clients for losses or gradients on their samples without noise; "
             "choose an algorithm that needs updates only, such as fedmgda+ or fedavg"
         )
+    if spec.privacy.client_noise:
+        _must_protect_clients(spec, rule)
     with _named(), rule_code(rule, "asking it for an optimiser"):
         optimiser = rule.optimiser()
     if optimiser is not None and spec.server.optimiser != "sgd":
@@ -91,6 +94,24 @@ _NOT_PRIVATE = {
 }
 
 
+def _must_protect_clients(spec: RunSpec, rule: Algorithm) -> None:
+    """Raises SpecError if noise on the steps of a run would not protect its clients."""
+    key = "privacy.client_noise"
+    if spec.privacy.secure != "off":
+        raise SpecError(
+            f"{key}: in private rounds the members see the weights, which have no noise; choose one of both"
+        )
+    if rule.sensitivity(1) is None:
+        raise SpecError(
+            f"{key}: {rule.name} as it is set up has no bound on how far one client moves the step; fedavg-n, and "
+            "fedmgda+ without drop_zero, have one, both without stages (pre)"
+        )
+    if spec.algorithm.prior != "uniform":
+        raise SpecError(
+            f'{key}: algorithm.prior = "{spec.algorithm.prior}" weighs clients by their data; use "uniform"'
+        )
+
+
 def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
     """What an operator should know of a run: claims of members that steer it, and a decay without effect."""
     with _named(), rule_code(rule, "asking it for cautions"):
@@ -103,6 +124,18 @@ def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
             f"rounds, and the run has {spec.rounds}; server.decay_every = {max(1, spec.rounds // 20)} makes about 20 "
             "reductions",
         )
+    if spec.privacy.client_noise:
+        short, long = (spec.privacy.client_noise * (rule.sensitivity(replies) or 0.0) for replies in (1000, 10))
+        found += (
+            "privacy.client_noise: the direction of a step is at most 1 long. The noise on it, in square roots of the "
+            f"number of parameters, is {short:.2g} long with 1000 replies and {long:.2g} with 10: it is meant for "
+            "thousands of clients",
+        )
+        if (rounds := affordable(spec.privacy, spec.rounds)) < spec.rounds:
+            found += (
+                f"privacy.client_epsilon = {spec.privacy.client_epsilon:g} is spent after {rounds} of {spec.rounds} "
+                "rounds; the run is then stopped",
+            )
     keys = []
     if spec.selection.by == "samples" and spec.selection.method != "all":
         keys.append('selection.by = "samples"')

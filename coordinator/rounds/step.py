@@ -22,6 +22,7 @@ from coordinator.aggregation.registry import origins, server_rate
 from coordinator.aggregation.rules import Vector
 from coordinator.aggregation.server import OPTIMISERS, Optimiser, Sgd
 from coordinator.aggregation.streaming import Row, one_thread
+from coordinator.rounds.client_noise import ClientNoise, noise_of
 from coordinator.rounds.fleets.base import Fleet, Skipped
 from federation.plugins import Origin
 from federation.runs import ServerSpec
@@ -43,7 +44,9 @@ class Stepped:
     gram: str  # the digest of the Gram matrix
     combined: str | None  # the digest of the vector that was combined already; None where rows were combined
     memory: RunMemory  # of the run, after the step
-    direction: Direction  # the direction, and its measurements
+    direction: Direction  # the direction without noise, and its measurements
+    noise: ClientNoise | None  # on the direction; None for a run without noise
+    stationary: bool  # whether there is no step to take; with noise there always is one
     code: tuple[Origin, ...]  # the plug-ins that made it
 
 
@@ -52,6 +55,7 @@ def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) ->
     """Makes and stores the model and the vectors that follow from a step.
 
     A stationary step changes nothing, the optimiser's vectors included; a mean of models counts its model once more.
+    With noise that protects clients, every step is taken: that there is none would show something of the updates.
 
     Raises:
         RecordError: the run's memory is not what the newest signed step left behind.
@@ -62,20 +66,28 @@ def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) ->
     blobs, spec, server = fleet.around.blobs, fleet.run.spec, fleet.run.spec.server
     rate = step.size * server_rate(server.learning_rate, server.decay, current.number, spec.rounds, server.decay_every)
     direction = Direction(step.combination, step.rows, step.gram, device=fleet.around.device)
+    noise = noise_of(fleet, algorithm, current, len(step.rows))
+    blocks: Iterable[Vector] = direction
+    if noise is not None:
+        coefficients = np.append(step.combination.coefficients, noise.scale)
+        blocks = combine(coefficients, [*step.rows, noise.row], device=fleet.around.device)
     vectors = dict(memory.vectors)
     averaged = (memory.averaged or 0) if algorithm.averages else None
     workshop = _Workshop(blobs, current.base_model, vectors, rate, averaged)
     made = {_MODEL: current.base_model}
     try:
-        if not direction.stationary:
-            with workshop.stream(direction, algorithm.optimiser() or server_optimiser(server)) as writers:
-                if not direction.stationary:  # of one that is made coordinate by coordinate, it is known only now
+        if noise is not None or not direction.stationary:
+            with workshop.stream(blocks, algorithm.optimiser() or server_optimiser(server)) as writers:
+                if (
+                    noise is not None or not direction.stationary
+                ):  # of one that is made coordinate by coordinate, it is known only now
                     made = {name: writer.commit() for name, writer in writers.items()}
-        if direction.stationary and algorithm.averages:
+        stationary = noise is None and direction.stationary
+        if stationary and algorithm.averages:
             with workshop.stream(combine(np.zeros(len(step.rows)), step.rows), Sgd()) as writers:
                 made = {name: writer.commit() for name, writer in writers.items()}
     except FloatingPointError as error:
-        raise Skipped(f"non-finite: {error}; {_longest(step)}") from error
+        raise Skipped(f"non-finite: {error}" + ("" if fleet.conceals else f"; {_longest(step)}")) from error
     model = made.pop(_MODEL)
     vectors |= made
     rule = dict(step.combination.state)
@@ -89,7 +101,7 @@ def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) ->
     np.save(buffer, step.gram, allow_pickle=False)
     combined = None if step.combined is None else blobs.put(_combined_file(step.combined))
     gram, code = blobs.put(buffer.getvalue()), origins(algorithm)
-    return Stepped(model, after.deployed(model), rate, gram, combined, after, direction, code)
+    return Stepped(model, after.deployed(model), rate, gram, combined, after, direction, noise, stationary, code)
 
 
 def _combined_file(vector: NDArray[np.float32]) -> bytes:

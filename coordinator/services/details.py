@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, contains_eager, defer, selectinload
 
 from coordinator.services import views
 from coordinator.services.messages import like
-from coordinator.services.summaries import ANSWERED, phases_of, rounds_from, summaries
+from coordinator.services.summaries import ANSWERED, concealed, phases_of, rounds_from, summaries
 from coordinator.services.verification import Verifier, parsed
 from federation.objectives import JOINT
 from federation.v1 import admin_pb2 as messages
@@ -27,10 +27,10 @@ _MAX_GRAM_BYTES = 64 << 20  # 2800 rows
 def export_rounds(session: Session, run_id: str, start: int, count: int) -> list[messages.ExportRoundsResponse]:
     """Rounds `start` to `start + count - 1` of a run with every client's part; signatures are not verified."""
     items = rounds_from(session, run_id, start, count)
-    scores = _scores(session, [item.round_id for item in items])
+    scores = _scores(session, [item.round_id for item in items if not concealed(item.run)])
     responses = [messages.ExportRoundsResponse(**fields) for fields in _fields(session, items, scores)]
     for item, response in zip(items, responses, strict=True):
-        for client, values in sorted(scores[item.round_id].items()):
+        for client, values in sorted(scores.get(item.round_id, {}).items()):
             response.scores.add(client_id=client, scores=values)
     return responses
 
@@ -54,7 +54,7 @@ def round_detail(
     session: Session, blobs: BlobStore, verifier: Verifier, item: models.Round
 ) -> messages.GetRoundResponse:
     """One round with every client's part in it; every envelope is verified again."""
-    [fields] = _fields(session, [item], _scores(session, [item.round_id]))
+    [fields] = _fields(session, [item], _scores(session, [] if concealed(item.run) else [item.round_id]))
     response = messages.GetRoundResponse(run=views.run(session, item.run), **fields)
     checks = verifier.of_round(session, item.round_id)
     for part in response.participations:
@@ -64,9 +64,9 @@ def round_detail(
                 part.key_id = check.key_id
     if item.step is not None:
         response.step_check.CopyFrom(verifier.step(session, item))
-        if (step := parsed(item.step)) is not None:
+        if (step := parsed(item.step)) is not None and not concealed(item.run):
             response.step.CopyFrom(step)
-        if response.step_check.verified:
+        if response.step_check.verified and not concealed(item.run):
             _add_cosines(session, blobs, item, response)
     return response
 
@@ -76,6 +76,11 @@ def _fields(session: Session, items: Sequence[models.Round], scores: _Scores) ->
     round_ids = [item.round_id for item in items]
     parts, phases = _participations(session, round_ids, scores), phases_of(session, round_ids)
     for item, summary in zip(items, summaries(session, items), strict=True):
+        if concealed(item.run):
+            for part in parts[item.round_id]:
+                for name in ("samples", "loss_before"):
+                    part.ClearField(name)
+                part.loss_before = math.nan
         yield {
             "summary": summary,
             "participations": parts[item.round_id],
@@ -137,7 +142,7 @@ def _participations(session: Session, round_ids: list[int], scores: _Scores) -> 
         final[assignment.phase.round_id] = assignment.phase
     found: dict[int, list[messages.Participation]] = {round_id: [] for round_id in round_ids}
     for (round_id, client), own in sorted(asked.items()):
-        part = _participation(own, final[round_id], scores[round_id].get(client, {}))
+        part = _participation(own, final[round_id], scores.get(round_id, {}).get(client, {}))
         part.answered.extend(evaluated.get((round_id, client), ()))
         found[round_id].append(part)
     return found

@@ -3,15 +3,31 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.metrics import SCORED
-from coordinator.rounds.states import ROUND_ENDED
+from coordinator.rounds.states import ROUND_ENDED, SIMULATOR
 from coordinator.services.messages import like
+from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as messages
 from storage import models
+
+
+def concealed(item: models.Run) -> bool:
+    """Whether what clients sent in a run is hidden from operators, since noise protects the clients.
+
+    Simulated clients have nothing to hide from the researcher who made them up.
+    """
+    return _protects_clients(item.spec) and item.submitted_by != SIMULATOR
+
+
+@lru_cache(maxsize=64)
+def _protects_clients(document: bytes) -> bool:
+    return RunSpec.parse(document).privacy.client_noise > 0
+
 
 ANSWERED = (models.AssignmentState.FULFILLED, models.AssignmentState.REJECTED)
 

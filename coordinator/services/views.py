@@ -11,13 +11,14 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.finding import must_be_client
+from coordinator.rounds.client_noise import noisy_steps, spent
 from coordinator.rounds.fleets.remote import serves
 from coordinator.rounds.presence import Attendance
 from coordinator.rounds.states import ROUND_ENDED, RUN_ENDED
 from coordinator.services.messages import like
-from coordinator.services.summaries import summaries
+from coordinator.services.summaries import concealed, summaries
 from coordinator.services.verification import Place, Verifier, parsed
-from federation.runs import RunSpec
+from federation.runs import PrivacySpec, RunSpec
 from federation.v1 import admin_pb2 as messages
 from storage import models
 from storage.records import RunMemory
@@ -101,7 +102,16 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
         latest=None if evaluated is None else summaries(session, [evaluated])[0],
         spec=item.spec.decode() if spec else "",
         serving=_serving(session, item, parsed) if spec else (),
+        client_privacy=_client_privacy(session, item, parsed.privacy),
     )
+
+
+def _client_privacy(session: Session, item: models.Run, privacy: PrivacySpec) -> messages.ClientPrivacy | None:
+    """What the noise on the steps of a run has spent; None without noise."""
+    if not privacy.client_noise:
+        return None
+    epsilon = spent(privacy, noisy_steps(session, item.run_id))
+    return messages.ClientPrivacy(epsilon=epsilon, budget=privacy.client_epsilon, delta=privacy.client_delta)
 
 
 def _serving(session: Session, item: models.Run, spec: RunSpec) -> list[messages.Serving]:
@@ -122,11 +132,13 @@ def updates(
     """Updates of a run as they were received, in order of arrival, refused ones included; and the last one's number.
 
     A `number` of None is all rounds, a `client_id` of "" all clients. `after` is the number, in the order of arrival,
-    of the update before them, 0 for the first; `count` is the most that are returned.
+    of the update before them, 0 for the first; `count` is the most that are returned. Envelopes and digests of payloads
+    are left out where noise protects the clients.
 
     Raises:
         Refusal: `client-unknown`.
     """
+    hidden = concealed(session.get_one(models.Run, run_id))
     query = (
         select(models.Update, models.Client.signing_key, models.Round.number, models.Phase.number)
         .join(models.Client, models.Client.client_id == models.Update.client_id)
@@ -151,7 +163,8 @@ def updates(
                 update,
                 round=round_number,
                 phase=phase_number,
-                envelope=parsed(update.envelope),
+                payload="" if hidden else update.payload,
+                envelope=None if hidden else parsed(update.envelope),
                 envelopes=verifier.reply(update, place, key),
             )
         )

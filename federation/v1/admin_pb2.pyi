@@ -982,6 +982,7 @@ class Run(_message.Message):
     SERVING_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    CLIENT_PRIVACY_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id, unique in the federation."""
     name: _builtins.str
@@ -1038,6 +1039,12 @@ class Run(_message.Message):
     def warnings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunWarning]:
         """What the operator should look at, in the same calls."""
 
+    @_builtins.property
+    def client_privacy(self) -> Global___ClientPrivacy:
+        """What the noise on its steps has spent; absent without noise that protects clients. Of such a run, what clients sent
+        is in no answer: no weights, norms, cosines, losses, scores, samples or envelopes, and no manifest of a step.
+        """
+
     def __init__(
         self,
         *,
@@ -1060,14 +1067,45 @@ class Run(_message.Message):
         serving: _abc.Iterable[Global___Serving] | None = ...,
         members: _abc.Iterable[Global___MemberSummary] | None = ...,
         warnings: _abc.Iterable[Global___RunWarning] | None = ...,
+        client_privacy: Global___ClientPrivacy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "ended", b"ended", "latest", b"latest", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["client_privacy", b"client_privacy", "created", b"created", "ended", b"ended", "latest", b"latest", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "created", b"created", "ended", b"ended", "latest", b"latest", "members", b"members", "model", b"model", "name", b"name", "objectives", b"objectives", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "serving", b"serving", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "client_privacy", b"client_privacy", "created", b"created", "ended", b"ended", "latest", b"latest", "members", b"members", "model", b"model", "name", b"name", "objectives", b"objectives", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "serving", b"serving", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Run: _TypeAlias = Run  # noqa: Y015
+
+@_typing.final
+class ClientPrivacy(_message.Message):
+    """The differential privacy of a run's clients against those who see its models."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPSILON_FIELD_NUMBER: _builtins.int
+    BUDGET_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    epsilon: _builtins.float
+    """What the steps so far have spent."""
+    budget: _builtins.float
+    """What the run may spend; 0 is no bound."""
+    delta: _builtins.float
+    """For which both hold."""
+    def __init__(
+        self,
+        *,
+        epsilon: _builtins.float = ...,
+        budget: _builtins.float = ...,
+        delta: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "delta", b"delta", "epsilon", b"epsilon"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClientPrivacy: _TypeAlias = ClientPrivacy  # noqa: Y015
 
 @_typing.final
 class MemberSummary(_message.Message):

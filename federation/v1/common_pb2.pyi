@@ -67,7 +67,7 @@ class _RunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunState.Val
     RUN_STATE_FAILED: _RunState.ValueType  # 5
     """Could not go on; the reason is in the run's record."""
     RUN_STATE_STOPPED: _RunState.ValueType  # 6
-    """Ended by an operator."""
+    """Ended by an operator, or because its budget for privacy is spent."""
 
 class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper):
     """The life of a run."""
@@ -85,7 +85,7 @@ RUN_STATE_COMPLETED: RunState.ValueType  # 4
 RUN_STATE_FAILED: RunState.ValueType  # 5
 """Could not go on; the reason is in the run's record."""
 RUN_STATE_STOPPED: RunState.ValueType  # 6
-"""Ended by an operator."""
+"""Ended by an operator, or because its budget for privacy is spent."""
 Global___RunState: _TypeAlias = RunState  # noqa: Y015
 
 class _RoundState:
@@ -920,6 +920,8 @@ class StepManifest(_message.Message):
     FORGOTTEN_FIELD_NUMBER: _builtins.int
     REVOKED_FIELD_NUMBER: _builtins.int
     COMBINED_FIELD_NUMBER: _builtins.int
+    NOISE_FIELD_NUMBER: _builtins.int
+    NOISE_SCALE_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
@@ -949,6 +951,12 @@ class StepManifest(_message.Message):
     """The digest of the vector that was combined already (a safetensors file); empty where the rows of updates were
     combined. Where it is set, `updates` names the replies that it was made from, and the direction is that vector.
     """
+    noise: _builtins.str
+    """The digest of the noise that protects clients (a safetensors file with one row of standard normal numbers); empty
+    without noise. The direction is then sum_i coefficients[i] * row[i] + noise_scale * noise.
+    """
+    noise_scale: _builtins.float
+    """The standard deviation of that noise on each coordinate."""
     @_builtins.property
     def updates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The digests of the update envelopes that entered the step, in the order of the rows of the Gram matrix; those of
@@ -1009,11 +1017,13 @@ class StepManifest(_message.Message):
         forgotten: _abc.Iterable[_builtins.str] | None = ...,
         revoked: _abc.Iterable[_builtins.str] | None = ...,
         combined: _builtins.str = ...,
+        noise: _builtins.str = ...,
+        noise_scale: _builtins.float = ...,
         code: _abc.Iterable[Global___Code] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "code", b"code", "coefficients", b"coefficients", "combined", b"combined", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "forgotten", b"forgotten", "gram", b"gram", "hyperparameters", b"hyperparameters", "rate", b"rate", "result_model", b"result_model", "revoked", b"revoked", "round", b"round", "run_id", b"run_id", "state_after", b"state_after", "state_before", b"state_before", "updates", b"updates", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "code", b"code", "coefficients", b"coefficients", "combined", b"combined", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "forgotten", b"forgotten", "gram", b"gram", "hyperparameters", b"hyperparameters", "noise", b"noise", "noise_scale", b"noise_scale", "rate", b"rate", "result_model", b"result_model", "revoked", b"revoked", "round", b"round", "run_id", b"run_id", "state_after", b"state_after", "state_before", b"state_before", "updates", b"updates", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

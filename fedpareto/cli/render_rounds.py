@@ -28,7 +28,7 @@ _MEASURED = {
     "direction": ("direction_norm", "stationarity", "stationarity/relative", "descent_min", "descent_share"),
     "conflicts": ("conflicts", "conflict_depth", "conflict_mean"),
     "weights": ("entropy", "step/rate"),
-    "epsilon": ("epsilon/samples",),
+    "epsilon": ("epsilon/clients", "epsilon/samples"),
     "objectives": (
         *(f"objective/{name}" for name in ("conflicts", "conflict_depth", "conflict_mean", "stationarity")),
         "preference/divergence",
@@ -38,6 +38,7 @@ _ELSEWHERE = ("accuracy/worst", "loss/worst", "bytes/up", "bytes/refused", "byte
 _COUNTS = ("conflicts", "evaluated", "iterations", "objective/conflicts")
 _WORDS = {  # where the name says too little without its group
     "stationarity/relative": "relative",
+    "epsilon/clients": "of clients",
     "epsilon/samples": "of samples, the largest of a client",
     "direction_norm": "norm",
     "conflicts": "pairs",

@@ -141,6 +141,15 @@ class Fleet(ABC):
         self.run = run
         self.around = around
 
+    @property
+    def conceals(self) -> bool:
+        """Whether the run's steps have noise that protects clients, so that nothing else is told of their replies.
+
+        What is known of the updates is then not recorded, but for the signed step and its blobs, and clients are asked
+        for no evaluation: their scores would have no noise.
+        """
+        return self.run.spec.privacy.client_noise > 0
+
     @abstractmethod
     def known(self, session: Session) -> dict[str, Selected]:
         """Every client that may be asked, now or when it comes back, by id: its samples and its objectives."""

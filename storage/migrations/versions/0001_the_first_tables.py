@@ -116,6 +116,7 @@ def upgrade() -> None:
         _column("deployed_model", DIGEST, sa.ForeignKey("models.digest"), nullable=True),
         _column("gram", DIGEST, nullable=True),
         _column("combined", DIGEST, nullable=True),
+        _column("noise", DIGEST, nullable=True),
         _column("step", sa.LargeBinary, nullable=True),
         _column("selected", sa.JSON),
         _column("wanted", sa.Integer),

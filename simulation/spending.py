@@ -1,0 +1,53 @@
+"""What simulated clients spend by training with noise: each has a ledger of its run, without a budget."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from sqlalchemy import select
+
+from federation.accounting import COARSE, DELTA, Mechanism, SamplePrivacy, epsilon
+from federation.work.computation import Computation, Descend
+from storage.database import Database
+from storage.models import Assignment, Phase, Round, Update
+
+
+@dataclass(eq=False)
+class Spending:
+    """The ledgers of the clients of a run; `samples` are their training samples, by name."""
+
+    run_id: str
+    database: Database
+    samples: Mapping[str, int]
+    _released: dict[str, list[Mechanism]] | None = field(default=None, init=False)
+
+    def statements(self, computations: Mapping[str, Computation]) -> dict[str, SamplePrivacy]:
+        """What the clients whose computations have noise state, by name."""
+        found = {}
+        for name, descent in computations.items():
+            if not isinstance(descent, Descend) or descent.private is None:
+                continue
+            mechanism = descent.private.mechanism(descent.sgd, self.samples[name], len(descent.targets))
+            released = self._ledgers().setdefault(name, [])
+            released.append(mechanism)
+            spent = epsilon(released, DELTA, COARSE)
+            numbers = asdict(mechanism) | {"epsilon": spent.value, "bound": spent.bound, "delta": DELTA}
+            found[name] = SamplePrivacy(**numbers, clip=descent.private.clip)
+        return found
+
+    def _ledgers(self) -> dict[str, list[Mechanism]]:
+        """What each client has released; of a simulation that is resumed, read from the record."""
+        if self._released is None:
+            self._released = {}
+            with self.database.read() as session:
+                stated = session.execute(
+                    select(Update.client_id, Update.privacy)
+                    .join(Assignment)
+                    .join(Phase)
+                    .join(Round)
+                    .where(Round.run_id == self.run_id)
+                )
+                for client, told in stated:
+                    if told:
+                        mechanism = Mechanism(told["noise"], told["rate"], int(told["steps"]))
+                        self._released.setdefault(client, []).append(mechanism)
+        return self._released
