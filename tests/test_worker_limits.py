@@ -24,6 +24,7 @@ from federation.v1.common_pb2 import AssignmentManifest, JacobianWork, Objective
 from federation.v1.federation_pb2 import AttendResponse, Cancel
 from federation.vectors import Layout, Tensor, to_bytes
 from federation.work.base import Shape
+from federation.work.site import Site
 from worker.assignments import Declined, check_assignment
 from worker.events import Events
 from worker.home import Home
@@ -102,7 +103,13 @@ def manifest(**changes: Any) -> AssignmentManifest:
     return made
 
 
-def reason(signer: Ed25519PrivateKey, asked: AssignmentManifest, newest: int | None = None, **limits: Any) -> str:
+def reason(
+    signer: Ed25519PrivateKey,
+    asked: AssignmentManifest,
+    newest: int | None = None,
+    site: Site = Site(),  # noqa: B008 - frozen
+    **limits: Any,
+) -> str:
     """Why an assignment is declined; empty when it is not."""
 
     class Member:
@@ -114,6 +121,7 @@ def reason(signer: Ed25519PrivateKey, asked: AssignmentManifest, newest: int | N
             member=Member(),  # type: ignore[arg-type]
             offers=ALLOWED,
             limits=Limits(**limits),
+            site=site,
             newest_round=lambda run: newest,
             now=datetime.now(UTC),
         )

@@ -12,8 +12,9 @@ from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
-from federation.work.base import Demand, RowSchema, Shape, Work, WorkError, payload_layout
+from federation.work.base import Demand, RowSchema, Shape, Shows, Work, WorkError, payload_layout
 from federation.work.registry import decode
+from federation.work.site import SecurePolicy, Site
 from worker.policy import Limits
 
 # A task of a thousand objectives with names of sixty letters takes about 200 KiB.
@@ -55,6 +56,7 @@ def check_assignment(
     member: MemberFiles,
     offers: Mapping[str, Trainer],
     limits: Limits,
+    site: Site,
     newest_round: Callable[[str], int | None],
     now: datetime,
 ) -> Order:
@@ -111,6 +113,8 @@ def check_assignment(
     )
     try:
         work = decode(manifest.kind, manifest.work, shape)
+        for holds, message in _clear(work, site.policy(manifest.task)):
+            require(holds, "policy:required", message)
         for holds, reason, message in _bounds(work.demand(samples), samples, shape, limits):
             require(holds, reason, message)
         rows = work.rows(shape)
@@ -136,6 +140,19 @@ def _deadline(manifest: AssignmentManifest) -> datetime:
         return manifest.deadline.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
         raise Declined(manifest.assignment_id, "deadline", f"its deadline does not exist: {error}") from None
+
+
+def _clear(work: Work, policy: SecurePolicy) -> Iterator[tuple[bool, str]]:
+    """What an owner who requires private rounds refuses to show in the clear: whether it is kept, and why if not."""
+    if policy.required:
+        yield (
+            work.shows is not Shows.UPDATE,
+            f"the owner requires private rounds, and {work.name!r} shows an update or a gradient in the clear",
+        )
+        yield (
+            work.shows is not Shows.METRICS or "evaluation" in policy.disclose,
+            "the owner requires private rounds, and does not disclose evaluations in the clear",
+        )
 
 
 def _bounds(demand: Demand | None, samples: int, shape: Shape, limits: Limits) -> Iterator[tuple[bool, str, str]]:

@@ -16,12 +16,12 @@ from federation.refusals import Refusal
 from federation.tasks import DataError
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.trainer import Trainer
-from federation.v1.common_pb2 import Input, SamplePrivacy, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, Input, SamplePrivacy, SignedEnvelope, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
 from federation.vectors import Vector, read_vector
-from federation.work.base import Client, Lane, Origin, Result, WorkError, payload_layout
+from federation.work.base import Client, Lane, Origin, Result, Shows, WorkError, payload_layout
 from federation.work.computation import Computation, Descend, Measure, MeasureAlong
-from federation.work.registry import encode_statement
+from federation.work.registry import decode, encode_statement, kind
 from federation.work.site import Site
 from worker import software
 from worker.assignments import Declined, Order
@@ -30,8 +30,9 @@ from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
 from worker.events import Events
 from worker.privacy import SitePrivacy
+from worker.round_ledger import RoundLedger
 from worker.session import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND, Session
-from worker.sessions import Sessions
+from worker.sessions import Sessions, question_digest
 from worker.spool import Spool
 
 LOGGER = logging.getLogger("fedpareto.worker")
@@ -70,6 +71,7 @@ class Execution:
     spool: Spool
     session: Session
     sessions: Sessions
+    rounds: RoundLedger
     site: Site
     privacy: SitePrivacy
     backoff: Backoff
@@ -107,6 +109,7 @@ class Execution:
                 computation, privacy = self.privacy.admit(manifest, computation, trainer, self.session.now())
             except WorkError as error:
                 raise Declined(manifest.assignment_id, error.reason, str(error)) from error
+        self._admit(order)
         self.events.tell_of(manifest, work.doing, work.doing, kind=manifest.kind)
         self.session.beat(manifest.assignment_id, 0.0)
         with _declining(manifest.assignment_id):
@@ -117,6 +120,33 @@ class Execution:
         words, seconds = f"{work.doing} done in {result.seconds:.2f} s", result.seconds
         self.events.tell_of(manifest, "done", words, kind=manifest.kind, seconds=seconds)
         self._reply(order, result, control.wanted)
+
+    def forget(self, assignment: SignedEnvelope) -> None:
+        """Erases what is kept only for an assignment that was checked before, and for later stages of its work."""
+        manifest = AssignmentManifest.FromString(assignment.manifest)
+        if manifest.task in self.offers:  # if not, it is erased a day later
+            work = decode(manifest.kind, manifest.work, self.offers[manifest.task].shape)
+            self.sessions.forget(manifest, work.kept_under())
+
+    def acknowledged(self, assignment: SignedEnvelope) -> None:
+        """Erases it if the kind of work is one that forgets."""
+        if kind(AssignmentManifest.FromString(assignment.manifest).kind).work.forgets:
+            self.forget(assignment)
+
+    def _admit(self, order: Order) -> None:
+        """Records that a model is evaluated in the clear, where the owner requires private rounds, or declines it."""
+        manifest = order.manifest
+        if order.work.shows is not Shows.METRICS or not self.site.policy(manifest.task).required:
+            return
+        try:
+            self.rounds.evaluate(
+                task=manifest.task,
+                run_id=manifest.run_id,
+                model=manifest.base_model,
+                asked=question_digest(manifest),
+            )
+        except WorkError as error:
+            raise Declined(manifest.assignment_id, error.reason, str(error)) from error
 
     def _compute(
         self, order: Order, trainer: Trainer, computation: Computation, base: Vector, control: Control

@@ -23,6 +23,8 @@ class Home:
         self.cache = directory / "cache"  # models by digest; safe to delete
         self.sessions = directory / "sessions.db"  # values of rounds that are under way; answered questions
         self.privacy = directory / "privacy.db"  # what training with noise has spent; never erased
+        self.roster = directory / "roster.toml"  # the members and their keys, pinned by the owner
+        self.rounds = directory / "private-rounds.db"  # the private rounds that count; never erased
         self.receipts = directory / "receipts.jsonl"  # the coordinator's signed receipts
         self.policy = directory / "policy.toml"  # what the owner allows; written by hand, may be missing
         self.progress = directory / "progress.json"  # the coordinator's newest signed time and rounds

@@ -10,13 +10,15 @@ It says what the coordinator may ask of this site; the coordinator cannot change
 
 import tomllib
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from federation.accounting import DELTA, LEAST_NOISE
 from federation.problems import Section, explain
+from federation.secure.thresholds import LARGEST, SMALLEST, Mode
 from federation.work.computation import PrivateSgd
+from federation.work.site import SecurePolicy
 
 _KEYS = "docs/site-policy.md lists the keys that exist"
 
@@ -63,6 +65,45 @@ class SamplePolicy(Section):
         return PrivateSgd(noise=self.noise, clip=self.clip)
 
 
+class PrivateRounds(Section):
+    """What is allowed of private rounds."""
+
+    required: bool = Field(
+        False,
+        description="whether work that shows an update or a gradient in the clear is declined, and evaluations "
+        "are limited",
+    )
+    modes: Annotated[tuple[Literal["sum", "private", "verified"], ...], Field(strict=False)] = Field(
+        ("sum", "private", "verified"), description="the modes that are allowed"
+    )
+    assumed: int | None = Field(
+        None, ge=0, description="colluding members to withstand; none is (N - 1) / 4, rounded down, of a roster of N"
+    )
+    smallest: int = Field(SMALLEST, ge=SMALLEST, le=LARGEST, description="the fewest members in a private round")
+    disclose: Annotated[tuple[Literal["accuracy", "evaluation", "loss", "norm"], ...], Field(strict=False)] = Field(
+        (), description="numbers that may be shown in the clear"
+    )
+    sessions: int = Field(1000, ge=0, description="private rounds of training, over all runs")
+    evaluations: int = Field(1000, ge=0, description="private evaluations, over all runs")
+    sessions_per_model: int = Field(4, ge=0, description="private rounds of training that may start from one model")
+
+
+class SecureSection(PrivateRounds):
+    """What is allowed of private rounds: for all tasks, and what differs for some."""
+
+    tasks: dict[str, PrivateRounds] = Field({}, description="what differs for a task, by its name")
+
+    def of(self, task: str) -> SecurePolicy:
+        """What is allowed for a task."""
+        special = self.tasks.get(task, PrivateRounds())
+        chosen = {
+            name: getattr(special if name in special.model_fields_set else self, name)
+            for name in PrivateRounds.model_fields
+        }
+        modes, disclose = frozenset(map(Mode, chosen.pop("modes"))), frozenset(chosen.pop("disclose"))
+        return SecurePolicy(modes=modes, disclose=disclose, **chosen)
+
+
 class Policy(Section):
     """What the owner of a worker allows. `Policy.load` reads it."""
 
@@ -72,6 +113,7 @@ class Policy(Section):
         "do nothing of the affected runs until the owner accepts it",
     )
     limits: Limits = Limits()
+    secure: SecureSection = SecureSection()
     privacy: dict[str, SamplePolicy] = Field({}, description="differential privacy, by the name of a data set")
 
     @model_validator(mode="after")

@@ -72,6 +72,7 @@ class Runner:
                 member=self.member,
                 offers=self.execution.offers,
                 limits=self.limits,
+                site=self.execution.site,
                 newest_round=self._newest_round,
                 now=self.session.now(),
             )
@@ -113,15 +114,20 @@ class Runner:
             self.assigned(envelope)
 
     def cancelled(self, assignment_id: str, reason: str) -> None:
-        """Drops an assignment that waits, is in work, or is in the spool."""
+        """Drops an assignment that waits, is in work, or is in the spool, and what is kept for it alone."""
         with self._changed:
-            known = self.spool.holds(assignment_id) or self._held.pop(assignment_id, None) is not None
+            dropped = [entry.assignment for entry in self.spool.entries() if entry.assignment_id == assignment_id]
+            if (envelope := self._held.pop(assignment_id, None)) is not None:
+                dropped.append(envelope)
             for job in self._jobs():
                 if job.name == assignment_id:
-                    job.unwanted = known = True
+                    job.unwanted = True
+                    dropped.append(job.order.envelope)
             self._waiting = deque(job for job in self._waiting if not job.unwanted)
         self.spool.remove(assignment_id)
-        if known:
+        for envelope in dropped:
+            self.execution.forget(envelope)
+        if dropped:
             self.events.tell(
                 "cancelled",
                 f"assignment {assignment_id}: no longer wanted ({reason})",
@@ -164,6 +170,8 @@ class Runner:
             finally:
                 with self._changed:
                     del self._current[lane]
+                if job.unwanted:  # the work may have kept something since the cancel
+                    self.execution.forget(job.order.envelope)
 
     def _next(self, lane: Lane) -> _Job | None:
         """The next job of a lane, as soon as there is one; None when the worker stops."""

@@ -15,6 +15,7 @@ from federation.training.determinism import describe_device, pick_device
 from federation.training.trainer import Trainer
 from federation.v1.federation_pb2 import Hello, TaskOffer
 from federation.work.base import Lane
+from federation.work.peers import open_reply
 from federation.work.site import Site
 from worker import software
 from worker.attacker import Attacker
@@ -27,6 +28,8 @@ from worker.home import Home
 from worker.policy import Policy
 from worker.privacy import Ledger, SitePrivacy
 from worker.progress import Progress
+from worker.roster import Roster, pinned_roster
+from worker.round_ledger import RoundLedger
 from worker.runner import Runner
 from worker.session import Session
 from worker.sessions import Sessions
@@ -75,11 +78,31 @@ def prepare_offers(
     return trainers, describe_device(chosen)
 
 
+def _site(
+    roster: Roster | None, policy: Policy, offers: Mapping[str, Trainer], ledger: RoundLedger, events: Events
+) -> Site:
+    """What the owner has decided about private rounds; warns of decisions that cannot work as they were meant."""
+    for name in sorted(set(policy.secure.tasks) - set(offers)):
+        events.warn("policy", f"policy.toml has a section secure.tasks for {name!r}, which this worker does not offer")
+    policies = {name: policy.secure.of(name) for name in offers}
+    if roster is None:
+        for name in (name for name, chosen in policies.items() if chosen.required):
+            events.warn(
+                "policy",
+                f"policy.toml requires private rounds for {name!r}, and no roster is pinned, so every training is "
+                "declined: `fedpareto worker roster pin FILE`",
+            )
+    return Site(roster={} if roster is None else roster.keys, policies=policies, ledger=ledger, open_reply=open_reply)
+
+
 class Worker:
     """One worker process, from its first hello to its end.
 
     The caller has locked the home. `offers` and `device` are what `prepare_offers` returned; `uniform` draws the jitter
     of every back-off; an honest member has no attacker.
+
+    Raises:
+        HomeError, RosterError, SpoolError: a file of the home is damaged; the message says which.
     """
 
     def __init__(
@@ -112,10 +135,7 @@ class Worker:
             events=events,
         )
         self._sessions = Sessions(home.sessions, member.signing_key)
-        self._submitter = Submitter(
-            member=member, spool=spool, session=self._session, backoff=Backoff(uniform), events=events
-        )
-        self._ledger = Ledger(home.privacy)
+        self._ledger, self._rounds = Ledger(home.privacy), RoundLedger(home.rounds)
         privacy = SitePrivacy(policy.privacy, self._ledger)
         privacy.must_suit(offers)
         execution = Execution(
@@ -126,10 +146,19 @@ class Worker:
             spool=spool,
             session=self._session,
             sessions=self._sessions,
-            site=Site(),
+            rounds=self._rounds,
+            site=_site(pinned_roster(home.roster, member), policy, offers, self._rounds, events),
             privacy=privacy,
             backoff=Backoff(uniform),
             events=events,
+        )
+        self._submitter = Submitter(
+            member=member,
+            spool=spool,
+            session=self._session,
+            backoff=Backoff(uniform),
+            events=events,
+            acknowledged=execution.acknowledged,
         )
         self._runner = Runner(
             member=member,
@@ -180,6 +209,7 @@ class Worker:
             thread.join(STOP_SECONDS)
         self._sessions.close()
         self._ledger.close()
+        self._rounds.close()
         if self._accomplices is not None:
             self._accomplices.leave()
         if self._failure is not None:

@@ -1,15 +1,15 @@
 """What this worker remembers of rounds: the values that work keeps between phases, and which questions it answered.
 
 Values live in memory, or, where they must survive a restart, encrypted in the worker's home. They are erased when work
-of a later attempt or round of the run arrives, or a day after the last deadline. The ledger of answered questions
-stays.
+of a later attempt or round of the run arrives, or a day after the last deadline; those of a private round already when
+it is over. The ledger of answered questions stays.
 """
 
 import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -57,6 +57,7 @@ class Sessions:
         self._cipher = ChaCha20Poly1305(derived.derive(signing_key.private_bytes_raw()))
         self._lock = threading.RLock()
         self._values: dict[Key, dict[str, bytes]] = {}
+        self._forgotten: set[tuple[Key, str]] = set()  # what is to be erased
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
@@ -109,9 +110,7 @@ class Sessions:
         question = order.work.once()
         if not question:
             return
-        manifest, key = order.manifest, _key(order.manifest)
-        inputs = "".join(f"{item.name}\0{item.digest}\0" for item in manifest.inputs)
-        asked = digest(f"{manifest.kind}\0{manifest.base_model}\0{inputs}".encode() + manifest.work)
+        manifest, key, asked = order.manifest, _key(order.manifest), question_digest(order.manifest)
         with self._lock, self._writing() as connection:
             connection.execute("INSERT OR IGNORE INTO answered VALUES (?, ?, ?, ?, ?)", (*key, question, asked))
             (first,) = connection.execute(
@@ -122,9 +121,29 @@ class Sessions:
             message = f"another question {question!r} of this attempt was answered already"
             raise Declined(manifest.assignment_id, "answered", message)
 
+    def forget(self, manifest: AssignmentManifest, names: str) -> None:
+        """Erases the values of an attempt whose names begin with `names`, if the disk takes it now; else at a sweep."""
+        if names:
+            with self._lock:
+                self._forgotten.add((_key(manifest), names))
+                self._forget()
+
+    def _forget(self) -> None:
+        for key, names in list(self._forgotten):
+            held = self._values.get(key, {})
+            for name in [name for name in held if name.startswith(names)]:
+                del held[name]
+            with suppress(OSError), self._writing() as connection:
+                connection.execute(
+                    "DELETE FROM kept WHERE run = ? AND round = ? AND attempt = ? AND substr(name, 1, ?) = ?",
+                    (*key, len(names), names),
+                )
+                self._forgotten.discard((key, names))
+
     def sweep(self, now: datetime) -> None:
-        """Erases the values of attempts whose last deadline passed a day ago."""
+        """Erases the values of attempts whose last deadline passed a day ago, and what could not be erased before."""
         with self._lock:
+            self._forget()
             for key, deadline in list(self._deadlines.items()):
                 if deadline + KEPT_AFTER_DEADLINE < now:
                     self._erase(key)
@@ -205,6 +224,12 @@ class _Session(Memory):
             row = (*key, name, sealed, sessions._deadlines[key].isoformat())
             with sessions._writing() as connection:
                 connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)", row)
+
+
+def question_digest(manifest: AssignmentManifest) -> str:
+    """The digest of the question that an assignment asks: kind, base model, inputs and work."""
+    inputs = "".join(f"{item.name}\0{item.digest}\0" for item in manifest.inputs)
+    return digest(f"{manifest.kind}\0{manifest.base_model}\0{inputs}".encode() + manifest.work)
 
 
 def _key(manifest: AssignmentManifest) -> Key:

@@ -2,7 +2,7 @@
 
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,13 +31,17 @@ class ReceiptError(Exception):
 
 @dataclass(eq=False, kw_only=True)
 class Submitter:
-    """Empties the spool over the session's channel."""
+    """Empties the spool over the session's channel.
+
+    `acknowledged` is called with the signed assignment of a reply before it leaves the spool.
+    """
 
     member: MemberFiles
     spool: Spool
     session: Session
     backoff: Backoff
     events: Events
+    acknowledged: Callable[[SignedEnvelope], None]
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _wakes: int = field(default=0, init=False)
     _retry_seconds: float = field(default=0.0, init=False)  # what the coordinator asked for
@@ -105,6 +109,7 @@ class Submitter:
         )
         if stem not in _CLOSED:
             self.session.decline(entry.assignment_id, refusal.reason, refusal.message)
+        self.acknowledged(entry.assignment)
         self.spool.remove(entry.assignment_id)
         return True
 
@@ -128,6 +133,7 @@ class Submitter:
             accepted=manifest.accepted,
             **({} if manifest.accepted else {"reason": manifest.reason}),
         )
+        self.acknowledged(entry.assignment)
         self.spool.settle(entry)
         return True
 

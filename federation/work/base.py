@@ -39,6 +39,14 @@ class Lane(StrEnum):
     PROTOCOL = "protocol"  # at once, beside the training
 
 
+class Shows(StrEnum):
+    """What the reply to a kind of work shows of the client's data in the clear."""
+
+    UPDATE = "update"  # an update, a gradient, or anything else
+    METRICS = "metrics"  # losses and accuracies of one model
+    NOTHING = "nothing"  # only what a private round makes of it
+
+
 @dataclass(frozen=True)
 class Terms:
     """The terms of a phase: replies after `deadline_seconds` are refused; None is no quorum."""
@@ -166,7 +174,8 @@ class Work(ABC):
         lane: where a worker does it.
         decides: whether the round's step depends on the replies.
         needs_samples: whether a reply must claim training samples.
-        forgets: whether the client erases its memory of the attempt once the reply is acknowledged.
+        shows: what a reply shows in the clear. An owner who requires private rounds declines kinds that show updates.
+        forgets: whether the client erases what `kept_under` names once the reply is acknowledged.
     """
 
     name: ClassVar[str]
@@ -174,6 +183,7 @@ class Work(ABC):
     lane: ClassVar[Lane] = Lane.COMPUTE
     decides: ClassVar[bool] = True
     needs_samples: ClassVar[bool] = True
+    shows: ClassVar[Shows] = Shows.UPDATE
     forgets: ClassVar[bool] = False
 
     @classmethod
@@ -198,6 +208,13 @@ class Work(ABC):
 
         A worker records the question before it answers. Asked again, it gives the same answer to the same work, and
         declines other work of the same name, also after a restart.
+        """
+        return ""
+
+    def kept_under(self) -> str:
+        """The beginning of the names of the values that only this work and its later stages need; empty for none.
+
+        They are erased when the work is cancelled, too.
         """
         return ""
 

@@ -65,6 +65,7 @@ class SessionEntry:
     """A session that counts: this site answered OPEN 1 or MASK in it. `session` is hexadecimal."""
 
     session: str
+    run_id: str
     task: str
     base_model: str
     evaluation: bool

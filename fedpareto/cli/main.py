@@ -13,7 +13,7 @@ import typer
 
 from federation.text import escaped_lines
 from federation.tls import require_tls13
-from fedpareto.cli import admin, coordinator, data, experiment, worker
+from fedpareto.cli import admin, coordinator, data, experiment, roster, worker
 from fedpareto.cli.aggregate import aggregate_command
 from fedpareto.cli.demo import demo_command
 from fedpareto.cli.failure import INTERRUPTED, Failure
@@ -62,6 +62,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo_command)
 app.add_typer(coordinator.app, name="coordinator")
+worker.app.add_typer(roster.app, name="roster")
 app.add_typer(worker.app, name="worker")
 app.add_typer(admin.app, name="admin")
 app.command("simulate")(simulate_command)

@@ -145,7 +145,7 @@ def run(
         source = DataSource(data, Part.parse(part, partition, part_seed, sizes) if part is not None else None, download)
         for name in sketch or ():
             load(name)
-    with failing(PolicyError), _membership(home, passphrase_file, lock=True) as (place, member, _):
+    with failing(PolicyError), membership(home, passphrase_file, lock=True) as (place, member, _):
         policy, served = Policy.load(place.policy), _served(objectives or [], task)
         from worker.attacker import Attacker  # loads PyTorch
         from worker.service import Worker, prepare_offers
@@ -192,7 +192,7 @@ def renew(
     from worker.enroll import RenewalError
     from worker.enroll import renew as renew_certificate
 
-    with failing(RenewalError), _membership(home, passphrase_file, lock=True) as (place, old, passphrase):
+    with failing(RenewalError), membership(home, passphrase_file, lock=True) as (place, old, passphrase):
         member = renew_certificate(place, old, passphrase=passphrase)
     answer(
         as_json,
@@ -218,7 +218,7 @@ def restored(
     from federation.text import escaped
     from worker.progress import accept_restore, pending_restore
 
-    with _membership(home, passphrase_file) as (place, member, _):
+    with membership(home, passphrase_file) as (place, member, _):
         pending = pending_restore(place.progress, member)
     if pending is None:
         answer(as_json, {"pending": None, "accepted": False}, "no restore waits for you")
@@ -250,7 +250,7 @@ def receipts(
     """List and verify receipts, or compare them with another member's."""
     from worker.receipts import ReceiptsError, disagreements, read_receipts
 
-    with failing(ReceiptsError), _membership(home, passphrase_file) as (place, member, _):
+    with failing(ReceiptsError), membership(home, passphrase_file) as (place, member, _):
         ours = read_receipts(place.receipts, member.coordinator_key) if place.receipts.exists() else []
         theirs = read_receipts(compare, member.coordinator_key) if compare is not None else []
     if compare is None:
@@ -334,7 +334,7 @@ def _served(texts: list[str], tasks: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 @contextmanager
-def _membership(
+def membership(
     home: Path, passphrase_file: Path | None, *, lock: bool = False
 ) -> "Iterator[tuple[Home, MemberFiles, bytes | None]]":
     """The directory of a member, its files and the passphrase of its keys; `lock` keeps other processes out."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from federation.work.base import Client, RowSchema, Shape, Terms, Work, WorkError
+from federation.work.base import Client, RowSchema, Shape, Shows, Terms, Work, WorkError
 from federation.work.computation import SPLITS, Measure
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ class Evaluate(Work):
     doing: ClassVar[str] = "evaluating"
     decides: ClassVar[bool] = False
     needs_samples: ClassVar[bool] = False
+    shows: ClassVar[Shows] = Shows.METRICS
 
     splits: tuple[str, ...]
 

@@ -23,6 +23,11 @@ from federation.work.base import Memory, WorkError
 from federation.work.secure.terms import Stage
 
 
+def session_names(session: bytes) -> str:
+    """The beginning of the names of a session's values in the memory of the attempt."""
+    return f"{session.hex()}/"
+
+
 class Journal:
     """The journal of one session, for one stage. Values are written durably before they return."""
 
@@ -31,10 +36,10 @@ class Journal:
         self.session = session
 
     def _get(self, name: str) -> bytes | None:
-        return self._memory.get(f"{self.session.hex()}/{name}")
+        return self._memory.get(session_names(self.session) + name)
 
     def _put(self, name: str, value: bytes) -> None:
-        self._memory.put(f"{self.session.hex()}/{name}", value, durable=True)
+        self._memory.put(session_names(self.session) + name, value, durable=True)
 
     def _must(self, name: str) -> bytes:
         value = self._get(name)

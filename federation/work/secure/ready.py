@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from federation.secure import hashing
 from federation.secure.derivation import Purpose, own
-from federation.work.base import Client, Demand, Result, RowSchema, Shape, Terms, Work, WorkError
+from federation.work.base import Client, Demand, Result, RowSchema, Shape, Shows, Terms, Work, WorkError
 from federation.work.computation import AtBase, Computation, Measure
 from federation.work.evaluate.work import Evaluate
 from federation.work.secure import refusals, vector
-from federation.work.secure.journal import Journal
+from federation.work.secure.journal import Journal, session_names
 from federation.work.secure.terms import SessionTerms, Stage, Statement
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class Ready(Work):
 
     name: ClassVar[str] = Stage.READY.value
     doing: ClassVar[str] = "preparing a private round"
+    shows: ClassVar[Shows] = Shows.NOTHING
 
     agreed: SessionTerms
     terms_bytes: bytes
@@ -51,6 +52,9 @@ class Ready(Work):
 
     def once(self) -> str:
         return f"{self.session.hex()}/{self.name}/0"
+
+    def kept_under(self) -> str:
+        return session_names(self.session)
 
     def demand(self, samples: int) -> Demand | None:
         return self.inner.demand(samples)

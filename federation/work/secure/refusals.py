@@ -84,7 +84,7 @@ def check_sessions(client: Client, session: bytes, *, evaluation: bool, count: b
         f"{here} sessions have begun from this model; {policy.sessions_per_model} are allowed",
     )
     if count:
-        site.ledger.add(SessionEntry(name, origin.task, origin.base_model, evaluation))
+        site.ledger.add(SessionEntry(name, origin.run_id, origin.task, origin.base_model, evaluation))
 
 
 def check_order(journal: Journal, stage: Stage, attempt: int, *, again: bool) -> None:

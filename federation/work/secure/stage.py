@@ -10,9 +10,9 @@ from federation.secure.errors import Malformed
 from federation.secure.keys import shared_secret
 from federation.secure.thresholds import LARGEST
 from federation.vectors import Array
-from federation.work.base import Client, Lane, Result, Terms, Work, WorkError
+from federation.work.base import Client, Lane, Result, Shows, Terms, Work, WorkError
 from federation.work.secure import refusals
-from federation.work.secure.journal import Journal
+from federation.work.secure.journal import Journal, session_names
 from federation.work.secure.terms import Stage, Statement
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class StageWork(Work):
 
     lane: ClassVar[Lane] = Lane.PROTOCOL
     needs_samples: ClassVar[bool] = False
+    shows: ClassVar[Shows] = Shows.NOTHING
     stage: ClassVar[Stage]
 
     session: bytes
@@ -46,6 +47,9 @@ class StageWork(Work):
 
     def once(self) -> str:
         return f"{self.session.hex()}/{self.name}/{self.place}"
+
+    def kept_under(self) -> str:
+        return session_names(self.session)
 
     def answer(self, client: Client, computed: Result) -> Result:
         journal = Journal(client.memory, self.session)
