@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,35 @@ def test_an_erased_value_is_in_no_file_not_even_encrypted(tmp_path: Path) -> Non
     assert not [file for file in tmp_path.iterdir() if sealed in file.read_bytes()]
     assert (tmp_path / "sessions.db-journal").read_bytes() == b""
     sessions.close()
+
+
+def test_the_values_of_one_private_round_are_erased_and_no_others(sessions: Sessions, tmp_path: Path) -> None:
+    made = order()
+    memory = sessions.begin(made)
+    for name in ("first/secret", "second/secret", "first"):
+        memory.put(name, name.encode(), durable=True)
+        memory.put(f"{name}/held", b"value")
+    other = sessions.begin(order(run="run-2"))
+    other.put("first/secret", b"of another run", durable=True)
+    sessions.forget(made.manifest, "")
+    sessions.forget(made.manifest, "first/")
+    assert [memory.get(name) for name in ("first/secret", "first/secret/held", "first/held")] == [None] * 3
+    assert [memory.get(name) for name in ("second/secret", "first")] == [b"second/secret", b"first"]
+    assert memory.get("second/secret/held") == b"value"
+    assert other.get("first/secret") == b"of another run"
+
+
+def test_a_private_round_that_the_disk_does_not_let_go_is_erased_later(sessions: Sessions, tmp_path: Path) -> None:
+    made = order()
+    memory = sessions.begin(made)
+    memory.put("first/secret", b"value", durable=True)
+    sessions._connection.execute("PRAGMA busy_timeout = 0")
+    with closing(sqlite3.connect(tmp_path / "sessions.db", isolation_level=None)) as another:
+        another.execute("BEGIN IMMEDIATE")
+        sessions.forget(made.manifest, "first/")
+        assert memory.get("first/secret") == b"value"
+    sessions.sweep(NOW)
+    assert memory.get("first/secret") is None
 
 
 def test_a_value_of_another_key_or_place_is_not_read(tmp_path: Path) -> None:

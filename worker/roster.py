@@ -15,6 +15,7 @@ signature of the key before.
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
@@ -50,7 +51,7 @@ class _Entry(Section):
 
 
 class _Document(Section):
-    member: tuple[_Entry, ...]
+    member: list[_Entry]
 
 
 @dataclass(frozen=True)
@@ -121,10 +122,13 @@ class Roster:
         cards = tuple(
             sorted((_card(entry, member.federation_id) for entry in document.member), key=lambda card: card.client_id)
         )
-        columns = {"member": [card.client_id for card in cards], "key": [card.key.hex() for card in cards]}
-        for what, values in columns.items():
-            if twice := sorted({value for value in values if values.count(value) > 1}):
-                raise RosterError(f"the {what} {twice[0]} stands in it twice")
+        for before, card in pairwise(cards):
+            if before.client_id == card.client_id:
+                raise RosterError(f"the member {card.client_id} stands in it twice")
+        holders: dict[bytes, str] = {}
+        for card in cards:
+            if (holder := holders.setdefault(card.key, card.client_id)) != card.client_id:
+                raise RosterError(f"{holder} and {card.client_id} have the same key")
         own = next((card.key for card in cards if card.client_id == member.client_id), None)
         if own is None:
             raise RosterError(f"this member, {member.client_id}, is not in it: add the card of `worker roster card`")

@@ -1,0 +1,154 @@
+"""Private rounds with real workers over TLS: rosters are pinned, a round is summed, and what was secret is erased."""
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Federation, Process, federation, wait_for
+
+from federation.member_files import MemberFiles
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
+from federation.vectors import Layout, Tensor
+from federation.work.base import Shape
+from federation.work.evaluate.work import Evaluate
+from worker.assignments import Order
+from worker.sessions import Sessions
+
+CLIENTS = tuple(f"client-{number}" for number in range(5))
+LATE = CLIENTS[-1]
+STAGES = ["secure-ready", "secure-deal", "secure-open", "secure-mask", "secure-confirm", "secure-unmask"]
+SPEC = """\
+task = "digits"
+rounds = 1
+algorithm.name = "fedavg-n"
+selection = { minimum = 5, pool = "enrolled" }
+train = { steps = 1, batch_size = 20, deadline_seconds = 120.0 }
+evaluate = { every = 0, splits = ["train"] }
+limits = { skipped_rounds = 1 }
+privacy.secure = "sum"
+"""
+
+
+SHAPE = Shape(Layout((Tensor("weight", (1,)),)), ("loss",), ("loss",))
+
+
+class Scene:
+    """Five members, whose owners have put a roster together."""
+
+    def __init__(self, fed: Federation) -> None:
+        self.fed = fed
+        self.workers: dict[str, Process] = {}
+        self.roster = fed.directory / "roster.toml"
+
+    def home(self, client: str) -> Path:
+        return self.fed.directory / client
+
+    def roster_command(self, command: str, client: str, *arguments: str) -> str:
+        return self.fed.fedpareto("worker", "roster", command, *arguments, "--home", str(self.home(client)))
+
+    def work(self, client: str) -> None:
+        self.workers[client] = self.fed.work(client, "--part", f"{CLIENTS.index(client) + 1}/5")
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with federation(tmp_path_factory.mktemp("private")) as fed:
+        fed.serve()
+        scene = Scene(fed)
+        for client in CLIENTS:
+            fed.join(client)
+        scene.roster.write_text("\n".join(scene.roster_command("card", client) for client in CLIENTS))
+        for client in CLIENTS:
+            if client != LATE:
+                scene.roster_command("pin", client, str(scene.roster), "--yes")
+            scene.work(client)
+        yield scene
+
+
+def test_a_worker_without_a_roster_declines(scene: Scene) -> None:
+    run = scene.fed.submit("too-early", SPEC)
+    wait_for(lambda: scene.fed.query("select state from runs where name = 'too-early'")[0][0] == "FAILED", "the run")
+    record = scene.fed.admin("round", run, "0")
+    (phase,) = record["phases"]
+    assert (phase["kind"], phase["asked"], phase["replied"]) == ("secure-ready", 5, 4)
+    scene.workers[LATE].wait_for_text("declined, roster: no roster is pinned here")
+
+
+class Watch:
+    """Reads what a worker keeps of its sessions, again and again, and decrypts it with the member's key."""
+
+    def __init__(self, home: Path) -> None:
+        self.values: dict[str, bytes] = {}
+        self.sealed: set[bytes] = set()
+        self._home = home
+        self._rows: set[tuple[Any, ...]] = set()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def kept(self) -> set[tuple[Any, ...]]:
+        with closing(sqlite3.connect(f"file:{self._home / 'sessions.db'}?mode=ro", uri=True)) as database:
+            return set(database.execute("SELECT * FROM kept").fetchall())
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.02):
+            self._rows |= self.kept()
+
+    def stop(self, copy: Path) -> None:
+        """Ends the watch. `values` is what was seen, by the last part of its name; `sealed` is the same as it was kept.
+
+        `copy` is a database to make.
+        """
+        self._ended.set()
+        self._thread.join()
+        sessions = Sessions(copy, MemberFiles.load(self._home).signing_key)
+        with closing(sqlite3.connect(copy)) as database, database:
+            database.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)", self._rows)
+        for run, number, attempt, name, sealed, _ in self._rows:
+            manifest = AssignmentManifest(run_id=run, round=number, attempt=attempt)
+            order = Order(SignedEnvelope(), manifest, Evaluate(splits=()), SHAPE, (), datetime.now(UTC))
+            value = sessions.begin(order).get(name)
+            assert value is not None
+            self.values[name.partition("/")[2]] = value
+            self.sealed.add(sealed)
+        sessions.close()
+
+
+def files_with(directory: Path, values: Iterable[bytes]) -> list[Path]:
+    """The files that hold one of these values."""
+    contents = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return [path for path, content in contents.items() if any(value in content for value in values)]
+
+
+def test_a_private_round_shows_one_sum_and_leaves_no_secret(scene: Scene, tmp_path: Path) -> None:
+    fed = scene.fed
+    scene.workers[LATE].stop()
+    scene.roster_command("pin", LATE, str(scene.roster), "--yes")
+    scene.work(LATE)
+    fed.attending(*CLIENTS)
+    watch = Watch(scene.home(LATE))
+    run = fed.submit("private", SPEC)
+    fed.wait_completed(run)
+    phases = fed.admin("round", run, "0")["phases"][: len(STAGES)]
+    assert [phase["kind"] for phase in phases] == STAGES
+    assert {(phase["asked"], phase["replied"]) for phase in phases} == {(5, 5)}
+
+    wait_for(lambda: not watch.kept(), "the worker to erase the session")
+    watch.stop(tmp_path / "copy.db")
+    secret, update = watch.values["secret"], watch.values["vector"]
+    assert len(secret) == 32
+    assert len(update) > 1000
+    assert not files_with(scene.home(LATE), [secret, update[:256], *watch.sealed])
+    assert not files_with(fed.home, [secret, update[:256]])
+
+
+def test_each_owner_sees_the_same_digest_and_the_session_that_counts(scene: Scene) -> None:
+    shown = [json.loads(scene.roster_command("show", client, "--json")) for client in CLIENTS[-2:]]
+    assert len({document["roster"]["digest"] for document in shown}) == 1
+    assert {document["tasks"]["digits"]["sessions"] for document in shown} == {1}

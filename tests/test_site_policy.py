@@ -1,0 +1,307 @@
+"""What an owner decides about private rounds: the policy, the ledger of sessions, and work that shows data."""
+
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf.wrappers_pb2 import UInt64Value
+from harness import wait_for
+from scripted import CLIENT, FEDERATION, ScriptedCoordinator, scripted
+from test_worker_limits import gradients, manifest, reason
+from working import Running
+from works import set_train, set_work
+
+from federation.envelope import key_id
+from federation.secure.thresholds import Mode
+from federation.tasks import DataSource, Part, initial_model, task
+from federation.training.trainer import Trainer
+from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, SearchWork
+from federation.v1.secure_pb2 import SecureReadyWork
+from federation.vectors import Layout, to_bytes
+from federation.work.base import Shows, Work, WorkError
+from federation.work.registry import BUILT_IN, STAGES, kind
+from federation.work.secure.terms import Invited, SessionTerms
+from federation.work.secure.wire import terms_bytes
+from federation.work.site import SecurePolicy, SessionEntry, Site
+from worker.home import Home, HomeError
+from worker.policy import Policy, PolicyError
+from worker.roster import Card, Roster
+from worker.round_ledger import RoundLedger
+from worker.service import prepare_offers
+
+# --- the policy
+
+SECURE = """\
+[secure]
+modes = ["private", "verified"]
+smallest = 8
+disclose = ["loss"]
+
+[secure.tasks.digits]
+required = true
+modes = ["sum"]
+assumed = 0
+
+[secure.tasks."clinic:Clinic"]
+disclose = []
+sessions = 10
+"""
+
+
+def policy(path: Path, text: str) -> Policy:
+    path.write_text(text)
+    return Policy.load(path)
+
+
+def test_a_task_has_the_policy_of_all_tasks_but_for_what_is_said_of_it(tmp_path: Path) -> None:
+    secure = policy(tmp_path / "policy.toml", SECURE).secure
+    everywhere = SecurePolicy(modes=frozenset({Mode.PRIVATE, Mode.VERIFIED}), smallest=8, disclose=frozenset({"loss"}))
+    assert secure.of("mnist") == everywhere
+    assert secure.of("digits") == replace(everywhere, required=True, modes=frozenset({Mode.SUM}), assumed=0)
+    assert secure.of("clinic:Clinic") == replace(everywhere, disclose=frozenset(), sessions=10)
+
+
+def test_without_a_section_the_defaults_are_those_of_the_protocol() -> None:
+    assert Policy().secure.of("digits") == SecurePolicy()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[secure]\nmodes = ['off']", "secure.modes.0: Input should be 'sum', 'private' or 'verified'; got 'off'"),
+        ("[secure]\ndisclose = ['all']", "secure.disclose.0: Input should be"),
+        ("[secure]\nsmallest = 4", "secure.smallest: Input should be greater than or equal to 5; got 4"),
+        ("[secure]\nsessions = -1", "secure.sessions: Input should be greater than or equal to 0"),
+        ("[secure]\nrequired = 1", "secure.required: Input should be a valid boolean"),
+        ("[secure.tasks.digits]\nmode = 'sum'", "secure.tasks.digits.mode: no such key"),
+        ("[secure.digits]\nrequired = true", "secure.digits: no such key"),
+    ],
+)
+def test_a_section_that_cannot_be_used_is_refused_with_its_key(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        policy(tmp_path / "policy.toml", text)
+    assert words in str(caught.value)
+
+
+# --- the ledger
+
+BASE, OTHER, LAST = "blake3:base", "blake3:other", "blake3:last"
+NOT_OF_RUN = "policy:required: the owner requires private rounds: this worker has taken part in no private round of"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[RoundLedger]:
+    made = RoundLedger(tmp_path / "private-rounds.db")
+    yield made
+    made.close()
+
+
+def entry(session: str, *, base: str = BASE, run: str = "run", evaluation: bool = False) -> SessionEntry:
+    return SessionEntry(session, run, "digits", base, evaluation)
+
+
+def test_sessions_are_counted_once_and_survive_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "private-rounds.db"
+    first = RoundLedger(path)
+    for made in (entry("a"), entry("b", evaluation=True), entry("a")):
+        first.add(made)
+    first.add(SessionEntry("c", "run", "mnist", BASE, False))
+    other_process = RoundLedger(path)
+    assert list(other_process.entries("digits")) == [entry("a"), entry("b", evaluation=True)]
+    assert other_process.tasks() == ["digits", "mnist"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_ledger_that_the_disk_does_not_take_or_that_is_damaged_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "private-rounds.db"
+    ledger = RoundLedger(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as another:
+        another.execute("BEGIN EXCLUSIVE")
+        ledger._connection.execute("PRAGMA busy_timeout = 0")
+        with pytest.raises(OSError, match=r"private-rounds.db cannot be used: database is locked"):
+            ledger.add(entry("a"))
+    ledger.close()
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(HomeError, match=r"private-rounds.db is damaged .* put back a copy"):
+        RoundLedger(path)
+
+
+def evaluated(ledger: RoundLedger, model: str, *, run: str = "run", asked: str = "question") -> str:
+    """Why a model is not evaluated in the clear; empty where it is."""
+    try:
+        ledger.evaluate(task="digits", run_id=run, model=model, asked=asked)
+    except WorkError as error:
+        return f"{error.reason}: {error}"
+    return ""
+
+
+def test_models_are_evaluated_in_the_clear_that_begin_a_session_and_one_more_of_the_run(ledger: RoundLedger) -> None:
+    assert NOT_OF_RUN in evaluated(ledger, BASE)
+    ledger.add(entry("e", evaluation=True))
+    assert NOT_OF_RUN in evaluated(ledger, BASE)
+    ledger.add(entry("a"))
+    assert evaluated(ledger, BASE) == ""
+    assert evaluated(ledger, OTHER) == ""
+    assert "policy:required: the owner requires private rounds: another model was evaluated" in evaluated(ledger, LAST)
+    ledger.add(entry("b", base=OTHER))
+    assert evaluated(ledger, LAST) == "", "what was the last model begins the next round"
+    assert NOT_OF_RUN in evaluated(ledger, "blake3:foreign", run="another")
+    ledger.add(SessionEntry("c", "another", "mnist", BASE, False))
+    assert NOT_OF_RUN in evaluated(ledger, "blake3:foreign", run="another")
+
+
+def test_a_model_is_evaluated_in_the_clear_once_in_all_runs_and_after_a_restart(tmp_path: Path) -> None:
+    for made in (RoundLedger(tmp_path / "private-rounds.db") for _ in range(2)):
+        made.add(entry("a"))
+        assert evaluated(made, BASE) == "", "the same question has the same answer"
+        for run in ("run", "another"):
+            assert "in answer to another question" in evaluated(made, BASE, run=run, asked="other splits")
+        made.close()
+
+
+# --- work in the clear
+
+
+@pytest.fixture(scope="module")
+def signer() -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.generate()
+
+
+def required(*disclose: str) -> Site:
+    return Site(policies={"digits": SecurePolicy(required=True, disclose=frozenset(disclose))})
+
+
+def evaluation() -> AssignmentManifest:
+    asked = manifest()
+    del asked.rows[:]
+    set_work(asked, EvaluateWork(splits=["train"]))
+    return asked
+
+
+def test_an_owner_who_requires_private_rounds_declines_what_shows_an_update(
+    signer: Ed25519PrivateKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, ticket = manifest(), manifest()
+    set_work(search, SearchWork(steps=[1.0]))
+    monkeypatch.syspath_prepend(str(Path(__file__).with_name("lottery")))
+    ticket.kind, ticket.work = "ticket", UInt64Value(value=1).SerializeToString()
+    for asked in (manifest(), gradients(8), search, ticket):
+        assert reason(signer, asked, site=required("evaluation")) == "policy:required"
+    assert reason(signer, manifest()) == ""
+    assert reason(signer, manifest(), site=Site(policies={"mnist": SecurePolicy(required=True)})) == ""
+
+
+def test_an_owner_who_requires_private_rounds_declines_evaluations_unless_they_are_disclosed(
+    signer: Ed25519PrivateKey,
+) -> None:
+    assert reason(signer, evaluation(), site=required("loss", "accuracy", "norm")) == "policy:required"
+    assert reason(signer, evaluation(), site=required("evaluation")) == ""
+    assert reason(signer, evaluation()) == ""
+
+
+def test_only_evaluations_and_the_stages_of_private_rounds_do_not_show_updates() -> None:
+    shows = {name: kind(name).work.shows for name in (*BUILT_IN, *STAGES)}
+    assert {name for name, what in shows.items() if what is Shows.NOTHING} == set(STAGES)
+    assert [name for name, what in shows.items() if what is Shows.METRICS] == ["evaluate"]
+    assert Work.shows is Shows.UPDATE
+
+
+# --- a worker that works
+
+
+@pytest.fixture(scope="module")
+def offers() -> dict[str, Trainer]:
+    return prepare_offers(["digits"], DataSource(part=Part(0, 8)), device="cpu", threads=1)[0]
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple[Layout, bytes]:
+    layout, vector = initial_model(task("digits"), 3)
+    return layout, to_bytes(layout, vector)
+
+
+@pytest.fixture
+def coordinator() -> Iterator[ScriptedCoordinator]:
+    with scripted() as made:
+        yield made
+
+
+def test_a_worker_evaluates_in_the_clear_what_the_ledger_allows_and_declines_the_rest(
+    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], tmp_path: Path
+) -> None:
+    home = Home(tmp_path / "home")
+    home.directory.mkdir()
+    chosen = policy(home.policy, '[secure]\nrequired = true\ndisclose = ["evaluation"]\n[secure.tasks.mnist]\n')
+    running = Running(home, coordinator.member(), offers, policy=chosen)
+    assert {"no roster is pinned", "does not offer"} <= {
+        words
+        for words in ("no roster is pinned", "does not offer")
+        for told in running.events("policy")
+        if words in told["message"]
+    }
+    number = iter(range(100))
+
+    def evaluate(*splits: str) -> AssignmentManifest:
+        asked = coordinator.assignment(*model, next(number))
+        del asked.rows[:]
+        set_work(asked, EvaluateWork(splits=splits))
+        coordinator.assign(asked)
+        return asked
+
+    base = evaluate("train").base_model
+    running.wait_for("declined")
+    with closing(RoundLedger(home.rounds)) as ledger:
+        ledger.add(SessionEntry("a", "run-0", "digits", base, False))
+    evaluate("train")
+    running.wait_for("receipt")
+    evaluate("train", "test")
+    running.wait_for("declined", 2)
+    running.stop()
+    assert {event["reason"] for event in running.events("declined")} == {"policy:required"}
+
+
+def test_a_cancel_erases_what_is_kept_of_the_session_and_of_no_other(
+    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], tmp_path: Path
+) -> None:
+    member, home = coordinator.member(), Home(tmp_path / "home")
+    home.directory.mkdir()
+    others = {f"hospital-{name}": Ed25519PrivateKey.generate().public_key() for name in "bcde"}
+    keys = {CLIENT: member.signing_key.public_key(), **others}
+    cards = "".join(Card(FEDERATION, name, key.public_bytes_raw()).text() for name, key in keys.items())
+    Roster.parse(cards, member).pin(home.roster)
+
+    def ready(number: int) -> AssignmentManifest:
+        asked = coordinator.assignment(*model, number, run_id="run", round=0)
+        set_train(asked, steps=1_000_000)
+        terms = SessionTerms(
+            nonce=secrets.token_bytes(16), federation_id=FEDERATION, run_id="run", round=0, mode=Mode.SUM,
+            base_model=asked.base_model, spec=asked.spec, task="digits", length=model[0].size, clip=0.0, disclose=(),
+            invited=tuple(Invited(name, key_id(key)) for name, key in sorted(keys.items())),
+        )  # fmt: skip
+        message = SecureReadyWork(terms=terms_bytes(terms))
+        message.train.ParseFromString(asked.work)
+        del asked.rows[:]
+        asked.kind, asked.work = "secure-ready", message.SerializeToString()
+        return asked
+
+    def kept() -> set[str]:
+        with closing(sqlite3.connect(home.sessions)) as database:
+            return {name for (name,) in database.execute("SELECT DISTINCT substr(name, 1, 64) FROM kept")}
+
+    running = Running(home, member, offers)
+    coordinator.assign(ready(0))
+    running.wait_for("preparing a private round")
+    (first,) = kept()
+    coordinator.assign(ready(1))
+    coordinator.cancel("assignment-0")
+    running.wait_for("preparing a private round", 2)
+    (second,) = wait_for(lambda: kept() - {first}, "the second session")
+    assert kept() == {second}
+    coordinator.cancel("assignment-1")
+    wait_for(lambda: not kept(), "the second session to be erased")
+    running.stop()
