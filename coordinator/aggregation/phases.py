@@ -31,7 +31,7 @@ from federation.work.base import Origin, Work
 from federation.work.secure.terms import SessionTerms
 
 if TYPE_CHECKING:
-    from coordinator.aggregation.secure.session import Record
+    from coordinator.aggregation.secure.session import Record, Setting
     from federation.runs import RunSpec
 
 
@@ -176,6 +176,7 @@ class Private:
         blind: how many attempts at this round ended in a check that names nobody.
         serialise: the terms of a session as they are sent.
         derive: 32 bytes that only this coordinator knows, for a label and a context; the same after a restart.
+        recorded: the setting of the session on record, where its step is verified.
     """
 
     mode: Mode
@@ -187,6 +188,7 @@ class Private:
     blind: int
     serialise: Callable[[SessionTerms], bytes]
     derive: Callable[[str, bytes], bytes]
+    recorded: "Setting | None" = None
 
 
 def _forgotten(payload: str) -> Row:

@@ -19,7 +19,7 @@ from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile
 from coordinator.rounds.revoked import REVOKED, left_out, revoked_clients
 from coordinator.rounds.states import move_round
 from coordinator.rounds.step import Stepped
-from federation.v1.common_pb2 import Code, ObjectiveWeight, StepManifest
+from federation.v1.common_pb2 import Code, ObjectiveWeight, SecureStep, StepManifest
 from storage.models import (
     Assignment,
     AssignmentState,
@@ -184,6 +184,8 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
             code=[Code(**dataclasses.asdict(origin)) for origin in made.code],
             weights=[ObjectiveWeight(objective=name, weight=value) for name, value in weights(step).items()],
         )
+        if step.private is not None:
+            manifest.secure.CopyFrom(SecureStep(**dataclasses.asdict(step.private)))
         manifest.created.FromDatetime(now)
         round_.step = around.sign(manifest).SerializeToString()
         move_round(round_, RoundState.STEPPED, now, "stationary" if stationary else "")

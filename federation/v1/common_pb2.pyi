@@ -923,6 +923,7 @@ class StepManifest(_message.Message):
     NOISE_FIELD_NUMBER: _builtins.int
     NOISE_SCALE_FIELD_NUMBER: _builtins.int
     CODE_FIELD_NUMBER: _builtins.int
+    SECURE_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
     run_id: _builtins.str
@@ -995,6 +996,10 @@ class StepManifest(_message.Message):
     def code(self) -> _containers.RepeatedCompositeFieldContainer[Global___Code]:
         """The code that made the step: first that of the algorithm, then that of each stage and sketch of another package."""
 
+    @_builtins.property
+    def secure(self) -> Global___SecureStep:
+        """What a private round settled; absent where updates were sent in the clear. `combined` is then the sum."""
+
     def __init__(
         self,
         *,
@@ -1020,14 +1025,81 @@ class StepManifest(_message.Message):
         noise: _builtins.str = ...,
         noise_scale: _builtins.float = ...,
         code: _abc.Iterable[Global___Code] | None = ...,
+        secure: Global___SecureStep | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "secure", b"secure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "code", b"code", "coefficients", b"coefficients", "combined", b"combined", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "forgotten", b"forgotten", "gram", b"gram", "hyperparameters", b"hyperparameters", "noise", b"noise", "noise_scale", b"noise_scale", "rate", b"rate", "result_model", b"result_model", "revoked", b"revoked", "round", b"round", "run_id", b"run_id", "state_after", b"state_after", "state_before", b"state_before", "updates", b"updates", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "code", b"code", "coefficients", b"coefficients", "combined", b"combined", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "forgotten", b"forgotten", "gram", b"gram", "hyperparameters", b"hyperparameters", "noise", b"noise", "noise_scale", b"noise_scale", "rate", b"rate", "result_model", b"result_model", "revoked", b"revoked", "round", b"round", "run_id", b"run_id", "secure", b"secure", "state_after", b"state_after", "state_before", b"state_before", "updates", b"updates", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepManifest: _TypeAlias = StepManifest  # noqa: Y015
+
+@_typing.final
+class SecureStep(_message.Message):
+    """What a private round settled: with the signed replies, the openings and the masked vectors, an outsider recomputes the
+    step from it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    TERMS_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    SURVIVORS_FIELD_NUMBER: _builtins.int
+    COEFFICIENTS_FIELD_NUMBER: _builtins.int
+    TAU1_FIELD_NUMBER: _builtins.int
+    TAU2_FIELD_NUMBER: _builtins.int
+    ALARMS_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    """The digest of the session."""
+    terms: _builtins.bytes
+    """The terms, as they were sent: a serialized SecureTerms."""
+    tau1: _builtins.bytes
+    """In mode "verified" the seed of the second sketch."""
+    tau2: _builtins.bytes
+    """In mode "verified" the challenge."""
+    @_builtins.property
+    def ready(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The members that replied to "secure-ready" with keys of their own, sorted."""
+
+    @_builtins.property
+    def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The members W over which the Gram matrix was opened, sorted; in mode "sum", those that accepted their shares."""
+
+    @_builtins.property
+    def survivors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The members V whose vectors are in the sum, sorted."""
+
+    @_builtins.property
+    def coefficients(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The coefficient of each of W, in units of 2^-32."""
+
+    @_builtins.property
+    def alarms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What was wrong and did not void the session."""
+
+    def __init__(
+        self,
+        *,
+        session: _builtins.bytes = ...,
+        terms: _builtins.bytes = ...,
+        ready: _abc.Iterable[_builtins.str] | None = ...,
+        members: _abc.Iterable[_builtins.str] | None = ...,
+        survivors: _abc.Iterable[_builtins.str] | None = ...,
+        coefficients: _abc.Iterable[_builtins.int] | None = ...,
+        tau1: _builtins.bytes = ...,
+        tau2: _builtins.bytes = ...,
+        alarms: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "coefficients", b"coefficients", "members", b"members", "ready", b"ready", "session", b"session", "survivors", b"survivors", "tau1", b"tau1", "tau2", b"tau2", "terms", b"terms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecureStep: _TypeAlias = SecureStep  # noqa: Y015
 
 @_typing.final
 class Code(_message.Message):

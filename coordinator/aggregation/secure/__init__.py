@@ -5,5 +5,6 @@
 | `phases` | one phase for each stage |
 | `session` | the conversation: from the invitation to the unmasked sum, with the checks of section 4 |
 | `evaluation` | the session that sums the metrics of an evaluation |
+| `verify` | verifies the step of a private round from the signed replies on record |
 | `step` | which sum an algorithm needs, and the step that it becomes |
 """

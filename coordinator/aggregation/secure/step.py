@@ -58,9 +58,14 @@ def private_round(rule: "Rule", context: RoundContext, private: Private) -> Roun
     def inner(asked: Asked) -> Work:
         return Training().work(asked)
 
-    who = invited(context, private)
-    setting = make_setting(
-        context, private, private.mode, context.parameters, clip=private.clip, purpose="step", who=who
+    setting = private.recorded or make_setting(
+        context,
+        private,
+        private.mode,
+        context.parameters,
+        clip=private.clip,
+        purpose="step",
+        who=invited(context, private),
     )
     try:
         total = yield from secure_sum(setting, inner, decide)
