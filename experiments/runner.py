@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from coordinator.home import SETTINGS_FILE, Home
 from coordinator.ownership import HomeError
 from experiments import measures, record
-from experiments.leakage.attack import Laboratory
+from experiments.leakage.laboratory import Laboratory
 from experiments.leakage.specification import Specification
 from experiments.results import Job, Store, difference
 from federation.keys import IdentityError

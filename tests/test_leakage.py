@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from secure_session import session
 from typer.testing import CliRunner
 
 from experiments.leakage import labels, views
 from experiments.leakage.accounting import epsilon, noise_multiplier
-from experiments.leakage.attack import Laboratory
 from experiments.leakage.federation import Clients, Network, local_updates
+from experiments.leakage.laboratory import Laboratory
 from experiments.leakage.specification import Specification, Training
 from experiments.loading import load
 from experiments.results import Measures
@@ -166,6 +167,22 @@ def test_guesses_become_the_nearest_histograms() -> None:
     rows = np.array([[0.5, 0.5, 0.0], [2.0, 0.0, 0.0], [0.2, 0.2, 0.2], [-1.0, 0.4, 0.8]])
     expected = [[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [1 / 3] * 3, [0.0, 0.3, 0.7]]
     assert labels.on_simplex(rows) == pytest.approx(np.array(expected))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"colluders": 4}, "colluders: at most 3, got 4"),
+        ({"colluders_at_most": 4}, "fewer than a third"),
+        ({"attack": "images", "view": "gram"}, "view: gram is for labels"),
+        ({"view": "sketch", "epsilon": 1.0}, "epsilon: only with view update, got sketch"),
+        ({"view": "difference", "sessions": 2}, "sessions: one, with attack labels and view difference"),
+        ({"probe": 1}, "Extra inputs are not permitted"),
+    ],
+)
+def test_a_specification_that_means_nothing_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Specification.model_validate({"name": "x", "seed": 0, "attack": "labels", "view": "update", **changes})
 
 
 def test_every_run_of_the_experiment_is_what_its_names_say() -> None:

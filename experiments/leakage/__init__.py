@@ -10,8 +10,8 @@ matrix, the opened values of a private round, or an update with differential pri
 | `accounting` | epsilon of DP-SGD |
 | `federation` | data, local training, models, shadow clients |
 | `views` | what the coordinator sees |
-| `labels` | guesses of label histograms |
-| `images` | gradient inversion |
-| `attack` | one run: its measures |
+| `labels`, `images` | the mathematics of guesses and of reconstructions |
+| `attack`, `label_inference`, `gradient_inversion` | what is guessed from each view, and how well |
+| `laboratory` | one run: its measures |
 | `figure` | the figure for a data protection officer |
 """

@@ -82,4 +82,10 @@ class Specification(BaseModel):
             raise ValueError(f"colluders: at most {self.colluders_at_most}, got {self.colluders}")
         if 3 * self.colluders_at_most >= self.members:
             raise ValueError("colluders_at_most: fewer than a third of the members")
+        if self.attack == "images" and self.view in (View.BIAS, View.GRAM, View.NEXT):
+            raise ValueError(f"view: {self.view} is for labels")
+        if self.epsilon is not None and self.view is not View.UPDATE:
+            raise ValueError(f"epsilon: only with view {View.UPDATE}, got {self.view}")
+        if self.sessions > 1 and (self.attack == "images" or self.view in (View.DIFFERENCE, View.NEXT)):
+            raise ValueError(f"sessions: one, with attack {self.attack} and view {self.view}")
         return self

@@ -1,0 +1,138 @@
+"""Gradient inversion: the images that the coordinator reconstructs from one view, and how good they are."""
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
+
+from experiments.leakage import images, views
+from experiments.leakage.accounting import noise_multiplier
+from experiments.leakage.attack import Attack, unit_rows
+from experiments.leakage.federation import CLASSES
+from experiments.leakage.specification import View
+from experiments.results import Measures
+from federation.digests import derived_seed
+
+_SHOWN = 6  # images whose pixels are kept for the figure
+_INK = 16
+
+
+class GradientInversion(Attack):
+    """Reconstructions of the images of one batch of each member."""
+
+    def measures(self) -> tuple[Measures, list[Measures]]:
+        """How good the reconstructions are, and a row for each of the first ones; see `Laboratory.measure`."""
+        federation, targets = self.federation, self.federation.targets
+        chosen = self._batches("first")
+        x, y = federation.pool.x, federation.pool.y.long()
+        if self.specification.view is View.NOTHING:
+            found = self._mean_images(y[chosen[:targets]])
+        elif self.specification.view is View.RANDOM:
+            found = torch.rand((*chosen[:targets].shape, x.shape[1]), generator=self._generator("images"))
+        else:
+            found = self._invert(chosen)
+        ratios, hits, rows = [], [], list[Measures]()
+        for batch, indices in zip(found, chosen, strict=False):
+            true = x[indices]
+            ordered = images.matched(batch, true, y[indices])
+            ratios.append(images.decibels(ordered, true))
+            hits.append(images.recognised(ordered, indices, x, y))
+            for position in range(len(indices)):
+                if len(rows) < _SHOWN:
+                    rows.append(
+                        {
+                            "round": float(len(rows)),
+                            "label": float(y[indices[position]]),
+                            "psnr": float(ratios[-1][position]),
+                            "found": float(hits[-1][position]),
+                            **_grey("true", true[position]),
+                            **_grey("pixel", ordered[position]),
+                        }
+                    )
+        final = {"images/psnr": float(np.mean(ratios)), "images/found": 100 * float(np.mean(hits))}
+        return {**final, **self._epsilon_of_a_step}, rows
+
+    def _invert(self, chosen: NDArray[np.int64]) -> Tensor:
+        federation, specification = self.federation, self.specification
+        w, network, targets = federation.model(self.number), federation.network, federation.targets
+        x, y = federation.pool.x[chosen], federation.pool.y.long()[chosen]
+        clip = None if specification.epsilon is None else specification.train.clip
+
+        def explain(images_: Tensor, labels_: Tensor) -> Tensor:
+            return images.gradients(network, w, images_, labels_, clip)
+
+        seen = vmap(explain)(x, y)
+        units = unit_rows(seen.double().numpy())
+        labels_ = y[:targets]
+        explained: Callable[[Tensor, Tensor], Tensor] = explain
+        if specification.epsilon is not None:
+            deviation = self._sigma_of_a_step * specification.train.clip / specification.batch
+            observed = seen[:targets] + deviation * torch.randn(
+                seen[:targets].shape, generator=self._generator("noise")
+            )
+        elif specification.view is View.UPDATE:
+            observed = seen[:targets]
+        elif specification.view is View.SKETCH:
+            S = self.sketch_matrix(self.number)
+            observed = torch.from_numpy(views.sketches(S, units[:targets])).float()
+            matrix = torch.from_numpy(S).float()
+            explained = lambda images_, labels_: matrix @ explain(images_, labels_)  # noqa: E731
+        elif specification.view is View.PRIVATE:
+            digest, secrets = self.session(self.number)
+            seen_by_all = views.private_round(units, self.sketch_matrix(self.number), secrets, digest, targets, None)
+            honest = len(units) - specification.colluders
+            total = views.weighted_sum(units[:honest], seen_by_all.a[:honest])
+            a = torch.from_numpy(seen_by_all.a[:honest]).float()
+            observed, labels_ = torch.from_numpy(total).float()[None], y[None, :honest]
+            explained = lambda images_, labels_: a @ _directions(vmap(explain)(images_, labels_))  # noqa: E731
+        else:
+            again = self._batches("second")
+            second = vmap(explain)(federation.pool.x[again], federation.pool.y.long()[again])
+            others = unit_rows(second.double().numpy())
+            rows = [self.difference(units, others, target)[2] for target in range(targets)]
+            observed = torch.from_numpy(np.stack(rows)).float()
+        problem = images.Problem(observed, explained, labels_)
+        found = images.inverted(problem, specification.restarts, specification.iterations, self._generator("images"))
+        return found[0, :targets] if specification.view is View.PRIVATE else found
+
+    def _batches(self, name: str) -> NDArray[np.int64]:
+        """The indices of a batch of each member, (m, n)."""
+        random = np.random.default_rng(derived_seed(f"{self.specification.seed} {name} {self.specification.batch}"))
+        indices = self.federation.member_indices
+        return np.stack([random.choice(own, self.specification.batch, replace=False) for own in indices])
+
+    def _mean_images(self, labels_: Tensor) -> Tensor:
+        """The mean of the coordinator's images of each label."""
+        federation = self.federation
+        x, y = federation.pool.x[federation.shadow], federation.pool.y[federation.shadow]
+        means = torch.stack([x[y == label].mean(0) for label in range(CLASSES)])
+        return means[labels_]
+
+    @cached_property
+    def _sigma_of_a_step(self) -> float:
+        assert self.specification.epsilon is not None  # noqa: S101
+        rate = self.specification.batch / self.federation.members.y.shape[1]
+        return noise_multiplier(self.specification.epsilon, rate, 1, self.specification.train.delta)
+
+    @property
+    def _epsilon_of_a_step(self) -> Measures:
+        if self.specification.epsilon is None:
+            return {}
+        return {"epsilon": self.specification.epsilon, "noise": self._sigma_of_a_step}
+
+    def _generator(self, name: str) -> torch.Generator:
+        specification = self.specification
+        return torch.Generator().manual_seed(derived_seed(f"{specification.seed} {name} {specification.batch}"))
+
+
+def _directions(vectors: Tensor) -> Tensor:
+    divided: Tensor = vectors / vectors.norm(dim=1, keepdim=True)
+    return divided
+
+
+def _grey(name: str, image: Tensor) -> Measures:
+    return {f"{name}/{i}": float(round(_INK * float(value))) for i, value in enumerate(image)}

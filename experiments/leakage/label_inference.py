@@ -1,0 +1,183 @@
+"""Label inference: the histograms that the coordinator guesses from one view, and how good they are."""
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from experiments.leakage import labels, views
+from experiments.leakage.accounting import epsilon
+from experiments.leakage.attack import Attack, Reals, unit_rows
+from experiments.leakage.federation import CLASSES
+from experiments.leakage.labels import Opened, Regression
+from experiments.leakage.specification import View
+from experiments.results import Measures
+
+_DRAWS = 100  # of random histograms
+
+
+class LabelInference(Attack):
+    """Guesses of label histograms."""
+
+    def measures(self) -> Measures:
+        """How good the guesses are; see `Laboratory.measure`."""
+        guess: dict[View, Callable[[], Reals]] = {
+            View.NOTHING: lambda: np.tile(self.federation.population, (self.federation.targets, 1)),
+            View.BIAS: self._from_bias,
+            View.UPDATE: self._from_updates,
+            View.SKETCH: self._from_sketches,
+            View.GRAM: self._from_gram,
+            View.PRIVATE: self._from_private_rounds,
+        }
+        view = self.specification.view
+        if view is View.RANDOM:
+            draws = self._random.dirichlet(
+                np.full(CLASSES, self.specification.alpha), size=(_DRAWS, self.federation.targets)
+            )
+            return labels.scores(draws.reshape(-1, CLASSES), np.tile(self._truth, (_DRAWS, 1)))
+        if view in (View.DIFFERENCE, View.NEXT):
+            guesses, cosine = self._from_differences()
+            return {**labels.scores(guesses, self._truth), "cosine": cosine}
+        final = labels.scores(guess[view](), self._truth)
+        if view is View.UPDATE and self.specification.trained:
+            final["accuracy"] = 100 * self.federation.accuracy(self.number, self.specification.epsilon)
+        return {**final, **self._epsilon_of_sessions}
+
+    @property
+    def _truth(self) -> Reals:
+        return self.federation.members.histograms[: self.federation.targets]
+
+    @property
+    def _numbers(self) -> range:
+        return range(self.number, self.number + self.specification.sessions)
+
+    def _from_bias(self) -> Reals:
+        federation, train = self.federation, self.specification.train
+        x, y = federation.pool.x[federation.shadow], federation.pool.y[federation.shadow]
+        guesses = []
+        for number in self._numbers:
+            with torch.no_grad():
+                errors = torch.softmax(federation.network.logits(federation.model(number), x), 1)
+            errors -= torch.nn.functional.one_hot(y, CLASSES)
+            by_label = torch.stack([errors[y == label].mean(0) for label in range(CLASSES)]).double().numpy()
+            steps = federation.updates(number).raw[: federation.targets, -CLASSES:]
+            guesses.append(labels.from_bias(steps / (train.learning_rate * train.steps), by_label))
+        mean: Reals = np.mean(guesses, axis=0)
+        return mean
+
+    def _from_updates(self) -> Reals:
+        federation, guesses = self.federation, []
+        for number in self._numbers:
+            shadow = federation.shadow_updates(number, epsilon=self.specification.epsilon)
+            units = federation.updates(number, epsilon=self.specification.epsilon).units
+            regression = Regression.trained(shadow.units, shadow.histograms)
+            guesses.append(regression.raw(units[: federation.targets]))
+        return labels.on_simplex(np.mean(guesses, axis=0))
+
+    def _from_sketches(self) -> Reals:
+        guesses = []
+        for number in self._numbers:
+            own, shadow = self._sketches(number)
+            regression = Regression.trained(shadow, self.federation.shadow_members.histograms)
+            guesses.append(regression.raw(own[: self.federation.targets]))
+        return labels.on_simplex(np.mean(guesses, axis=0))
+
+    def _from_gram(self) -> Reals:
+        federation, probes = self.federation, self.specification.probes
+        if not probes:
+            rounds = []
+            for number in self._numbers:
+                units, shadow = federation.updates(number).units, federation.shadow_updates(number)
+                metric, deviation = _linear_model(shadow.units, shadow.histograms)
+                rounds.append(Opened(units @ units.T, metric, deviation, np.zeros(len(units)), None, np.ones(CLASSES)))
+            fitted = labels.fitted(rounds, len(federation.members), None, self.specification.seed)
+            return fitted[: federation.targets]
+        own, shadow_features = [], []
+        for session, number in enumerate(self._numbers):
+            shadow = federation.shadow_updates(number)
+            regression = Regression.trained(shadow.units, shadow.histograms)
+            directions = regression.probes(shadow.units, probes, session * probes)
+            own.append(federation.updates(number).units[: federation.targets] @ directions.T)
+            shadow_features.append(shadow.units @ directions.T)
+        regression = Regression.trained(np.hstack(shadow_features), federation.shadow_members.histograms)
+        return regression.guess(np.hstack(own))
+
+    def _from_private_rounds(self) -> Reals:
+        federation, t = self.federation, self.specification.colluders
+        histograms = federation.shadow_members.histograms
+        opened, probed, shadow_probed = [], [], []
+        for session, number in enumerate(self._numbers):
+            units, shadow = federation.updates(number).units, federation.shadow_updates(number)
+            digest, secrets = self.session(number)
+            S = self.sketch_matrix(number)
+            X = views.sketches(S, shadow.units)
+            probes = Regression.trained(X, histograms).probes(X, 2 * t, session * 2 * t) if t else None
+            seen = views.private_round(units, S, secrets, digest, federation.targets, probes)
+            metric, deviation = _linear_model(shadow.units, histograms, X)
+            honest = federation.targets if t else len(units)
+            a = seen.a[:honest]
+            regression = Regression.trained(shadow.units, histograms)
+            mixture = a.sum() * regression.raw(seen.total[None] / a.sum())[0]
+            spread = np.linalg.norm(a) * regression.deviation
+            opened.append(Opened(seen.gram[:honest, :honest], metric, deviation, a, mixture, spread))
+            if probes is not None:
+                probed.append(seen.probed)
+                noise = views.opening_noise(secrets[:honest], digest + b"shadow", len(S), 100)
+                draws = self._random.choice(noise[np.triu_indices(100)], size=(len(X), len(probes)))
+                shadow_probed.append(X @ probes.T + draws)
+        start = None
+        if t:
+            from_probes = Regression.trained(np.hstack(shadow_probed), histograms)
+            start = (from_probes.guess(np.hstack(probed)), from_probes.deviation)
+        fitted = labels.fitted(opened, len(opened[0].a), start, self.specification.seed)
+        return fitted[: federation.targets]
+
+    def _from_differences(self) -> tuple[Reals, float]:
+        """Guesses from R minus the R of a session without the member, whose other members trained anew."""
+        federation = self.federation
+        later = self.number + (self.specification.view is View.NEXT)
+        first, second = federation.updates(self.number).units, federation.updates(later, visit=1).units
+        shadow = federation.shadow_updates(self.number)
+        again = federation.shadow_updates(later, visit=1).units
+        guesses, cosines = [], []
+        for target in range(federation.targets):
+            a, b, difference = self.difference(first, second, target)
+            draws = [self._random.choice(len(again), len(a), replace=False) for _ in again]
+            rests = np.stack([a @ shadow.units[others] - b @ again[others] for others in draws])
+            regression = Regression.trained(shadow.units + rests, shadow.histograms)
+            guesses.append(regression.guess(difference[None])[0])
+            cosines.append(unit_rows(difference[None])[0] @ first[target])
+        return np.stack(guesses), float(np.mean(cosines))
+
+    @property
+    def _epsilon_of_sessions(self) -> Measures:
+        if self.specification.epsilon is None:
+            return {}
+        train, federation = self.specification.train, self.federation
+        sigma = federation.noise_multiplier(self.specification.epsilon)
+
+        def total(rounds: int) -> float:
+            return epsilon(sigma, federation.sampling_rate, train.steps * rounds, train.delta)
+
+        training = {"epsilon/training": total(self.number)} if self.number else {}
+        return {"epsilon": total(self.specification.sessions), "noise": sigma, **training}
+
+    def _sketches(self, number: int) -> tuple[Reals, Reals]:
+        """The sketches of members and of shadow clients."""
+        S = self.sketch_matrix(number)
+        own, shadow = self.federation.updates(number), self.federation.shadow_updates(number)
+        return views.sketches(S, own.units), views.sketches(S, shadow.units)
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        return np.random.default_rng([self.specification.seed, 2])
+
+
+def _linear_model(units: Reals, histograms: Reals, sketches: Reals | None = None) -> tuple[Reals, float]:
+    """M M', (10, 10), for u = h M, and the deviation of inner products of updates, or of their sketches, from it."""
+    M = np.linalg.lstsq(histograms, units, rcond=None)[0]
+    metric: Reals = M @ M.T
+    X = units if sketches is None else sketches
+    errors = (X @ X.T - histograms @ metric @ histograms.T)[np.triu_indices(len(X), 1)]
+    return metric, float(errors.std())

@@ -1,0 +1,47 @@
+"""Makes runs: the measures of one attack on one federation."""
+
+import time
+
+from experiments.leakage.federation import Federation
+from experiments.leakage.gradient_inversion import GradientInversion
+from experiments.leakage.label_inference import LabelInference
+from experiments.leakage.specification import Specification
+from experiments.results import Measures
+
+_OF_THE_FEDERATION = ("seed", "rounds", "members", "colluders_at_most", "alpha", "shadow", "shadow_clients", "train")
+
+
+class Laboratory:
+    """Makes runs. The federation of the last run is kept for the next one with the same seed and settings."""
+
+    def __init__(self) -> None:
+        self._key: dict[str, object] = {}
+        self._federation: Federation | None = None
+
+    def measure(self, specification: Specification) -> tuple[Measures, list[Measures]]:
+        """The measures of a run, and for gradient inversion a row for each of the first images.
+
+        Returns:
+            For labels: `labels/distance`, the total-variation distance between the guessed and the true histogram, a
+            mean over the attacked members; `labels/top`, how often the most frequent label is right (%); `cosine`, of
+            a difference of sums with the member's update. For images: `images/psnr` (dB, at most 50);
+            `images/found`, the share of reconstructions whose nearest image of the same label is the true one (%).
+            `epsilon` of all rounds that are read, and `noise`, sigma; `accuracy` of the attacked trained model
+            (%), or with epsilon of one that members train with DP-SGD in as many rounds, which have
+            `epsilon/training`; `seconds`.
+            A row of an image has its number (`round`), `label`, `psnr`, `found`, and grey levels 0 to 16: `true/N` and
+            `pixel/N`.
+        """
+        began = time.perf_counter()
+        federation = self._federation_of(specification)
+        if specification.attack == "labels":
+            final, rows = LabelInference(federation, specification).measures(), list[Measures]()
+        else:
+            final, rows = GradientInversion(federation, specification).measures()
+        return {**final, "seconds": time.perf_counter() - began}, rows
+
+    def _federation_of(self, specification: Specification) -> Federation:
+        key = specification.model_dump(include=set(_OF_THE_FEDERATION))
+        if self._federation is None or key != self._key:
+            self._key, self._federation = key, Federation(specification)
+        return self._federation
