@@ -93,15 +93,25 @@ class LabelInference(Attack):
                 rounds.append(Opened(units @ units.T, metric, deviation, np.zeros(len(units)), None, np.ones(CLASSES)))
             fitted = labels.fitted(rounds, len(federation.members), None, self.specification.seed)
             return fitted[: federation.targets]
-        own, shadow_features = [], []
+        own, shadow_probed = [], []
         for session, number in enumerate(self._numbers):
-            shadow = federation.shadow_updates(number)
-            regression = Regression.trained(shadow.units, shadow.histograms)
-            directions = regression.probes(shadow.units, probes, session * probes)
-            own.append(federation.updates(number).units[: federation.targets] @ directions.T)
-            shadow_features.append(shadow.units @ directions.T)
-        regression = Regression.trained(np.hstack(shadow_features), federation.shadow_members.histograms)
-        return regression.guess(np.hstack(own))
+            units, shadow_units = federation.updates(number).units, federation.shadow_updates(number).units
+            directions = self._probes(shadow_units, probes, session)
+            own.append(units[: federation.targets] @ directions.T)
+            shadow_probed.append(shadow_units @ directions.T)
+        return self._regression_on_probes(shadow_probed).guess(np.hstack(own))
+
+    def _probes(self, features: Reals, count: int, session: int) -> Reals:
+        """The coordinator's vectors in a session, (count, f), chosen with half of the shadow clients."""
+        half = len(features) // 2
+        regression = Regression.trained(features[:half], self.federation.shadow_members.histograms[:half])
+        return regression.probes(features[:half], count, session * count)
+
+    def _regression_on_probes(self, probed: list[Reals]) -> Regression:
+        """Trained on the other half: inner products of the first one with its own vectors are too telling."""
+        features = np.hstack(probed)
+        half = len(features) // 2
+        return Regression.trained(features[half:], self.federation.shadow_members.histograms[half:])
 
     def _from_private_rounds(self) -> Reals:
         federation, t = self.federation, self.specification.colluders
@@ -112,7 +122,7 @@ class LabelInference(Attack):
             digest, secrets = self.session(number)
             S = self.sketch_matrix(number)
             X = views.sketches(S, shadow.units)
-            probes = Regression.trained(X, histograms).probes(X, 2 * t, session * 2 * t) if t else None
+            probes = self._probes(X, 2 * t, session) if t else None
             seen = views.private_round(units, S, secrets, digest, federation.targets, probes)
             metric, deviation = _linear_model(shadow.units, histograms, X)
             honest = federation.targets if t else len(units)
@@ -128,7 +138,7 @@ class LabelInference(Attack):
                 shadow_probed.append(X @ probes.T + draws)
         start = None
         if t:
-            from_probes = Regression.trained(np.hstack(shadow_probed), histograms)
+            from_probes = self._regression_on_probes(shadow_probed)
             start = (from_probes.guess(np.hstack(probed)), from_probes.deviation)
         fitted = labels.fitted(opened, len(opened[0].a), start, self.specification.seed)
         return fitted[: federation.targets]
