@@ -52,6 +52,7 @@ class VoidRecord:
     reason: str
     named: Mapping[str, str] = field(default_factory=dict)  # members that must have cheated, and why
     blind: bool = False  # whether a check failed that names nobody
+    paused: bool = False  # whether the run was paused, and then resumed with the next attempt
 
     def encode(self) -> dict[str, Any]:
         """For the column of a round."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from secure_cast import ORIGIN, SPEC, Cast, Killed, Member, cast, inner, names, play, setting
 
-from coordinator.aggregation.phases import Asked
+from coordinator.aggregation.phases import Asked, Waiting
 from federation.envelope import seal
 from federation.secure.payloads import join_envelopes, split_envelopes
 from federation.secure.thresholds import Mode
@@ -414,3 +414,13 @@ def test_a_member_killed_at_any_write_gives_the_same_bytes_or_drops_out(mode: Mo
 
 def test_the_work_that_a_private_round_asks_is_what_the_run_asks() -> None:
     assert inner(Asked(names([0])[0], ("loss",), SPEC)).name == "train"
+
+
+def test_a_run_waits_when_the_owners_allow_no_further_session() -> None:
+    scene = cast(8, assumed=1)
+    for name, member in scene.members.items():
+        member.members._sites[name] = replace(
+            member.site, policies={ORIGIN.task: SecurePolicy(assumed=1, sessions_per_model=0)}
+        )
+    with pytest.raises(Waiting, match=r"the owners may raise the limits in policy\.toml; then resume the run"):
+        play(scene, Mode.SUM)

@@ -14,6 +14,8 @@ bytes.
 import logging
 from typing import NoReturn
 
+from sqlalchemy.orm import Session
+
 from coordinator.aggregation.phases import Voided, Waiting
 from coordinator.aggregation.registry import algorithm
 from coordinator.rounds.conversation import hold
@@ -21,6 +23,7 @@ from coordinator.rounds.finish import finish_round, skip_round
 from coordinator.rounds.fleets.base import Fleet, Held, RevokedMeanwhile, Skipped
 from coordinator.rounds.opening import open_round
 from coordinator.rounds.participation import WarningLog
+from coordinator.rounds.private import since_pause
 from coordinator.rounds.record import record_step
 from coordinator.rounds.states import move_run
 from coordinator.rounds.step import make_step
@@ -76,10 +79,12 @@ class Conductor:
                 record_step(self._fleet, current, step, phases, made)
             except RevokedMeanwhile:
                 log.warning("run %s round %d: a member was revoked; without it", self._run.run_id, current.number)
+                if self._run.spec.privacy.secure != "off":  # its masks are in the others' replies
+                    current = self._void(current, Voided("a member was revoked during the private round"))
             except Voided as voided:
                 current = self._void(current, voided)
             except Waiting as waiting:
-                self._pause(str(waiting))
+                self._pause(current, str(waiting))
             else:
                 return
 
@@ -87,13 +92,11 @@ class Conductor:
         """Begins the next attempt at a round. Raises Skipped after the last one."""
         attempts, why, now = self._run.spec.limits.attempts, str(voided), self._around.clock()
         record = VoidRecord(attempt=current.attempt, reason=why, named=voided.named, blind=voided.blind)
-        last = current.attempt + 1 >= attempts
+        last = len(since_pause(current)) + 1 >= attempts
+        where = f"run {self._run.run_id} round {current.number} attempt {current.attempt}"
         with self._around.database.begin() as session:
             self._run.running(session)
-            round_ = session.get_one(Round, current.round_id)
-            round_.voided = [*round_.voided, record.encode()]
-            round_.attempt += not last
-            where = f"run {self._run.run_id} round {current.number} attempt {current.attempt}"
+            round_ = self._next_attempt(session, current, record)
             for member, reason in voided.named.items():
                 detail = f"{where}: {reason}"
                 audit.record(session, at=now, actor="coordinator", action="member.named", subject=member, detail=detail)
@@ -103,10 +106,17 @@ class Conductor:
             raise Skipped(f"voided: {attempts} attempts; the last one: {why}")
         return round_
 
-    def _pause(self, why: str) -> NoReturn:
-        """Pauses the run, which an operator resumes. Raises Held."""
+    def _pause(self, current: Round, why: str) -> NoReturn:
+        """Pauses the run; when an operator resumes it, it begins the next attempt at the round. Raises Held."""
         with self._around.database.begin() as session:
             move_run(self._run.running(session), RunState.PAUSED, self._around.clock(), why)
+            self._next_attempt(session, current, VoidRecord(attempt=current.attempt, reason=why, paused=True))
         log.warning("run %s: paused: %s", self._run.run_id, why)
         self._around.changed()
         raise Held
+
+    def _next_attempt(self, session: Session, current: Round, record: VoidRecord) -> Round:
+        round_ = session.get_one(Round, current.round_id)
+        round_.voided = [*round_.voided, record.encode()]
+        round_.attempt += 1
+        return round_

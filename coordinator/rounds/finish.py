@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.phase_kinds import Evaluation
-from coordinator.aggregation.phases import Replies, Voided
+from coordinator.aggregation.phases import Replies, Voided, Waiting
 from coordinator.rounds import record
 from coordinator.rounds.conversation import hold_evaluation
 from coordinator.rounds.fleets.base import Fleet, Question, RevokedMeanwhile, Skipped
@@ -52,7 +52,7 @@ def complete_private_round(fleet: Fleet, current: Round, model: str, phase: int,
     try:
         means = hold_evaluation(fleet, current, model, phase, pool)
         found = record.scores_of_means(means.metrics, means.members, fleet.run.objectives)
-    except (Skipped, Voided) as error:
+    except (Skipped, Voided, Waiting) as error:
         why = f"evaluation: {error}"
     except RevokedMeanwhile:
         why = "evaluation: a member of the round was revoked"

@@ -1,5 +1,7 @@
 """What a private round needs of its coordinator: keys, the members that were named, and secrets of its own."""
 
+from typing import Any
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -9,6 +11,13 @@ from federation.secure.thresholds import Mode
 from federation.work.base import Origin
 from federation.work.secure.wire import terms_bytes
 from storage.models import Round
+
+
+def since_pause(current: Round) -> list[dict[str, Any]]:
+    """The attempts at a round that were voided since the run was last paused for it."""
+    voided = list(current.voided)
+    paused = [place for place, void in enumerate(voided) if void["paused"]]
+    return voided[paused[-1] + 1 :] if paused else voided
 
 
 def private_facts(session: Session, fleet: Fleet, current: Round, base_model: str) -> Private | None:
@@ -30,7 +39,7 @@ def private_facts(session: Session, fleet: Fleet, current: Round, base_model: st
         ),
         keys=fleet.keys(session),
         named=frozenset(name for round_ in rounds for void in round_.voided for name in void["named"]),
-        blind=sum(void["blind"] for void in current.voided),
+        blind=sum(void["blind"] for void in since_pause(current)),
         serialise=terms_bytes,
         derive=fleet.derive,
     )

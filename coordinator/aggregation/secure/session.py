@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.phases import Asked, Phase, Replies, Reply, Voided
+from coordinator.aggregation.phases import Asked, Phase, Replies, Reply, Voided, Waiting
 from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.secure.phases import Confirming, Dealing, Masking, Opening, Readying, Unmasking
 from federation.digests import parse
@@ -132,6 +132,8 @@ class Sum:
 Decide = Callable[[Cohort], Sequence[int]]
 """The coefficients of W in units of 2^-32. Raises TooFewUpdatesError where there are none."""
 
+_SPENT = ("sessions", "model-sessions")  # reasons of members whose owners allow no further session
+
 Conversation = Generator[Phase, Replies, Any]
 
 
@@ -173,9 +175,7 @@ class _Session:
 
     def ready(self, inner: Callable[[Asked], Work]) -> Conversation:
         agreed = self.setting.agreed
-        replies = yield Readying(
-            agreed=agreed, terms_bytes=self.setting.terms_bytes, inner=inner, clients=agreed.ids, needed=SMALLEST
-        )
+        replies = yield Readying(agreed=agreed, terms_bytes=self.setting.terms_bytes, inner=inner, clients=agreed.ids)
         kept: dict[str, Reply] = {}
         keys: dict[str, PublicKeys] = {}
         for reply in replies:
@@ -186,7 +186,13 @@ class _Session:
                 self._alarm(reply.client_id, str(error))
                 continue
             kept[reply.client_id], keys[reply.client_id] = reply, shown
-        if not len(kept) >= SMALLEST:
+        spent = sorted(name for name, why in replies.declines.items() if why in _SPENT)
+        if len(kept) < SMALLEST and spent:
+            raise Waiting(
+                f"{', '.join(spent)}: their data sets have been in as many private rounds as their owners allow, in "
+                "all or from this model: the owners may raise the limits in policy.toml; then resume the run"
+            )
+        if len(kept) < SMALLEST:
             raise TooFewUpdatesError(f"a private round needs at least {SMALLEST} members; {len(kept)} are ready")
         self.replies, self.keys = kept, keys
         self.cohort = Thresholds(len(kept), self.mode)
