@@ -1,4 +1,4 @@
-"""Whole private rounds beside an open round: bytes and CPU seconds of a member and of the coordinator, and the direction.
+"""Whole private rounds beside an open round: bytes and CPU seconds of a member and of the coordinator, and direction.
 
 All members are in this process, one after the other, on one thread: real messages, signatures and checks, without
 training, disk, TLS and network. The open round is what a member and a coordinator compute of it: the digest of the
@@ -32,6 +32,8 @@ from federation.secure.thresholds import Mode, Thresholds  # noqa: E402
 from federation.vectors import payload_bytes, update_layout  # noqa: E402
 from federation.work.secure.terms import Stage  # noqa: E402
 from federation.work.secure.wire import terms_bytes  # noqa: E402
+
+SECONDS = ("member_seconds", "member_open_seconds", "coordinator_seconds", "coordinator_open_seconds")
 
 
 class Measured(Cast):
@@ -161,18 +163,13 @@ def main() -> None:
         json.dump({"rounds": list(rows(sizes))}, sys.stdout)
         print()
         return
-    print(
-        "CPU seconds and bytes of the dearest member, and of the coordinator, beyond the training; ratio to an open round"
-    )
-    print(
-        f"{'m':>3} {'d':>11} {'mode':<9} {'lost':<5} {'member':>8} {'(open)':>8} {'coord.':>8} {'(open)':>8} {'up':>12}"
-    )
+    print("CPU seconds and bytes of the dearest member and of the coordinator, without training; x: of an open round")
+    print(f"{'m':>3} {'d':>11} {'mode':<9} {'lost':<4} {'member':>7} {'open':>7} {'coord.':>7} {'open':>7}")
     for row in rows(sizes):
+        seconds = [f"{row[name]:>7.3f}" for name in SECONDS]
         print(
-            f"{row['m']:>3} {row['d']:>11,} {row['mode']:<9} {'two' if row['lost'] else '-':<5} "
-            f"{row['member_seconds']:>8.3f} {row['member_open_seconds']:>8.3f} {row['coordinator_seconds']:>8.3f} "
-            f"{row['coordinator_open_seconds']:>8.3f} {row['up']:>12,} x {row['up_ratio']:.3f}  down {row['down']:>10,}  "
-            f"cosine {row['cosine']:.4f}"
+            f"{row['m']:>3} {row['d']:>11,} {row['mode']:<9} {'two' if row['lost'] else '-':<4} {' '.join(seconds)}  "
+            f"up {row['up']:>11,} x {row['up_ratio']:.3f}  down {row['down']:>9,}  cosine {row['cosine']:.4f}"
         )
 
 
