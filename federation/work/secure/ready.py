@@ -113,9 +113,8 @@ class Ready(Work):
             },
         )
         public = journal.keys.public
-        metrics = {}
-        if "accuracy" in agreed.disclose and "train/accuracy" in found.metrics:
-            metrics["train/accuracy"] = found.metrics["train/accuracy"]
+        shown = tuple(f"train/{name}" for name in agreed.disclose)
+        metrics = {name: value for name, value in found.metrics.items() if name.startswith(shown)} if shown else {}
         if "norm" in agreed.disclose:
             metrics["norm"] = divisor
         return replace(
