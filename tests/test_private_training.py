@@ -91,7 +91,7 @@ def test_the_sum_is_that_of_each_samples_own_gradient_clipped_and_divided_by_the
 
 def test_the_gradients_of_samples_are_those_of_opacus(digits: Task, data: Dataset) -> None:
     model = opacus.GradSampleModule(flat.build(digits).train(), loss_reduction="mean")
-    digits.losses(model(data.x), data.y)["loss"].backward()
+    digits.losses(model(data.x.clone().requires_grad_()), data.y)["loss"].backward()  # Opacus warns otherwise
     rows = torch.cat([part.grad_sample.flatten(1) for part in model.parameters()], dim=1).double()
     rows *= (PRIVATE.clip / rows.norm(dim=1, keepdim=True)).clamp(max=1)
     np.testing.assert_allclose(gradient(digits, data), (rows.sum(dim=0) / 10).numpy(), rtol=0, atol=1e-6)
@@ -135,6 +135,13 @@ def test_a_batch_of_the_whole_split_draws_every_sample(digits: Task, data: Datas
     np.testing.assert_allclose(
         gradient(digits, data, sgd=whole, drawn=1.0) * len(data), gradient(digits, data) * 10, atol=1e-6
     )
+
+
+def test_samples_are_drawn_independently_with_the_rate_of_the_batch(digits: Task, data: Dataset) -> None:
+    source = PrivateGradients(flat.build(digits).train(), digits, data, SGD, PRIVATE, Noise())
+    sizes, rate = [len(source._draw()) for _ in range(400)], 10 / len(data)
+    assert np.mean(sizes) == pytest.approx(10, abs=0.6)
+    assert np.var(sizes) == pytest.approx(len(data) * rate * (1 - rate), rel=0.4)
 
 
 def test_epochs_and_rows_count_as_steps() -> None:

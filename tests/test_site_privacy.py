@@ -4,6 +4,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from federation.v1.admin_pb2 import GetRoundRequest, GetRunRequest
 from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, JacobianWork, SamplePrivacy
 from federation.vectors import Layout, to_bytes
 from federation.work.base import WorkError
+from federation.work.computation import Descend, LocalSgd
 from fedpareto.cli import render, render_rounds
 from fedpareto.cli.main import app
 from worker.home import MEMBER_FILE, Home, HomeError
 from worker.policy import Policy, PolicyError, SamplePolicy
-from worker.privacy import Entry, Ledger, SitePrivacy
+from worker.privacy import Entry, Ledger, SitePrivacy, read_ledger
 from worker.service import prepare_offers
 
 pytest.importorskip("dp_accounting", reason="needs fedpareto[dp]")
@@ -179,6 +181,8 @@ def test_tasks_on_one_data_set_share_its_budget(tmp_path: Path) -> None:
 
 def test_a_task_that_cannot_be_trained_with_noise_does_not_start(tmp_path: Path) -> None:
     class Unsuited:
+        samples = 100
+
         def must_be_private(self) -> None:
             raise WorkError("the model has BatchNorm", reason="dp-model")
 
@@ -187,6 +191,29 @@ def test_a_task_that_cannot_be_trained_with_noise_does_not_start(tmp_path: Path)
     site.must_suit({"other": unsuited})
     with pytest.raises(WorkError, match=r"task digits, which policy\.toml wants .*: the model has BatchNorm"):
         site.must_suit({"digits": unsuited})
+    unsuited.samples = 100_000
+    with pytest.raises(WorkError, match=r"delta = 1e-05 .* one of 100000 samples"):
+        site.must_suit({"digits": unsuited})
+
+
+def test_a_training_is_on_the_disk_before_it_begins_and_does_not_begin_if_it_cannot_be(
+    tmp_path: Path, offers: dict[str, Trainer]
+) -> None:
+    path, trainer = tmp_path / "privacy.db", offers["digits"]
+    site = SitePrivacy({"digits": RULE}, Ledger(path))
+    asked = Descend(sgd=LocalSgd(steps=2, batch_size=BATCH, learning_rate=0.1), targets={"loss": {"loss": 1.0}})
+    computation, statement = site.admit(order(task="digits"), asked, trainer, datetime.now(UTC))
+    assert isinstance(computation, Descend)
+    assert (computation.private, computation.measure) == (RULE.floor, False)
+    assert statement is not None
+    [entry] = read_ledger(path)  # from the file, as a worker would that starts after a crash
+    assert (entry.steps, entry.assignment) == (2, "a")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("BEGIN IMMEDIATE")  # as if the disk did not take it
+        site.ledger._connection.execute("PRAGMA busy_timeout = 1")
+        with pytest.raises(OSError, match="cannot be written"):
+            site.admit(order(task="digits"), asked, trainer, datetime.now(UTC))
+    assert len(read_ledger(path)) == 1
 
 
 @pytest.mark.parametrize(

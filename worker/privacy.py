@@ -155,13 +155,18 @@ class SitePrivacy:
         return data_sets(self.rules).get(task, DataSet(task, None))
 
     def must_suit(self, offers: Mapping[str, Trainer]) -> None:
-        """Checks that every task with a rule can be trained with noise.
+        """Checks that every task with a rule can be trained with noise, and that its delta means something.
 
         Raises:
             WorkError: one cannot; the message names it.
         """
         for task, trainer in offers.items():
-            if self.data_set(task).rule is not None:
+            if (rule := self.data_set(task).rule) is not None:
+                if trainer.samples * rule.delta >= 1:
+                    raise WorkError(
+                        f"task {task}: delta = {rule.delta:g} of policy.toml allows one of {trainer.samples} samples "
+                        "to be shown; it has to be far below 1 / samples"
+                    )
                 try:
                     trainer.must_be_private()
                 except WorkError as error:

@@ -89,17 +89,14 @@ def noisy_steps(session: Session, run_id: str) -> int:
     return session.scalar(query) or 0
 
 
-def over_budget(session: Session, privacy: PrivacySpec, run_id: str) -> str:
-    """Why another step of a run would overspend; empty when it would not."""
-    if not (privacy.client_noise and privacy.client_epsilon):
-        return ""
-    steps = noisy_steps(session, run_id)
-    after = spent(privacy, steps + 1)
-    if after <= privacy.client_epsilon:
+def over_budget(privacy: PrivacySpec, steps: int) -> str:
+    """Why another step after this number of steps with noise would overspend; empty when it would not."""
+    if affordable(privacy, steps + 1) > steps:
         return ""
     return (
         f"privacy: {steps} steps have spent epsilon = {spent(privacy, steps):.4g} of {privacy.client_epsilon:g} "
-        f"(privacy.client_epsilon, delta = {privacy.client_delta:g}); another one would bring it to {after:.4g}"
+        f"(privacy.client_epsilon, delta = {privacy.client_delta:g}); another one would bring it to "
+        f"{spent(privacy, steps + 1):.4g}"
     )
 
 

@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds import selection
-from coordinator.rounds.client_noise import over_budget
+from coordinator.rounds.client_noise import noisy_steps, over_budget
 from coordinator.rounds.fleets.base import Fleet, Held
 from coordinator.rounds.states import move_run
 from storage import audit
@@ -22,19 +22,22 @@ def open_round(fleet: Fleet) -> Round | None:
     Raises:
         Held: the run is not RUNNING.
     """
+    with fleet.around.database.read() as session:
+        steps = noisy_steps(session, fleet.run.run_id)
+    overspends = over_budget(fleet.run.spec.privacy, steps)
     with fleet.around.database.begin() as session:
         latest = select(Round).where(Round.run_id == fleet.run.run_id).order_by(Round.number.desc())
         recent = session.scalars(latest.limit(fleet.run.spec.limits.skipped_rounds)).all()
         if recent and recent[0].state in (RoundState.OPEN, RoundState.STEPPED):
             return recent[0]
         number = recent[0].number + 1 if recent else 0
-        if _ended(session, fleet, number, recent):
+        if _ended(session, fleet, number, recent, overspends):
             return None
     return _begin_round(fleet, number)
 
 
-def _ended(session: Session, fleet: Fleet, number: int, recent: Sequence[Round]) -> bool:
-    """Ends the run when its rounds are done, too many in a row were skipped, or its budget for privacy is spent."""
+def _ended(session: Session, fleet: Fleet, number: int, recent: Sequence[Round], overspends: str) -> bool:
+    """Ends the run when its rounds are done, too many in a row were skipped, or another one overspends its budget."""
     now, spec = fleet.around.clock(), fleet.run.spec
     limit = spec.limits.skipped_rounds
     run = fleet.run.running(session)
@@ -43,8 +46,8 @@ def _ended(session: Session, fleet: Fleet, number: int, recent: Sequence[Round])
         move_run(run, RunState.FAILED, now, why)
     elif number >= spec.rounds:
         move_run(run, RunState.COMPLETED, now)
-    elif why := over_budget(session, spec.privacy, run.run_id):
-        move_run(run, RunState.STOPPED, now, why)
+    elif overspends:
+        move_run(run, RunState.STOPPED, now, overspends)
     else:
         return False
     action = f"run.{run.state.lower()}"

@@ -131,21 +131,19 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
     run, around = fleet.run, fleet.around
     stationary, noise = made.stationary, made.noise
     now = around.clock()
+    epsilons = _spent_on_clients(fleet) if noise is not None else {}
     with around.database.begin() as session:
         row = run.running(session)
-        steps_before = noisy_steps(session, run.run_id)
         if revoked_clients(session) & {part.client_id for part in (*step.replies, *step.consulted, *step.history)}:
             raise RevokedMeanwhile
         # Those that the step was made of: a client may have replied to several phases.
         envelopes = [reply.envelope for reply in step.replies]
         parts = shares(step, made.direction)
-        stated: list[float] = []
         for update in session.scalars(select(Update).where(Update.envelope_digest.in_(envelopes))):
             if not fleet.conceals:
                 share = parts[update.client_id]
                 update.norm, update.weight = share.norm, share.weight
                 update.coefficient, update.cosine = share.coefficient, share.cosine
-            stated += [update.privacy["epsilon"]] if "epsilon" in update.privacy else []
         for model in sorted({made.model, made.result}):
             size = around.blobs.stat(model).size
             note_model(session, model, size=size, parameters=run.parameters, created=now)
@@ -155,9 +153,7 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
         round_.evaluation_phase = phases
         known, numbers = objectives(step, run.objectives)
         round_.objectives = known.encode() if known and not fleet.conceals else {}
-        epsilons = {"epsilon/samples": max(stated)} if stated else {}
-        if noise is not None:
-            epsilons["epsilon/clients"] = spent(run.spec.privacy, steps_before + 1)
+        epsilons |= _stated_of_samples(session, current)
         measured = {} if fleet.conceals else {**made.direction.diagnostics, **agreement(step), **numbers}
         round_.metrics = {"step/rate": made.rate, **finite({**measured, **epsilons})}
         after = made.memory.encode()
@@ -193,6 +189,21 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
         row.state_data = after
     log.info("run %s round %d: stepped to %s", run.run_id, current.number, made.model)
     around.changed()
+
+
+def _spent_on_clients(fleet: Fleet) -> dict[str, float]:
+    """What a run's noise has spent after one more step. Outside of transactions: the first call takes a while."""
+    with fleet.around.database.read() as session:
+        steps = noisy_steps(session, fleet.run.run_id)
+    return {"epsilon/clients": spent(fleet.run.spec.privacy, steps + 1)}
+
+
+def _stated_of_samples(session: Session, current: Round) -> dict[str, float]:
+    """The largest epsilon that an accepted reply of a round states of its client's samples."""
+    replies = select(Update.privacy).join(Assignment).join(Phase)
+    here = replies.where(Phase.round_id == current.round_id, Phase.attempt == current.attempt, Update.accepted)
+    stated = [privacy["epsilon"] for privacy in session.scalars(here) if "epsilon" in privacy]
+    return {"epsilon/samples": max(stated)} if stated else {}
 
 
 def evaluations(round_id: int, model: str, replies: Replies, splits: tuple[str, ...]) -> list[Evaluation]:

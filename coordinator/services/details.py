@@ -168,7 +168,7 @@ def _participation(
         messages.Participation,
         update,
         client_id=last.client_id,
-        privacy=_privacy(update),
+        privacy=next(filter(None, map(_privacy, reversed(assignments))), None),
         state=last.state,
         reason=reason,
         loss_before=next((loss for loss in map(_loss, reversed(assignments)) if math.isfinite(loss)), math.nan),
@@ -185,8 +185,9 @@ def _participation(
     )
 
 
-def _privacy(update: models.Update | None) -> SamplePrivacy | None:
-    """What a reply states of noise; None without noise."""
+def _privacy(assignment: models.Assignment) -> SamplePrivacy | None:
+    """What the reply to an assignment states of noise; None without noise."""
+    update = _update(assignment)
     if update is None or not update.privacy:
         return None
     stated: dict[str, Any] = {**update.privacy, "steps": int(update.privacy.get("steps", 0))}

@@ -98,6 +98,7 @@ class Verifier:
             yield "base_model", row.base_model, signed.base_model
             yield "result_model", row.result_model or "", signed.result_model
             yield "gram", row.gram or "", signed.gram
+            yield "noise", row.noise or "", signed.noise
             named = {*signed.updates, *signed.consulted}
             known = session.scalars(
                 select(models.Update.envelope_digest)
