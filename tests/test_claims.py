@@ -3,16 +3,26 @@
 import numpy as np
 import pytest
 from running import SECONDS, refused
+from sqlalchemy import select
 from stage import LAYOUT, MODEL, Stage, spec
 
 from coordinator.aggregation import aggregate
 from coordinator.rounds import selection
 from federation.digests import digest
+from federation.envelope import unseal
 from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as admin
-from storage.models import RoundState
+from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
+from storage.models import RoundState, Update
 
 ABSURD = 2**53
+
+
+def receipt_of(stage: Stage, client: str) -> ReceiptManifest:
+    """The receipt of a client's newest reply."""
+    rows = select(Update.receipt).where(Update.client_id == client).order_by(Update.update_id.desc()).limit(1)
+    envelope = SignedEnvelope.FromString(stage.look(lambda session: session.scalars(rows).one()))
+    return unseal(envelope, ReceiptManifest, stage.players[client].member.files.coordinator_key)
 
 
 def test_a_row_beyond_the_limit_is_refused_for_good_and_adam_goes_on_without_it(stage: Stage) -> None:
@@ -25,6 +35,9 @@ def test_a_row_beyond_the_limit_is_refused_for_good_and_adam_goes_on_without_it(
         ann.submit(ann.order(), largest)
     assert "row 'loss' has the norm 2.283e+39; at most 1e+12 is taken" in messages[0]
     assert stage.outcomes(run)["ann"] == ("REJECTED", "limit:norm")
+    receipt = receipt_of(stage, "ann")
+    assert (receipt.accepted, receipt.reason) == (False, "limit:norm")
+    assert receipt.message == messages[0]
     stage.play(run, ann, ben, cleo)
     assert stage.rounds(run)[0].state is RoundState.COMPLETED
     assert stage.run(run).model != digest(MODEL)
@@ -41,6 +54,16 @@ def test_the_limit_of_the_norm_is_the_specifications_and_a_row_of_just_that_norm
     with refused("RESOURCE_EXHAUSTED", "limit:norm"):
         ben.submit(ben.order(), np.nextafter(update, np.float32(9)))
     stage.play(run, ann, ben)
+
+
+def test_a_statement_that_the_kind_of_work_does_not_have_is_refused_for_good(stage: Stage) -> None:
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    run = stage.submit(spec(f"said-{stage.count}", task, algorithm="fedavg"))
+    with refused("INVALID_ARGUMENT", "statement") as messages:
+        ann.submit(ann.order(), statement=b"x")
+    assert "replies to work of the kind 'train' have no statement" in messages[0]
+    assert stage.outcomes(run)["ann"] == ("REJECTED", "statement")
 
 
 def test_an_absurd_offer_of_samples_is_drawn_no_more_often_than_the_largest_that_is_taken(stage: Stage) -> None:

@@ -1,12 +1,15 @@
 """A client that signs two different replies to one assignment: both envelopes are kept, with an audit entry."""
 
 import numpy as np
+import pytest
 from running import SECONDS, refused
 from sqlalchemy import select
 from stage import LAYOUT, Player, Stage, spec
 
-from coordinator.rounds.intake import MAX_EQUIVOCATIONS
+from coordinator.rounds.evidence import SignatureMemory
+from coordinator.rounds.intake import MAX_EQUIVOCATIONS, Admission, Intake
 from federation.envelope import envelope_digest
+from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from storage.models import AuditEntry, Update
@@ -81,3 +84,53 @@ def test_what_the_client_has_not_signed_is_no_evidence_against_it(stage: Stage) 
         )
     )
     assert ann.member.submit(own, payload).accepted  # the very same one gets its receipt again
+
+
+# --- replies that are admitted at the same time; the intake is called without gRPC
+
+
+def admitted(stage: Stage, player: Player, order: AssignmentManifest, *seeds: int) -> tuple[Intake, list[Admission]]:
+    """An intake that has admitted a reply for each seed."""
+    home = stage.served.home
+    intake = Intake(
+        stage.served.database,
+        home.signing_key,
+        changed=lambda _: None,
+        clock=stage.clock,
+        signatures=SignatureMemory(),
+    )
+    found = []
+    for seed in seeds:
+        payload = player.member.payload(order, seed)
+        stage.blobs.put(payload)
+        admission = intake.admit(player.name, player.member.seal(player.member.manifest(order, payload)))
+        assert isinstance(admission, Admission)
+        found.append(admission)
+    return intake, found
+
+
+def test_of_two_replies_that_were_admitted_the_first_counts_and_the_second_is_evidence(stage: Stage) -> None:
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    stage.submit(spec(f"race-{stage.count}", task, algorithm="fedavg"))
+    order = ann.order()
+    intake, (first, again, second) = admitted(stage, ann, order, 0, 0, 1)
+    receipt = intake.accept(first, None)
+    assert intake.accept(again, None) == receipt
+    with pytest.raises(Refusal, match="assignment-fulfilled"):
+        intake.accept(second, None)
+    (entry,) = entries(stage, order.assignment_id)
+    assert second.digest in entry.detail
+
+
+def test_a_reply_that_was_admitted_before_its_run_was_stopped_is_refused_and_no_evidence(stage: Stage) -> None:
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    run = stage.submit(spec(f"stopped-{stage.count}", task, algorithm="fedavg"))
+    order = ann.order()
+    intake, (admission,) = admitted(stage, ann, order, 0)
+    stage.stop_run(run)
+    with pytest.raises(Refusal, match="assignment-closed"):
+        intake.accept(admission, None)
+    rows = select(Update).where(Update.assignment_id == order.assignment_id)
+    assert stage.look(lambda session: list(session.scalars(rows))) == []

@@ -134,7 +134,7 @@ class Intake:
         admission = Admission(envelope, name, manifest, layout, asked, spec.limits, deadline)
         problem = content_problem(manifest, asked, spec)
         if problem is None and (wrong := statement_problem(order.kind, order.work, manifest.statement)):
-            problem = Refusal("statement", wrong[:400])
+            problem = Refusal("statement", wrong[:400])  # no mutant: any length that is easy to read
         if problem is not None:
             self._refuse_for_good(admission, problem)
         return admission
