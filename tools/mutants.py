@@ -59,14 +59,16 @@ SUBJECTS = {
         (
             "tests/test_metrics.py",
             "tests/test_attempts.py",
+            "tests/test_revoked_replies.py",
             "tests/test_engine_record.py",
             "tests/test_engine_phases.py",
             "tests/test_engine.py",
+            "tests/test_participation.py",
         ),
     ),
     "intake": Subject(
         tuple(f"{ROUNDS}/{name}.py" for name in ("intake", "content", "recorder")),
-        ("tests/test_equivocation.py", "tests/test_claims.py", "tests/test_refusals.py"),
+        tuple(f"tests/test_{name}.py" for name in ("content", "equivocation", "claims", "refusals")),
     ),
     "identity": Subject(
         tuple(f"federation/{name}.py" for name in ("identity", "proofs", "join_string", "member_files")),

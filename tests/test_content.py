@@ -1,0 +1,158 @@
+"""The bounds of a reply, each at its edge; `test_refusals.py` has the refusals as a client gets them."""
+
+import math
+from collections.abc import Mapping
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from coordinator.rounds.content import MAX_NUMBERS, content_problem, must_be_a_time, must_match, payload_problem
+from federation.payload_check import PayloadCheck
+from federation.refusals import Refusal
+from federation.runs import RunSpec
+from federation.v1.common_pb2 import AssignmentManifest, Row, SamplePrivacy, UpdateManifest
+from federation.work.base import Work
+from federation.work.evaluate.work import Evaluate
+from federation.work.train.work import Train
+
+DIGEST = "blake3:" + "0" * 64
+ROW = Row(name="loss", dtype="F32", length=9)
+
+
+def document(more: str = "") -> RunSpec:
+    return RunSpec.parse(f'name = "a"\ntask = "digits"\nrounds = 1\nlimits.samples = 10\nlimits.norm = 5.0\n{more}')
+
+
+def problem(manifest: UpdateManifest, kind: type[Work] = Train, more: str = "") -> str:
+    found = content_problem(manifest, kind, document(more))
+    return "" if found is None else found.reason
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nanos", "fits"),
+    [
+        (-62_135_596_800, 0, True),  # year 1
+        (-62_135_596_801, 0, False),
+        (253_402_300_799, 999_999_999, True),  # the last second of year 9999
+        (253_402_300_800, 0, False),
+        (0, 1_000_000_000, False),
+        (0, -1, False),
+    ],
+)
+def test_a_time_lies_in_the_years_1_to_9999(seconds: int, nanos: int, fits: bool) -> None:
+    created = Timestamp(seconds=seconds, nanos=nanos)
+    if fits:
+        must_be_a_time(created)
+    else:
+        with pytest.raises(Refusal, match=f"^manifest: created is not a time: {seconds} s and {nanos} ns"):
+            must_be_a_time(created)
+
+
+@pytest.mark.parametrize(
+    ("rows", "payload", "size", "reason"),
+    [
+        ([ROW], DIGEST, 36, ""),
+        ([ROW], "", 0, "mismatch:payload"),
+        ([ROW], DIGEST, 0, "mismatch:payload"),
+        ([ROW], "", 36, "mismatch:payload"),
+        ([ROW], "blake3:0", 36, "payload-digest"),
+        ([], "", 0, ""),
+        ([], DIGEST, 36, "mismatch:payload"),
+        ([], DIGEST, 0, "mismatch:payload"),
+        ([], "", 36, "mismatch:payload"),
+    ],
+)
+def test_a_payload_comes_exactly_where_rows_are_asked_for(
+    rows: list[Row], payload: str, size: int, reason: str
+) -> None:
+    manifest = UpdateManifest(rows=rows, payload=payload, payload_bytes=size)
+    if reason:
+        with pytest.raises(Refusal) as caught:
+            must_match(manifest, AssignmentManifest(rows=rows))
+        assert caught.value.reason == reason
+    else:
+        must_match(manifest, AssignmentManifest(rows=rows))
+
+
+@pytest.mark.parametrize(
+    ("kind", "samples", "reason"),
+    [
+        (Train, 0, "limit:samples"),
+        (Train, 1, ""),
+        (Train, 10, ""),
+        (Train, 11, "limit:samples"),
+        (Evaluate, 0, ""),
+        (Evaluate, 11, "limit:samples"),
+    ],
+)
+def test_samples_are_claimed_up_to_the_limit(kind: type[Work], samples: int, reason: str) -> None:
+    assert problem(UpdateManifest(samples=samples), kind) == reason
+
+
+def test_losses_and_metrics_are_limited_together() -> None:
+    half = {f"n{i}": 0.0 for i in range(MAX_NUMBERS // 2)}
+    assert problem(UpdateManifest(samples=1, losses=half, metrics=half)) == ""
+    assert problem(UpdateManifest(samples=1, losses=half, metrics={**half, "more": 0.0})) == "limit:metrics"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("a" * 120, 0.0, ""),
+        ("a" * 121, 0.0, "limit:metrics"),
+        ("", 0.0, "limit:metrics"),
+        ("_./:-", -1e308, ""),
+        ("/a", 0.0, "limit:metrics"),
+        ("a b", 0.0, "limit:metrics"),
+        ("a", math.nan, "non-finite"),
+        ("a", -math.inf, "non-finite"),
+    ],
+)
+def test_names_and_numbers_of_losses_and_metrics_are_bounded(name: str, value: float, reason: str) -> None:
+    assert problem(UpdateManifest(samples=1, losses={name: value})) == reason
+    assert problem(UpdateManifest(samples=1, metrics={name: value})) == reason
+
+
+STATED = {"noise": 1.0, "clip": 2.0, "rate": 1.0, "steps": 1, "epsilon": 0.5, "bound": 1.0, "delta": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "without", "asked"),
+    [
+        ({}, "", ""),
+        ({"noise": 0.9}, "", "privacy"),
+        ({"clip": 2.1}, "", "privacy"),
+        ({"clip": 0.0}, "", "privacy"),
+        ({"rate": 1.1}, "privacy", "privacy"),
+        ({"delta": 1.0}, "privacy", "privacy"),
+        ({"epsilon": -0.1}, "privacy", "privacy"),
+        ({"bound": math.nan}, "privacy", "privacy"),
+    ],
+)
+def test_noise_is_stated_in_range_and_no_less_than_the_run_asks_for(
+    changes: Mapping[str, float], without: str, asked: str
+) -> None:
+    noise = "privacy = { sample_noise = 1.0, sample_clip = 2.0 }"
+    manifest = UpdateManifest(samples=1, privacy=SamplePrivacy(**{**STATED, **changes}))  # type: ignore[arg-type]
+    assert problem(manifest) == without
+    assert problem(manifest, more=noise) == asked
+    assert problem(manifest, Evaluate, noise) == without, "only training is private"
+
+
+def test_a_reply_that_states_no_noise_is_refused_where_the_run_asks_for_it() -> None:
+    found = content_problem(UpdateManifest(samples=1), Train, document("privacy.sample_noise = 1.0"))
+    assert found is not None
+    assert found.message == ("the run asks for noise 1 and clip 1 (privacy.sample_noise); the reply states 0 and 0")
+
+
+def test_what_is_wrong_with_a_payload_is_told_before_its_norm() -> None:
+    check = PayloadCheck(None)
+    check.norms = {"loss": 5.0}
+    limits = document().limits
+    assert payload_problem(check, Train, limits) is None
+    check.norms = {"loss": 5.1}
+    long = payload_problem(check, Train, limits)
+    assert long is not None
+    assert long.reason == "limit:norm"
+    check.problem = Refusal("non-finite", "an element is NaN")
+    assert payload_problem(check, Train, limits) is check.problem
