@@ -173,6 +173,7 @@ def test_a_phase_that_everybody_declines_is_over_at_once(stage: Stage) -> None:
         player.decline(player.order(), "busy")
     skipped = stage.wait_round(run, 0)
     assert skipped.reason == "quorum: 0 of 2 clients replied, 2 are needed"
+    assert skipped.metrics == {"bytes/up": 0.0, "bytes/refused": 0.0, "bytes/down": 0.0}
     assert stage.wait_state(run, RunState.COMPLETED).model == digest(MODEL)
 
 

@@ -1,6 +1,7 @@
 """What a round leaves behind: a third party recomputes it, byte by byte, from signed envelopes and payloads alone."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,10 @@ from stage import LAYOUT, MODEL, Player, Stage, measurements, spec, vector
 
 from coordinator.aggregation import aggregate
 from coordinator.aggregation.gram import apply_step, combine, gram
+from coordinator.aggregation.phases import Past, Replies, Reply, Step
 from coordinator.aggregation.registry import server_rate
+from coordinator.aggregation.rules import Combination
+from coordinator.rounds.step import _longest
 from federation.digests import digest
 from federation.envelope import envelope_digest, unseal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest, UpdateManifest
@@ -206,6 +210,22 @@ def test_updates_without_a_common_descent_leave_the_model_as_it_is(stage: Stage)
     assert [update.weight for _, update in sorted(stage.updates(run).items())] == pytest.approx([0.5, 0.5])
 
 
+def test_a_step_without_a_direction_counts_its_model_in_the_mean_of_the_models(stage: Stage) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    run = stage.submit(spec("mean", task, rounds=2, algorithm="afl", more="selection.minimum = 2"))
+    update = np.ones(LAYOUT.size, np.float32)
+    ann.reply(ann.order(), update)
+    ben.reply(ben.order(), -update)
+    stage.play(run, ann, ben)
+    first, second = stage.rounds(run)
+    assert (first.reason, first.result_model) == ("stationary", digest(MODEL))
+    models = [read_vector(stage.blobs.local(name or ""))[1] for name in (first.result_model, second.result_model)]
+    deployed = read_vector(stage.blobs.local(second.deployed_model or ""))[1]
+    assert not np.array_equal(*models)
+    np.testing.assert_allclose(deployed, np.mean(models, axis=0), rtol=1e-6)
+
+
 def test_a_step_that_overflows_is_not_made(stage: Stage) -> None:
     task = stage.task()
     (ann,) = stage.cast(task, "ann")
@@ -215,6 +235,17 @@ def test_a_step_that_overflows_is_not_made(stage: Stage) -> None:
     skipped = stage.wait_round(run, 0)
     assert skipped.reason.startswith("non-finite: ")
     assert stage.run(run).model == digest(huge)
+
+
+def test_the_longest_update_is_named_also_if_it_is_of_an_earlier_round() -> None:
+    short, long = np.ones(2, np.float32), np.full(2, 3.0, np.float32)
+    ann = Reply(client_id="ann", samples=1, losses={}, metrics={}, rows=(short, short))
+    ben = Reply(client_id="ben", samples=1, losses={}, metrics={}, rows=(2 * short,))
+    past = Past(client_id="cleo", round=0, envelope="", payload="", row=long)
+    now = Step(Replies([ann, ben]), Combination(np.ones(4), np.ones(3), {}, {}))
+    assert "the longest update is ben's, 2.83" in _longest(now)
+    assert "the longest update is cleo's, 4.24" in _longest(replace(now, history=(past,)))
+    assert "the combined update has the norm 4.24" in _longest(replace(now, combined=long))
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "yogi", "adagrad"])

@@ -1,6 +1,8 @@
 """Metrics over clients, against the independent reference vectors where they are at hand."""
 
+import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +11,9 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.base import conflicts
 from coordinator.aggregation.direction import Direction
-from coordinator.aggregation.phases import Replies, Reply, RoundContext, Step
+from coordinator.aggregation.phases import Past, Replies, Reply, RoundContext, Step
 from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.rules import Combination, Coordinates
+from coordinator.aggregation.rules import Combination, Coordinates, Objectives
 from coordinator.rounds import metrics, record
 from federation.vectors import update_layout
 
@@ -160,14 +162,132 @@ def test_a_step_is_described_by_its_own_updates_whatever_the_rule() -> None:
     assert np.isnan(share.coefficient)
 
 
+def test_a_clients_share_is_of_all_its_rows() -> None:
+    U = np.array([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]])
+    two = Reply(client_id="a", samples=1, losses={}, metrics={}, rows=tuple(U[:2].astype(np.float32)))
+    none = Reply(client_id="b", samples=1, losses={}, metrics={}, rows=(U[2].astype(np.float32),))
+    told = Replies([two, none])
+    answer = Combination(np.array([0.5, 0.25, 1.0]), np.array([0.5, 0.3, 0.2]), {}, {})
+    direction = Direction(answer, told.updates, told.gram)
+    list(direction)
+    found = record.shares(Step(told, answer), direction)
+    d = np.array([1.5, 1.0])
+    cosine = (U[0] + U[1]) @ d / 5 / np.linalg.norm(d)
+    assert dataclasses.astuple(found["a"]) == pytest.approx((5.0, 0.8, 0.75, cosine))
+    assert dataclasses.astuple(found["b"]) == pytest.approx((0.0, 0.2, 1.0, 0.0))
+
+
+def test_of_a_step_that_is_combined_already_only_the_weights_are_known() -> None:
+    told = replies(np.ones((2, 3)))
+    answer = Combination(np.ones(1), np.array([0.75, 0.25]), {}, {})
+    step = Step(told, answer, combined=np.ones(3, np.float32))
+    found = record.shares(step, Direction(answer, step.rows, step.gram))
+    assert {name: share.weight for name, share in found.items()} == {"client-0": 0.75, "client-1": 0.25}
+    assert all(np.isnan((share.norm, share.coefficient, share.cosine)).all() for share in found.values())
+    assert record.agreement(step) == {}
+
+
+def test_the_updates_of_earlier_rounds_are_left_out_of_a_rounds_conflicts() -> None:
+    told = replies(np.eye(2))
+    past = Past(client_id="gone", round=0, envelope="", payload="", row=-np.ones(2, np.float32))
+    assert record.agreement(Step(told, Combination(np.ones(3), np.ones(2), {}, {}), history=(past,)))["conflicts"] == 0
+
+
+NAMES = ("left", "right", "none")
+
+
+def claims(client: str, **losses: float) -> Reply:
+    """A reply of a client that serves the objectives whose losses it claims, and claims one that it does not serve."""
+    row = np.ones(2, np.float32)
+    told = {**losses, "none": 9.0}
+    return Reply(client_id=client, samples=1, losses=told, metrics={}, rows=(row,), objectives=tuple(losses))
+
+
+def objective_step(found: Objectives | None) -> Step:
+    told = Replies([claims("a", left=1.0, right=2.0), claims("b", left=3.0)])
+    earlier = (claims("a", left=5.0, right=1e308), claims("c", right=1e308))
+    return Step(told, Combination(np.ones(2), np.ones(2), {}, {}, objectives=found), consulted=earlier)
+
+
+def test_a_run_with_one_objective_has_no_record_of_it() -> None:
+    assert record.objectives(objective_step(None), ("left",)) == (None, {})
+
+
+def test_an_objectives_loss_is_the_mean_of_the_first_claims_of_the_clients_that_serve_it() -> None:
+    known, numbers = record.objectives(objective_step(None), NAMES)
+    assert known is not None
+    assert (known.names, known.clients) == (NAMES, {"left": 2, "right": 1, "none": 0})
+    assert known.losses == {"left": 4.0}, "the mean of the others is beyond a float64, or of nobody"
+    assert (numbers, known.weights, known.cosines) == ({}, {}, None)
+
+
+def test_the_weights_of_objectives_and_what_their_gradients_say_are_on_record() -> None:
+    gram = np.array([[4.0, -2.0], [-2.0, 1.0]])
+    weighed = Objectives(
+        names=("left", "right"),
+        weights=np.array([0.5, 0.5]),
+        gram=gram,
+        mode="solved",
+        left_out={"none": "nobody"},
+        notes=("note",),
+        divergence=0.25,
+    )
+    known, numbers = record.objectives(objective_step(weighed), NAMES)
+    assert known is not None
+    assert (known.weights, known.mode) == ({"left": 0.5, "right": 0.5}, "solved")
+    assert (known.left_out, known.notes, known.cosines) == ({"none": "nobody"}, ("note",), [[1.0, -1.0], [-1.0, 1.0]])
+    assert numbers == {
+        "weight/left": 0.5,
+        "weight/right": 0.5,
+        "preference/divergence": 0.25,
+        **{f"objective/{name}": value for name, value in conflicts(gram).items()},
+        "objective/stationarity": 0.5,
+    }
+    assert record.objectives(objective_step(weighed), NAMES[:2])[1] == numbers
+    zero = replace(weighed, gram=np.diag([1.0, 0.0]), exact=np.eye(2), divergence=None)
+    known, numbers = record.objectives(objective_step(zero), NAMES)
+    assert known is not None
+    assert known.cosines == [[1.0, 0.0], [0.0, 0.0]]
+    assert numbers["objective/stationarity"] == pytest.approx(np.sqrt(0.5)), "of the exact gradients"
+    assert "preference/divergence" not in numbers
+    missing = replace(weighed, gram=None, exact=np.full((2, 2), np.nan))
+    known, numbers = record.objectives(objective_step(missing), NAMES)
+    assert known is not None
+    assert known.cosines is None
+    assert set(numbers) == {"weight/left", "weight/right", "preference/divergence"}
+
+
+def test_what_clients_measured_is_recorded_split_by_split() -> None:
+    measured = {
+        "train/loss": 1.0,
+        "train/accuracy": 1.0,
+        "train/samples": 1e300,
+        "train/loss/left": 2.0,
+        "train/accuracy/left": 0.5,
+        "train/loss/other": 3.0,
+        "test/accuracy": 1.5,
+        "test/samples": -1.0,
+    }
+    told = Replies([Reply(client_id="a", samples=1, losses={}, metrics=measured, objectives=("left", "right"))])
+    train, test, validation = record.evaluations(7, "model", told, ("train", "test", "validation"))
+    assert (train.round_id, train.client_id, train.model, train.split) == (7, "a", "model", "train")
+    assert (train.loss, train.accuracy, train.samples) == (1.0, 1.0, 2**53)
+    assert train.objectives == {"loss/left": 2.0, "accuracy/left": 0.5}
+    assert (test.loss, test.accuracy, test.samples, test.objectives) == (None, None, 0, {})
+    assert (validation.split, validation.samples) == ("validation", 0)
+
+
 def test_an_accuracy_that_is_no_share_is_left_out_and_losses_stand_in_where_there_is_none() -> None:
     rows = np.eye(3)
-    found = record.scores(replies(rows, test_accuracy=[0.5, 7.0, 1.0], test_loss=[1.0, 2.0, 3.0]), ("loss",))
+    measured = {"test_accuracy": [0.5, 7.0, 1.0], "test_loss": [1.0, 2.0, 3.0]}
+    measured |= {"test_accuracy_loss": [0.5, 0.5, 0.5], "test_loss_loss": [1.0, 1.0, 1.0]}
+    found = record.scores(replies(rows, **measured), ("loss",))
     assert (found["accuracy/mean"], found["accuracy/worst"], found["loss/test"]) == (0.75, 0.5, 2.0)
-    assert "loss/worst" not in found
+    assert not {"loss/worst", "accuracy/objective/loss", "loss/test/loss"} & found.keys()
     found = record.scores(replies(rows, test_loss=[1.0, 1.0, 4.0], train_loss=[1.0, 2.0, 3.0]), ("loss",))
     assert (found["loss/worst"], found["loss/jain"]) == (4.0, pytest.approx(36 / 54))
     assert not any(name.startswith("accuracy") for name in found)
+    assert found["evaluated"] == 3.0
 
 
 def test_each_objective_is_the_mean_over_the_clients_that_serve_it() -> None:

@@ -29,7 +29,8 @@ def finish_round(fleet: Fleet, algorithm: Algorithm, round_id: int) -> None:
         raise RuntimeError(f"round {current.number} of run {fleet.run.run_id} is STEPPED without a model")
     replies: Replies | None = None
     over = current.number + 1
-    due = over == spec.rounds or (spec.evaluate.every and over % spec.evaluate.every == 0)
+    last = over == spec.rounds  # no mutant: no round follows the last
+    due = last or (spec.evaluate.every and over % spec.evaluate.every == 0)
     if due and spec.evaluated and not fleet.conceals:
         pool = sorted(fleet.settled_pool())
         if spec.privacy.secure != "off" and "evaluation" not in spec.privacy.disclose:
