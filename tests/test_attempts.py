@@ -104,6 +104,17 @@ def test_a_restart_goes_on_with_the_attempt_that_was_under_way(stage: Stage) -> 
     assert len(stage.phases(run)) == 3
 
 
+def test_a_restart_goes_on_with_the_round_that_was_under_way(stage: Stage) -> None:
+    run, players = begin(stage, "fedavg", rounds=2)
+    stage.play(run, *players, until=lambda: stage.assignments(run, 1))
+    stage.restart()
+    stage.play(run, *players)
+    assert [(round_.number, round_.state) for round_ in stage.rounds(run)] == [
+        (0, RoundState.COMPLETED),
+        (1, RoundState.COMPLETED),
+    ]
+
+
 def test_a_reply_counts_in_its_own_attempt_alone(stage: Stage) -> None:
     run, players = begin(stage, "second-thoughts")
     stage.play(run, *players, until=lambda: stage.assignments(run, 0, 1), phases=1)

@@ -15,7 +15,7 @@ from coordinator.aggregation.rules import Combination
 from coordinator.rounds.step import _longest
 from federation.digests import digest
 from federation.envelope import envelope_digest, unseal
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, SamplePrivacy, SignedEnvelope, StepManifest, UpdateManifest
 from federation.vectors import model_row, read_vector, to_bytes, update_layout, update_rows
 from storage.models import Round, RoundState
 
@@ -194,6 +194,16 @@ def test_the_scores_of_a_round_are_those_that_the_clients_measured(stage: Stage)
         assert (row.accuracy, row.samples, row.model) == (test[name], 2, round_.result_model)
         assert row.loss == measured["test/loss"]
         assert (evaluations[name, "train"].loss, evaluations[name, "train"].samples) == (after[name], 8)
+
+
+def test_the_largest_epsilon_that_a_reply_states_is_a_metric_of_the_round(stage: Stage) -> None:
+    task = stage.task()
+    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
+    run = stage.submit(spec("epsilon", task, more="selection.minimum = 3"))
+    ann.reply(ann.order(), privacy=SamplePrivacy(epsilon=2.5))
+    ben.reply(ben.order(), privacy=SamplePrivacy(epsilon=1.5))
+    cleo.reply(cleo.order())
+    assert stage.wait_round(run, 0, RoundState.STEPPED).metrics["epsilon/samples"] == 2.5
 
 
 def test_updates_without_a_common_descent_leave_the_model_as_it_is(stage: Stage) -> None:

@@ -53,7 +53,7 @@ def _ended(session: Session, fleet: Fleet, number: int, recent: Sequence[Round],
     action = f"run.{run.state.lower()}"
     audit.record(session, at=now, actor="coordinator", action=action, subject=run.run_id, detail=run.reason)
     log.info("run %s: %s %s", run.run_id, run.state, run.reason)
-    return True
+    return True  # no mutant: otherwise Held ends the conductor in _begin_round
 
 
 def _begin_round(fleet: Fleet, number: int) -> Round:

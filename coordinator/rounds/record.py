@@ -241,7 +241,7 @@ def scores(replies: Replies, names: tuple[str, ...]) -> dict[str, float]:
     Several objectives have their own metrics.
     """
     found: dict[str, float] = {}
-    several = names if len(names) > 1 else ()
+    several = names if len(names) > 1 else ()  # no mutant: != is the same, as there is at least one
     for split in metrics.SCORED:
         if values := _accuracies(replies, split):
             found |= metrics.accuracies(values)

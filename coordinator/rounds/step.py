@@ -113,7 +113,7 @@ def _combined_file(vector: NDArray[np.float32]) -> bytes:
 def _longest(step: Step) -> str:
     """Names the client with the longest update, and what to change."""
     if step.combined is not None:
-        return f"the combined update has the norm {math.sqrt(float(step.gram[0, 0])):.3g}: lower the learning rates"
+        return f"the combined update has the norm {math.sqrt(step.gram.item()):.3g}: lower the learning rates"
     owners = [reply.client_id for reply in step.replies for _ in reply.rows]
     owners += [past.client_id for past in step.history]
     norms = np.sqrt(np.diagonal(step.gram))
