@@ -16,7 +16,7 @@ from test_worker_limits import gradients, manifest, reason
 from working import Running
 from works import set_train, set_work
 
-from federation.envelope import key_id
+from federation.envelope import key_id, seal
 from federation.secure.thresholds import Mode
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
@@ -304,4 +304,6 @@ def test_a_cancel_erases_what_is_kept_of_the_session_and_of_no_other(
     assert kept() == {second}
     coordinator.cancel("assignment-1")
     wait_for(lambda: not kept(), "the second session to be erased")
+    for gone in ({"kind": "gone"}, {"task": "gone"}):
+        running.worker._runner.execution.forget(seal(coordinator.assignment(*model, **gone), coordinator.signing_key))
     running.stop()

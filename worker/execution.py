@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from federation.v1.federation_pb2 import FetchBlobRequest
 from federation.vectors import Vector, read_vector
 from federation.work.base import Client, Lane, Origin, Result, Shows, WorkError, payload_layout
 from federation.work.computation import Computation, Descend, Measure, MeasureAlong
-from federation.work.registry import decode, encode_statement, kind
+from federation.work.registry import decode, encode_statement
 from federation.work.site import Site
 from worker import software
 from worker.assignments import Declined, Order
@@ -121,17 +121,18 @@ class Execution:
         self.events.tell_of(manifest, "done", words, kind=manifest.kind, seconds=seconds)
         self._reply(order, result, control.wanted)
 
-    def forget(self, assignment: SignedEnvelope) -> None:
-        """Erases what is kept only for an assignment that was checked before, and for later stages of its work."""
-        manifest = AssignmentManifest.FromString(assignment.manifest)
-        if manifest.task in self.offers:  # if not, it is erased a day later
-            work = decode(manifest.kind, manifest.work, self.offers[manifest.task].shape)
-            self.sessions.forget(manifest, work.kept_under())
+    def forget(self, assignment: SignedEnvelope, *, acknowledged: bool = False) -> None:
+        """Erases what is kept only for an assignment, checked before, and for the later stages of its work.
 
-    def acknowledged(self, assignment: SignedEnvelope) -> None:
-        """Erases it if the kind of work is one that forgets."""
-        if kind(AssignmentManifest.FromString(assignment.manifest).kind).work.forgets:
-            self.forget(assignment)
+        If its reply was acknowledged, this is done only for kinds of work that forget. What belongs to a task or a kind
+        that this worker no longer has is erased a day later.
+        """
+        manifest = AssignmentManifest.FromString(assignment.manifest)
+        trainer = self.offers.get(manifest.task)
+        with suppress(WorkError):
+            work = None if trainer is None else decode(manifest.kind, manifest.work, trainer.shape)
+            if work is not None and (work.forgets or not acknowledged):
+                self.sessions.forget(manifest, work.kept_under())
 
     def _admit(self, order: Order) -> None:
         """Records that a model is evaluated in the clear, where the owner requires private rounds, or declines it."""

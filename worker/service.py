@@ -158,7 +158,7 @@ class Worker:
             session=self._session,
             backoff=Backoff(uniform),
             events=events,
-            acknowledged=execution.acknowledged,
+            acknowledged=partial(execution.forget, acknowledged=True),
         )
         self._runner = Runner(
             member=member,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from worker.policy import Policy
     from worker.roster import Changes, Roster
 
-app = typer.Typer(help="The members and keys that this worker believes in private rounds.", no_args_is_help=True)
+app = typer.Typer(help="Which members and keys this worker believes in private rounds.", no_args_is_help=True)
 
 _COMPARE = (
     "Compare these digits with the other owners, by telephone or in person: not through the coordinator, which could "
@@ -101,7 +101,7 @@ def pin(
 def show(
     home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
 ) -> None:
-    """Show the pinned roster, and how many private rounds each task has taken part in."""
+    """Show the pinned roster, and how many private rounds have counted."""
     from worker.policy import Policy, PolicyError
     from worker.roster import RosterError, pinned_roster
 

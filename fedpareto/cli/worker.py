@@ -284,7 +284,7 @@ def _lines(receipts: "Sequence[Receipt]") -> Iterator[str]:
 
 @app.command()
 def privacy(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> None:
-    """Show what training with noise has spent of each data set, over all runs."""
+    """Show what training with noise has spent of each data set."""
     from federation.accounting import AccountingError
     from federation.text import escaped
     from worker.home import Home, HomeError
