@@ -1,6 +1,7 @@
 """DP-SGD: clipped gradients of samples, Poisson samples, noise that no seed leads to, and its accounting."""
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,16 @@ def test_a_model_that_mixes_samples_is_refused_before_it_is_trained(digits: Task
     with pytest.raises(WorkError, match="BatchNorm") as refused:
         must_suit(flat.build(made), made, Dataset(torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)))
     assert refused.value.reason == "dp-model"
+
+
+@pytest.mark.parametrize("package", ["opacus", "dp_accounting"])
+def test_a_package_that_is_not_installed_is_named_with_the_way_to_install_it(
+    digits: Task, data: Dataset, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as Python sees one that is not there
+    with pytest.raises(WorkError, match=r"pip install 'fedpareto\[dp\]'") as refused:
+        must_suit(flat.build(digits), digits, data)
+    assert refused.value.reason == "dp-missing"
 
 
 SPEC = 'name = "a"\ntask = "digits"\nrounds = 2\n[train]\nbatch_size = 20\n'
