@@ -849,6 +849,7 @@ def test_the_list_says_whether_data_is_there(tmp_path: Path) -> None:
         "objectives-digits",
         "objectives-served",
         "preferences-digits",
+        "private-digits",
         "robustness-digits",
         "robustness-objectives",
     ]
