@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 
@@ -79,6 +80,8 @@ def coordinator(point: str) -> None:
         # the round is over, the next one has not begun
         "between-rounds": lambda: after(finish, "complete_round"),
     }
+    for number in range(1, 20):  # the phases before it are closed, this one is not opened
+        points[f"phase-{number}"] = partial(before, RemoteFleet, "_open_phase", count=number)
     points[point]()
 
 
@@ -124,6 +127,8 @@ def worker(point: str) -> None:
         "before-receipt": lambda: before(submission.Submitter, "_acknowledged"),
         "after-receipt": lambda: before(Spool, "settle"),
     }
+    for number in range(1, 20):  # the reply with this number is not in the spool
+        points[f"reply-{number}"] = partial(before, Spool, "add", count=number)
     points[point]()
 
 

@@ -14,7 +14,7 @@ import pytest
 from harness import Federation, Process, federation, wait_for
 
 from federation.member_files import MemberFiles
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import Layout, Tensor
 from federation.work.base import Shape
 from federation.work.evaluate.work import Evaluate
@@ -157,9 +157,51 @@ def test_a_private_round_shows_one_sum_and_leaves_no_secret(scene: Scene, tmp_pa
     assert not files_with(fed.home, hidden)
 
 
+VERIFIED = SPEC.replace('secure = "sum"', 'secure = "verified"')
+VERIFIED_STAGES = [*STAGES[:3], "secure-open", *STAGES[3:]]
+
+
+def signed_step(scene: Scene, run: str) -> StepManifest:
+    ((step,),) = scene.fed.query("select step from rounds where run_id = :run", run=run)
+    return StepManifest.FromString(SignedEnvelope.FromString(step).manifest)
+
+
+def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobody(scene: Scene) -> None:
+    fed = scene.fed
+    assert fed.coordinator is not None
+    fed.coordinator.stop()
+    dying = fed.serve(crash="phase-2")
+    run = fed.submit("coordinator-dies", VERIFIED, crash=True)
+    for number in range(3, len(VERIFIED_STAGES) + 2):
+        dying.wait_killed()
+        dying = fed.serve(crash=f"phase-{number}")
+    dying.wait_killed()
+    fed.serve()
+    fed.wait_completed(run)
+    phases = fed.admin("round", run, "0")["phases"][: len(VERIFIED_STAGES)]
+    assert [(phase["kind"], phase["replied"]) for phase in phases] == [(name, 5) for name in VERIFIED_STAGES]
+    step = signed_step(scene, run).secure
+    assert list(step.ready) == list(step.members) == list(step.survivors) == list(CLIENTS)
+    assert not step.alarms
+
+
+@pytest.mark.full
+def test_a_worker_that_dies_at_each_stage_gives_the_same_bytes_or_drops_out(scene: Scene) -> None:
+    fed, victim = scene.fed, CLIENTS[0]
+    for number in range(1, len(VERIFIED_STAGES) + 1):
+        scene.workers[victim].stop()
+        fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
+        dying = fed.processes[-1]
+        run = fed.submit(f"worker-dies-{number}", VERIFIED)
+        dying.wait_killed()
+        scene.work(victim)
+        fed.wait_completed(run)
+        assert victim in signed_step(scene, run).secure.survivors
+
+
 def test_each_owner_sees_the_same_digest_and_the_sessions_that_count(scene: Scene) -> None:
     shown = [json.loads(scene.roster_command("show", client, "--json")) for client in CLIENTS[-2:]]
     assert len({document["roster"]["digest"] for document in shown}) == 1
     for document in shown:
         digits = document["tasks"]["digits"]
-        assert (digits["sessions"], digits["evaluations"]) == (1, 1)
+        assert digits["sessions"] == digits["evaluations"] >= 1
