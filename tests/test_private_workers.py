@@ -192,7 +192,7 @@ def test_a_worker_that_dies_at_each_stage_gives_the_same_bytes_or_drops_out(scen
         scene.workers[victim].stop()
         fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
         dying = fed.processes[-1]
-        run = fed.submit(f"worker-dies-{number}", VERIFIED)
+        run = fed.submit(f"worker-dies-{number}", f"seed = {number}\n{VERIFIED}")  # from a model of its own
         dying.wait_killed()
         scene.work(victim)
         fed.wait_completed(run)
