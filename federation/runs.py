@@ -211,8 +211,8 @@ class PrivacySpec(Section):
 
     @model_validator(mode="after")
     def _of_private_rounds(self) -> "PrivacySpec":
-        if self.secure == "off" and self.model_fields_set & {"disclose", "clip", "stage_seconds"}:
-            raise ValueError('disclose, clip and stage_seconds are for private rounds; secure is "off"')
+        if self.secure == "off" and (self.disclose or self.clip):
+            raise ValueError('disclose and clip are for private rounds; secure is "off"')
         return self
 
     @field_validator("sample_noise", "client_noise")

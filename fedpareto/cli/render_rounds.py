@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from federation.v1.admin_pb2 import GetRoundResponse, ObjectiveResult, PhaseProgress, RoundSummary
-from federation.v1.common_pb2 import Code, StepManifest
+from federation.v1.common_pb2 import StepManifest
+from federation.v1.secure_pb2 import SecureTerms
 from fedpareto.cli import render_envelopes
 from fedpareto.cli.heat_map import heat_map
 from fedpareto.cli.render import OF_OBJECTIVES, SCORED, new_table, state, state_of
@@ -23,6 +24,7 @@ _MEASURED = {
         *(f"accuracy/{name}" for name in ("mean", "std", "variance", "worst5", "best5", "p5", "p95", "best", "jain")),
         "backdoor",
         "evaluated",
+        "private/members",
     ),
     "loss": ("loss/train", "loss/validation", "loss/test", "loss/jain", "improved"),
     "direction": ("direction_norm", "stationarity", "stationarity/relative", "descent_min", "descent_share"),
@@ -35,7 +37,7 @@ _MEASURED = {
     ),
 }
 _ELSEWHERE = ("accuracy/worst", "loss/worst", "bytes/up", "bytes/refused", "bytes/down", "stationary")
-_COUNTS = ("conflicts", "evaluated", "iterations", "objective/conflicts")
+_COUNTS = ("conflicts", "evaluated", "iterations", "objective/conflicts", "private/members")
 _WORDS = {  # where the name says too little without its group
     "stationarity/relative": "relative",
     "epsilon/clients": "of clients",
@@ -47,6 +49,7 @@ _WORDS = {  # where the name says too little without its group
     "descent_min": "least cosine with an update",
     "descent_share": "not against it",
     "step/rate": "server's rate",
+    "private/members": "in the sum",
     "objective/conflicts": "pairs in conflict",
     "objective/conflict_depth": "least cosine",
     "objective/conflict_mean": "mean cosine of these",
@@ -113,10 +116,12 @@ def round_(item: GetRoundResponse) -> RenderableType:
     if item.HasField("step_check"):
         head.add_row("step", render_envelopes.step(item))
     if item.step_check.verified:
-        for code in _code(item):
+        for code in _step(item).code:
             head.add_row(code.kind, render_envelopes.code(code))
     if item.participations:
         head.add_row("envelopes", render_envelopes.tally(item.participations))
+    for label, words in _private(item):
+        head.add_row(label, words)
     for phase in item.phases:
         head.add_row(f"phase {phase.phase}", _phase(phase))
     for label, words in _measured(summary):
@@ -131,12 +136,27 @@ def round_(item: GetRoundResponse) -> RenderableType:
     return Group(*parts)
 
 
-def _code(item: GetRoundResponse) -> Sequence[Code]:
-    """The code that made the step; nothing when the manifest cannot be read, which a coordinator may send."""
+def _step(item: GetRoundResponse) -> StepManifest:
+    """The step; an empty one when the manifest cannot be read, which a coordinator may send."""
     try:
-        return StepManifest.FromString(item.step.manifest).code
+        return StepManifest.FromString(item.step.manifest)
     except DecodeError:
-        return ()
+        return StepManifest()
+
+
+def _private(item: GetRoundResponse) -> Iterator[tuple[str, Text]]:
+    """What a private round settled, and its alarms."""
+    step = _step(item)
+    if step.HasField("secure"):
+        settled = step.secure
+        try:
+            mode = SecureTerms.FromString(settled.terms).mode
+        except DecodeError:
+            mode = UNKNOWN
+        words = f"{mode}: {len(settled.survivors)} of {len(settled.ready)} members that were ready are in the sum"
+        yield "private", Text(words)
+        for alarm in settled.alarms:
+            yield "alarm", Text(alarm)
 
 
 def _phase(phase: PhaseProgress) -> str:
