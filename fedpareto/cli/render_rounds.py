@@ -120,8 +120,8 @@ def round_(item: GetRoundResponse) -> RenderableType:
             head.add_row(code.kind, render_envelopes.code(code))
     if item.participations:
         head.add_row("envelopes", render_envelopes.tally(item.participations))
-    for label, words in _private(item):
-        head.add_row(label, words)
+    for label, text in _private(item):
+        head.add_row(label, text)
     for phase in item.phases:
         head.add_row(f"phase {phase.phase}", _phase(phase))
     for label, words in _measured(summary):
