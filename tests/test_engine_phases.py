@@ -192,6 +192,14 @@ def test_the_quorum_of_a_phase_is_of_the_replies_that_it_wanted_when_it_was_open
     assert skipped.reason.endswith("6 are needed")
 
 
+def test_a_rule_that_has_too_few_replies_skips_the_round_and_says_how_many_it_needs(stage: Stage) -> None:
+    run, players = begin(stage, "trimmed-mean", more="algorithm.byzantine = 3")
+    stage.play(run, *players)
+    skipped = stage.rounds(run)[0]
+    assert skipped.state is RoundState.SKIPPED
+    assert skipped.reason == "aggregation: trimmed-mean with byzantine = 3 needs at least 7 updates; there are 6"
+
+
 @pytest.mark.parametrize("phase", [1, 2])
 def test_a_restart_between_phases_replays_those_before(stage: Stage, phase: int) -> None:
     expected, players = begin(stage, "rehearsed")

@@ -200,13 +200,3 @@ def test_updates_whose_median_is_zero_are_no_step(stage: Stage) -> None:
     (round_,) = stage.rounds(run)
     assert (round_.reason, round_.result_model) == ("stationary", digest(MODEL))
     assert stage.run(run).state_data["vectors"] == {}
-
-
-def test_a_trimmed_mean_of_too_few_is_skipped_and_says_how_many_it_needs(stage: Stage) -> None:
-    run, players = begin(stage, "trimmed-mean", rounds=1)
-    players[0].decline(players[0].order(), "busy")
-    for player in players[1:]:
-        player.reply(player.order())
-    skipped = stage.wait_round(run, 0)
-    assert skipped.state is RoundState.SKIPPED
-    assert skipped.reason == "aggregation: trimmed-mean with byzantine = 1 needs at least 3 updates; there are 2"
