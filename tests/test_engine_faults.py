@@ -108,7 +108,7 @@ LOOKS = {
     "while clients train": ("SELECT phases", 1, "reply"),
     "when enough replies are read": ("SELECT updates", 0, "reply"),
     "when too few replies are read": ("SELECT updates", 0, "decline"),
-    "when the evaluation is read": ("SELECT updates", 2, "reply"),
+    "when the evaluation is read": ("SELECT updates", 3, "reply"),
 }
 
 

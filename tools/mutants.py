@@ -68,7 +68,7 @@ SUBJECTS = {
     ),
     "intake": Subject(
         tuple(f"{ROUNDS}/{name}.py" for name in ("intake", "content", "recorder")),
-        tuple(f"tests/test_{name}.py" for name in ("content", "equivocation", "claims", "refusals")),
+        tuple(f"tests/test_{name}.py" for name in ("content", "equivocation", "claims", "bounds_on_words", "refusals")),
     ),
     "identity": Subject(
         tuple(f"federation/{name}.py" for name in ("identity", "proofs", "join_string", "member_files")),

@@ -75,7 +75,7 @@ def _begin_round(fleet: Fleet, number: int) -> Round:
                     break
             log.info("run %s: %s", run_id, missing)
             around.changed()
-        around.wait(None if complete else 1.0)  # no mutant: without it only the load differs
+        around.wait(None if complete else 1.0)  # no mutant: test_engine_control.py shows that it sleeps
     log.info("run %s round %d: selected %s", run_id, number, ", ".join(begun.selected))
     return begun
 
