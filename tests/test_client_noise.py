@@ -105,7 +105,8 @@ def private(stage: Stage, rounds: int, epsilon: float = 0.0) -> tuple[str, list[
     """A run with noise, and its clients with their first orders."""
     name = stage.task()
     players = stage.cast(name, *NAMES)
-    more = f"selection.minimum = 4\nprivacy.client_noise = 2.0\nprivacy.client_epsilon = {epsilon}"
+    more = f"selection.minimum = 4\nprivacy.client_noise = 2.0\nprivacy.client_epsilon = {epsilon}\n"
+    more += "algorithm.epsilon = 0.05"
     run = stage.submit(spec(name, name, rounds, more=more))
     return run, players, [player.order() for player in players]
 
@@ -134,12 +135,23 @@ def test_the_step_names_its_noise_and_a_verifier_computes_the_model_from_it(stag
     blobs, step = stage.blobs, step_of(stage, run)
     base, made = (model_row(blobs.local(one)).read() for one in (step.base_model, step.result_model))
     np.testing.assert_allclose(made, recomputed(blobs, step, base, U), rtol=0, atol=1e-5)
-    assert step.noise_scale == pytest.approx(2.0 * 2 * (1 / 4 + 1 / 4), rel=1e-3)
+    assert step.noise_scale == pytest.approx(2.0 * 2 * (1 / 4 + 0.05), rel=1e-3)
     (noise,) = update_rows(blobs.local(step.noise)).values()
     assert 0.5 < float(noise.read().std()) < 1.6  # of 45 numbers
     assert stage.look(lambda session: is_retained(session, step.noise, 1))
     stage.play(run, *players)
     assert step_of(stage, run, 1).noise != step.noise
+
+
+def test_a_step_is_taken_also_where_the_updates_cancel_which_would_show_something_of_them(stage: Stage) -> None:
+    run, players, orders = private(stage, 1)
+    update = vector("any", orders[0])
+    for player, order, sign in zip(players, orders, (1, -1, 1, -1), strict=True):
+        player.reply(order, update * np.float32(sign))
+    stage.wait_state(run, RunState.COMPLETED)
+    [made] = stage.rounds(run)
+    assert (made.reason, step_of(stage, run).rate) == ("", 1.0)
+    assert made.result_model != made.base_model
 
 
 def test_what_clients_sent_is_in_no_answer(stage: Stage) -> None:
