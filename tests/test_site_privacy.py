@@ -37,7 +37,7 @@ pytest.importorskip("dp_accounting", reason="needs fedpareto[dp]")
 pytest.importorskip("opacus", reason="needs fedpareto[dp]")
 
 BATCH = 10
-RULE = SamplePolicy(noise=1.0, clip=0.5, epsilon=8.0)
+RULE = SamplePolicy(noise=4.0, clip=0.5, epsilon=8.0)
 
 
 @pytest.fixture(scope="module")
@@ -89,32 +89,32 @@ def test_the_owners_floor_holds_although_the_coordinator_asks_for_no_noise(
     coordinator.assign(asked)
     running.wait_for("receipt")
     reply = opened(coordinator.submissions[0], running.member)
-    stated, found = reply.privacy, epsilon([Mechanism(1.0, rate, 4)], DELTA)
-    assert (stated.noise, stated.clip, stated.rate, stated.steps, stated.delta) == (1.0, 0.5, rate, 4, DELTA)
+    stated, found = reply.privacy, epsilon([Mechanism(4.0, rate, 4)], DELTA)
+    assert (stated.noise, stated.clip, stated.rate, stated.steps, stated.delta) == (4.0, 0.5, rate, 4, DELTA)
     assert (stated.epsilon, stated.bound) == pytest.approx((found.value, found.bound))
     assert not reply.losses
     assert set(reply.metrics) == {"train/samples"}  # which the reply tells anyway
-    assert entries(running.home) == [("digits", "digits", "run-1", 5, 1.0, 0.5, rate, 4)]
+    assert entries(running.home) == [("digits", "digits", "run-1", 5, 4.0, 0.5, rate, 4)]
 
 
 def test_the_stricter_of_owner_and_coordinator_counts(
     coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
 ) -> None:
     running = start(digits=RULE)
-    for number, (noise, clip) in enumerate([(2.0, 0.1), (0.5, 3.0)]):
+    for number, (noise, clip) in enumerate([(8.0, 0.1), (0.5, 3.0)]):
         asked = coordinator.assignment(*model, number)
         set_train(asked, sample_noise=noise, sample_clip=clip)
         coordinator.assign(asked)
     running.wait_for("receipt", 2)
     stated = [opened(one, running.member).privacy for one in coordinator.submissions]
-    assert [(one.noise, one.clip) for one in stated] == [(2.0, 0.1), (1.0, 0.5)]
+    assert [(one.noise, one.clip) for one in stated] == [(8.0, 0.1), (4.0, 0.5)]
 
 
 def test_a_training_that_would_overspend_is_declined_after_a_restart_too_and_others_go_on(
     coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Trainer]
 ) -> None:
     rate = BATCH / offers["digits"].samples
-    budget = (epsilon([Mechanism(1.0, rate, 6)], DELTA).value + epsilon([Mechanism(1.0, rate, 5)], DELTA).value) / 2
+    budget = (epsilon([Mechanism(4.0, rate, 6)], DELTA).value + epsilon([Mechanism(4.0, rate, 5)], DELTA).value) / 2
     rule = RULE.model_copy(update={"epsilon": budget})
     running = start(digits=rule)
     for number in (1, 2):  # of two runs: the budget is for all
@@ -130,7 +130,7 @@ def test_a_training_that_would_overspend_is_declined_after_a_restart_too_and_oth
     coordinator.assign(asked)
     running.wait_for("receipt")
     told = wait_for(lambda: coordinator.declines, "a decline")[-1]
-    spent = epsilon([Mechanism(1.0, rate, 3)], DELTA).value
+    spent = epsilon([Mechanism(4.0, rate, 3)], DELTA).value
     assert told.assignment_id == "assignment-2"
     assert told.reason == "dp-budget"
     assert f"spent epsilon = {spent:.4g} of {budget:g}" in told.message
@@ -243,11 +243,11 @@ def test_the_command_shows_what_is_spent_and_left(tmp_path: Path) -> None:
     assert "digits: epsilon = 0 of 8" in run(app, ["worker", "privacy", "--home", str(tmp_path)]).output
     ledger = Ledger(home.privacy)
     for number in range(2):
-        ledger.add(Entry("2026-01-01T00:00:00+00:00", "digits", "digits", "r", number, f"{number}", 1.0, 0.5, 0.1, 5))
-    found = epsilon([Mechanism(1.0, 0.1, 10)], DELTA)
+        ledger.add(Entry("2026-01-01T00:00:00+00:00", "digits", "digits", "r", number, f"{number}", 4.0, 0.5, 0.1, 5))
+    found = epsilon([Mechanism(4.0, 0.1, 10)], DELTA)
     shown = run(app, ["worker", "privacy", "--home", str(tmp_path)]).output
     assert f"digits: epsilon = {found.value:.4g} of 8" in shown
-    assert "run r: 10 steps, noise 1, rate 0.1" in shown
+    assert "run r: 10 steps, noise 4, rate 0.1" in shown
     [account] = json.loads(run(app, ["worker", "privacy", "--home", str(tmp_path), "--json"]).output)
     assert (account["epsilon"], account["bound"], account["budget"]) == pytest.approx((found.value, found.bound, 8.0))
     assert [entry["round"] for entry in account["entries"]] == [0, 1]
