@@ -186,7 +186,7 @@ class SimulatedFleet(Fleet):
                 memory=self._memories.setdefault(name, _ClientMemory()),
                 inputs={**shared, **question.phase.own_inputs(name)},
                 origin=Origin(**{item.name: facts[item.name] for item in fields(Origin)}),
-                site=self._members.site(name),
+                site=self._members.site(name, self._population.attackers.get(name)),
             )
             for name in clients
         }

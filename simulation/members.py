@@ -5,10 +5,12 @@ secrets are not secret, so that a simulation can be repeated.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from federation.attacks import Attack
 from federation.work.peers import open_reply
 from federation.work.site import SCALARS, MemoryLedger, SecurePolicy, Site
 
@@ -51,9 +53,9 @@ class Members:
         """The id of each member's signing key."""
         return {name: blake3(key).digest() for name, key in self._roster.items()}
 
-    def site(self, name: str) -> Site:
-        """A member's site."""
-        return self._sites[name]
+    def site(self, name: str, attack: Attack | None = None) -> Site:
+        """A member's site; an attacker's vector may be longer than allowed."""
+        return self._sites[name] if attack is None else replace(self._sites[name], stretch=attack.stretch)
 
     def derive(self, label: str, context: str) -> bytes:
         """32 bytes that follow from the seed, a label and a context."""

@@ -5,6 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from federation.attacks import Attack, attack_seed
@@ -147,7 +148,10 @@ class Worker:
             session=self._session,
             sessions=self._sessions,
             rounds=self._rounds,
-            site=_site(pinned_roster(home.roster, member), policy, offers, self._rounds, events),
+            site=replace(
+                _site(pinned_roster(home.roster, member), policy, offers, self._rounds, events),
+                stretch=1.0 if attacker is None else attacker.attack.stretch,
+            ),
             privacy=privacy,
             backoff=Backoff(uniform),
             events=events,

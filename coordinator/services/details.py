@@ -55,7 +55,11 @@ def round_detail(
 ) -> messages.GetRoundResponse:
     """One round with every client's part in it; every envelope is verified again."""
     [fields] = _fields(session, [item], _scores(session, [] if concealed(item.run) else [item.round_id]))
-    response = messages.GetRoundResponse(run=views.run(session, item.run), **fields)
+    voided = [
+        messages.VoidedAttempt(attempt=one["attempt"], reason=one["reason"], named=one["named"], paused=one["paused"])
+        for one in item.voided
+    ]
+    response = messages.GetRoundResponse(run=views.run(session, item.run), voided=voided, **fields)
     checks = verifier.of_round(session, item.round_id)
     for part in response.participations:
         for name, check in checks.get(part.client_id, ()):

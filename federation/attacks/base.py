@@ -66,6 +66,11 @@ class Attack(Options):
         """Its first line of documentation."""
         return (type(self).__doc__ or "").partition("\n")[0]
 
+    @property
+    def stretch(self) -> float:
+        """How many times as long as allowed its vector in a private round is; an honest member's is 1."""
+        return 1.0
+
     def poison(self, splits: "Splits", task: "Task", *, seed: int) -> "Splits":
         """The client's data with another training split; it is evaluated on its own data. The same seed gives the same.
 

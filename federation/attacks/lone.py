@@ -28,6 +28,10 @@ class Inflation(Attack):
     def __str__(self) -> str:
         return super().__str__() or "scale=1"
 
+    @property
+    def stretch(self) -> float:
+        return abs(self.scale) or 1.0
+
     def on_losses(self, losses: Mapping[str, float]) -> dict[str, float]:
         return {objective: self.scale * loss + self.bias for objective, loss in losses.items()}
 

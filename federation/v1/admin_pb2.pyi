@@ -2097,6 +2097,62 @@ class Participation(_message.Message):
 Global___Participation: _TypeAlias = Participation  # noqa: Y015
 
 @_typing.final
+class VoidedAttempt(_message.Message):
+    """An attempt at a round that was given up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class NamedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    NAMED_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """The attempt, from 0."""
+    reason: _builtins.str
+    """Why."""
+    paused: _builtins.bool
+    """True when the run was paused, and resumed with the next attempt."""
+    @_builtins.property
+    def named(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The members that must have cheated, each with the reason."""
+
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        named: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "named", b"named", "paused", b"paused", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VoidedAttempt: _TypeAlias = VoidedAttempt  # noqa: Y015
+
+@_typing.final
 class GetRoundResponse(_message.Message):
     """One round, whole."""
 
@@ -2111,6 +2167,7 @@ class GetRoundResponse(_message.Message):
     PHASES_FIELD_NUMBER: _builtins.int
     OBJECTIVES_FIELD_NUMBER: _builtins.int
     STEP_CHECK_FIELD_NUMBER: _builtins.int
+    VOIDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> Global___Run:
         """The run."""
@@ -2147,6 +2204,10 @@ class GetRoundResponse(_message.Message):
     def step_check(self) -> Global___EnvelopeCheck:
         """Whether the step's envelope holds; absent before the step."""
 
+    @_builtins.property
+    def voided(self) -> _containers.RepeatedCompositeFieldContainer[Global___VoidedAttempt]:
+        """The attempts at the round that were voided, in order."""
+
     def __init__(
         self,
         *,
@@ -2159,10 +2220,11 @@ class GetRoundResponse(_message.Message):
         phases: _abc.Iterable[Global___PhaseProgress] | None = ...,
         objectives: Global___Objectives | None = ...,
         step_check: Global___EnvelopeCheck | None = ...,
+        voided: _abc.Iterable[Global___VoidedAttempt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "run", b"run", "step", b"step", "step_check", b"step_check", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosines", b"cosines", "gram_clients", b"gram_clients", "objectives", b"objectives", "participations", b"participations", "phases", b"phases", "run", b"run", "step", b"step", "step_check", b"step_check", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosines", b"cosines", "gram_clients", b"gram_clients", "objectives", b"objectives", "participations", b"participations", "phases", b"phases", "run", b"run", "step", b"step", "step_check", b"step_check", "summary", b"summary", "voided", b"voided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

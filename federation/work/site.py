@@ -113,6 +113,7 @@ class Site:
         open_reply: the reply in an envelope, verified with the keys of a roster. Raises ValueError if it is not signed
             by one of them, or not a reply.
         new_secret: 32 random bytes for the purpose that is named.
+        stretch: the length of the vector that this client enters into private rounds; above 1 for an attacker.
     """
 
     roster: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
@@ -120,6 +121,7 @@ class Site:
     ledger: SessionLedger = field(default_factory=MemoryLedger)
     open_reply: Callable[[bytes, Mapping[str, bytes]], PeerReply] = _no_peers
     new_secret: Callable[[str], bytes] | None = None
+    stretch: float = 1.0
 
     def key_id(self, client_id: str) -> bytes | None:
         """The id of a member's pinned key: the BLAKE3 digest of its 32 bytes; None for somebody else."""

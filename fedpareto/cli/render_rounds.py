@@ -120,6 +120,10 @@ def round_(item: GetRoundResponse) -> RenderableType:
             head.add_row(code.kind, render_envelopes.code(code))
     if item.participations:
         head.add_row("envelopes", render_envelopes.tally(item.participations))
+    for void in item.voided:
+        named = ", ".join(f"{member} ({reason})" for member, reason in sorted(void.named.items()))
+        words = f"{'paused' if void.paused else 'voided'}: {void.reason}" + (f"; named: {named}" if named else "")
+        head.add_row(f"attempt {void.attempt}", Text(words))
     for label, text in _private(item):
         head.add_row(label, text)
     for phase in item.phases:

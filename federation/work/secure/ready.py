@@ -96,7 +96,7 @@ class Ready(Work):
             made = vector.of_metrics(found.metrics, self.inner.splits, client.shape.objectives)
         else:
             made = vector.joined([found.rows[row.name] for row in self.inner.rows(client.shape)])
-        divisor = vector.divisor(made, agreed.clip)
+        divisor = vector.divisor(made, agreed.clip) / client.site.stretch
         journal.keep_vector(made, divisor)
         journal.agree(
             Stage.READY,
