@@ -134,3 +134,18 @@ def test_an_earlier_demo_gives_way_unless_it_is_still_running(tmp_path: Path) ->
             pass
     with fresh_directory(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["demo.json"]
+
+
+@pytest.mark.full
+def test_the_private_act_names_the_attacker_and_leaves_nothing_to_guess(tmp_path: Path) -> None:
+    directory = tmp_path / "demo"
+    demo = start(directory, "--private", "--rounds", "2", "--json")
+    out, progress = demo.communicate(timeout=SECONDS)
+    assert demo.returncode == 0, progress
+    opened, private = json.loads(out)["runs"]
+    assert (opened["guessed"], opened["members"]) == (10, 10)
+    assert private["guessed"] <= 2  # by chance one of 45 pairs
+    assert private["members"] == 9
+    assert private["named"] == {"member-10": "share-norm"}
+    assert opened["named"] == {}
+    assert 0 < private["accuracy"] <= 1

@@ -84,7 +84,7 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
         select(models.Round)
         .where(
             models.Round.run_id == item.run_id,
-            select(models.Evaluation).where(models.Evaluation.round_id == models.Round.round_id).exists(),
+            models.Round.metrics["evaluated"].as_float() > 0,  # also in private rounds, without rows of Evaluation
         )
         .order_by(models.Round.number.desc())
         .limit(1)

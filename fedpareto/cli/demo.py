@@ -65,6 +65,14 @@ _TWO_DIGITS = _Act(
         "fedcmoo": 'name = "fedcmoo"\nweights = "exact"\nbudget = 0.1',
     },
 )
+_PRIVATE = _Act(
+    "digits",
+    "epochs = 1\nbatch_size = 10\nlearning_rate = 0.2",
+    {
+        "open": 'name = "fedmgda+"\nepsilon = 0.05\n\n[server]\nlearning_rate = 1.5',
+        "private": 'name = "fedmgda+"\n\n[privacy]\nsecure = "verified"\n\n[server]\nlearning_rate = 1.5',
+    },
+)
 
 
 def demo_command(
@@ -77,6 +85,10 @@ def demo_command(
     objectives: Annotated[
         bool, typer.Option("--objectives", help="Only the second act: one model for two objectives, no attacker.")
     ] = False,
+    private: Annotated[
+        bool,
+        typer.Option("--private", help="Only the third act: private rounds, and what the coordinator can tell."),
+    ] = False,
     as_json: ProgressJsonOption = False,
 ) -> None:
     """Run a federation of real processes, with one attacker.
@@ -87,6 +99,9 @@ def demo_command(
     1000 to the loss that it reports. First FedMGDA+ and then FedAvg trains a model; then both again, with that member
     honest. In a second, shorter act the members train one model for two digits, one objective for each digit, and one
     member has labels for the left digit only.
+
+    A third act is played alone, with --private: ten members train in open rounds, and then in private ones, in which
+    one member makes its vector five times as long as allowed.
     """
     require("the demo trains with", "torch", "sklearn")
     from fedpareto.cli.processes import Processes
@@ -96,6 +111,12 @@ def demo_command(
     console = make_console(stderr=as_json)
     try:
         with fresh_directory(directory), Processes() as processes:
+            if private:
+                from fedpareto.cli.private_act import MEMBERS
+
+                rehearsal = Rehearsal(directory, processes, members=max(workers, MEMBERS), seed=seed)
+                completed = _perform_private(console, rehearsal, rounds, seed, as_json=as_json)
+                raise typer.Exit(0 if completed else 1)
             rehearsal = Rehearsal(directory, processes, members=workers, seed=seed)
             outcomes, served = _perform(console, rehearsal, rounds, seed, attack=not objectives)
             document = _record(rehearsal, outcomes, served, rounds, seed)
@@ -119,15 +140,9 @@ def _perform(
     from fedpareto.cli.outcomes import outcome, served
 
     count, attacker = len(rehearsal.names), rehearsal.attacker
-    made = f"a federation in {rehearsal.home}: certificate authority, keys, database"
-    with _step(console, "making a federation", made):
-        rehearsal.found()
-    with _step(console, "starting the coordinator", "the coordinator serves"):
-        rehearsal.serve()
+    _found(console, rehearsal)
     with connect(rehearsal.home / "admin") as stub:
-        joined = f"{count} members have their certificates, and each its own part of the data"
-        with _step(console, f"{count} members join, each with a join string and keys of its own", joined):
-            rehearsal.enroll(stub)
+        _enroll(console, rehearsal, stub)
         malicious = f"; {attacker} is malicious: {ATTACK}" if attack else ""
         with _step(console, f"{count} workers start", f"{count} workers attend{malicious}"):
             for name in rehearsal.names:
@@ -145,6 +160,51 @@ def _perform(
         console.print(f"✓ two digits at once, an objective for each; {rehearsal.left_only} serves the left one only")
         second = _play(console, rehearsal, stub, _TWO_DIGITS, "objectives", max(1, rounds // 2), seed)
         return outcomes, [served(stub, run) for run in second]
+
+
+def _found(console: "Console", rehearsal: "Rehearsal") -> None:
+    """Makes the federation and starts its coordinator."""
+    made = f"a federation in {rehearsal.home}: certificate authority, keys, database"
+    with _step(console, "making a federation", made):
+        rehearsal.found()
+    with _step(console, "starting the coordinator", "the coordinator serves"):
+        rehearsal.serve()
+
+
+def _enroll(console: "Console", rehearsal: "Rehearsal", stub: "AdminStub") -> None:
+    count = len(rehearsal.names)
+    joined = f"{count} members have their certificates, and each its own part of the data"
+    with _step(console, f"{count} members join, each with a join string and keys of its own", joined):
+        rehearsal.enroll(stub)
+
+
+def _perform_private(console: "Console", rehearsal: "Rehearsal", rounds: int, seed: int, *, as_json: bool) -> bool:
+    """The third act; whether both runs completed."""
+    from fedpareto.cli.client import connect
+    from fedpareto.cli.document import dumps
+    from fedpareto.cli.private_act import ATTACK as STRETCH
+    from fedpareto.cli.private_act import outcome, table
+
+    _found(console, rehearsal)
+    with connect(rehearsal.home / "admin") as stub:
+        _enroll(console, rehearsal, stub)
+        with _step(console, "the owners pin a roster", "every owner has pinned the keys of all members"):
+            rehearsal.pin_rosters()
+        count, attacker = len(rehearsal.names), rehearsal.attacker
+        with _step(console, f"{count} workers start", f"{count} workers attend; {attacker} is malicious: {STRETCH}"):
+            for name in rehearsal.names:
+                rehearsal.work(name, STRETCH if name == attacker else "")
+            rehearsal.assemble(stub)
+        runs = _play(console, rehearsal, stub, _PRIVATE, "members", rounds, seed)
+        found = [outcome(stub, rehearsal, run, private=at == 1) for at, run in enumerate(runs)]
+    text = dumps({"attacker": attacker, "rounds": rounds, "seed": seed, "runs": [asdict(one) for one in found]})
+    (rehearsal.directory / "results.json").write_text(text + "\n")
+    if as_json:
+        typer.echo(text)
+    else:
+        console.print()
+        console.print(table(found, attacker))
+    return all(one.state == "COMPLETED" for one in found)
 
 
 @contextmanager

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from federation.member_files import MemberFiles
 from federation.v1.admin_pb2 import CreateJoinStringRequest, ListClientsRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.processes import Child, Processes, start_coordinator, wait_for_all, wait_until
 from fedpareto.messages import whole
+from worker.home import Home
+from worker.roster import Card, Roster
 
 MARKER = "demo.json"
 _START_SECONDS = 180.0  # of eight workers that import torch on a slow disk
@@ -95,6 +98,18 @@ class Rehearsal:
             joining.append(self._processes.start(f"{name} (joining)", arguments, log, standard_input=join.encode()))
         wait_for_all(joining, _START_SECONDS)
         self._processes.forget(*joining)
+
+    def pin_rosters(self) -> None:
+        """Pins a roster of all members at each of them, as their owners would after they have compared it."""
+        files = {name: MemberFiles.load(self._member(name) / "home") for name in self.names}
+        cards = tuple(Card.of(member) for member in files.values())
+        text = "\n".join(card.text() for card in cards)
+        for name, member in files.items():
+            Roster.parse(text, member).pin(Home(self._member(name) / "home").roster)
+
+    def data(self, name: str) -> Path:
+        """The directory of a member's data."""
+        return self._member(name) / "data"
 
     def work(self, name: str, attack: str = "") -> None:
         """Starts a member's worker."""
