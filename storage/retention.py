@@ -1,6 +1,7 @@
 """Garbage collection: blobs that no retained row refers to are removed."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
 from sqlalchemy.orm import Session
 
+from federation.work.secure.terms import Stage
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.models import Assignment, Evaluation, Input, Phase, Round, RoundState, Run, Update
@@ -35,7 +37,7 @@ def collect(
 
     Kept are the initial and the current model of each run and the vectors that it remembers; until the run ends, the
     other blobs of its algorithm; of each retained round the models, the Gram matrix, the noise, and the payloads that
-    were accepted.
+    were accepted. Of a private round that has ended, ciphertexts and what members were sent are not kept.
 
     Safe beside live runs: a blob is stored or claimed before a row refers to it, and until that row is committed, its
     age protects it, which is checked together with the removal.
@@ -97,9 +99,13 @@ def _referenced(session: Session, keep_rounds: int | None) -> set[str]:
         select(Round.combined),
         select(Round.noise),
         select(Assignment.base_model).join(Assignment.phase).join(Phase.round),
-        select(Input.digest).join(Assignment).join(Assignment.phase).join(Phase.round),
+        select(Input.digest).join(Assignment).join(Assignment.phase).join(Phase.round).where(_needed(list(Stage))),
         select(Evaluation.model).join(Round, Evaluation.round_id == Round.round_id),
-        select(Update.payload).join(Update.assignment).join(Assignment.phase).join(Phase.round).where(Update.accepted),
+        select(Update.payload)
+        .join(Update.assignment)
+        .join(Assignment.phase)
+        .join(Phase.round)
+        .where(Update.accepted, _needed([Stage.DEAL, Stage.CONFIRM])),
     )
     digests: set[str | None] = set()
     for query in queries:
@@ -111,6 +117,15 @@ def _referenced(session: Session, keep_rounds: int | None) -> set[str]:
         if ended is None:
             digests.update(memory.blobs)
     return {digest for digest in digests if digest}
+
+
+def _needed(stages: Sequence[Stage]) -> ColumnElement[bool]:
+    """Whether a blob is not of these stages of a private round that has ended: ciphertexts, and what members were sent.
+
+    Nothing is verified with them.
+    """
+    ended = Round.state.in_((RoundState.COMPLETED, RoundState.SKIPPED))
+    return or_(~ended, Phase.kind.not_in([stage.value for stage in stages]))
 
 
 def _retained(keep_rounds: int, others: set[int]) -> ColumnElement[bool]:

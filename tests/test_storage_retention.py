@@ -20,6 +20,7 @@ from storage.models import (
     Client,
     ClientState,
     Evaluation,
+    Input,
     Model,
     Phase,
     PhaseState,
@@ -75,7 +76,15 @@ class Federation:
                 )
             )
 
-    def round(self, run_id: str, number: int, state: RoundState = RoundState.COMPLETED, *, at: float = OLD) -> None:
+    def round(
+        self,
+        run_id: str,
+        number: int,
+        state: RoundState = RoundState.COMPLETED,
+        *,
+        at: float = OLD,
+        kind: str = "train",
+    ) -> None:
         with self.database.begin() as session:
             run = session.get_one(Run, run_id, with_for_update=True)
             result = self.model(session, f"{run_id} model {number + 1}", at=at)
@@ -90,9 +99,7 @@ class Federation:
                 wanted=2,
                 started=NOW,
             )
-            phase = Phase(
-                round=made, number=0, kind="train", state=PhaseState.CLOSED, wanted=2, started=NOW, deadline=NOW
-            )
+            phase = Phase(round=made, number=0, kind=kind, state=PhaseState.CLOSED, wanted=2, started=NOW, deadline=NOW)
             assignment = Assignment(
                 assignment_id=f"{run_id}-{number}",
                 client_id="c",
@@ -102,6 +109,9 @@ class Federation:
                 created=NOW,
             )
             phase.assignments = [assignment]
+            if kind != "train":
+                sent = self.store(f"{run_id} input {number}", at=at)
+                assignment.inputs = [Input(name="replies", digest=sent, size=1)]
             assignment.updates = [
                 Update(
                     client_id="c",
@@ -201,6 +211,18 @@ def test_a_round_that_has_not_ended_is_retained_in_any_case(federation: Federati
     federation.round("r", 2, state)
     clean(federation, keep_rounds=0)
     assert federation.contents() == of_round("r", 0) | of_round("r", 2)
+
+
+@pytest.mark.parametrize("kind", ["secure-deal", "secure-mask"])
+def test_of_a_private_round_that_has_ended_masked_vectors_stay_and_ciphertexts_and_inputs_go(
+    federation: Federation, kind: str
+) -> None:
+    federation.run("r")
+    federation.round("r", 0, kind=kind)
+    federation.round("r", 1, RoundState.OPEN, kind=kind)
+    clean(federation)
+    ended = of_round("r", 0) - ({"r update 0"} if kind == "secure-deal" else set())
+    assert federation.contents() == ended | of_round("r", 1) | {"r input 1"}
 
 
 def test_what_an_algorithm_keeps_in_blobs_stays(federation: Federation) -> None:
