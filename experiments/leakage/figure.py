@@ -35,6 +35,11 @@ def draw(figure: "Figure", experiment: Experiment, title: str, results: Sequence
     methods = [method.name for method in experiment.methods if any(cell.method == method for cell in cells)]
     figure.set_size_inches(4 + 4.5 * len(shown), 1.6 + 0.5 * len(methods))
     figure.suptitle(title)
+    figure.supxlabel(
+        "green frame: recognised, that is, the nearest of all images of this digit is the true one; "
+        "at the right of a row: recognised of all attacked images",
+        fontsize="small",
+    )
     grid = figure.add_gridspec(
         len(methods) + 1, 1 + len(shown) * (_COLUMNS + 1), width_ratios=[7, *[*[1] * _COLUMNS, 1.2] * len(shown)]
     )
@@ -50,7 +55,7 @@ def draw(figure: "Figure", experiment: Experiment, title: str, results: Sequence
             axes = figure.add_subplot(grid[row, first + _COLUMNS])
             axes.axis("off")
             if row == 0:
-                text = f"true images\n{condition}"
+                text = f"true\n{condition.removeprefix('images, ')}"
             else:
                 text = f"{ours(results, named, 'images/found').mean:.0f} %" if named else "–"
             axes.text(0, 0.5, text, va="center", fontsize="small")
