@@ -125,7 +125,7 @@ def _validate(K: Matrix, prior: Vector, lower: Vector, upper: Vector) -> None:
     if (np.diag(K) < 0).any():
         raise ValueError("K has a negative diagonal element: it is no Gram matrix")
     if (lower > upper).any():
-        i = int(np.argmax(lower - upper))
+        i = int(np.argmax(lower > upper))
         raise InfeasibleBoxError(f"bounds of row {i} cross: {lower[i]:g} > {upper[i]:g}")
     if lower.sum() > 1 + _SUM_TOLERANCE or upper.sum() < 1 - _SUM_TOLERANCE:
         raise InfeasibleBoxError(
