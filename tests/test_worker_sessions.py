@@ -182,6 +182,9 @@ def test_a_private_round_that_the_disk_does_not_let_go_is_erased_later(sessions:
         assert memory.get("first/secret") == b"value"
     sessions.sweep(NOW)
     assert memory.get("first/secret") is None
+    memory.put("first/secret", b"of a later step", durable=True)
+    sessions.sweep(NOW)
+    assert memory.get("first/secret") == b"of a later step", "it is erased once"
 
 
 def test_a_value_of_another_key_or_place_is_not_read(tmp_path: Path) -> None:
@@ -228,7 +231,9 @@ def test_a_question_is_answered_once_in_an_attempt_also_after_a_restart(tmp_path
         with pytest.raises(Declined) as declined:
             second.answer(other)
         assert declined.value.reason == "answered"
+    assert not second.answered(order(8, attempt=1))
     second.answer(order(8, attempt=1))
+    assert second.answered(order(8, attempt=1))
     second.close()
 
 

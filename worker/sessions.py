@@ -92,13 +92,12 @@ class Sessions:
 
     def answered(self, order: Order) -> bool:
         """Whether the question is on record as one that was answered, or was about to be."""
-        question = order.work.once()
         with self._lock:
             found = self._connection.execute(
                 "SELECT 1 FROM answered WHERE run = ? AND round = ? AND attempt = ? AND question = ?",
-                (*_key(order.manifest), question),
+                (*_key(order.manifest), order.work.once()),
             ).fetchone()
-        return bool(question) and found is not None
+        return found is not None
 
     def answer(self, order: Order) -> None:
         """Records that a question is about to be answered, if it is one that is answered once in an attempt.
