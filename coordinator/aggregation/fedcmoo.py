@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.base import conclude, describe
+from coordinator.aggregation.base import Opened, conclude, describe
 from coordinator.aggregation.objectives import (
     RAW,
     SCOPE,
@@ -21,7 +21,7 @@ from coordinator.aggregation.objectives import (
     training,
 )
 from coordinator.aggregation.phase_kinds import Gradients, Residuals, Training
-from coordinator.aggregation.phases import Phase, Replies, Reply, RoundContext, RoundGenerator, Selected, Step
+from coordinator.aggregation.phases import Phase, Private, Replies, Reply, RoundContext, RoundGenerator, Selected, Step
 from coordinator.aggregation.preference import check_preference, preferred, require_cvxpy
 from coordinator.aggregation.rules import (
     Combination,
@@ -31,6 +31,7 @@ from coordinator.aggregation.rules import (
     Rows,
     TooFewUpdatesError,
 )
+from coordinator.aggregation.secure.objectives import combined_step, mean_of
 from federation.objectives import JOINT, width
 from federation.options import option
 from federation.plugins import Origin
@@ -65,6 +66,7 @@ class Conversation(ObjectiveRule, ABC):
     """The rounds of the FedCMOO family: Jacobian, weights back, training on the weighted sum, plain average."""
 
     measures: ClassVar[bool] = False  # whether the weights depend on losses
+    private: ClassVar[Opened] = "sum"
 
     scope: Literal["all", "encoder"] = option("encoder", SCOPE)
     sketch: str = option("count", f"what clients send of their Jacobians: {', '.join(SKETCHES)}")
@@ -104,6 +106,8 @@ class Conversation(ObjectiveRule, ABC):
         return conclude(rows.gram, rows.prior, rows.prior)
 
     def round(self, context: RoundContext) -> RoundGenerator:
+        if context.private is not None:
+            return (yield from self._private_round(context, context.private))
         exact = yield from exact_gradients(context, self.exact_stationarity)
         gradients = yield from self._gradients(context)
         service = gradients.service
@@ -123,6 +127,28 @@ class Conversation(ObjectiveRule, ABC):
             objectives=chosen,
         )
         return Step(replies, combination, consulted=(*exact.replies, *gradients.consulted))
+
+    def _private_round(self, context: RoundContext, private: Private) -> RoundGenerator:
+        """Two sessions: the mean sketch of the gradients, and the mean update on the weighted sum."""
+        names, seed = context.objectives, shared_seed(context.seed, context.number)
+        made = sketch(self.sketch, d=width(self.columns(context)), objectives=names, budget=self.budget)
+        encoder_only = self.scope == "encoder"
+        ask = Gradients(sketch=self.sketch, budget=self.budget, encoder_only=encoder_only, measure=self.measures)
+        lengths = made.rows(names)
+        mean, first = yield from mean_of(context, private, ask.work, sum(length for _, length in lengths), "jacobian")
+        ends = np.cumsum([length for _, length in lengths])[:-1]
+        message = dict(zip((name for name, _ in lengths), np.split(mean, ends), strict=True))
+        G = made.gram([ClientSketch(names, np.ones(len(names)), message)], names, shared_seed=seed)
+        ready, service = first.cohort.replies, Service.among(first.survivors, context)
+        estimate = Estimate(ready, service, G if self.weights == RAW else clip_to_psd(G), first.consulted)
+        losses = service.mean((reply.client_id, reply.losses) for reply in ready if reply.client_id in service.prior)
+        chosen = self.choose(estimate, losses, context)
+        wanted = dict(zip(names, (chosen.weights * self.scales(G)).tolist(), strict=True))
+        train = Training(weights=wanted, measure=False)
+        update, second = yield from mean_of(context, private, train.work, context.parameters, "step")
+        state = service.state_after(context, chosen.weights)
+        answer = Combination(np.ones(1), np.ones(1), state, {}, objectives=chosen)
+        return combined_step(answer, update, [first, second])
 
     def _average(
         self, replies: Replies, share: Mapping[str, float], wanted: Mapping[str, float], context: RoundContext

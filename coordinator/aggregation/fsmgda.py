@@ -6,11 +6,13 @@ import numpy as np
 
 from coordinator.aggregation.base import describe
 from coordinator.aggregation.fedmgda import combination, solve
+from coordinator.aggregation.gram import gram
 from coordinator.aggregation.objectives import ObjectiveRule, Service, exact_gradients
 from coordinator.aggregation.phase_kinds import Training
-from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step
+from coordinator.aggregation.phases import Private, RoundContext, RoundGenerator, Step
 from coordinator.aggregation.qp import STATIONARY_TOLERANCE
 from coordinator.aggregation.rules import Combination, HyperparameterError, Rows
+from coordinator.aggregation.secure.objectives import combined_step, mean_of
 from federation.options import option
 
 
@@ -24,6 +26,7 @@ class FSMGDA(ObjectiveRule):
     """
 
     name = "fsmgda"
+    private = "sum"
 
     sums: bool = option(
         False,
@@ -41,6 +44,8 @@ class FSMGDA(ObjectiveRule):
         return combination(rows.gram, solution, np.ones(len(rows.prior)))
 
     def round(self, context: RoundContext) -> RoundGenerator:
+        if context.private is not None:
+            return (yield from self._private_round(context, context.private))
         exact = yield from exact_gradients(context, self.exact_stationarity)
         replies = yield Training(separate=True)
         service = Service.among(replies, context)
@@ -63,3 +68,19 @@ class FSMGDA(ObjectiveRule):
         objectives = service.weighed(weights, gram=G, mode=self.weights, exact=exact.of(service.objectives))
         answer = Combination(coefficients, shares, state, diagnostics, objectives=objectives)
         return Step(replies, answer, consulted=exact.replies)
+
+    def _private_round(self, context: RoundContext, private: Private) -> RoundGenerator:
+        """One session: the mean update of each objective, (M, d)."""
+        M, d = len(context.objectives), context.parameters
+        mean, total = yield from mean_of(context, private, Training(separate=True).work, M * d, "step")
+        rows = mean.reshape(M, d)
+        service = Service.among(total.survivors, context)
+        G = gram(list(rows))
+        parts = [np.ascontiguousarray(rows[:, part]) for part in self.columns(context)]
+        seen = G if self.scope == "all" else sum((gram(list(part)) for part in parts), np.zeros((1, 1)))
+        weights = self.weigh(seen, service.weights_before(context), context)
+        scaled = weights * self.scales(seen)
+        rate = 1.0 / context.local_rate if self.sums else 1.0
+        objectives = service.weighed(weights, gram=G, mode=self.weights)
+        answer = Combination(np.ones(1), weights, service.state_after(context, weights), {}, objectives=objectives)
+        return combined_step(answer, rate * scaled @ rows, [total])

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.objectives import ObjectiveRule
 from coordinator.aggregation.registry import algorithm, rule_code
 from coordinator.aggregation.rules import HyperparameterError
 from coordinator.rounds.client_noise import affordable
@@ -70,11 +71,19 @@ def must_suit_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
         getattr(rule, "tau", 0) == 0,
         f"secure: algorithm.tau: {rule.name} would need updates of earlier rounds, which nobody has; leave tau out",
     )
+    over_objectives = isinstance(rule, ObjectiveRule)
+    require(not over_objectives or mode == "sum", f'secure = "{mode}": {rule.name} needs nothing but sums: use "sum"')
     require(
-        (rule.name == "fedavg") == (privacy.clip > 0),
-        "clip: fedavg needs the length to which updates are shortened, such as 1.0; others sum updates of length 1",
+        (rule.name == "fedavg" or over_objectives) == (privacy.clip > 0),
+        f"clip: fedavg and the rules over objectives need the length to which a member's vector is shortened, such as "
+        f"1.0; others sum updates of length 1, and {rule.name} is one of these"
+        if privacy.clip
+        else f"clip: {rule.name} needs the length to which a member's vector is shortened, such as 1.0",
     )
-    for reads, number in ((rule.reads_losses, "loss"), (rule.reads_accuracies, "accuracy")):
+    if over_objectives:
+        must_suit_private_sums(rule)
+    measures = rule.reads_losses or getattr(rule, "measures", False)
+    for reads, number in ((measures, "loss"), (rule.reads_accuracies, "accuracy")):
         require(not reads or number in privacy.disclose, f'disclose: {rule.name} needs "{number}"')
     needs_norms = rule.name == "q-fedavg" or (rule.name == "fedfv" and not rule.stages)
     require(
@@ -83,6 +92,21 @@ def must_suit_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
         + (', or the stage "normalise"' if rule.name == "fedfv" else ""),
     )
     require(not spec.objectives.serve, "secure: objectives.serve: members of a private round serve all objectives")
+
+
+def must_suit_private_sums(rule: Algorithm) -> None:
+    """Checks that a rule over objectives needs nothing of a member but its part of a sum. Raises SpecError."""
+    for key, allowed in (
+        ("sketch", {"count", "mask", "exact"}),
+        ("bound", {"none"}),
+        ("unbiased", {False}),
+        ("latecomers", {False}),
+        ("exact_stationarity", {False}),
+    ):
+        value = getattr(rule, key, None)
+        if value is not None and value not in allowed:
+            words = " or ".join(f'"{one}"' if isinstance(one, str) else str(one).lower() for one in sorted(allowed))
+            raise SpecError(f"privacy.secure: algorithm.{key}: in a private round it is {words}")
 
 
 _NOT_PRIVATE = {
@@ -117,7 +141,7 @@ def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
     with _named(), rule_code(rule, "asking it for cautions"):
         found = tuple(rule.cautions())
     if spec.privacy.secure != "off":
-        found += private_cautions(spec)
+        found += private_cautions(spec, rule)
     if spec.server.decay and spec.rounds <= spec.server.decay_every:
         found += (
             f"server.decay = {spec.server.decay:g} has no effect: the rate changes every {spec.server.decay_every} "
@@ -149,12 +173,13 @@ def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
     return found
 
 
-def private_cautions(spec: RunSpec) -> tuple[str, ...]:
+def private_cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
     """What an operator should know of private rounds, with the number of sessions that the run needs."""
     every = spec.evaluate.every
     evaluations = 1 if every == 0 else -(-spec.rounds // every)
     shown = "evaluation" in spec.privacy.disclose
-    asks = f"{spec.rounds} of training" + ("" if shown else f" and {evaluations} of evaluation")
+    each = 2 if rule.name.startswith("fedcmoo") else 1
+    asks = f"{each * spec.rounds} of training" + ("" if shown else f" and {evaluations} of evaluation")
     found: tuple[str, ...] = (
         "private rounds are experimental until an outside cryptographer has reviewed them",
         f"the run needs {asks} of the sessions that every member's owner allows its data set (policy.toml; 1000 of "

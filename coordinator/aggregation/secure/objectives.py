@@ -1,0 +1,62 @@
+"""Private rounds of the algorithms over objectives: sums of what all members send, weighted by the prior.
+
+Every member serves all objectives. What a member sends is clipped to `privacy.clip`, as one vector: the updates of all
+objectives, the sketches of all gradients, or one update.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregation.phases import Asked, Phase, Private, Replies, RoundContext, Step
+from coordinator.aggregation.rules import Combination, TooFewUpdatesError, Vector
+from coordinator.aggregation.secure.session import Cohort, Sum, secure_sum
+from coordinator.aggregation.secure.step import invited, make_setting
+from federation.secure.thresholds import Mode, truncated
+from federation.work.base import Work
+
+
+def mean_of(
+    context: RoundContext, private: Private, inner: Callable[[Asked], Work], length: int, purpose: str
+) -> Generator[Phase, Replies, tuple[NDArray[np.float32], Sum]]:
+    """The mean of the members' vectors, weighted by the prior, (length,), and the session.
+
+    `purpose` distinguishes the sessions of one attempt at a round.
+
+    Raises:
+        Voided, Waiting, TooFewUpdatesError: as `secure_sum` and `invited`.
+    """
+
+    def prior(cohort: Cohort) -> Sequence[int]:
+        return truncated(cohort.replies.prior(context.prior).tolist())
+
+    who = invited(context, private)
+    setting = make_setting(context, private, Mode.SUM, length, clip=private.clip, purpose=purpose, who=who)
+    total = yield from secure_sum(setting, inner, prior)
+    for reply in total.survivors:
+        if reply.objectives != context.objectives:
+            raise TooFewUpdatesError(f"{reply.client_id} does not serve all objectives, as private rounds need")
+    return total.vector(private.clip / float(total.weights.sum())), total
+
+
+def combined_step(
+    combination: Combination, combined: NDArray[np.float64] | NDArray[np.float32], sums: Sequence[Sum]
+) -> Step:
+    """The step along a vector that is combined already; the last of the sums has the members that are in it."""
+    last = sums[-1]
+    weights: Vector = last.weights / last.weights.sum()
+    vector = np.asarray(combined, dtype=np.float32)
+    diagnostics = combination.diagnostics | {
+        "direction_norm": float(np.linalg.norm(vector)),
+        "private/members": float(len(weights)),
+    }
+    return Step(
+        replies=last.survivors,
+        combination=Combination(np.ones(1), weights, combination.state, diagnostics, objectives=combination.objectives),
+        consulted=tuple(
+            reply for total in sums for reply in (*total.consulted, *(() if total is last else total.survivors))
+        ),
+        combined=vector,
+        private=last.record,
+    )
