@@ -5,13 +5,14 @@ signed envelopes and a durable memory. Only training is left out: each member ha
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.phases import Asked, Phase, Replies, Reply
+from coordinator.aggregation.phases import Asked, Phase, Private, Replies, Reply, RoundContext, Selected, Step
+from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.secure.session import Cohort, Setting, Sum, invitation, secure_sum
 from federation.digests import digest
 from federation.envelope import seal
@@ -290,3 +291,42 @@ STAGES = [
 def names(members: Iterable[int]) -> list[str]:
     """The ids of members by their places."""
     return [f"silo-{i:02}" for i in members]
+
+
+_NONE: Mapping[str, Any] = {}
+
+
+def context(scene: Cast, mode: Mode, **changed: Any) -> RoundContext:
+    """The context of a private round with these members; `changed` are fields of `Private`."""
+    first = next(iter(scene.members.values()))
+    private = Private(
+        mode=mode,
+        disclose=(),
+        clip=0.0,
+        origin=ORIGIN,
+        keys=first.members.key_ids(),
+        named=frozenset(),
+        blind=0,
+        serialise=terms_bytes,
+        derive=lambda label, at: first.members.derive(label, at.decode()),
+    )
+    return RoundContext(
+        number=0,
+        total=1,
+        parameters=len(first.vector),
+        selected={name: Selected(100, ("loss",)) for name in scene.members},
+        private=replace(private, **changed),
+    )
+
+
+def round_of(scene: Cast, mode: Mode, name: str, *, values: Mapping[str, Any] = _NONE, **changed: Any) -> Step:
+    """One round of a rule with these members, and these hyper-parameters."""
+    conversation = algorithm(name, values).round(context(scene, mode, **changed))
+    replies: Any = None
+    while True:
+        try:
+            phase = conversation.send(replies)
+        except StopIteration as end:
+            step: Step = end.value
+            return step
+        replies = scene.ask(phase)

@@ -141,7 +141,7 @@ def test_numbers_are_shown_only_where_the_owner_allows_it() -> None:
     assert scene.declined == {(Stage.READY.value, VICTIM): "policy:disclose"}
     ready = scene.sent[Stage.READY.value, 0]
     assert {tuple(reply.losses) for reply in ready} == {("loss", "secret")}
-    assert {tuple(reply.metrics) for reply in ready} == {()}
+    assert {tuple(reply.metrics) for reply in ready} == {("train/loss",)}
     assert all(
         reply.samples == 0 for (stage, _), replies in scene.sent.items() for reply in replies if "ready" not in stage
     )
@@ -373,7 +373,7 @@ def test_sessions_from_one_model_are_counted_from_the_first_opening() -> None:
             play(scene, Mode.PRIVATE, setting_=chosen)
         assert len(ledger.entries(ORIGIN.task)) == min(number + 1, 2)
     assert scene.declined == {(Stage.READY.value, VICTIM): "model-sessions"}
-    ledger.add(SessionEntry("00", ORIGIN.task, "another model", False))
+    ledger.add(SessionEntry("00", ORIGIN.run_id, ORIGIN.task, "another model", evaluation=False))
     assert len(ledger.entries(ORIGIN.task)) == 3
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from secure_cast import STAGES, cast, exact, names, play
+from secure_cast import STAGES, cast, exact, names, play, round_of
 
 from coordinator.aggregation.phases import Voided
 from coordinator.aggregation.rules import TooFewUpdatesError
@@ -71,3 +71,30 @@ def test_members_lost_in_both_openings_void_the_session() -> None:
 def test_a_large_coefficient_breaks_the_share_rule() -> None:
     with pytest.raises(TooFewUpdatesError, match="silo-00 too large a share"):
         play(cast(8), Mode.PRIVATE, lambda cohort: [2**31, *[2**31 // 7] * 7])
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("fedavg", {}),
+        ("fsmgda", {"bound": "none"}),
+        ("fedcmoo", {"bound": "none", "sketch": "exact", "budget": 1.0, "scope": "all"}),
+    ],
+)
+def test_a_sum_is_the_mean_of_the_updates_within_rounding(name: str, values: dict[str, object]) -> None:
+    scene = cast(8, assumed=1)
+    step = round_of(scene, Mode.SUM, name, values=values, clip=100.0)
+    mean = np.mean([member.vector for member in scene.members.values()], axis=0)
+    assert step.combined is not None
+    assert np.abs(step.combined - mean).max() < 1e-5
+    assert len(step.replies) == 8
+
+
+def test_fedavg_shortens_what_is_longer_than_its_clip() -> None:
+    scene = cast(8, assumed=1)
+    step = round_of(scene, Mode.SUM, "fedavg", clip=14.0)
+    vectors = [member.vector for member in scene.members.values()]
+    assert min(map(np.linalg.norm, vectors)) < 14 < max(map(np.linalg.norm, vectors))
+    mean = np.mean([vector * min(1.0, 14.0 / float(np.linalg.norm(vector))) for vector in vectors], axis=0)
+    assert step.combined is not None
+    assert np.abs(step.combined - mean).max() < 1e-5

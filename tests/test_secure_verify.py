@@ -6,50 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from secure_cast import ORIGIN, SPEC, Cast, cast
+from secure_cast import SPEC, cast, context, round_of
 
-from coordinator.aggregation.phases import Private, Reply, RoundContext, Selected, Step, Waiting
+from coordinator.aggregation.phases import Reply, Step, Waiting
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.secure.verify import SecureEvidence, Unverified, verify_secure_step
 from federation.secure.thresholds import Mode
 from federation.work.secure.terms import Stage
-from federation.work.secure.wire import read_terms, terms_bytes
-
-
-def context(scene: Cast, mode: Mode, **changed: Any) -> RoundContext:
-    first = next(iter(scene.members.values()))
-    private = Private(
-        mode=mode,
-        disclose=(),
-        clip=0.0,
-        origin=ORIGIN,
-        keys=first.members.key_ids(),
-        named=frozenset(),
-        blind=0,
-        serialise=terms_bytes,
-        derive=lambda label, at: first.members.derive(label, at.decode()),
-    )
-    return RoundContext(
-        number=0,
-        total=1,
-        parameters=len(first.vector),
-        selected={name: Selected(100, ("loss",)) for name in scene.members},
-        private=replace(private, **changed),
-    )
-
-
-def round_of(scene: Cast, mode: Mode, name: str, **changed: Any) -> Step:
-    """One round of a rule with these members."""
-    conversation = algorithm(name).round(context(scene, mode, **changed))
-    replies: Any = None
-    while True:
-        try:
-            phase = conversation.send(replies)
-        except StopIteration as end:
-            step: Step = end.value
-            return step
-        replies = scene.ask(phase)
+from federation.work.secure.wire import read_terms
 
 
 def evidence(step: Step) -> SecureEvidence:

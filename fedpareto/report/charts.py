@@ -234,7 +234,7 @@ def heat(rounds: Sequence[int], names: Sequence[str], values: Sequence[Sequence[
     for i, row in enumerate(rows):
         for j, value in enumerate(row):
             if math.isfinite(value):
-                shade = round(_SHADES * max(value, 0.0) / largest) if largest > 0 else 0
+                shade = round(_SHADES * (max(value, 0.0) / largest)) if largest > 0 else 0
                 shades.setdefault(shade, []).append(f"M{j} {i}h1v1h-1z")
     cells = [
         tag("path", d="".join(found), class_="f0", fill_opacity=_shade(shade / _SHADES))
