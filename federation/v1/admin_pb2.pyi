@@ -2097,30 +2097,36 @@ class Participation(_message.Message):
 Global___Participation: _TypeAlias = Participation  # noqa: Y015
 
 @_typing.final
+class NamedMember(_message.Message):
+    """A member that must have cheated in a private round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The client."""
+    reason: _builtins.str
+    """Why."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamedMember: _TypeAlias = NamedMember  # noqa: Y015
+
+@_typing.final
 class VoidedAttempt(_message.Message):
     """An attempt at a round that was given up."""
 
     DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class NamedEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
@@ -2133,15 +2139,15 @@ class VoidedAttempt(_message.Message):
     paused: _builtins.bool
     """True when the run was paused, and resumed with the next attempt."""
     @_builtins.property
-    def named(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The members that must have cheated, each with the reason."""
+    def named(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedMember]:
+        """The members that must have cheated."""
 
     def __init__(
         self,
         *,
         attempt: _builtins.int = ...,
         reason: _builtins.str = ...,
-        named: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        named: _abc.Iterable[Global___NamedMember] | None = ...,
         paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015

@@ -68,7 +68,7 @@ def outcome(stub: AdminStub, rehearsal: Rehearsal, run_id: str, *, private: bool
     named: dict[str, str] = {}
     for number in range(run.rounds_done):
         for void in stub.GetRound(GetRoundRequest(run=run_id, round=number)).voided:
-            named |= dict(void.named)
+            named |= {one.client_id: one.reason for one in void.named}
     stored: dict[str, Array] = {}
     request = ListUpdatesRequest(run=run_id, round=max(0, run.rounds_done - 1))
     for response in stub.ListUpdates(request):

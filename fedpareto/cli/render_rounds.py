@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from federation.text import escaped
 from federation.v1.admin_pb2 import GetRoundResponse, ObjectiveResult, PhaseProgress, RoundSummary
 from federation.v1.common_pb2 import StepManifest
 from federation.v1.secure_pb2 import SecureTerms
@@ -37,6 +38,7 @@ _MEASURED = {
     ),
 }
 _ELSEWHERE = ("accuracy/worst", "loss/worst", "bytes/up", "bytes/refused", "bytes/down", "stationary")
+_MODE, _ALARM = 20, 300  # characters of words in signed steps
 _COUNTS = ("conflicts", "evaluated", "iterations", "objective/conflicts", "private/members")
 _WORDS = {  # where the name says too little without its group
     "stationarity/relative": "relative",
@@ -121,7 +123,7 @@ def round_(item: GetRoundResponse) -> RenderableType:
     if item.participations:
         head.add_row("envelopes", render_envelopes.tally(item.participations))
     for void in item.voided:
-        named = ", ".join(f"{member} ({reason})" for member, reason in sorted(void.named.items()))
+        named = ", ".join(f"{one.client_id} ({one.reason})" for one in void.named)
         words = f"{'paused' if void.paused else 'voided'}: {void.reason}" + (f"; named: {named}" if named else "")
         head.add_row(f"attempt {void.attempt}", Text(words))
     for label, text in _private(item):
@@ -154,13 +156,13 @@ def _private(item: GetRoundResponse) -> Iterator[tuple[str, Text]]:
     if step.HasField("secure"):
         settled = step.secure
         try:
-            mode = SecureTerms.FromString(settled.terms).mode
+            mode = escaped(SecureTerms.FromString(settled.terms).mode, _MODE)
         except DecodeError:
             mode = UNKNOWN
         words = f"{mode}: {len(settled.survivors)} of {len(settled.ready)} members that were ready are in the sum"
         yield "private", Text(words)
         for alarm in settled.alarms:
-            yield "alarm", Text(alarm)
+            yield "alarm", Text(escaped(alarm, _ALARM))
 
 
 def _phase(phase: PhaseProgress) -> str:
