@@ -56,7 +56,12 @@ def round_detail(
     """One round with every client's part in it; every envelope is verified again."""
     [fields] = _fields(session, [item], _scores(session, [] if concealed(item.run) else [item.round_id]))
     voided = [
-        messages.VoidedAttempt(attempt=one["attempt"], reason=one["reason"], named=one["named"], paused=one["paused"])
+        messages.VoidedAttempt(
+            attempt=one["attempt"],
+            reason=one["reason"],
+            named=[messages.NamedMember(client_id=name, reason=why) for name, why in sorted(one["named"].items())],
+            paused=one["paused"],
+        )
         for one in item.voided
     ]
     response = messages.GetRoundResponse(run=views.run(session, item.run), voided=voided, **fields)
