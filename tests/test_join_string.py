@@ -79,7 +79,7 @@ def test_the_ca_is_fetched_by_its_fingerprint_and_an_impostor_is_told(tmp_path: 
     authority = Authority()
     context = server_context(authority, tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"localhost:{listener.getsockname()[1]}"
+        port = listener.getsockname()[1]
 
         spoken = []
 
@@ -92,9 +92,9 @@ def test_the_ca_is_fetched_by_its_fingerprint_and_an_impostor_is_told(tmp_path: 
 
         thread = threading.Thread(target=serve)
         thread.start()
-        assert fetch_ca(address, fingerprint(authority.ca), timeout=30) == pem(authority.ca)
-        with pytest.raises(IdentityError, match="not the coordinator of this federation"):
-            fetch_ca(address, "00" * 32, timeout=30)
+        assert fetch_ca(f"localhost:{port}", fingerprint(authority.ca), timeout=30) == pem(authority.ca)
+        with pytest.raises(IdentityError, match=r"not the coordinator of this federation: .* is not 0{16}\.\.\.;"):
+            fetch_ca(f"[127.0.0.1]:{port}", "00" * 32, timeout=30)  # as IPv6 addresses are written
         thread.join(30)
         assert not thread.is_alive()
     assert spoken == ["h2", "h2"], "gRPC's servers end connections that do not offer it"
