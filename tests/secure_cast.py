@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.phases import Asked, Phase, Private, Replies, Reply, RoundContext, Selected, Step
 from coordinator.aggregation.registry import algorithm
-from coordinator.aggregation.secure.session import Cohort, Setting, Sum, invitation, secure_sum
+from coordinator.aggregation.secure.session import secure_sum
+from coordinator.aggregation.secure.settled import Cohort, Setting, Sum, invitation
 from federation.digests import digest
 from federation.envelope import seal
 from federation.objectives import joint_target

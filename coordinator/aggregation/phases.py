@@ -31,7 +31,7 @@ from federation.work.base import Origin, Work
 from federation.work.secure.terms import SessionTerms
 
 if TYPE_CHECKING:
-    from coordinator.aggregation.secure.session import Record, Setting
+    from coordinator.aggregation.secure.settled import Record, Setting
     from federation.runs import RunSpec
 
 

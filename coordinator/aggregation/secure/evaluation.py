@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from coordinator.aggregation.phases import Asked, Phase, Replies, RoundContext
 from coordinator.aggregation.rules import TooFewUpdatesError
-from coordinator.aggregation.secure.session import Cohort, secure_sum
+from coordinator.aggregation.secure.session import secure_sum
+from coordinator.aggregation.secure.settled import Cohort
 from coordinator.aggregation.secure.step import make_setting
 from federation.secure.thresholds import LARGEST, Mode, truncated
 from federation.work.base import Work

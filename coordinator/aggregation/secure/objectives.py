@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.phases import Asked, Phase, Private, Replies, RoundContext, Step
 from coordinator.aggregation.rules import Combination, TooFewUpdatesError, Vector
-from coordinator.aggregation.secure.session import Cohort, Sum, secure_sum
+from coordinator.aggregation.secure.session import secure_sum
+from coordinator.aggregation.secure.settled import Cohort, Sum
 from coordinator.aggregation.secure.step import invited, make_setting
 from federation.secure.thresholds import Mode, truncated
 from federation.work.base import Work

@@ -5,7 +5,6 @@ A failed check raises `Voided`, which names the members that must have cheated, 
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from coordinator.aggregation.phases import Asked, Phase, Replies, Reply, Voided, Waiting
 from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.secure.phases import Confirming, Dealing, Masking, Opening, Readying, Unmasking
+from coordinator.aggregation.secure.settled import Cohort, Record, Setting, Sum
 from federation.digests import parse
 from federation.secure import accusations, checks, hashing, masks, openings, sketch, unmasking, verification
 from federation.secure.blocks import blocks
@@ -30,104 +30,6 @@ from federation.secure.verification import confirm_bytes
 from federation.secure.wire import Words
 from federation.vectors import RowFile
 from federation.work.base import Work
-from federation.work.secure.terms import Invited, SessionTerms
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What a session needs of its coordinator.
-
-    Attributes:
-        agreed: the terms.
-        terms_bytes: as they are sent.
-        taus: tau1 and tau2 from the view of MASK, V and the digests of their masked vectors.
-    """
-
-    agreed: SessionTerms
-    terms_bytes: bytes
-    taus: Callable[[bytes, Sequence[str], Sequence[bytes]], tuple[bytes, bytes]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cohort:
-    """The members W before the sum.
-
-    Attributes:
-        thresholds: of the members that are ready.
-        replies: to READY, of W in order.
-        gram: of their sketches, (|W|, |W|); None in mode `sum`.
-    """
-
-    thresholds: Thresholds
-    replies: Replies
-    gram: Reals | None
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """W, sorted."""
-        return tuple(reply.client_id for reply in self.replies)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """What a session settled, for the signed step.
-
-    Attributes:
-        session: its digest.
-        terms: as they were sent.
-        ready: U1.
-        members: W.
-        survivors: V.
-        coefficients: of W, in units of 2^-32.
-        tau1, tau2: the challenges; empty unless the mode is `verified`.
-        alarms: what was wrong and did not void the session, for operators.
-    """
-
-    session: bytes
-    terms: bytes
-    ready: tuple[str, ...]
-    members: tuple[str, ...]
-    survivors: tuple[str, ...]
-    coefficients: tuple[int, ...]
-    tau1: bytes = b""
-    tau2: bytes = b""
-    alarms: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sum:
-    """The unmasked sum.
-
-    Attributes:
-        words: R as words of Z_2^32, (n,).
-        cohort: W, with G.
-        survivors: the replies to MASK of V, in order.
-        consulted: the replies to all other stages that entered.
-        record: what was settled.
-    """
-
-    words: Words
-    cohort: Cohort
-    survivors: Replies
-    consulted: tuple[Reply, ...]
-    record: Record
-
-    @cached_property
-    def weights(self) -> Reals:
-        """A of V, (|V|,)."""
-        given = dict(zip(self.record.members, self.record.coefficients, strict=True))
-        weights: Reals = np.array([given[name] for name in self.record.survivors], np.float64) / ONE
-        return weights
-
-    def vector(self, scale: float) -> NDArray[np.float32]:
-        """R times a factor, (n,), float32."""
-        made = np.empty(len(self.words), np.float32)
-        start = 0
-        for block in blocks(self.words):
-            made[start : start + len(block)] = masks.reals(block) * scale
-            start += len(block)
-        return made
-
 
 Decide = Callable[[Cohort], Sequence[int]]
 """The coefficients of W in units of 2^-32. Raises TooFewUpdatesError where there are none."""
@@ -465,11 +367,6 @@ class _Session:
         if failures or named:
             words = "; ".join(dict.fromkeys(_described(failure) for failure in failures)) or "wrong answers"
             raise Voided(f"a check failed: {words[:300]}", named=named or {}, blind=not named)
-
-
-def invitation(keys: Mapping[str, bytes]) -> tuple[Invited, ...]:
-    """Members by id, and the ids of their signing keys, sorted."""
-    return tuple(Invited(name, keys[name]) for name in sorted(keys))
 
 
 def _described(failure: Failure) -> str:

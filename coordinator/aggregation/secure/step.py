@@ -14,7 +14,8 @@ import numpy as np
 from coordinator.aggregation.phase_kinds import Training
 from coordinator.aggregation.phases import Asked, Private, RoundContext, RoundGenerator, Step, Waiting
 from coordinator.aggregation.rules import Combination, Matrix, TooFewUpdatesError, Vector
-from coordinator.aggregation.secure.session import Cohort, Setting, Sum, invitation, secure_sum
+from coordinator.aggregation.secure.session import secure_sum
+from coordinator.aggregation.secure.settled import Cohort, Setting, Sum, invitation
 from federation.digests import derived_seed
 from federation.secure.derivation import taus
 from federation.secure.thresholds import LARGEST, SMALLEST_MGDA, Mode, assumed, smallest_cohort, truncated

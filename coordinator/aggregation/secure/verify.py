@@ -17,7 +17,7 @@ from coordinator.aggregation.base import Rule
 from coordinator.aggregation.phases import Asked, Phase, Replies, Reply, RoundContext, Step, Voided
 from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.secure.phases import Readying
-from coordinator.aggregation.secure.session import Record, Setting
+from coordinator.aggregation.secure.settled import Record, Setting
 from federation.digests import digest
 from federation.secure.errors import Malformed
 from federation.vectors import DTYPES, Array, payload_bytes
