@@ -152,6 +152,19 @@ def test_the_facts_of_a_round_are_those_of_the_submitted_vectors(stage: Stage) -
         assert np.ptp(slope[free]) < 1e-7
 
 
+def test_a_model_counts_as_traffic_once_for_each_client_that_fetches_it(stage: Stage) -> None:
+    task = stage.task()
+    players = stage.cast(task, "ann", "ben")
+    model = to_bytes(LAYOUT, np.full(LAYOUT.size, 7, np.float32))  # that no other test has handed out
+    run = stage.submit(spec("traffic", task, rounds=2, algorithm="fedavg", more="selection.minimum = 2"), model=model)
+    stage.play(run, *players)
+    for number, models in enumerate((2, 1)):  # the second round trains from the model that the first one evaluated
+        numbers = stage.rounds(run)[number].metrics
+        assert numbers["bytes/down"] == models * len(players) * len(model)
+        assert numbers["bytes/up"] == sum(update.payload_bytes for update in stage.updates(run, number).values())
+        assert numbers["bytes/refused"] == 0.0
+
+
 def test_the_scores_of_a_round_are_those_that_the_clients_measured(stage: Stage) -> None:
     task = stage.task()
     names = ("ann", "ben", "cleo", "dan")

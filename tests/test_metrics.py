@@ -305,6 +305,24 @@ def test_each_objective_is_the_mean_over_the_clients_that_serve_it() -> None:
     assert "accuracy/objective/right" not in found  # 7 is no share
 
 
+def test_means_over_the_members_alone_give_the_metrics_that_need_no_more() -> None:
+    means = {"train/loss": 1.0, "train/accuracy": 0.9, "test/accuracy": 0.5, "test/accuracy/left": 0.25}
+    means |= {"train/accuracy/right": 0.75, "test/loss/left": 3.0, "train/loss/right": 4.0}
+    found = record.scores_of_means(means, 3, ("left", "right"))
+    assert found == {
+        "loss/train": 1.0,
+        "accuracy/mean": 0.5,
+        "accuracy/objective/left": 0.25,
+        "loss/test/left": 3.0,
+        "loss/train/right": 4.0,
+        "evaluated": 3.0,
+    }
+    assert record.scores_of_means({"test/loss": 2.0, "test/loss/loss": 2.0}, 1, ("loss",)) == {
+        "loss/test": 2.0,
+        "evaluated": 1.0,
+    }
+
+
 def test_an_update_is_d_floats_and_a_header_as_the_reference_counts() -> None:
     for case in reference("communication"):
         given: dict[str, int] = case["input"]  # type: ignore[assignment]

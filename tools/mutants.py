@@ -62,9 +62,7 @@ SUBJECTS = {
             "tests/test_revoked_replies.py",
             "tests/test_engine_record.py",
             "tests/test_engine_phases.py",
-            "tests/test_engine_faults.py",
             "tests/test_engine.py",
-            "tests/test_participation.py",
         ),
     ),
     "intake": Subject(
