@@ -12,12 +12,12 @@ from stage import Player, Stage, spec
 from coordinator.aggregation import registry
 from coordinator.aggregation.base import Algorithm, describe
 from coordinator.aggregation.phase_kinds import Training
-from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Voided
+from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Voided, Waiting
 from coordinator.aggregation.rules import Combination, Rows
 from federation.channels import refusal_from_rpc_error
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from federation.vectors import read_vector, update_rows
-from storage.models import RoundState
+from storage.models import RoundState, RunState
 
 NAMES = ("ann", "ben", "cleo")
 
@@ -42,6 +42,22 @@ class SecondThoughts(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hesitant(SecondThoughts):
+    """Every attempt is given up but the last; the second one waits for an operator."""
+
+    name: ClassVar[str] = "hesitant"
+
+    def round(self, context: RoundContext) -> RoundGenerator:
+        """See the class."""
+        replies = yield Training()
+        if context.attempt == 1:
+            raise Waiting("an owner must agree")
+        if context.attempt < 3:
+            raise Voided("not yet")
+        return Step(replies, self.combine(replies.rows(context)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Decoded(SecondThoughts):
     """The step is a vector that is combined already."""
 
@@ -60,7 +76,7 @@ class Decoded(SecondThoughts):
 
 @pytest.fixture(autouse=True)
 def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {**registry.ALGORITHMS, **{toy.name: toy for toy in (SecondThoughts, Decoded)}}
+    known = {**registry.ALGORITHMS, **{toy.name: toy for toy in (SecondThoughts, Hesitant, Decoded)}}
     monkeypatch.setattr(registry, "ALGORITHMS", MappingProxyType(known))
 
 
@@ -92,6 +108,17 @@ def test_the_last_voided_attempt_skips_the_round_and_says_why(stage: Stage) -> N
     skipped = stage.rounds(run)[0]
     assert skipped.reason == "voided: 2 attempts; the last one: 3 replies are not trusted"
     assert [phase.attempt for phase in stage.phases(run)] == [0, 1]
+
+
+def test_after_a_pause_of_a_round_its_attempts_are_counted_anew(stage: Stage) -> None:
+    run, players = begin(stage, "hesitant", "limits.attempts = 2")
+    stage.play(run, *players, until=lambda: stage.run(run).state is RunState.PAUSED)
+    assert stage.run(run).reason == "an owner must agree"
+    stage.resume(run)
+    stage.play(run, *players)
+    (round_,) = stage.rounds(run)
+    assert (round_.state, round_.attempt) == (RoundState.COMPLETED, 3)
+    assert [void["paused"] for void in round_.voided] == [False, True, False]
 
 
 def test_a_restart_goes_on_with_the_attempt_that_was_under_way(stage: Stage) -> None:

@@ -64,7 +64,7 @@ def _begin_round(fleet: Fleet, number: int) -> Round:
         with around.database.read() as session:
             run = session.get_one(Run, run_id)
             if run.state is not RunState.RUNNING:
-                raise Held
+                raise Held  # no mutant: so does running(), as the reason of a pause or a stop is another one
             missing = _missing(session, fleet, complete)
         if missing != run.reason or not missing:  # only then is there anything to write
             with around.database.begin() as session:
