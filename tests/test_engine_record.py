@@ -16,7 +16,7 @@ from coordinator.rounds.step import _longest
 from federation.digests import digest
 from federation.envelope import envelope_digest, unseal
 from federation.v1.common_pb2 import AssignmentManifest, SamplePrivacy, SignedEnvelope, StepManifest, UpdateManifest
-from federation.vectors import model_row, read_vector, to_bytes, update_layout, update_rows
+from federation.vectors import Layout, Tensor, model_row, read_vector, to_bytes, update_layout, update_rows
 from storage.models import Round, RoundState
 
 
@@ -217,6 +217,19 @@ def test_the_largest_epsilon_that_a_reply_states_is_a_metric_of_the_round(stage:
     ben.reply(ben.order(), privacy=SamplePrivacy(epsilon=1.5))
     cleo.reply(cleo.order())
     assert stage.wait_round(run, 0, RoundState.STEPPED).metrics["epsilon/samples"] == 2.5
+
+
+def test_a_round_of_several_objectives_has_them_on_record(stage: Stage) -> None:
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    ann.losses = {"left": 1.0, "right": 3.0}
+    heads = Layout(tuple(Tensor(name, (5,)) for name in ("encoder.weight", "heads.left.weight", "heads.right.weight")))
+    more = 'objectives.names = ["left", "right"]'
+    document = spec("objectives", task, algorithm="fsmgda", more=more)
+    run = stage.submit(document, model=to_bytes(heads, np.ones(heads.size, np.float32)))
+    ann.reply(ann.order())
+    known = stage.wait_round(run, 0, RoundState.STEPPED).objectives
+    assert (known["clients"], known["losses"]) == ({"left": 1, "right": 1}, ann.losses)
 
 
 def test_updates_without_a_common_descent_leave_the_model_as_it_is(stage: Stage) -> None:
