@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from running import SECONDS, refused
 from sqlalchemy import select
-from stage import LAYOUT, Player, Stage, spec
+from stage import LAYOUT, LONG, Player, Stage, spec
 
 from coordinator.rounds.evidence import SignatureMemory
 from coordinator.rounds.intake import MAX_EQUIVOCATIONS, Admission, Intake
@@ -134,3 +134,13 @@ def test_a_reply_that_was_admitted_before_its_run_was_stopped_is_refused_and_no_
         intake.accept(admission, None)
     rows = select(Update).where(Update.assignment_id == order.assignment_id)
     assert stage.look(lambda session: list(session.scalars(rows))) == []
+
+
+def test_a_reply_that_was_admitted_before_the_deadline_comes_too_late_after_it(stage: Stage) -> None:
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    stage.submit(spec(f"late-{stage.count}", task, algorithm="fedavg"))
+    intake, (admission,) = admitted(stage, ann, ann.order(), 0)
+    stage.clock.ahead += LONG  # the conductor has not looked yet: the assignment is open
+    with pytest.raises(Refusal, match=r"^deadline"):
+        intake.accept(admission, None)
