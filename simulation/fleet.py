@@ -35,6 +35,7 @@ from federation.work.base import Client, Memory, Origin, Result, RowSchema, Shap
 from federation.work.computation import Computation, Descend, Measure, MeasureAlong, training_losses
 from federation.work.registry import encode_statement
 from federation.work.secure.ready import Ready
+from federation.work.site import Site
 from federation.work.train.work import Train
 from simulation.local import LocalWork, Outcome, Turn
 from simulation.members import Members
@@ -173,7 +174,7 @@ class SimulatedFleet(Fleet):
         base = model_row(self.around.blobs.local(question.base_model)).read()
         layout = model_layout(self.around.blobs.local(question.base_model))
         spec, serves = self.run.spec, self._population.serves
-        shared, facts = question.phase.inputs(), self.facts(question)
+        shared, facts, private = question.phase.inputs(), self.facts(question), spec.privacy.secure != "off"
         if self._attempt != (question.current.number, question.current.attempt):
             self._attempt, self._memories = (question.current.number, question.current.attempt), {}
         members = {
@@ -186,7 +187,7 @@ class SimulatedFleet(Fleet):
                 memory=self._memories.setdefault(name, _ClientMemory()),
                 inputs={**shared, **question.phase.own_inputs(name)},
                 origin=Origin(**{item.name: facts[item.name] for item in fields(Origin)}),
-                site=self._members.site(name, self._population.attackers.get(name)),
+                site=self._members.site(name, self._population.attackers.get(name)) if private else Site(),
             )
             for name in clients
         }

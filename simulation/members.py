@@ -6,6 +6,7 @@ secrets are not secret, so that a simulation can be repeated.
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
 
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -28,25 +29,35 @@ class Members:
     """
 
     def __init__(self, seed: int, names: Iterable[str], task: str, assumed: int | None = None) -> None:
-        self._seed = seed
-        self.keys = {name: Ed25519PrivateKey.from_private_bytes(self.derive("key", name)) for name in names}
-        self._roster = {name: key.public_key().public_bytes_raw() for name, key in self.keys.items()}
+        self._seed, self._names, self._task, self._assumed = seed, tuple(names), task, assumed
+
+    @cached_property
+    def keys(self) -> dict[str, Ed25519PrivateKey]:
+        """Each member's signing key."""
+        return {name: Ed25519PrivateKey.from_private_bytes(self.derive("key", name)) for name in self._names}
+
+    @cached_property
+    def _roster(self) -> dict[str, bytes]:
+        return {name: key.public_key().public_bytes_raw() for name, key in self.keys.items()}
+
+    @cached_property
+    def _sites(self) -> dict[str, Site]:
         endless = SecurePolicy(
-            assumed=assumed,
+            assumed=self._assumed,
             disclose=frozenset(SCALARS),
             sessions=_ENDLESS,
             evaluations=_ENDLESS,
             sessions_per_model=_ENDLESS,
         )
-        self._sites = {
+        return {
             name: Site(
                 roster=self._roster,
-                policies={task: endless},
+                policies={self._task: endless},
                 ledger=MemoryLedger(),
                 open_reply=open_reply,
                 new_secret=lambda session, name=name: self.derive("secret", f"{name}\0{session}"),  # type: ignore[misc]
             )
-            for name in self.keys
+            for name in self._names
         }
 
     def key_ids(self) -> dict[str, bytes]:
