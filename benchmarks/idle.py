@@ -35,6 +35,7 @@ def main() -> None:
     if arguments.smallest:
         arguments.workers, arguments.seconds = 1, 0.01
     with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
+        fed.forks = False  # the memory of a coordinator that has imported nothing else
         coordinator = psutil.Process(fed.serve().popen.pid)
         alone = coordinator.memory_info().rss
         streams: list[Attending] = []

@@ -215,6 +215,7 @@ def main() -> None:
     results = []
     for parameters, clients, rounds in cases:
         with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
+            fed.forks = False  # the memory of a coordinator that has imported nothing else
             measured = measure(fed, parameters, clients, rounds)
             bare = floor(fed.home, 4 * parameters, clients, min(rounds, 5)) if clients <= 10 else {}
         results.append({**measured, **{f"bare_{name}": value for name, value in bare.items()}})

@@ -4,6 +4,8 @@ import json
 import os
 import queue
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,12 +53,35 @@ def wait_for(condition: Callable[[], T | None], what: str, seconds: float = SECO
 
 
 class Process:
-    """A child process with its output in a file, and SIGKILL as the last word."""
+    """A child process with its output in a file, and SIGKILL as the last word.
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+    It is a fork of a server that has imported everything; with `forks` False, a process of its own, whose memory holds
+    what it has imported itself.
+    """
+
+    def __init__(self, arguments: Sequence[str], log: Path, *, forks: bool = True) -> None:
         self.log = log
         log.touch()
-        self.popen = forked.Forked(arguments, log, cwd=TESTS.parent, env={**os.environ, "COLUMNS": "100"})
+        env = {**os.environ, "COLUMNS": "100"}
+        self.popen: forked.Forked | subprocess.Popen[bytes]
+        if forks:
+            self.popen = forked.Forked(arguments, log, cwd=TESTS.parent, env=env)
+        else:
+            with log.open("ab") as file:
+                self.popen = subprocess.Popen(
+                    [sys.executable, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    cwd=TESTS.parent,
+                    env=env,
+                )
+
+    def _send(self, what: signal.Signals) -> None:
+        if isinstance(self.popen, forked.Forked):
+            self.popen.send(what)
+        else:
+            self.popen.send_signal(what)
 
     @property
     def text(self) -> str:
@@ -72,7 +97,7 @@ class Process:
         wait_for(there, f"{text!r} in {self.log}:\n{self.text[-2000:]}")
 
     def kill(self) -> None:
-        self.popen.send(signal.SIGKILL)
+        self._send(signal.SIGKILL)
         self.popen.wait()
 
     def wait_killed(self) -> None:
@@ -81,7 +106,7 @@ class Process:
         assert self.popen.returncode == -signal.SIGKILL, f"{self.popen.returncode}:\n{self.text[-3000:]}"
 
     def stop(self) -> int:
-        self.popen.send(signal.SIGTERM)
+        self._send(signal.SIGTERM)
         return self.popen.wait(SECONDS)
 
 
@@ -93,6 +118,7 @@ class Federation:
         self.home = directory / "coordinator"
         self.processes: list[Process] = []
         self.coordinator: Process | None = None
+        self.forks = True  # see Process
 
     def fedpareto(self, *arguments: str, code: int | None = 0, standard_input: str = "") -> str:
         """Runs the command to its end, which must have this exit code; returns its standard output."""
@@ -198,7 +224,7 @@ class Federation:
             process.kill()
 
     def _spawn(self, arguments: list[str], name: str) -> Process:
-        process = Process(arguments, self.directory / f"{name}.log")
+        process = Process(arguments, self.directory / f"{name}.log", forks=self.forks)
         self.processes.append(process)
         return process
 
