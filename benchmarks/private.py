@@ -21,17 +21,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import numpy as np  # noqa: E402
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: E402
-from secure_cast import ORIGIN, Cast, Member, cast  # noqa: E402
+from secure_cast import Cast, Member, cast, context  # noqa: E402
 
 from coordinator.aggregation.gram import combine, gram  # noqa: E402
-from coordinator.aggregation.phases import Phase, Private, Replies, RoundContext, Selected, Step  # noqa: E402
+from coordinator.aggregation.phases import Phase, Replies, Step  # noqa: E402
 from coordinator.aggregation.qp import min_norm  # noqa: E402
 from coordinator.aggregation.registry import algorithm  # noqa: E402
 from federation.digests import digest  # noqa: E402
 from federation.secure.thresholds import Mode, Thresholds  # noqa: E402
 from federation.vectors import payload_bytes, update_layout  # noqa: E402
 from federation.work.secure.terms import Stage  # noqa: E402
-from federation.work.secure.wire import terms_bytes  # noqa: E402
 
 SECONDS = ("member_seconds", "member_open_seconds", "coordinator_seconds", "coordinator_open_seconds")
 
@@ -82,21 +81,7 @@ def open_round(scene: Cast) -> dict[str, float]:
 
 def private_round(scene: Cast, mode: Mode) -> tuple[Step, float]:
     """One private round of FedMGDA+, and the coordinator's CPU seconds."""
-    first = next(iter(scene.members.values()))
-    private = Private(
-        mode=mode,
-        disclose=(),
-        clip=0.0,
-        origin=ORIGIN,
-        keys=first.members.key_ids(),
-        named=frozenset(),
-        blind=0,
-        serialise=terms_bytes,
-        derive=lambda label, at: first.members.derive(label, at.decode()),
-    )
-    selected = {name: Selected(100, ("loss",)) for name in scene.members}
-    context = RoundContext(number=0, total=1, parameters=len(first.vector), selected=selected, private=private)
-    conversation = algorithm("fedavg-n" if mode is Mode.SUM else "fedmgda+").round(context)
+    conversation = algorithm("fedavg-n" if mode is Mode.SUM else "fedmgda+").round(context(scene, mode))
     replies: Any = None
     seconds = 0.0
     while True:

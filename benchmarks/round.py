@@ -189,9 +189,9 @@ def floor(home: Path, size: int, clients: int, rounds: int) -> dict[str, float]:
     for _ in range(rounds - 1):
         barrier.wait()
     # After its last round each client waits at the barrier. Waiting there too would release the clients, which then end
-    # and take their CPU times with them. A barrier does not notify of its waiters.
+    # and take their CPU times with them.
     while barrier.n_waiting < clients and not barrier.broken:
-        time.sleep(0.001)
+        time.sleep(0.001)  # a barrier does not notify of its waiters
     cpu, wall = cpu_seconds(pids) - cpu, time.perf_counter() - began
     barrier.wait()
     for mover in movers:

@@ -99,7 +99,7 @@ def _some_rate_changes(results: Iterable[Result]) -> bool:
 
 
 def _rates(results: Iterable[Result]) -> str:
-    """The server's learning rates in the first and the last step; unknown if runs differ, or if none of them tells."""
+    """The server's learning rates in the first and the last step; unknown if the runs differ, or if no run has them."""
     keys = ("rate/first", "rate/last")
     rates = {tuple(item.final[key] for key in keys) for item in results if all(key in item.final for key in keys)}
     if len(rates) != 1:

@@ -108,6 +108,7 @@ def test_the_last_voided_attempt_skips_the_round_and_says_why(stage: Stage) -> N
     skipped = stage.rounds(run)[0]
     assert skipped.reason == "voided: 2 attempts; the last one: 3 replies are not trusted"
     assert [phase.attempt for phase in stage.phases(run)] == [0, 1]
+    assert skipped.attempt == 1
 
 
 def test_after_a_pause_of_a_round_its_attempts_are_counted_anew(stage: Stage) -> None:

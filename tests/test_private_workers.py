@@ -142,7 +142,10 @@ def test_a_private_round_shows_one_sum_and_leaves_no_secret(scene: Scene, tmp_pa
     watch = Watch(scene.home(LATE))
     run = fed.submit("private", SPEC)
     fed.wait_completed(run)
-    phases = fed.admin("round", run, "0")["phases"][: len(STAGES)]
+    record = fed.admin("round", run, "0")
+    phases = record["phases"][: len(STAGES)]
+    assert not record["gram_clients"], "one combined vector has no cosines"
+    assert [part.get("reason", "") for part in record["participations"]] == [""] * len(CLIENTS)
     assert [phase["kind"] for phase in phases] == STAGES
     assert {(phase["asked"], phase["replied"]) for phase in phases} == {(5, 5)}
 

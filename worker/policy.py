@@ -44,7 +44,7 @@ class Limits(Section):
 
 
 class SamplePolicy(Section):
-    """Differential privacy of the samples of one data set: every training on it has noise, whoever asks for it."""
+    """Differential privacy of the samples of one data set: every training on it has noise, in every run."""
 
     tasks: tuple[str, ...] = Field(
         (), strict=False, description="the tasks that train on this data set; none is the task of the same name"

@@ -251,7 +251,7 @@ class RoundContext:
 
 
 class Replies(Sequence[Reply]):
-    """The accepted replies to one phase, ordered by client id; `declines` has the reasons of those that declined."""
+    """The accepted replies to one phase, ordered by client id; `declines` has each declining client's reason."""
 
     def __init__(
         self, replies: Sequence[Reply], *, device: str = "cpu", declines: Mapping[str, str] = MappingProxyType({})

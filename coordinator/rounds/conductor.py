@@ -96,7 +96,7 @@ class Conductor:
         where = f"run {self._run.run_id} round {current.number} attempt {current.attempt}"
         with self._around.database.begin() as session:
             self._run.running(session)
-            round_ = self._next_attempt(session, current, record)
+            round_ = self._note_void(session, current, record, begins_next=not last)
             for member, reason in voided.named.items():
                 detail = f"{where}: {reason}"
                 audit.record(session, at=now, actor="coordinator", action="member.named", subject=member, detail=detail)
@@ -110,13 +110,14 @@ class Conductor:
         """Pauses the run; when an operator resumes it, it begins the next attempt at the round. Raises Held."""
         with self._around.database.begin() as session:
             move_run(self._run.running(session), RunState.PAUSED, self._around.clock(), why)
-            self._next_attempt(session, current, VoidRecord(attempt=current.attempt, reason=why, paused=True))
+            record = VoidRecord(attempt=current.attempt, reason=why, paused=True)
+            self._note_void(session, current, record, begins_next=True)
         log.warning("run %s: paused: %s", self._run.run_id, why)
         self._around.changed()
         raise Held
 
-    def _next_attempt(self, session: Session, current: Round, record: VoidRecord) -> Round:
+    def _note_void(self, session: Session, current: Round, record: VoidRecord, *, begins_next: bool) -> Round:
         round_ = session.get_one(Round, current.round_id)
         round_.voided = [*round_.voided, record.encode()]
-        round_.attempt += 1
+        round_.attempt += begins_next
         return round_

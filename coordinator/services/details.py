@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from sqlalchemy import select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session, contains_eager, defer, selectinload
 
 from coordinator.services import views
@@ -75,7 +75,7 @@ def round_detail(
         response.step_check.CopyFrom(verifier.step(session, item))
         if (step := parsed(item.step)) is not None and not concealed(item.run):
             response.step.CopyFrom(step)
-        if response.step_check.verified and not concealed(item.run):
+        if response.step_check.verified and not concealed(item.run) and item.combined is None:
             _add_cosines(session, blobs, item, response)
     return response
 
@@ -124,17 +124,23 @@ def _objectives(item: models.Round) -> messages.Objectives | None:
 def _participations(session: Session, round_ids: list[int], scores: _Scores) -> dict[int, list[messages.Participation]]:
     """Every client's part in each round: in its training, or in the phase where it stopped before that."""
     evaluated: dict[tuple[int, str], list[int]] = {}
+    # The evaluation of a private round has stages of the same kinds as the round itself.
+    evaluates = or_(
+        ~models.Phase.decides, models.Phase.number >= func.coalesce(models.Round.evaluation_phase, 2**31 - 1)
+    )
     answers = (
         select(models.Phase.round_id, models.Assignment.client_id, models.Phase.number)
         .join(models.Phase)
-        .where(models.Phase.round_id.in_(round_ids), ~models.Phase.decides, models.Assignment.state.in_(ANSWERED))
+        .join(models.Round)
+        .where(models.Phase.round_id.in_(round_ids), evaluates, models.Assignment.state.in_(ANSWERED))
     )
     for round_id, client, number in session.execute(answers):
         evaluated.setdefault((round_id, client), []).append(number)
     assignments = session.scalars(
         select(models.Assignment)
         .join(models.Assignment.phase)
-        .where(models.Phase.round_id.in_(round_ids), models.Phase.decides)
+        .join(models.Phase.round)
+        .where(models.Phase.round_id.in_(round_ids), ~evaluates)
         .order_by(models.Phase.number)
         .options(
             contains_eager(models.Assignment.phase),
@@ -170,7 +176,12 @@ def _participation(
     source = next(weighed, last)
     update = _update(source)
     reason = ": ".join(filter(None, (last.reason, last.message)))
-    if last.phase is not final:
+    named = {name: why for void in final.round.voided for name, why in void["named"].items()}
+    if last.phase.attempt < final.attempt:
+        why = named.get(last.client_id)
+        reason = f"named as a cheater: {why}" if why else reason or "not asked again"
+        reason += f"; its last attempt was {last.phase.attempt}"
+    elif last.phase is not final:
         where = f"it got as far as phase {last.phase.number}, {last.phase.kind}"
         reason = f"{reason or f'not asked to {final.kind}'}: {where}"
     return like(

@@ -45,7 +45,7 @@ class Specification(BaseModel):
         rows: k of the sketch.
         probes: vectors of the coordinator in a Gram matrix without noise.
         colluders: members that give the coordinator their secrets, and submit vectors of its choice.
-        equal_weights: sums with equal coefficients (mode `sum`) in place of those of FedMGDA+.
+        equal_weights: all coefficients are equal (mode `sum`); otherwise they are those of FedMGDA+.
         epsilon: of one round, with DP-SGD; None is without.
         batch: images in the client's one gradient.
         iterations: of gradient inversion.

@@ -17,7 +17,7 @@ from federation.secure.errors import Fault, Malformed
 
 @dataclass(frozen=True)
 class Left:
-    """The members that stay, and the reasons of those that leave; ids are sorted.
+    """The members that stay, and why the others leave; ids are sorted.
 
     Attributes:
         W: the members that stay.

@@ -184,7 +184,7 @@ def invited(context: RoundContext, private: Private) -> tuple[str, ...]:
     start = size * (private.blind - 1)
     if size == 0 or start >= len(order):
         raise Waiting(
-            "a check of the private round fails whoever is left out, and names nobody: find out which members send "
+            "a check of the private round fails with each group left out, and names nobody: find out who sends "
             "vectors that are too long, revoke them, and resume the run"
         )
     left_out = order[start : start + size]
