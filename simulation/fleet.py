@@ -303,7 +303,7 @@ class SimulatedFleet(Fleet):
             privacy=None if result.privacy is None else common_pb2.SamplePrivacy(**asdict(result.privacy)),
         )
         kind, limits = question.phase.kind, self.run.spec.limits
-        problem = content_problem(manifest, kind, self.run.spec)
+        problem = content_problem(manifest, kind, limits)
         if problem is None and check is not None:
             problem = payload_problem(check, kind, limits)
         keeps = problem is None and self._keeps_updates and kind is Train

@@ -6,11 +6,19 @@ from collections.abc import Mapping
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from coordinator.rounds.content import MAX_NUMBERS, content_problem, must_be_a_time, must_match, payload_problem
+from coordinator.rounds.content import (
+    MAX_NUMBERS,
+    content_problem,
+    must_be_a_time,
+    must_match,
+    payload_problem,
+    privacy_problem,
+)
 from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.runs import RunSpec
-from federation.v1.common_pb2 import AssignmentManifest, Row, SamplePrivacy, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, EvaluateWork, Row, SamplePrivacy, TrainWork, UpdateManifest
+from federation.v1.secure_pb2 import SecureReadyWork
 from federation.work.base import Work
 from federation.work.evaluate.work import Evaluate
 from federation.work.train.work import Train
@@ -23,8 +31,8 @@ def document(more: str = "") -> RunSpec:
     return RunSpec.parse(f'name = "a"\ntask = "digits"\nrounds = 1\nlimits.samples = 10\nlimits.norm = 5.0\n{more}')
 
 
-def problem(manifest: UpdateManifest, kind: type[Work] = Train, more: str = "") -> str:
-    found = content_problem(manifest, kind, document(more))
+def problem(manifest: UpdateManifest, kind: type[Work] = Train) -> str:
+    found = content_problem(manifest, kind, document().limits)
     return "" if found is None else found.reason
 
 
@@ -113,36 +121,53 @@ def test_names_and_numbers_of_losses_and_metrics_are_bounded(name: str, value: f
     assert problem(UpdateManifest(samples=1, metrics={name: value})) == reason
 
 
-STATED = {"noise": 1.0, "clip": 2.0, "rate": 1.0, "steps": 1, "epsilon": 0.5, "bound": 1.0, "delta": 0.5}
+STATED = {"noise": 1.0, "clip": 2.0, "rate": 0.5, "steps": 6, "epsilon": 0.5, "bound": 1.0, "delta": 0.5}
+NOISY = TrainWork(epochs=3, batch_size=5, learning_rate=0.1, sample_noise=1.0, sample_clip=2.0)  # 6 steps on 10 samples
+TRAINING = AssignmentManifest(kind="train", work=NOISY.SerializeToString())
+PRIVATE_ROUND = AssignmentManifest(kind="secure-ready", work=SecureReadyWork(train=NOISY).SerializeToString())
+
+
+def stating(**changes: float) -> UpdateManifest:
+    return UpdateManifest(samples=10, privacy=SamplePrivacy(**{**STATED, **changes}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("changes", "without", "asked"),
-    [
-        ({}, "", ""),
-        ({"noise": 0.9}, "", "privacy"),
-        ({"clip": 2.1}, "", "privacy"),
-        ({"clip": 0.0}, "", "privacy"),
-        ({"rate": 1.1}, "privacy", "privacy"),
-        ({"delta": 1.0}, "privacy", "privacy"),
-        ({"epsilon": -0.1}, "privacy", "privacy"),
-        ({"bound": math.nan}, "privacy", "privacy"),
-    ],
+    ("name", "value"),
+    [("rate", 1.1), ("delta", 1.0), ("epsilon", -0.1), ("bound", math.nan), ("noise", math.inf)],
 )
-def test_noise_is_stated_in_range_and_no_less_than_the_run_asks_for(
-    changes: Mapping[str, float], without: str, asked: str
+def test_a_statement_on_noise_is_in_range(name: str, value: float) -> None:
+    assert problem(stating()) == ""
+    assert problem(stating(**{name: value})) == "privacy"
+
+
+@pytest.mark.parametrize("order", [TRAINING, PRIVATE_ROUND], ids=["train", "secure-ready"])
+@pytest.mark.parametrize(
+    "weaker",
+    [{"noise": 0.9}, {"clip": 2.1}, {"clip": 0.0}, {"rate": 0.51}, {"rate": 0.0}, {"steps": 7}, {"steps": 0}],
+    ids=str,
+)
+def test_a_statement_below_what_the_run_asks_for_is_refused(
+    order: AssignmentManifest, weaker: Mapping[str, float]
 ) -> None:
-    noise = "privacy = { sample_noise = 1.0, sample_clip = 2.0 }"
-    manifest = UpdateManifest(samples=1, privacy=SamplePrivacy(**{**STATED, **changes}))  # type: ignore[arg-type]
-    assert problem(manifest) == without
-    assert problem(manifest, more=noise) == asked
-    assert problem(manifest, Evaluate, noise) == without, "only training is private"
-
-
-def test_a_reply_that_states_no_noise_is_refused_where_the_run_asks_for_it() -> None:
-    found = content_problem(UpdateManifest(samples=1), Train, document("privacy.sample_noise = 1.0"))
+    assert privacy_problem(stating(), order) is None
+    assert privacy_problem(stating(noise=2.0, clip=1.0, rate=0.2, steps=2), order) is None
+    found = privacy_problem(stating(**weaker), order)
     assert found is not None
-    assert found.message == ("the run asks for noise 1 and clip 1 (privacy.sample_noise); the reply states 0 and 0")
+    assert found.reason == "privacy"
+
+
+def test_a_run_that_asks_for_noise_is_told_nothing_less_and_one_that_does_not_takes_any_statement() -> None:
+    found = privacy_problem(UpdateManifest(samples=10), TRAINING)
+    assert found is not None
+    assert found.message == (
+        "the run asks for noise 1 and clip 2 (privacy.sample_noise) in at most 6 steps at the rate 0.5; the reply "
+        "states noise 0 and clip 0 in 0 steps at the rate 0"
+    )
+    open_, evaluating = TrainWork(epochs=1, learning_rate=0.1), SecureReadyWork(evaluate=EvaluateWork())
+    for kind, work in (("train", open_), ("secure-ready", evaluating), ("evaluate", EvaluateWork())):
+        order = AssignmentManifest(kind=kind, work=work.SerializeToString())
+        assert privacy_problem(UpdateManifest(samples=10), order) is None
+    assert privacy_problem(stating(noise=0.1), AssignmentManifest(kind="train", work=open_.SerializeToString())) is None
 
 
 def test_what_is_wrong_with_a_payload_is_told_before_its_norm() -> None:

@@ -87,6 +87,12 @@ def test_the_digest_depends_on_members_and_keys_and_not_on_their_order(member: M
         ("key =", "kay =", "member.0.kay: no such key"),
         ('key = "', 'key = "00', "the key of .* has 33 bytes, not 32"),
         ('key = "', 'key = "zz', "the key of .* is not hexadecimal: 'zz"),
+        (
+            'key = "',
+            f'key = "{"00" * 32}" #',
+            "the key of .*: a point of small order cannot be an Ed25519 key",
+        ),
+        ('key = "', f'key = "01{"00" * 30}80" #', "the key of .*: a point of small order"),
         ('key = "', "key = 3 #", r"member.0.key: Input should be a valid string; got 3"),
         (f'"{OTHERS[0]}"', f'"{OTHERS[1]}"', f"the member {OTHERS[1]} stands in it twice"),
         (f'"{OTHERS[0]}"', '"Hospital"', "client_id 'Hospital' will not do"),

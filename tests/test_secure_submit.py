@@ -1,9 +1,15 @@
 """Which algorithms have private rounds, in which mode, and what is refused when a run is submitted."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
+from coordinator.aggregation.secure.phases import Masking, Unmasking
+from coordinator.rounds.fleets.base import Question
 from coordinator.rounds.specification import cautions, parse_run
 from federation.runs import SpecError
+from federation.transfers import SLOWEST_BYTES_PER_SECOND
+from storage.models import Round
 
 RUN = 'name = "x"\ntask = "digits"\nrounds = 7\nevaluate.every = 2\n'
 
@@ -71,3 +77,20 @@ def test_an_operator_is_told_what_private_rounds_need() -> None:
     assert "breaks the share rule" in told
     shown = spec("fedmgda+", "private", privacy='disclose = ["evaluation"]')
     assert "the run needs 7 of training of the sessions" in "; ".join(cautions(*parse_run(shown)))
+
+
+def test_the_time_for_masked_vectors_grows_with_the_model() -> None:
+    run, _ = parse_run(spec("fedmgda+", "private", privacy="stage_seconds = 60.0"))
+    started = datetime(2026, 1, 1, tzinfo=UTC)
+    session = {"session": bytes(32), "members": ("a",), "clients": ("a",)}
+
+    def seconds(phase: Masking | Unmasking) -> float:
+        question = Question(
+            current=Round(round_id=1, attempt=0), number=0, phase=phase, clients=["a"], wanted=1, base_model=""
+        )
+        time: timedelta = question.row(run, started).deadline - started
+        return time.total_seconds()
+
+    masking = Masking(**session, coefficients=(1,), length=11_200_000)
+    assert seconds(masking) == pytest.approx(60 + 4 * 11_200_000 / SLOWEST_BYTES_PER_SECOND) == 508
+    assert seconds(Unmasking(**session, lost=())) == 60

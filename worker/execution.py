@@ -16,6 +16,7 @@ from federation.refusals import Refusal
 from federation.tasks import DataError
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.trainer import Trainer
+from federation.transfers import slowest_seconds
 from federation.v1.common_pb2 import AssignmentManifest, Input, SamplePrivacy, SignedEnvelope, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
 from federation.vectors import Vector, read_vector
@@ -31,7 +32,7 @@ from worker.cache import ModelCache, ModelMismatch
 from worker.events import Events
 from worker.privacy import SitePrivacy
 from worker.round_ledger import RoundLedger
-from worker.session import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND, Session
+from worker.session import ANSWER_SECONDS, Session
 from worker.sessions import Sessions, question_digest
 from worker.spool import Spool
 
@@ -197,7 +198,7 @@ class Execution:
             stub = self.session.stub()
             if stub is None:
                 raise TrainingStopped
-            timeout = ANSWER_SECONDS + (size - offset) / SLOWEST_BYTES_PER_SECOND
+            timeout = ANSWER_SECONDS + slowest_seconds(size - offset)
             for response in stub.FetchBlob(FetchBlobRequest(digest=digest, offset=offset), timeout=timeout):
                 if control.stopped():
                     raise TrainingStopped

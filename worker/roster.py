@@ -28,6 +28,7 @@ from federation.identity import check_name
 from federation.keys import IdentityError, replace_private
 from federation.member_files import MemberFiles
 from federation.problems import Section, explain
+from federation.proofs import signing_public_key
 from federation.secure.hashing import hash_parts, integer
 from federation.secure.thresholds import SMALLEST
 from worker.home import sync_directory
@@ -104,8 +105,8 @@ class Roster:
         """A roster that this member can pin.
 
         Raises:
-            RosterError: it is not one, is of another federation, names a member or a key twice or too few members, or
-                does not have this member with its own key.
+            RosterError: it is not one, is of another federation, names a member or a key twice, too few members, or a
+                key of small order, or does not have this member with its own key.
         """
         try:
             document = _Document.model_validate(tomllib.loads(text))
@@ -220,7 +221,12 @@ def _card(entry: _Entry, federation_id: str) -> Card:
     signature = b""
     if entry.signature is not None:
         signature = _bytes(entry.signature, SIGNATURE_BYTES, f"the signature of {name}")
-    return Card(federation_id, name, _bytes(entry.key, KEY_BYTES, f"the key of {name}"), signature)
+    key = _bytes(entry.key, KEY_BYTES, f"the key of {name}")
+    try:
+        signing_public_key(key)
+    except IdentityError as error:  # under such a key, anybody could sign as this member
+        raise RosterError(f"the key of {name}: {error}; ask its owner for the card again") from None
+    return Card(federation_id, name, key, signature)
 
 
 def _bytes(text: str, size: int, what: str) -> bytes:

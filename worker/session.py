@@ -60,7 +60,6 @@ EXPIRES_SOON = timedelta(days=14)
 EXPIRY_REMINDER = timedelta(days=1)
 # A transfer without an answer is given up and repeated after this time, and the time that its bytes may take.
 ANSWER_SECONDS = 120.0
-SLOWEST_BYTES_PER_SECOND = 100_000
 
 
 class SessionError(Exception):

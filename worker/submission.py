@@ -12,12 +12,13 @@ from federation.channels import CHUNK_BYTES, refusal_from_rpc_error, signed_deta
 from federation.envelope import envelope_digest, unseal
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
+from federation.transfers import slowest_seconds
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
 from federation.v1.federation_pb2 import SubmitRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from worker.backoff import Backoff
 from worker.events import Events
-from worker.session import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND, Session
+from worker.session import ANSWER_SECONDS, Session
 from worker.spool import Entry, Spool
 
 # No retry of the same envelope can succeed. The coordinator waits no longer, or is told that nothing will come.
@@ -82,7 +83,7 @@ class Submitter:
         size = manifest.payload_bytes
         self.events.tell_of(manifest, "submitting", f"submitting {size} bytes", payload_bytes=size)
         try:
-            timeout = ANSWER_SECONDS + manifest.payload_bytes / SLOWEST_BYTES_PER_SECOND
+            timeout = ANSWER_SECONDS + slowest_seconds(manifest.payload_bytes)
             receipt = stub.Submit(_requests(entry), timeout=timeout).receipt
         except (grpc.RpcError, ValueError) as error:  # ValueError: the session closed the channel a moment ago
             return self._refused(entry, error)

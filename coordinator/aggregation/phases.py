@@ -77,6 +77,10 @@ class Phase(ABC):
         """The content of each input for one client alone, by name."""
         return {}
 
+    def transfer_seconds(self) -> float:
+        """What the deadline that the run's specification gives is extended by, for large replies."""
+        return 0.0
+
     def closes(self, asked: int) -> Closing | None:
         """When the phase is done, with this many clients asked; None leaves it to the run's specification."""
         return None

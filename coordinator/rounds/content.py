@@ -9,11 +9,13 @@ from coordinator.rounds.evidence import BOUND_FIELDS
 from federation.digests import parse
 from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
-from federation.runs import LimitsSpec, RunSpec
+from federation.runs import LimitsSpec
 from federation.text import escaped
-from federation.v1.common_pb2 import AssignmentManifest, UpdateManifest
+from federation.v1.common_pb2 import AssignmentManifest, TrainWork, UpdateManifest
+from federation.v1.secure_pb2 import SecureReadyWork
 from federation.work.base import Work
-from federation.work.computation import PrivateSgd
+from federation.work.computation import LocalSgd, PrivateSgd
+from federation.work.secure.ready import Ready
 from federation.work.train.work import Train
 
 MAX_NUMBERS = 2000  # losses and metrics of one reply
@@ -52,9 +54,8 @@ def must_match(manifest: UpdateManifest, order: AssignmentManifest) -> None:
             raise Refusal("payload-digest", str(error)) from None
 
 
-def content_problem(manifest: UpdateManifest, kind: type[Work], spec: RunSpec) -> Refusal | None:
+def content_problem(manifest: UpdateManifest, kind: type[Work], limits: LimitsSpec) -> Refusal | None:
     """What is wrong with the numbers in the manifest of a reply to work of this kind; None when nothing is."""
-    limits = spec.limits
     if manifest.samples > limits.samples or (kind.needs_samples and manifest.samples == 0):
         return Refusal(
             "limit:samples",
@@ -70,22 +71,48 @@ def content_problem(manifest: UpdateManifest, kind: type[Work], spec: RunSpec) -
     for name, value in numbers:
         if not math.isfinite(value):
             return Refusal("non-finite", f"{name[:80]} is {value}")
-    return _privacy_problem(manifest, spec.privacy.of_samples if kind is Train else None)
-
-
-def _privacy_problem(manifest: UpdateManifest, asked: PrivateSgd | None) -> Refusal | None:
-    """What is wrong with what a reply states of noise; None when nothing is."""
     stated = manifest.privacy
-    if manifest.HasField("privacy") and not (
-        all(value >= 0 for _, value in stated.ListFields()) and stated.rate <= 1 and stated.delta < 1
+    if not (
+        all(value >= 0 and math.isfinite(value) for _, value in stated.ListFields())
+        and stated.rate <= 1
+        and stated.delta < 1
     ):
         return Refusal("privacy", "a number of its statement on noise is out of range")
-    if asked is not None and not (stated.noise >= asked.noise and 0 < stated.clip <= asked.clip):
-        return Refusal(
-            "privacy",
-            f"the run asks for noise {asked.noise:g} and clip {asked.clip:g} (privacy.sample_noise); the reply states "
-            f"{stated.noise:g} and {stated.clip:g}",
-        )
+    return None
+
+
+def privacy_problem(manifest: UpdateManifest, order: AssignmentManifest) -> Refusal | None:
+    """What is wrong with the noise that a reply states, if its assignment asks for noise; None when nothing is.
+
+    Less noise and a larger clip protect a sample less, and so do more steps and larger minibatches.
+    """
+    work = _training(order)
+    if work is None or not work.sample_noise:
+        return None
+    sgd, rows, stated = LocalSgd.of(work), max(1, len(work.targets)), manifest.privacy
+    asked = PrivateSgd(noise=work.sample_noise, clip=work.sample_clip)
+    most = asked.mechanism(sgd, manifest.samples, rows)
+    if (
+        stated.noise >= asked.noise
+        and 0 < stated.clip <= asked.clip
+        and 0 < stated.rate <= most.rate
+        and 0 < stated.steps <= most.steps
+    ):
+        return None
+    return Refusal(
+        "privacy",
+        f"the run asks for noise {asked.noise:g} and clip {asked.clip:g} (privacy.sample_noise) in at most "
+        f"{most.steps} steps at the rate {most.rate:g}; the reply states noise {stated.noise:g} and clip "
+        f"{stated.clip:g} in {stated.steps} steps at the rate {stated.rate:g}",
+    )
+
+
+def _training(order: AssignmentManifest) -> TrainWork | None:
+    """The training that an assignment asks for, also in a private round; None where it asks for none."""
+    if order.kind == Train.name:
+        return TrainWork.FromString(order.work)
+    if order.kind == Ready.name and (ready := SecureReadyWork.FromString(order.work)).HasField("train"):
+        return ready.train
     return None
 
 

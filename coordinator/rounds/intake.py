@@ -18,7 +18,13 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.content import content_problem, must_be_a_time, must_match, payload_problem
+from coordinator.rounds.content import (
+    content_problem,
+    must_be_a_time,
+    must_match,
+    payload_problem,
+    privacy_problem,
+)
 from coordinator.rounds.evidence import SignatureMemory
 from coordinator.rounds.recorder import FULFILLED, Signed, record_equivocation, record_reply
 from coordinator.rounds.states import end_assignment
@@ -132,7 +138,7 @@ class Intake:
         layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows]) if order.rows else None
         asked = kind(order.kind).work
         admission = Admission(envelope, name, manifest, layout, asked, spec.limits, deadline)
-        problem = content_problem(manifest, asked, spec)
+        problem = content_problem(manifest, asked, spec.limits) or privacy_problem(manifest, order)
         if problem is None and (wrong := statement_problem(order.kind, order.work, manifest.statement)):
             problem = Refusal("statement", wrong[:400])  # no mutant: any length that is easy to read
         if problem is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from coordinator.aggregation.phases import Asked, Closing, Phase
 from federation.secure.thresholds import Mode
+from federation.transfers import slowest_seconds
 from federation.work.base import Work
 from federation.work.secure.deal import Deal, Open
 from federation.work.secure.ready import Ready
@@ -96,6 +97,10 @@ class Masking(_Later):
 
     def work(self, asked: Asked) -> Mask:
         return Mask(session=self.session, members=self.members, coefficients=self.coefficients, length=self.length)
+
+    def transfer_seconds(self) -> float:
+        """The time for a masked vector, 4 bytes for each coordinate."""
+        return slowest_seconds(4 * self.length)
 
 
 @dataclass(frozen=True, kw_only=True)

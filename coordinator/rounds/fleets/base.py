@@ -114,8 +114,9 @@ class Question:
     base_model: str  # the digest of the model to train or evaluate
 
     def row(self, spec: RunSpec, started: datetime) -> models.Phase:
-        """A new row for the phase, open from `started` until the deadline that the specification gives."""
+        """A new row for the phase, open from `started` for the specification's time and that of large replies."""
         kind = self.phase.kind
+        seconds = kind.terms(spec).deadline_seconds + self.phase.transfer_seconds()
         return models.Phase(
             round_id=self.current.round_id,
             number=self.number,
@@ -125,7 +126,7 @@ class Question:
             state=PhaseState.OPEN,
             wanted=self.wanted,
             started=started,
-            deadline=started + timedelta(seconds=kind.terms(spec).deadline_seconds),
+            deadline=started + timedelta(seconds=seconds),
         )
 
 
