@@ -66,6 +66,7 @@ REASONS: dict[str, Status] = {
     # operators
     "argument": "INVALID_ARGUMENT",
     "spec": "INVALID_ARGUMENT",
+    "sessions-left": "FAILED_PRECONDITION",
     "run-exists": "ALREADY_EXISTS",
     "run-unknown": "NOT_FOUND",
     "run-ambiguous": "INVALID_ARGUMENT",

@@ -109,6 +109,7 @@ class Client(Base):
     key_id: Mapped[str] = mapped_column(sa.String(64), unique=True)  # hexadecimal
     tasks: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> training samples, from the last hello
     objectives: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> those that it serves, likewise
+    sessions_left: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> private rounds left, as last told
     device: Mapped[str] = mapped_column(Prose(200), default="")
     software: Mapped[str] = mapped_column(Prose(200), default="")
     enrolled: Mapped[datetime]

@@ -208,3 +208,8 @@ def test_each_owner_sees_the_same_digest_and_the_sessions_that_count(scene: Scen
     for document in shown:
         digits = document["tasks"]["digits"]
         assert digits["sessions"] == digits["evaluations"] >= 1
+    left = {one["client_id"]: one["tasks"][0] for one in scene.fed.admin("clients")["clients"]}
+    for client, document in zip(CLIENTS[-2:], shown, strict=True):
+        used = document["tasks"]["digits"]
+        assert left[client]["training_sessions_left"] == 1000 - used["sessions"]
+        assert left[client]["evaluation_sessions_left"] == 1000 - used["evaluations"]

@@ -7,7 +7,7 @@ before the reply that it is about leaves this machine.
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,12 +29,14 @@ CREATE TABLE IF NOT EXISTS evaluated (
 class RoundLedger(SessionLedger):
     """The ledger of a worker, which is made when it is missing. Any thread may call, other processes may read.
 
+    `added` is called with the task after each session that is new.
+
     Raises:
         HomeError: the file is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, added: Callable[[str], None] | None = None) -> None:
+        self._path, self._added = path, added
         self._lock = threading.RLock()
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         sync_directory(path.parent)
@@ -60,7 +62,9 @@ class RoundLedger(SessionLedger):
         """Records one durably; a second time changes nothing. Raises OSError if the disk does not take it."""
         values = (entry.session, entry.run_id, entry.task, entry.base_model, entry.evaluation)
         with self._using() as connection:
-            connection.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?)", values)
+            new = connection.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?, ?, ?, ?)", values).rowcount
+        if new and self._added is not None:
+            self._added(entry.task)
 
     def evaluate(self, *, task: str, run_id: str, model: str, asked: str) -> None:
         """Records that a model is evaluated in the clear, if it may be. `asked` is the digest of the question.

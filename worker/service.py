@@ -14,7 +14,7 @@ from federation.tasks import DataSource, task, task_code
 from federation.tasks.trial import try_splits
 from federation.training.determinism import describe_device, pick_device
 from federation.training.trainer import Trainer
-from federation.v1.federation_pb2 import Hello, TaskOffer
+from federation.v1.federation_pb2 import Hello, SessionsLeft, TaskOffer
 from federation.work.base import Lane
 from federation.work.peers import open_reply
 from federation.work.site import Site
@@ -122,13 +122,26 @@ class Worker:
             TaskOffer(task=name, samples=trainer.samples, objectives=trainer.objectives)
             for name, trainer in offers.items()
         ]
+        self._rounds = RoundLedger(home.rounds, lambda name: self._session.tell_left(left(name)))
+        site = replace(
+            _site(pinned_roster(home.roster, member), policy, offers, self._rounds, events),
+            stretch=1.0 if attacker is None else attacker.attack.stretch,
+        )
+
+        def left(name: str) -> SessionsLeft:
+            training, evaluation = (site.sessions_left(name, evaluation=kind) for kind in (False, True))
+            return SessionsLeft(task=name, training=training, evaluation=evaluation)
+
+        def hello() -> Hello:
+            return Hello(software=software(), device=device, tasks=tasks, sessions_left=map(left, offers))
+
         spool = Spool(home, member.signing_key, events)
         progress = Progress(
             home.progress, home.accepted_restore, member=member, ask=policy.restore == "ask", events=events
         )
         self._session = Session(
             member=member,
-            hello=Hello(software=software(), device=device, tasks=tasks),
+            hello=hello,
             clock=CoordinatorClock(member, progress),
             progress=progress,
             backoff=Backoff(uniform),
@@ -136,7 +149,7 @@ class Worker:
             events=events,
         )
         self._sessions = Sessions(home.sessions, member.signing_key)
-        self._ledger, self._rounds = Ledger(home.privacy), RoundLedger(home.rounds)
+        self._ledger = Ledger(home.privacy)
         privacy = SitePrivacy(policy.privacy, self._ledger)
         privacy.must_suit(offers)
         execution = Execution(
@@ -148,10 +161,7 @@ class Worker:
             session=self._session,
             sessions=self._sessions,
             rounds=self._rounds,
-            site=replace(
-                _site(pinned_roster(home.roster, member), policy, offers, self._rounds, events),
-                stretch=1.0 if attacker is None else attacker.attack.stretch,
-            ),
+            site=site,
             privacy=privacy,
             backoff=Backoff(uniform),
             events=events,

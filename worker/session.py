@@ -21,7 +21,15 @@ from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.text import escaped
 from federation.v1.common_pb2 import RevocationManifest
-from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Decline, Heartbeat, Hello, Welcome
+from federation.v1.federation_pb2 import (
+    AttendRequest,
+    AttendResponse,
+    Decline,
+    Heartbeat,
+    Hello,
+    SessionsLeft,
+    Welcome,
+)
 from federation.v1.federation_pb2_grpc import FederationStub
 from worker.backoff import Backoff
 from worker.clock import CoordinatorClock, TimeRefused
@@ -73,15 +81,15 @@ class WelcomeRefused(Exception):
 class Session:
     """Attends, and lends its channel to those who fetch and submit.
 
-    `hello` is the first message, without its nonce; `patience` gives the delays after a refusal, which grow longer than
-    those of `backoff` after a broken connection.
+    `hello` makes the first message, without its nonce; `patience` gives the delays after a refusal, which grow longer
+    than those of `backoff` after a broken connection.
     """
 
     def __init__(
         self,
         *,
         member: MemberFiles,
-        hello: Hello,
+        hello: Callable[[], Hello],
         clock: CoordinatorClock,
         progress: Progress,
         backoff: Backoff,
@@ -170,6 +178,10 @@ class Session:
         """Tells at once what is in work, without waiting for the next heartbeat."""
         self._say(AttendRequest(heartbeat=Heartbeat(assignment_id=assignment_id, progress=progress)))
 
+    def tell_left(self, left: SessionsLeft) -> None:
+        """Tells how many private rounds of a task are left. Without a stream it is lost, and in the next Hello."""
+        self._say(AttendRequest(sessions_left=left))
+
     def now(self) -> datetime:
         """The time by the coordinator's clock, which its deadlines are written in."""
         return self._clock.now()
@@ -195,8 +207,7 @@ class Session:
             self._close = channel.close
             self._heartbeat_seconds = WELCOME_SECONDS
         welcomed = False
-        hello = Hello()
-        hello.CopyFrom(self._hello)
+        hello = self._hello()
         hello.nonce = secrets.token_bytes(NONCE_BYTES)
         try:
             call = stub.Attend(self._requests(hello, outbox, runner))

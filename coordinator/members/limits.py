@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 DAY = 86_400.0
 REFUSED = "refused"  # every refused call is charged to this kind, besides its own
-DECLINE = "decline"
-MESSAGE = "message"  # of the worker, in its attendance
+DECLINE = "decline"  # a message of the worker, in its attendance, that is written to the database
+MESSAGE = "message"  # another one
 _OTHERS = "others"
 _MAX_BUCKETS = 10_000
 

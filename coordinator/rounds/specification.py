@@ -173,17 +173,23 @@ def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
     return found
 
 
+def needed_sessions(spec: RunSpec, rule: Algorithm) -> dict[str, int]:
+    """The private rounds of a whole run, for "training" and for "evaluation", if no attempt at a round is voided."""
+    every, each = spec.evaluate.every, 2 if rule.name.startswith("fedcmoo") else 1
+    evaluations = 1 if every == 0 else -(-spec.rounds // every)
+    return {
+        "training": each * spec.rounds,
+        "evaluation": 0 if "evaluation" in spec.privacy.disclose else evaluations,
+    }
+
+
 def private_cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
     """What an operator should know of private rounds, with the number of sessions that the run needs."""
-    every = spec.evaluate.every
-    evaluations = 1 if every == 0 else -(-spec.rounds // every)
-    shown = "evaluation" in spec.privacy.disclose
-    each = 2 if rule.name.startswith("fedcmoo") else 1
-    asks = f"{each * spec.rounds} of training" + ("" if shown else f" and {evaluations} of evaluation")
+    needs = needed_sessions(spec, rule)
+    asks = " and ".join(f"{count} of {kind}" for kind, count in needs.items() if count)
     found: tuple[str, ...] = (
         "private rounds are experimental until an outside cryptographer has reviewed them",
-        f"the run needs {asks} of the sessions that every member's owner allows its data set (policy.toml; 1000 of "
-        "each unless the owner says otherwise)",
+        f"the run needs {asks} of the sessions that every member's owner allows its data set (policy.toml)",
     )
     if spec.algorithm.prior == "samples":
         found += (

@@ -7,14 +7,16 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from coordinator.aggregation.base import Algorithm
 from coordinator.rounds.fleets.remote import known_clients
 from coordinator.rounds.selection import asked
-from coordinator.rounds.specification import cautions, fitting_objectives, parse_run
+from coordinator.rounds.specification import cautions, fitting_objectives, needed_sessions, parse_run
 from coordinator.rounds.states import RUN_ENDED
 from federation.digests import digest
 from federation.refusals import Refusal
 from federation.runs import RunSpec, SpecError
-from storage.models import Run, RunState
+from federation.secure.thresholds import SMALLEST, SMALLEST_MGDA, Mode, assumed, smallest_cohort
+from storage.models import Client, ClientState, Run, RunState
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Submission:
 
     document: bytes  # the specification, as submitted
     spec: RunSpec  # the same, parsed
+    rule: Algorithm  # of the run
     objectives: tuple[str, ...]  # of the task, in its order
     warnings: tuple[str, ...]  # what the operator should know about the specification
 
@@ -35,7 +38,7 @@ class Submission:
         """
         try:
             spec, rule = parse_run(document)
-            return cls(document, spec, fitting_objectives(spec, rule, objectives), cautions(spec, rule))
+            return cls(document, spec, rule, fitting_objectives(spec, rule, objectives), cautions(spec, rule))
         except SpecError as error:
             raise Refusal("spec", str(error)) from error
 
@@ -49,6 +52,43 @@ class Submission:
         active = session.scalar(select(Run.run_id).where(Run.name == name, Run.state.not_in(list(RUN_ENDED))).limit(1))
         if active is not None:
             raise Refusal("run-exists", f"run {active} has the name {name!r} and has not ended: stop it or rename")
+
+    def sessions_caution(self, session: Session) -> str:
+        """Which members have fewer private rounds left than the whole run needs; empty if none, or for an open run.
+
+        What their workers have told last is advice: the ledger of each worker decides.
+
+        Raises:
+            Refusal: `sessions-left`: the other members are too few for a round.
+        """
+        if self.spec.privacy.secure == "off":
+            return ""
+        needs = needed_sessions(self.spec, self.rule)
+        active = session.scalars(select(Client).where(Client.state == ClientState.ACTIVE)).all()
+        known = known_clients(session, self.spec, self.objectives)
+        short = {}
+        for client in active:
+            left = client.sessions_left.get(self.spec.task, needs)
+            missing = [f"{needs[kind] - left[kind]} of {kind}" for kind in needs if left[kind] < needs[kind]]
+            if client.client_id in known and missing:
+                short[client.client_id] = " and ".join(missing)
+        if not short:
+            return ""
+        mode = Mode(self.spec.privacy.secure)
+        least = max(
+            self.spec.selection.minimum,
+            smallest_cohort(mode, assumed(len(active))),
+            SMALLEST_MGDA if self.rule.private != "sum" else SMALLEST,
+        )
+        names = ", ".join(f"{name} ({missing})" for name, missing in sorted(short.items()))
+        words = f"the owners of these members allow too few private rounds for the whole run; missing are: {names}"
+        if (able := len(known) - len(short)) < least:
+            raise Refusal(
+                "sessions-left",
+                f"{words}. A round needs {least} members, and {able} have enough. The owners may raise secure.sessions "
+                "and secure.evaluations in policy.toml; or ask for fewer rounds or evaluations",
+            )
+        return f"{words}. They drop out on the way; {able} members have enough"
 
     def members(self, session: Session, attending: Collection[str]) -> list[str]:
         """The members that a round could ask now, by name; `attending` are those that attend."""

@@ -79,6 +79,8 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         )
         free = self._blobs.free_bytes() - open_runs_bytes(session)
         warnings = list(submission.warnings)
+        if caution := submission.sessions_caution(session):
+            warnings.append(caution)
         if needed > free:
             warnings.append(
                 f"the run will take about {needed / 1e9:.1f} GB on the coordinator's disk, where "

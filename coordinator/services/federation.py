@@ -16,7 +16,7 @@ from coordinator.restored import newest_restore
 from coordinator.rounds.intake import Admission, Intake
 from coordinator.rounds.presence import Assigned, Attendance, Message
 from coordinator.services.base import Parts, Service
-from coordinator.services.stream_words import Introduction, declined, introduction
+from coordinator.services.stream_words import Introduction, declined, introduction, left
 from coordinator.services.upload import Upload
 from federation.certificates import pem
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
@@ -97,7 +97,7 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
             while (
                 request := await next_message(requests, self._settings.heartbeat_seconds * MISSED_HEARTBEATS)
             ) is not None:
-                self._access.charge(caller.uri, DECLINE if request.HasField("decline") else MESSAGE)
+                self._access.charge(caller.uri, MESSAGE if request.HasField("heartbeat") else DECLINE)
                 await self._hear(request, attendance)
         except Refusal as refusal:
             end = refusal
@@ -119,8 +119,11 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
             reason, message = declined(decline)
             log.warning("%s declines %r: %s: %s", attendance.client_id, decline.assignment_id[:32], reason, message)
             await self._in_thread(self._intake.decline, attendance.client_id, decline.assignment_id, reason, message)
+        elif kind == "sessions_left":
+            told = request.sessions_left
+            await self._write(_note_left, attendance.client_id, told.task, left(told, attendance.tasks))
         else:
-            raise Refusal("hello", "only heartbeats and declines may follow the Hello")
+            raise Refusal("hello", "a stream has one Hello, and no messages but those of a worker may follow it")
 
     def _welcome(self, client_id: str, nonce: bytes) -> messages.AttendResponse:
         federation_id = self._home.federation_id
@@ -237,9 +240,14 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
 def _note_hello(session: Session, attendance: Attendance, said: Introduction, caller: PeerIdentity) -> None:
     client = session.get_one(Client, attendance.client_id, with_for_update=True)
     retire_older(session, attendance.client_id, caller.serial, by=caller.uri, now=attendance.last_seen)
-    client.tasks, client.objectives = said.tasks, said.objectives
+    client.tasks, client.objectives, client.sessions_left = said.tasks, said.objectives, said.sessions_left
     client.software, client.device = said.software, said.device
     client.last_seen = attendance.last_seen
+
+
+def _note_left(session: Session, client_id: str, task: str, sessions: dict[str, int]) -> None:
+    client = session.get_one(Client, client_id, with_for_update=True)
+    client.sessions_left = {**client.sessions_left, task: sessions}
 
 
 def _open_assignments(session: Session, client_id: str) -> list[Assigned]:

@@ -1,18 +1,19 @@
 """A worker's messages on its stream, within bounds: names have an alphabet, lists a length, and text is one line."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from federation.objectives import OBJECTIVE
 from federation.refusals import Refusal
 from federation.runs import TASK
 from federation.text import escaped
-from federation.v1.federation_pb2 import Decline, Hello
+from federation.v1.federation_pb2 import Decline, Hello, SessionsLeft
 
 MAX_HELLO_BYTES = 64 << 10
 MAX_TASKS = 100
 MAX_OBJECTIVES = 1000  # of all tasks together
-MAX_SAMPLES = 2**53
+MAX_SAMPLES = MAX_SESSIONS = 2**53
 MAX_TEXT = 200  # characters of software and device
 MAX_MESSAGE = 400  # characters of a decline
 _REASON = re.compile(r"[a-z0-9][a-z0-9_:.-]{0,79}")
@@ -20,10 +21,11 @@ _REASON = re.compile(r"[a-z0-9][a-z0-9_:.-]{0,79}")
 
 @dataclass(frozen=True)
 class Introduction:
-    """A worker's Hello, within bounds; samples and objectives are by offered task, and the texts are printable."""
+    """A worker's Hello, within bounds. All but the texts, which are printable, is by offered task."""
 
-    tasks: dict[str, int]
+    tasks: dict[str, int]  # training samples
     objectives: dict[str, list[str]]
+    sessions_left: dict[str, dict[str, int]]  # as `left` gives them
     software: str
     device: str
 
@@ -46,12 +48,25 @@ def introduction(hello: Hello) -> Introduction:
         _must_match(TASK, offer.task, "a task")
         for name in offer.objectives:
             _must_match(OBJECTIVE, name, "an objective")
+    tasks = {offer.task: min(offer.samples, MAX_SAMPLES) for offer in hello.tasks}
     return Introduction(
-        tasks={offer.task: min(offer.samples, MAX_SAMPLES) for offer in hello.tasks},
+        tasks=tasks,
         objectives={offer.task: list(dict.fromkeys(offer.objectives)) for offer in hello.tasks},
+        sessions_left={told.task: left(told, tasks) for told in hello.sessions_left},
         software=escaped(hello.software, MAX_TEXT),
         device=escaped(hello.device, MAX_TEXT),
     )
+
+
+def left(told: SessionsLeft, tasks: Collection[str]) -> dict[str, int]:
+    """The private rounds that are left of a task, by what they are for: "training" and "evaluation".
+
+    Raises:
+        Refusal: `limit:tasks`: it is not one of these tasks, which the worker offers.
+    """
+    if told.task not in tasks:
+        raise Refusal("limit:tasks", f"private rounds of '{escaped(told.task, 80)}', which this worker does not offer")
+    return {kind: min(getattr(told, kind), MAX_SESSIONS) for kind in ("training", "evaluation")}
 
 
 def declined(decline: Decline) -> tuple[str, str]:

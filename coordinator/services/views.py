@@ -63,7 +63,12 @@ def _client(client: models.Client, attendance: Attendance | None, expires: datet
         last_seen=newest.last_seen,
         certificate_expires=expires,
         tasks=[
-            messages.TaskSummary(task=task, samples=int(count), objectives=newest.objectives.get(task, ()))
+            messages.TaskSummary(
+                task=task,
+                samples=int(count),
+                objectives=newest.objectives.get(task, ()),
+                **{f"{kind}_sessions_left": left for kind, left in client.sessions_left.get(task, {}).items()},
+            )
             for task, count in sorted(newest.tasks.items())
         ],
     )

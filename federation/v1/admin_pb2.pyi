@@ -547,10 +547,16 @@ class TaskSummary(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     OBJECTIVES_FIELD_NUMBER: _builtins.int
+    TRAINING_SESSIONS_LEFT_FIELD_NUMBER: _builtins.int
+    EVALUATION_SESSIONS_LEFT_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """The task."""
     samples: _builtins.int
     """Training samples."""
+    training_sessions_left: _builtins.int
+    """The private rounds of training that its owner still allows; not set when its worker has not told."""
+    evaluation_sessions_left: _builtins.int
+    """The private evaluations, likewise."""
     @_builtins.property
     def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The objectives that it serves."""
@@ -561,12 +567,21 @@ class TaskSummary(_message.Message):
         task: _builtins.str = ...,
         samples: _builtins.int = ...,
         objectives: _abc.Iterable[_builtins.str] | None = ...,
+        training_sessions_left: _builtins.int | None = ...,
+        evaluation_sessions_left: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluation_sessions_left", b"_evaluation_sessions_left", "_training_sessions_left", b"_training_sessions_left", "evaluation_sessions_left", b"evaluation_sessions_left", "training_sessions_left", b"training_sessions_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "samples", b"samples", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_sessions_left", b"_evaluation_sessions_left", "_training_sessions_left", b"_training_sessions_left", "evaluation_sessions_left", b"evaluation_sessions_left", "objectives", b"objectives", "samples", b"samples", "task", b"task", "training_sessions_left", b"training_sessions_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__evaluation_sessions_left: _TypeAlias = _typing.Literal["evaluation_sessions_left"]  # noqa: Y015
+    _WhichOneofArgType__evaluation_sessions_left: _TypeAlias = _typing.Literal["_evaluation_sessions_left", b"_evaluation_sessions_left"]  # noqa: Y015
+    _WhichOneofReturnType__training_sessions_left: _TypeAlias = _typing.Literal["training_sessions_left"]  # noqa: Y015
+    _WhichOneofArgType__training_sessions_left: _TypeAlias = _typing.Literal["_training_sessions_left", b"_training_sessions_left"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__evaluation_sessions_left) -> _WhichOneofReturnType__evaluation_sessions_left | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__training_sessions_left) -> _WhichOneofReturnType__training_sessions_left | None: ...
 
 Global___TaskSummary: _TypeAlias = TaskSummary  # noqa: Y015
 

@@ -78,6 +78,7 @@ class AttendRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     DECLINE_FIELD_NUMBER: _builtins.int
+    SESSIONS_LEFT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """First on the stream."""
@@ -90,18 +91,23 @@ class AttendRequest(_message.Message):
     def decline(self) -> Global___Decline:
         """A refusal to do an assignment."""
 
+    @_builtins.property
+    def sessions_left(self) -> Global___SessionsLeft:
+        """A private round counts from now on: what is left of its task."""
+
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
         decline: Global___Decline | None = ...,
+        sessions_left: Global___SessionsLeft | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decline", b"decline", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decline", b"decline", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "sessions_left", b"sessions_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decline", b"decline", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decline", b"decline", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "sessions_left", b"sessions_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "decline"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "decline", "sessions_left"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -117,6 +123,7 @@ class Hello(_message.Message):
     TASKS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
+    SESSIONS_LEFT_FIELD_NUMBER: _builtins.int
     software: _builtins.str
     """The worker software and its version."""
     device: _builtins.str
@@ -127,6 +134,10 @@ class Hello(_message.Message):
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskOffer]:
         """The tasks that the owner allows, with the training samples held for each."""
 
+    @_builtins.property
+    def sessions_left(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionsLeft]:
+        """The private rounds that are left, for each offered task."""
+
     def __init__(
         self,
         *,
@@ -134,14 +145,45 @@ class Hello(_message.Message):
         tasks: _abc.Iterable[Global___TaskOffer] | None = ...,
         device: _builtins.str = ...,
         nonce: _builtins.bytes = ...,
+        sessions_left: _abc.Iterable[Global___SessionsLeft] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "nonce", b"nonce", "software", b"software", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "nonce", b"nonce", "sessions_left", b"sessions_left", "software", b"software", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Hello: _TypeAlias = Hello  # noqa: Y015
+
+@_typing.final
+class SessionsLeft(_message.Message):
+    """How many more private rounds the owner allows a task. The coordinator plans with it; the worker's ledger decides."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    TRAINING_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    """The task, one of those offered."""
+    training: _builtins.int
+    """Sessions of training."""
+    evaluation: _builtins.int
+    """Sessions of evaluation."""
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        training: _builtins.int = ...,
+        evaluation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation", b"evaluation", "task", b"task", "training", b"training"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionsLeft: _TypeAlias = SessionsLeft  # noqa: Y015
 
 @_typing.final
 class TaskOffer(_message.Message):

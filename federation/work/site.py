@@ -132,6 +132,12 @@ class Site:
         """What the owner allows of a task."""
         return self.policies.get(task, SecurePolicy())
 
+    def sessions_left(self, task: str, *, evaluation: bool, besides: str = "") -> int:
+        """How many more sessions of a task the owner allows; the one named `besides` is not counted."""
+        policy = self.policy(task)
+        counted = [one for one in self.ledger.entries(task) if one.evaluation == evaluation and one.session != besides]
+        return max(0, (policy.evaluations if evaluation else policy.sessions) - len(counted))
+
     def assumed(self, task: str) -> int:
         """Colluding members that the owner assumes."""
         chosen = self.policy(task).assumed

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from federation.objectives import JOINT
-from federation.v1.admin_pb2 import Administrator, Client, JoinString
+from federation.v1.admin_pb2 import Administrator, Client, JoinString, TaskSummary
 from fedpareto.cli.render import new_table, state
 from fedpareto.formatting import short, when
 from fedpareto.messages import name_of
@@ -21,7 +21,8 @@ def clients(items: Iterable[Client]) -> RenderableType:
             state(name_of(client, "state")),
             Text("yes", style="green") if client.attending else "no",
             when(client, "last_seen")[:16],
-            "\n".join(f"{task.task} ({task.samples}){_offered(task.objectives)}" for task in client.tasks) or "–",
+            "\n".join(f"{task.task} ({task.samples}){_offered(task.objectives)}{_left(task)}" for task in client.tasks)
+            or "–",
             client.device or "–",
             when(client, "certificate_expires")[:10],
             short(client.key_id)[:8],
@@ -29,6 +30,13 @@ def clients(items: Iterable[Client]) -> RenderableType:
     return (
         table if table.row_count else Text("no clients yet: make a join string with `fedpareto admin join-string NAME`")
     )
+
+
+def _left(task: TaskSummary) -> str:
+    """The private rounds of training and evaluation that are left of a task, on a line of their own; if told."""
+    if not task.HasField("training_sessions_left"):
+        return ""
+    return f"\n  private: {task.training_sessions_left} / {task.evaluation_sessions_left} left"
 
 
 def _offered(objectives: Sequence[str]) -> str:

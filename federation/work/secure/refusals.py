@@ -69,14 +69,13 @@ def check_sessions(client: Client, session: bytes, *, evaluation: bool, count: b
     """Whether the owner's limits allow one more session; `count` makes it count, durably."""
     origin, site = client.origin, client.site
     policy, name = site.policy(origin.task), session.hex()
-    others = [one for one in site.ledger.entries(origin.task) if one.session != name and one.evaluation == evaluation]
-    most = policy.evaluations if evaluation else policy.sessions
-    what = "evaluation" if evaluation else "training"
+    what, most = ("evaluation", policy.evaluations) if evaluation else ("training", policy.sessions)
     require(
-        len(others) < most,
+        site.sessions_left(origin.task, evaluation=evaluation, besides=name) > 0,
         "sessions",
-        f"this data set has been in {len(others)} sessions of {what}; {most} are allowed",
+        f"this data set has been in all sessions of {what} that its owner allows: {most}",
     )
+    others = [one for one in site.ledger.entries(origin.task) if one.session != name and not one.evaluation]
     here = sum(one.base_model == origin.base_model for one in others)
     require(
         evaluation or here < policy.sessions_per_model,

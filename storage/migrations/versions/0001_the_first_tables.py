@@ -45,6 +45,7 @@ def upgrade() -> None:
         _column("key_id", sa.String(64), unique=True),
         _column("tasks", sa.JSON),
         _column("objectives", sa.JSON),
+        _column("sessions_left", sa.JSON),
         _column("device", sa.String(200)),
         _column("software", sa.String(200)),
         _column("enrolled", TIME),
