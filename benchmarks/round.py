@@ -1,10 +1,12 @@
 """The costs of a round besides training: CPU-seconds of all processes, wall time, and the coordinator's peak memory.
 
     python benchmarks/round.py [--quick] [--json]
+    python benchmarks/round.py --private M D [--json]
 
 Ten workers in processes of their own use TLS 1.3 and signatures over the loopback interface; only the training is left
 out. For comparison, the same call measures bare gRPC over TLS that moves the same bytes in the same chunks between the
-same number of processes.
+same number of processes. `--private` measures open and private rounds of M workers and D parameters, one after the
+other, each with a new coordinator.
 """
 
 import argparse
@@ -26,7 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from harness import Federation, Process, federation
 
+from federation.member_files import MemberFiles
 from federation.vectors import Layout, Tensor, to_bytes
+from worker.home import Home
+from worker.roster import Card, Roster
 
 SPEC = """
 task = "nothing"
@@ -39,6 +44,8 @@ minimum = {clients}
 quorum = 1.0
 [evaluate]
 every = 0
+[privacy]
+secure = "{mode}"
 """
 WORKER = Path(__file__).with_name("resident_worker.py")
 CHUNK = 1 << 18  # bytes, the chunk size of workers and coordinator
@@ -78,21 +85,32 @@ def wait_until(condition: Callable[[], bool], processes: Sequence[Process]) -> N
         time.sleep(0.2)  # the database does not notify; looks more often would take CPU time from the processes
 
 
-def measure(fed: Federation, parameters: int, clients: int, rounds: int) -> dict[str, float]:
+def pin_roster(homes: Sequence[Path]) -> None:
+    """Pins a roster of all these members in each of their homes."""
+    members = [MemberFiles.load(home) for home in homes]
+    text = "\n".join(Card.of(member).text() for member in members)
+    for home, member in zip(homes, members, strict=True):
+        Roster.parse(text, member).pin(Home(home).roster)
+
+
+def measure(fed: Federation, parameters: int, clients: int, rounds: int, mode: str = "off") -> dict[str, Any]:
     """Measures one run without training."""
+    fed.forks = False  # the memory of a coordinator that has imported nothing else
     coordinator = fed.serve()
+    fed.forks = True
     idle = peak_memory(coordinator.popen.pid)
-    workers: list[Process] = []
-    for i in range(clients):
-        home = fed.directory / f"worker-{i:02}"
+    homes = [fed.directory / f"worker-{i:02}" for i in range(clients)]
+    for home in homes:
         if not home.exists():
             fed.join(home.name)
-        program = [str(WORKER), str(home), str(parameters)]
-        workers.append(fed._spawn(program, home.name))
+    if mode != "off":
+        pin_roster(homes)
+    workers = [fed._spawn([str(WORKER), str(home), str(parameters)], home.name) for home in homes]
     model = fed.directory / "model.safetensors"
     model.write_bytes(to_bytes(Layout((Tensor("weight", (parameters,)),)), np.zeros(parameters, np.float32)))
     total = rounds + WARM_UP
-    run = fed.submit(f"round-{parameters}-{clients}", SPEC.format(rounds=total, clients=clients), "--model", str(model))
+    spec = SPEC.format(rounds=total, clients=clients, mode=mode)
+    run = fed.submit(f"round-{parameters}-{clients}-{mode}", spec, "--model", str(model))
     pids = [coordinator.popen.pid, *(worker.popen.pid for worker in workers)]
 
     def completed() -> int:
@@ -117,6 +135,7 @@ def measure(fed: Federation, parameters: int, clients: int, rounds: int) -> dict
     result = {
         "parameters": parameters,
         "clients": clients,
+        "mode": mode,
         "rounds": measured,
         "cpu_seconds": cpu / measured,
         "coordinator_cpu_seconds": coordinator_cpu / measured,
@@ -205,8 +224,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the small model only, few rounds")
     parser.add_argument("--smallest", action="store_true", help="1,000 parameters, 1 worker, 2 rounds")
+    parser.add_argument("--private", type=int, nargs=2, metavar=("M", "D"), help="open and private rounds")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.private:
+        private(*arguments.private, as_json=arguments.json)
+        return
     cases = [(800_000, 10, 20 if arguments.quick else 40)]
     if arguments.smallest:
         cases = [(1_000, 1, 2)]
@@ -215,7 +238,6 @@ def main() -> None:
     results = []
     for parameters, clients, rounds in cases:
         with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
-            fed.forks = False  # the memory of a coordinator that has imported nothing else
             measured = measure(fed, parameters, clients, rounds)
             bare = floor(fed.home, 4 * parameters, clients, min(rounds, 5)) if clients <= 10 else {}
         results.append({**measured, **{f"bare_{name}": value for name, value in bare.items()}})
@@ -225,7 +247,20 @@ def main() -> None:
         print(json.dumps(results, indent=2))
 
 
-def show(result: dict[str, float]) -> None:
+def private(clients: int, parameters: int, *, as_json: bool) -> None:
+    """Measures and prints open and private rounds."""
+    results = []
+    for mode in ("off", "private", "verified"):
+        with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
+            results.append(measure(fed, parameters, clients, rounds=3, mode=mode))
+        if not as_json:
+            print(f"\nprivacy.secure = {mode!r}", end="")
+            show(results[-1])
+    if as_json:
+        print(json.dumps(results, indent=2))
+
+
+def show(result: dict[str, Any]) -> None:
     print(f"\n{result['parameters'] / 1e6:.1f} M parameters, {result['clients']} workers, {result['rounds']} rounds")
     print(f"  a round             {result['cpu_seconds']:7.2f} CPU-s  {result['wall_seconds']:7.3f} s")
     print(f"    of it the coordinator {result['coordinator_cpu_seconds']:5.2f} CPU-s")

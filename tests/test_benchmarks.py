@@ -12,7 +12,7 @@ import pytest
 from harness import SECONDS, Process
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-PARTS = {"fedavg", "flower_app", "resident_worker"}  # programs and modules of other benchmarks
+PARTS = {"fedavg", "flower_app", "flower_secagg", "resident_worker"}  # programs and modules of other benchmarks
 NAMES = sorted({path.stem for path in BENCHMARKS.glob("*.py")} - PARTS)
 
 
