@@ -252,7 +252,7 @@ def private(clients: int, parameters: int, *, as_json: bool) -> None:
     results = []
     for mode in ("off", "private", "verified"):
         with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
-            results.append(measure(fed, parameters, clients, rounds=3, mode=mode))
+            results.append(measure(fed, parameters, clients, rounds=2, mode=mode))
         if not as_json:
             print(f"\nprivacy.secure = {mode!r}", end="")
             show(results[-1])
