@@ -1,5 +1,6 @@
 """Channels to the coordinator, and what its answers mean when they are refusals."""
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeAlias
@@ -8,6 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
+from federation.proxies import Proxy
 from federation.v1.common_pb2 import SignedEnvelope
 
 ERROR_DOMAIN = "fedpareto"
@@ -17,6 +19,7 @@ CHUNK_BYTES = 1 << 18  # what we send: several copies of a chunk are under way f
 MAX_ADMIN_MESSAGE_BYTES = 256 << 20  # the cosines of a round of 1000 clients are 8 MB
 LONGEST_RETRY_SECONDS = 86_400.0
 Option: TypeAlias = tuple[str, int | str]
+_PROXY_REFUSED = re.compile(r"proxy returned response code (\d+)")  # in gRPC's words
 
 _CHANNEL_OPTIONS: tuple[Option, ...] = (
     ("grpc.max_receive_message_length", MAX_ADMIN_MESSAGE_BYTES),
@@ -28,17 +31,32 @@ _CHANNEL_OPTIONS: tuple[Option, ...] = (
 )
 
 
-def server_verified_channel(address: str, ca: bytes, options: Sequence[Option] = ()) -> grpc.Channel:
+def server_verified_channel(
+    address: str, ca: bytes, options: Sequence[Option] = (), *, proxy: Proxy | None = None
+) -> grpc.Channel:
     """A TLS channel to "host:port" that verifies the server against the CA (PEM) and shows no certificate."""
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca), options=(*_CHANNEL_OPTIONS, *options))
+    return _channel(address, grpc.ssl_channel_credentials(ca), options, proxy)
 
 
 def mutual_channel(
-    address: str, *, ca: bytes, key: bytes, certificate: bytes, options: Sequence[Option] = ()
+    address: str,
+    *,
+    ca: bytes,
+    key: bytes,
+    certificate: bytes,
+    options: Sequence[Option] = (),
+    proxy: Proxy | None = None,
 ) -> grpc.Channel:
     """A mutual-TLS channel to the federation port, "host:port"; the key is not encrypted, and all three are PEM."""
-    credentials = grpc.ssl_channel_credentials(ca, key, certificate)
-    return grpc.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, *options))
+    return _channel(address, grpc.ssl_channel_credentials(ca, key, certificate), options, proxy)
+
+
+def _channel(
+    address: str, credentials: grpc.ChannelCredentials, options: Sequence[Option], proxy: Proxy | None
+) -> grpc.Channel:
+    """A channel by the way that was chosen: without a proxy, gRPC must not take one from the environment."""
+    way: Option = ("grpc.enable_http_proxy", 0) if proxy is None else ("grpc.http_proxy", proxy.url)
+    return grpc.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, way, *options))
 
 
 class RpcRefusal(NamedTuple):
@@ -57,10 +75,13 @@ class RpcRefusal(NamedTuple):
     retry_seconds: float = 0.0
 
 
-def refusal_from_rpc_error(error: grpc.RpcError, *, not_after: datetime | None = None) -> RpcRefusal:
+def refusal_from_rpc_error(
+    error: grpc.RpcError, *, not_after: datetime | None = None, proxy: Proxy | None = None
+) -> RpcRefusal:
     """Reads the coordinator's reason out of a failed call, or says what probably went wrong without one.
 
-    `not_after` is when the caller's own certificate expires, if known: an expired one is the likeliest cause.
+    `not_after` is when the caller's own certificate expires, if known: an expired one is the likeliest cause. `proxy`
+    is the one that the call went through.
     """
     if not isinstance(error, grpc.Call):
         return RpcRefusal("UNKNOWN", "", str(error))
@@ -70,7 +91,7 @@ def refusal_from_rpc_error(error: grpc.RpcError, *, not_after: datetime | None =
         seconds = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
         return RpcRefusal(status, info.reason, details, min(max(seconds, 0.0), LONGEST_RETRY_SECONDS))
     if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return RpcRefusal(status, "unreachable", _probable_cause(details, not_after))
+        return RpcRefusal(status, "unreachable", _probable_cause(details, not_after, proxy))
     return RpcRefusal(status, "", details)
 
 
@@ -99,24 +120,41 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _probable_cause(details: str, not_after: datetime | None) -> str:
+def _probable_cause(details: str, not_after: datetime | None, proxy: Proxy | None) -> str:
     """Names the candidates: a failed handshake comes as UNAVAILABLE, without a reason."""
     lower = details.lower()
-    if not_after is not None and not_after <= _now():
+    refused = _PROXY_REFUSED.search(lower)
+    if refused and proxy is not None:
+        cause = proxy.refusal(int(refused[1]))
+    elif not_after is not None and not_after <= _now():
         cause = (
             f"your certificate ended on {not_after:%Y-%m-%d %H:%M} UTC, and this machine's clock says "
             f"{_now():%Y-%m-%d %H:%M} UTC: set the clock if it is wrong, or else get a new certificate"
         )
-    elif "certificate_verify_failed" in lower or "handshake failed" in lower or "peer did not return" in lower:
+    elif "certificate_verify_failed" in lower or "handshake failed" in lower or "verification check failed" in lower:
         cause = (
             "who answers there could not prove to be this federation's coordinator: its certificate is not from the "
             "federation's CA, not for this host name, or not valid at the time of this machine's clock, "
-            f"{_now():%Y-%m-%d %H:%M} UTC. Check the address and the clock"
+            f"{_now():%Y-%m-%d %H:%M} UTC. Check the address and the clock. Where a device on the way inspects TLS, it "
+            "shows a certificate of its own: ask the network department for an exception"
         )
+    elif "errors resolving" in lower or "address lookup failed" in lower:
+        host = "the proxy's name" if proxy is not None else "the coordinator's name"
+        cause = f"{host} has no address on this machine: check its spelling and this machine's DNS"
     elif any(text in lower for text in ("socket closed", "connection reset", "broken pipe", "stream removed", "eof")):
+        who = "the coordinator" if proxy is None else f"the coordinator, or the proxy {proxy} on the way to it,"
         cause = (
-            "the coordinator hung up. It was stopped, or it did not accept your certificate: expired, of another "
+            f"{who} hung up. It was stopped, or it did not accept your certificate: expired, of another "
             "federation's CA, or missing"
+        )
+    elif proxy is not None and "expected 'h'" in lower:
+        cause = f"what listens at {proxy} is no HTTP proxy: check host and port"
+    elif proxy is not None and "failed to connect to remote host" in lower:
+        cause = f"the proxy {proxy} does not answer: is it running, and is its address right?"
+    elif proxy is not None:
+        cause = (
+            f"the proxy {proxy} takes connections, but nothing came through it in time: the coordinator is not "
+            "running, or a firewall behind the proxy is in the way"
         )
     else:
         cause = "no coordinator answers there. It is not running, or the address or a firewall is in the way"

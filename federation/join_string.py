@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import secrets
-import socket
 import ssl
 from dataclasses import dataclass, field
 from typing import Self
@@ -11,6 +10,7 @@ from typing import Self
 from federation.certificates import issuer_in, load_certificate, pem
 from federation.identity import check_name
 from federation.keys import IdentityError
+from federation.proxies import Proxy, RouteError, dial
 
 SECRET_BYTES = 32
 _PREFIX = "fpjoin1_"
@@ -67,7 +67,7 @@ def secret_hash(secret: bytes) -> str:
     return hashlib.sha256(secret).hexdigest()
 
 
-def fetch_ca(address: str, expected: str, timeout: float) -> bytes:
+def fetch_ca(address: str, expected: str, timeout: float, proxy: Proxy | None = None) -> bytes:
     """Fetches the federation's CA certificate, PEM, from the enrollment port at "host:port".
 
     This connection verifies no certificate and sends no data. The server's certificate contains the CA certificate,
@@ -76,24 +76,28 @@ def fetch_ca(address: str, expected: str, timeout: float) -> bytes:
 
     Raises:
         IdentityError: the server there has no CA certificate with this fingerprint.
-        OSError: no TLS server answers there within `timeout` seconds.
+        RouteError: no TLS server answers there within `timeout` seconds; the message says which hop failed.
     """
-    host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    host = host.strip("[]")
-    with (
-        socket.create_connection((host, int(port)), timeout=timeout) as plain,
-        context.wrap_socket(plain, server_hostname=host) as connection,
-    ):
-        leaf = connection.getpeercert(binary_form=True)
+    with dial(address, proxy, timeout) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname=address.rpartition(":")[0].strip("[]")) as connection:
+                leaf = connection.getpeercert(binary_form=True)
+        except OSError as error:  # an SSLError is one
+            way = "" if proxy is None else f", or a device behind the proxy {proxy},"
+            raise RouteError(
+                f"the server at {address}{way} does not speak TLS 1.3 as a coordinator does ({error}): check the "
+                "address; where a device on the way inspects TLS, ask the network department for an exception"
+            ) from error
     for issuer in issuer_in(leaf or b""):
         if secrets.compare_digest(hashlib.sha256(issuer).hexdigest(), expected):
             return pem(load_certificate(issuer))
     raise IdentityError(
         f"the server at {address} is not the coordinator of this federation: its CA's fingerprint is not "
-        f"{expected[:16]}...; do not go on before the administrator has confirmed address and join string"
+        f"{expected[:16]}...; do not go on before the administrator has confirmed address and join string. A device "
+        "on the way that inspects TLS looks the same: ask the network department for an exception"
     )

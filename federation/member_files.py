@@ -24,9 +24,12 @@ from federation.keys import (
     replace_private,
     write_private,
 )
+from federation.proxies import Proxy
 
 if TYPE_CHECKING:
     import grpc
+
+    from federation.channels import RpcRefusal
 
 _RENEWED = "renewed.pem"  # holds a new key and certificate until both files have been replaced
 _HOLDERS = {"client_id": "a worker", "admin": "an administrator"}
@@ -37,7 +40,7 @@ class _Files:
     """The keys and certificates that clients and administrators both have.
 
     The certificates are PEM, `tls_key` is the key of `certificate`, and the address is the federation port,
-    "host:port". `name_key` is the key of the holder's name in `member.toml`.
+    "host:port". `name_key` is the key of the holder's name in `member.toml`. The proxy on the way there is not stored.
     """
 
     name_key: ClassVar[str]
@@ -47,6 +50,7 @@ class _Files:
     ca: bytes
     certificate: bytes
     tls_key: EllipticCurvePrivateKey = field(repr=False)
+    proxy: Proxy | None = None
 
     @property
     def not_after(self) -> datetime:
@@ -58,7 +62,15 @@ class _Files:
         from federation.channels import mutual_channel  # noqa: PLC0415 - gRPC loads slowly
 
         key = private_key_pem(self.tls_key)
-        return mutual_channel(self.address, ca=self.ca, key=key, certificate=self.certificate, options=options)
+        return mutual_channel(
+            self.address, ca=self.ca, key=key, certificate=self.certificate, options=options, proxy=self.proxy
+        )
+
+    def refusal(self, error: "grpc.RpcError") -> "RpcRefusal":
+        """Why a call of the holder failed."""
+        from federation.channels import refusal_from_rpc_error  # noqa: PLC0415 - gRPC loads slowly
+
+        return refusal_from_rpc_error(error, not_after=self.not_after, proxy=self.proxy)
 
     def _save(self, directory: Path, passphrase: bytes | None, name: str, own: Mapping[str, bytes]) -> None:
         make_private_directory(directory)

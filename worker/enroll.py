@@ -18,6 +18,7 @@ from federation.join_string import JoinString, fetch_ca
 from federation.keys import IdentityError, new_tls_key
 from federation.member_files import MemberFiles, save_renewal
 from federation.proofs import prove_possession, prove_renewal
+from federation.proxies import Proxy, RouteError
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import RenewRequest
@@ -55,7 +56,7 @@ class Enrolled:
     approval_pending: bool
 
 
-def enroll(home: Home, join: JoinString, *, passphrase: bytes | None = None) -> Enrolled:
+def enroll(home: Home, join: JoinString, *, passphrase: bytes | None = None, proxy: Proxy | None = None) -> Enrolled:
     """Becomes the client that a join string was made for. The directory appears complete or not at all.
 
     The home must not exist yet, or be empty. Without a passphrase, the private keys are protected by the file mode
@@ -65,7 +66,7 @@ def enroll(home: Home, join: JoinString, *, passphrase: bytes | None = None) -> 
         EnrollmentError: the directory is taken, nobody or another server answers, or the join string is refused.
     """
     with _new_directory(home) as staging:
-        ca = _ca(join)
+        ca = _ca(join, proxy)
         tls_key = new_tls_key()
         signing_key = Ed25519PrivateKey.generate()
         csr = make_csr(tls_key)
@@ -76,7 +77,7 @@ def enroll(home: Home, join: JoinString, *, passphrase: bytes | None = None) -> 
             proof=prove_possession(signing_key, join.secret, csr),
             software=software(),
         )
-        response = _exchange(join, ca, request)
+        response = _exchange(join, ca, request, proxy)
         _check(response, join, ca)
         member = MemberFiles(
             federation_id=response.federation_id,
@@ -118,23 +119,19 @@ def _new_directory(home: Home) -> Iterator[Path]:
             shutil.rmtree(staging)
 
 
-def _ca(join: JoinString) -> bytes:
+def _ca(join: JoinString, proxy: Proxy | None) -> bytes:
     try:
-        return fetch_ca(join.address, join.ca_fingerprint, CONNECT_SECONDS)
-    except IdentityError as error:
+        return fetch_ca(join.address, join.ca_fingerprint, CONNECT_SECONDS, proxy)
+    except (IdentityError, RouteError) as error:
         raise EnrollmentError(str(error)) from error
-    except (OSError, ValueError) as error:
-        raise EnrollmentError(
-            f"no coordinator answers at {join.address} ({error}): is it running, and does a firewall let you reach it?"
-        ) from error
 
 
-def _exchange(join: JoinString, ca: bytes, request: EnrollRequest) -> EnrollResponse:
-    with server_verified_channel(join.address, ca) as channel:
+def _exchange(join: JoinString, ca: bytes, request: EnrollRequest, proxy: Proxy | None) -> EnrollResponse:
+    with server_verified_channel(join.address, ca, proxy=proxy) as channel:
         try:
             return EnrollmentStub(channel).Enroll(request, timeout=ENROL_SECONDS)
         except grpc.RpcError as error:
-            refusal = refusal_from_rpc_error(error)
+            refusal = refusal_from_rpc_error(error, proxy=proxy)
             advice = _ADVICE.get(refusal.reason, refusal.message or refusal.status)
             reason = f"{refusal.reason}: " if refusal.reason else ""
             raise EnrollmentError(f"{join.address} did not enroll {join.client_id}: {reason}{advice}") from error
@@ -175,7 +172,7 @@ def renew(home: Home, member: MemberFiles, *, passphrase: bytes | None = None) -
             request = RenewRequest(csr=csr, proof=prove_renewal(member.signing_key, csr))
             certificate = FederationStub(channel).Renew(request, timeout=RENEW_SECONDS).certificate
         except grpc.RpcError as error:
-            refusal = refusal_from_rpc_error(error, not_after=member.not_after)
+            refusal = member.refusal(error)
             words = ": ".join(part for part in (refusal.reason, refusal.message or refusal.status) if part)
             raise RenewalError(
                 f"{member.address} did not renew the certificate of {member.client_id}: {words}"

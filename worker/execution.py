@@ -9,7 +9,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from federation.channels import refusal_from_rpc_error
 from federation.member_files import MemberFiles
 from federation.owners_code import described, owners_frame
 from federation.refusals import Refusal
@@ -211,7 +210,7 @@ class Execution:
             except ModelMismatch as error:
                 raise Declined(name, "base-model", str(error)) from error
             except (grpc.RpcError, ValueError) as error:  # ValueError: the session closed the channel a moment ago
-                why = refusal_from_rpc_error(error) if isinstance(error, grpc.RpcError) else None
+                why = self.member.refusal(error) if isinstance(error, grpc.RpcError) else None
                 if why is not None and why.reason in ("blob-not-offered", "blob-removed", "offset"):
                     raise Declined(name, "base-model", f"{why.reason}: {why.message}") from error
                 delay = max(self.backoff.delay(), why.retry_seconds if why is not None else 0.0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from federation.channels import MAX_CHUNK_BYTES, RpcRefusal, refusal_from_rpc_error, signed_detail
+from federation.channels import MAX_CHUNK_BYTES, RpcRefusal, signed_detail
 from federation.envelope import unseal
 from federation.identity import parse_peer
 from federation.member_files import MemberFiles
@@ -229,7 +229,7 @@ class Session:
             return RpcRefusal("", WELCOME_REFUSED, str(error)), welcomed
         except grpc.RpcError as error:
             self._must_not_be_revoked(error)
-            return refusal_from_rpc_error(error, not_after=self._not_after), welcomed
+            return self._member.refusal(error), welcomed
         except ValueError as error:  # gRPC's answer to a call on a channel that `stop` closed a moment ago
             return RpcRefusal("CANCELLED", "", str(error)), welcomed
         finally:

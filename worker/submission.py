@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from federation.channels import CHUNK_BYTES, refusal_from_rpc_error, signed_detail
+from federation.channels import CHUNK_BYTES, signed_detail
 from federation.envelope import envelope_digest, unseal
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
@@ -95,7 +95,7 @@ class Submitter:
         receipt = signed_detail(error)
         if receipt is not None:
             return self._acknowledged(entry, receipt)
-        refusal = refusal_from_rpc_error(error)
+        refusal = self.member.refusal(error)
         self._retry_seconds = max(self._retry_seconds, refusal.retry_seconds)
         fields = {"assignment_id": entry.assignment_id, "reason": refusal.reason, "status": refusal.status}
         text = f"{refusal.status} {refusal.reason}: {refusal.message}"

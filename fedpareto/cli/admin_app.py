@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedpareto.cli.failure import USAGE, Failure
-from fedpareto.cli.options import AdminPassphraseOption, JsonOption
+from fedpareto.cli.options import AdminPassphraseOption, JsonOption, ProxyOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,17 +53,20 @@ class Late:
 
 @app.callback()
 def _options(
-    context: typer.Context, home: AdminHome = DEFAULT_HOME, passphrase_file: AdminPassphraseOption = None
+    context: typer.Context,
+    home: AdminHome = DEFAULT_HOME,
+    passphrase_file: AdminPassphraseOption = None,
+    proxy: ProxyOption = None,
 ) -> None:
-    context.obj = home, passphrase_file
+    context.obj = home, passphrase_file, proxy
 
 
 def connected(context: typer.Context, home: Path | None, *, reads: bool = False) -> "AbstractContextManager[AdminStub]":
     """The Admin service, as the administrator of `home`; `reads` as for `fedpareto.cli.client.connect`."""
     from fedpareto.cli.client import connect
 
-    given, passphrase_file = context.obj
-    return connect(home or given, passphrase_file=passphrase_file, reads=reads)
+    given, passphrase_file, proxy = context.obj
+    return connect(home or given, passphrase_file=passphrase_file, reads=reads, proxy=proxy)
 
 
 def command(

@@ -13,7 +13,6 @@ import grpc
 import typer
 
 from federation.certificates import load_certificate
-from federation.channels import refusal_from_rpc_error
 from federation.keys import IdentityError
 from federation.member_files import AdminFiles
 from federation.text import escaped, escaped_lines
@@ -21,7 +20,7 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.cli.escaping import escaping_stub
 from fedpareto.cli.failure import USAGE, Failure, failing
 from fedpareto.cli.processes import short_lived_coordinator
-from fedpareto.cli.secret_input import passphrase_for
+from fedpareto.cli.secret_input import passphrase_for, proxy_for
 
 SETTINGS = "coordinator.toml"
 _ANSWER_SECONDS = 2.0
@@ -40,7 +39,9 @@ def find_home(given: Path) -> Path:
 
 
 @contextmanager
-def connect(given: Path, *, passphrase_file: Path | None = None, reads: bool = False) -> Iterator[AdminStub]:
+def connect(
+    given: Path, *, passphrase_file: Path | None = None, reads: bool = False, proxy: str | None = None
+) -> Iterator[AdminStub]:
     """The Admin service, as the administrator whose directory is given.
 
     Args:
@@ -48,25 +49,26 @@ def connect(given: Path, *, passphrase_file: Path | None = None, reads: bool = F
         passphrase_file: its first line is the passphrase of the private key.
         reads: the caller only reads: if the directory is part of a coordinator's home, and that coordinator is not
             running, one is started meanwhile.
+        proxy: as the user gave it; None is that of the environment.
 
     Raises:
         Failure: the directory cannot be used, or a call fails inside.
     """
     home = find_home(given)
-    files = _load(home, passphrase_file)
+    files = _load(home, passphrase_file, proxy)
     _must_be_valid(home, files, datetime.now(UTC))
     with ExitStack() as stack:
         local = _local_address(home.parent)
         if local is None and reads and (home.parent / SETTINGS).is_file() and not _answers(files.address):
             typer.echo(f"no coordinator serves {home.parent}: starting one for this command", err=True)
             stack.enter_context(short_lived_coordinator(home.parent, passphrase_file))
-            files = _load(home, passphrase_file)  # it has noted its address
+            files = _load(home, passphrase_file, proxy)  # it has noted its address
             local = _local_address(home.parent)
         channel = stack.enter_context(_channel(files, local))
         try:
             yield escaping_stub(channel)
         except grpc.RpcError as error:
-            refusal = refusal_from_rpc_error(error, not_after=files.not_after)
+            refusal = files.refusal(error)
             if refusal.reason == "unreachable":
                 message = f"cannot reach the coordinator at {files.address}: {escaped(refusal.message)}"
                 raise Failure(message) from None
@@ -96,7 +98,7 @@ def _channel(files: AdminFiles, local: str | None) -> grpc.Channel:
     if local is None:
         return files.channel()
     public = files.address.rpartition(":")[0].strip("[]")
-    return replace(files, address=local).channel([("grpc.ssl_target_name_override", public)])
+    return replace(files, address=local, proxy=None).channel([("grpc.ssl_target_name_override", public)])
 
 
 def _local_address(centre: Path) -> str | None:
@@ -112,9 +114,10 @@ def _local_address(centre: Path) -> str | None:
     return next(filter(_answers, candidates), None)
 
 
-def _load(home: Path, passphrase_file: Path | None) -> AdminFiles:
+def _load(home: Path, passphrase_file: Path | None, proxy: str | None) -> AdminFiles:
     with failing(IdentityError, code=USAGE):
-        return AdminFiles.load(home, passphrase_for(home / "tls.key", passphrase_file))
+        files = AdminFiles.load(home, passphrase_for(home / "tls.key", passphrase_file))
+    return replace(files, proxy=proxy_for(files.address, proxy))
 
 
 def _answers(address: str) -> bool:

@@ -48,6 +48,16 @@ AdminPassphraseOption = Annotated[
     Path | None,
     typer.Option("--passphrase-file", help="File whose first line is the passphrase of the administrator's key."),
 ]
+ProxyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--proxy",
+        metavar="URL",
+        help="The proxy on the way to the coordinator, http://HOST:PORT; @FILE reads the URL, which may hold "
+        "USER:PASSWORD@, from the first line of a file; direct is none. Default: https_proxy and no_proxy of the "
+        "environment.",
+    ),
+]
 AskOption = Annotated[bool, typer.Option(help="Ask for a passphrase for the private keys.")]
 DataOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the task's data.")]
 DownloadOption = Annotated[bool, typer.Option("--download", help="Let the task fetch a public data set into --data.")]

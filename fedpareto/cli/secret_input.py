@@ -1,14 +1,19 @@
-"""Passphrases and join strings: from a file, standard input or a prompt.
+"""Passphrases, join strings and passwords of proxies: from a file, standard input, a prompt or the environment.
 
 They are never arguments, because every user of a machine can read the arguments of its processes.
 """
 
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from fedpareto.cli.failure import USAGE, Failure, failing
+
+if TYPE_CHECKING:
+    from federation.proxies import Proxy
 
 STANDARD_INPUT = Path("-")
 
@@ -67,3 +72,24 @@ def passphrase_for(key: Path, path: Path | None) -> bytes | None:
     if path is None and key.is_file() and is_encrypted(key) and sys.stdin.isatty():
         return str(typer.prompt(f"Passphrase of {key}", hide_input=True, err=True)).encode()
     return read_passphrase(path)
+
+
+def proxy_for(address: str, given: str | None) -> "Proxy | None":
+    """The proxy on the way to the coordinator at "host:port", from --proxy or the environment; None is none.
+
+    Raises:
+        Failure: its URL cannot be used, or has a password among the arguments of the command.
+    """
+    from federation.proxies import ProxyError, choose_proxy
+
+    if given is not None and given.startswith("@"):
+        with failing(OSError, code=USAGE, what=f"cannot read the file of --proxy, {given[1:]}"):
+            given = Path(given[1:]).read_text(errors="replace").partition("\n")[0].strip()
+    elif given is not None and "@" in given:
+        raise Failure(
+            "--proxy: a user and password are not accepted as an argument, because every user of this machine could "
+            "read them: put the URL into a file and give --proxy @FILE, or set https_proxy",
+            code=USAGE,
+        )
+    with failing(ProxyError, code=USAGE):
+        return choose_proxy(address, given, os.environ)

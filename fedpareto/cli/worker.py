@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +15,14 @@ import typer
 from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, Failure, answer, failing
 from fedpareto.cli.logs import to_standard_error
-from fedpareto.cli.options import AskOption, CodeOption, JsonOption, PassphraseOption
-from fedpareto.cli.secret_input import STANDARD_INPUT, new_passphrase, passphrase_for, read_join_string
+from fedpareto.cli.options import AskOption, CodeOption, JsonOption, PassphraseOption, ProxyOption
+from fedpareto.cli.secret_input import (
+    STANDARD_INPUT,
+    new_passphrase,
+    passphrase_for,
+    proxy_for,
+    read_join_string,
+)
 
 if TYPE_CHECKING:
     from federation.member_files import MemberFiles
@@ -38,6 +44,7 @@ def join(
     arguments: Annotated[list[str] | None, typer.Argument(hidden=True, help="Refused, without a secret in it.")] = None,
     passphrase_file: PassphraseOption = None,
     ask_passphrase: AskOption = False,
+    proxy: ProxyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Become a member: make keys, get a certificate. Reads the join string from standard input, or asks for it."""
@@ -48,9 +55,10 @@ def join(
 
     with failing(IdentityError, code=USAGE):
         decoded = JoinString.decode(read_join_string(join_file, arguments or []))
+    way = proxy_for(decoded.address, proxy)
     passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
     with failing(EnrollmentError):
-        enrolled = enroll(Home(home), decoded, passphrase=passphrase)
+        enrolled = enroll(Home(home), decoded, passphrase=passphrase, proxy=way)
     member = enrolled.member
     document = {
         "federation_id": member.federation_id,
@@ -121,6 +129,7 @@ def run(
         ),
     ] = None,
     passphrase_file: PassphraseOption = None,
+    proxy: ProxyOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event.")] = False,
 ) -> None:
     """Attend, and do the assigned work.
@@ -145,7 +154,7 @@ def run(
         source = DataSource(data, Part.parse(part, partition, part_seed, sizes) if part is not None else None, download)
         for name in sketch or ():
             load(name)
-    with failing(PolicyError), membership(home, passphrase_file, lock=True) as (place, member, _):
+    with failing(PolicyError), _connecting(home, passphrase_file, proxy) as (place, member, _):
         policy, served = Policy.load(place.policy), _served(objectives or [], task)
         from worker.attacker import Attacker  # loads PyTorch
         from worker.service import Worker, prepare_offers
@@ -183,7 +192,10 @@ def run(
 
 @app.command()
 def renew(
-    home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
+    home: HomeOption = DEFAULT_HOME,
+    passphrase_file: PassphraseOption = None,
+    proxy: ProxyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Get the next certificate before the present one ends.
 
@@ -192,7 +204,7 @@ def renew(
     from worker.enroll import RenewalError
     from worker.enroll import renew as renew_certificate
 
-    with failing(RenewalError), membership(home, passphrase_file, lock=True) as (place, old, passphrase):
+    with failing(RenewalError), _connecting(home, passphrase_file, proxy) as (place, old, passphrase):
         member = renew_certificate(place, old, passphrase=passphrase)
     answer(
         as_json,
@@ -348,3 +360,15 @@ def membership(
         with place.lock() if lock else nullcontext():
             passphrase = passphrase_for(home / "tls.key", passphrase_file)
             yield place, MemberFiles.load(home, passphrase), passphrase
+
+
+@contextmanager
+def _connecting(
+    home: Path, passphrase_file: Path | None, proxy: str | None
+) -> "Iterator[tuple[Home, MemberFiles, bytes | None]]":
+    """As `membership`, for a command that calls the coordinator, through the proxy that the user or the site names."""
+    with membership(home, passphrase_file, lock=True) as (place, member, passphrase):
+        way = proxy_for(member.address, proxy)
+        if way is not None:
+            logging.getLogger("fedpareto.worker").info("the way to the coordinator is through the proxy %s", way)
+        yield place, replace(member, proxy=way), passphrase
