@@ -75,6 +75,11 @@ class Settings(Section):
     max_model_bytes: int = Field(
         8 << 30, ge=1 << 10, description="The largest model that is taken; an update is bounded by its run's model."
     )
+    upload_bytes: int = Field(
+        16 << 30,
+        ge=1 << 10,
+        description="What uploads of one member that broke off or are under way may take; a single one may be larger.",
+    )
     keep_rounds: int = Field(
         0,
         ge=0,

@@ -25,6 +25,7 @@ from coordinator.monitor import Monitor
 from coordinator.ownership import take_office
 from coordinator.rounds.presence import Presence
 from coordinator.rounds.supervisor import Supervisor
+from coordinator.rounds.uploads import Uploads
 from coordinator.services.admin import AdminService
 from coordinator.services.base import Parts
 from coordinator.services.enrollment import EnrollmentService
@@ -141,11 +142,12 @@ class Coordinator:
         take_office(database, coordinator)
         blobs = home.open_blobs()
         blobs.sweep_temporary()
-        presence = Presence()
+        presence, uploads = Presence(), Uploads(database, blobs, quota=settings.upload_bytes)
         self._supervisor = supervisor = Supervisor(
             database=database,
             blobs=blobs,
             presence=presence,
+            uploads=uploads,
             signing_key=home.signing_key,
             federation_id=home.federation_id,
             condition=self._condition,
@@ -161,6 +163,7 @@ class Coordinator:
             home=home,
             threads=Threads(database, self._executor),
             blobs=blobs,
+            uploads=uploads,
             presence=presence,
             supervisor=supervisor,
             access=self._access,

@@ -47,3 +47,20 @@ class Threads:
                 return function(session, *args, **kwargs)
 
         return await self.run(write)
+
+
+async def wait_ended(task: "asyncio.Task[None]") -> None:
+    """Waits for the end of a task, also when the caller is cancelled meanwhile, even several times.
+
+    Raises:
+        CancelledError: the caller was cancelled; the task has ended by now.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()

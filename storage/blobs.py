@@ -2,8 +2,12 @@
 
 A blob is named by its digest (`federation.digests`). It is stored whole or not at all, and never changes. Callers see
 neither paths nor how an implementation keeps its blobs; `storage.directory` is the one that a coordinator uses.
+
+An upload that may break off has a name of its own until it is committed. What has arrived of it stays when its writer
+or the process ends, until `resume` goes on with it or `drop` removes it.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,6 +42,28 @@ class BlobStat:
     digest: str
     size: int  # in bytes
     modified: float  # when it was last stored or claimed, in seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class PartialUpload:
+    """What has arrived of an upload with a name."""
+
+    name: str
+    size: int  # in bytes
+
+
+_NAME = re.compile(r"[0-9a-z][0-9a-z.-]{0,199}")
+
+
+def check_upload_name(name: str) -> str:
+    """Returns the name of an upload.
+
+    Raises:
+        ValueError: it is not 1 to 200 lower-case letters, digits, dots and hyphens, the first a letter or a digit.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(f"not the name of an upload: {name[:80]!r}")
+    return name
 
 
 class BlobWriter(ABC):
@@ -102,6 +128,18 @@ class BlobWriter(ABC):
         """Makes the upload the blob of this digest, as `commit` says."""
 
 
+class NamedWriter(BlobWriter):
+    """The writer of an upload with a name, which ends with `commit`, `discard` or `suspend`."""
+
+    @abstractmethod
+    def suspend(self) -> None:
+        """Ends this writer, unless it has ended; keeps the bytes that `written` counts."""
+
+    @abstractmethod
+    def arrived(self) -> Iterator[bytes]:
+        """The bytes so far, in pieces."""
+
+
 class BlobStore(ABC):
     """Content-addressed blobs, for several threads and processes at once.
 
@@ -126,6 +164,30 @@ class BlobStore(ABC):
         Args:
             algorithm: of the digest, "blake3" or "sha256".
             hash: whether the writer hashes. Otherwise the caller hashes the bytes, and gives the digest to `commit`.
+        """
+
+    @abstractmethod
+    def resume(self, name: str) -> NamedWriter:
+        """Goes on with the upload of this name, or begins it; `written` says how much is there.
+
+        The writer does not hash. Bytes survive the death of the process, and a loss of power only perhaps: the caller
+        compares all of them with their digest before the commit.
+
+        Raises:
+            BlockingIOError: another writer has it.
+            ValueError: not a name (`check_upload_name`).
+        """
+
+    @abstractmethod
+    def partial_uploads(self) -> list[PartialUpload]:
+        """Every upload with a name that is neither committed nor discarded, in the order of names."""
+
+    @abstractmethod
+    def drop(self, name: str) -> bool:
+        """Removes an upload with a name, unless a writer has it. Returns whether it was removed.
+
+        Raises:
+            ValueError: not a name.
         """
 
     @abstractmethod

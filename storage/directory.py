@@ -6,6 +6,7 @@ the wire becomes a path.
 
     ROOT/blake3/ab/cdef...     a blob: blake3:abcdef...
     ROOT/tmp/...               blobs being written, each flocked by its writer for as long as that lives
+    ROOT/partial/NAME          the same for uploads with a name, which outlive their writer
     ROOT/lock                  held for the instants in which a blob is claimed (shared) or deleted (exclusive)
 """
 
@@ -19,12 +20,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 from weakref import WeakValueDictionary
 
 from federation import digests
 from federation.vectors import File
-from storage.blobs import BlobCorrupt, BlobMissing, BlobStat, BlobStore, BlobWriter
+from storage.blobs import (
+    BlobCorrupt,
+    BlobMissing,
+    BlobStat,
+    BlobStore,
+    BlobWriter,
+    NamedWriter,
+    PartialUpload,
+    check_upload_name,
+)
 
 _PIECE = 1 << 20  # bytes read at a time  # no mutant: any size gives the same digest
 MAX_VERIFIED = 10_000  # blobs that are remembered as checked  # no mutant: any number will do
@@ -45,10 +55,26 @@ class DirectoryStore(BlobStore):
         self._verified: dict[str, tuple[int, int, int]] = {}  # inode, size and change time of files that were checked
         self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (root / "tmp").mkdir(mode=0o700, exist_ok=True)
+        for name in ("tmp", "partial"):
+            (root / name).mkdir(mode=0o700, exist_ok=True)
 
     def writer(self, *, algorithm: str = digests.DEFAULT_ALGORITHM, hash: bool = True) -> BlobWriter:  # noqa: A002
         return _Upload(self, algorithm, hash)
+
+    def resume(self, name: str) -> NamedWriter:
+        return _NamedUpload(self, self.root / "partial" / check_upload_name(name))
+
+    def partial_uploads(self) -> list[PartialUpload]:
+        found = []
+        for path in sorted((self.root / "partial").iterdir()):
+            with suppress(FileNotFoundError):  # it was committed a moment ago
+                found.append(PartialUpload(path.name, path.stat().st_size))
+        return found
+
+    def drop(self, name: str) -> bool:
+        path = self.root / "partial" / check_upload_name(name)
+        with self._locked(fcntl.LOCK_EX):
+            return _remove_abandoned(path)
 
     def local(self, digest: str) -> File:
         blob = _BlobFile(digest, self._path(digest))
@@ -97,17 +123,8 @@ class DirectoryStore(BlobStore):
             return status.size
 
     def sweep_temporary(self) -> int:
-        removed = 0
         with self._locked(fcntl.LOCK_EX):
-            for path in (self.root / "tmp").iterdir():
-                with path.open("rb") as file:
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:
-                        continue
-                    path.unlink()
-                    removed += 1
-        return removed
+            return sum(_remove_abandoned(path) for path in (self.root / "tmp").iterdir())
 
     def free_bytes(self) -> int:
         return shutil.disk_usage(self.root).free
@@ -151,7 +168,7 @@ class _Upload(BlobWriter):
         with store._locked(fcntl.LOCK_SH):  # or the sweep could find the file before it is flocked
             descriptor, name = tempfile.mkstemp(dir=store.root / "tmp")  # mode 0600
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        self._file = os.fdopen(descriptor, "wb")
+        self._file: BinaryIO = os.fdopen(descriptor, "wb")
         self._path = Path(name)
 
     def __del__(self) -> None:
@@ -173,6 +190,47 @@ class _Upload(BlobWriter):
         self._directory._place(self._file.fileno(), self._path, digest)
 
 
+class _NamedUpload(_Upload, NamedWriter):
+    """An upload whose file stays when its writer ends."""
+
+    def __init__(self, store: DirectoryStore, path: Path) -> None:
+        BlobWriter.__init__(self, digests.DEFAULT_ALGORITHM, hashed=False)
+        self._directory = store
+        with store._locked(fcntl.LOCK_SH):  # or `drop` could remove the file before it is flocked
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                raise
+        self._file = os.fdopen(descriptor, "r+b")
+        self._path = path
+        self.written = self._file.seek(0, os.SEEK_END)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_path"):
+            self.suspend()
+
+    def suspend(self) -> None:
+        if not self._file.closed:
+            with suppress(OSError):  # a disk that is full has taken a part of the last piece; the digest tells
+                self._file.truncate(self.written)
+            with suppress(OSError):
+                self._file.close()
+
+    def arrived(self) -> Iterator[bytes]:
+        for start in range(0, self.written, _PIECE):
+            yield os.pread(self._file.fileno(), min(_PIECE, self.written - start), start)
+
+    def _append(self, data: memoryview) -> None:
+        self._file.write(data)
+        self._file.flush()  # so that it survives this process
+
+    def _store(self, digest: str) -> None:
+        super()._store(digest)
+        self.discard()
+
+
 @dataclass(frozen=True)
 class _BlobFile:
     """The file of a blob, which may be deleted before it is opened."""
@@ -183,6 +241,17 @@ class _BlobFile:
     def open(self, mode: Literal["rb"], buffering: Literal[0]) -> FileIO:
         with _missing(self.digest):
             return FileIO(self.path)
+
+
+def _remove_abandoned(path: Path) -> bool:
+    """Removes the file of an upload unless a writer has it or it is gone; the caller holds the store's lock."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    return True
 
 
 @contextmanager

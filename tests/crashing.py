@@ -108,9 +108,9 @@ def worker(point: str) -> None:
     def while_uploading() -> None:
         original = submission._requests
 
-        def requests(entry: Any) -> Any:
+        def requests(entry: Any, windows: Any) -> Any:
             first = True
-            for request in original(entry):
+            for request in original(entry, windows):
                 yield request
                 if not first:
                     die()  # the header and some of the payload are on their way

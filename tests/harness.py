@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -31,7 +32,14 @@ from federation.proofs import prove_possession
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
 from federation.v1.enrollment_pb2 import EnrollRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
-from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Hello, SubmitRequest, TaskOffer
+from federation.v1.federation_pb2 import (
+    AttendRequest,
+    AttendResponse,
+    Hello,
+    SubmitRequest,
+    TaskOffer,
+    Window,
+)
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
 from storage.database import Database
@@ -283,6 +291,26 @@ class Attending:
             self.inbox.put(error)
 
 
+class Handing(Future[SignedEnvelope]):
+    """A reply that is being handed in, as a thread sees it; `windows` are those that have come."""
+
+    def __init__(self, stub: FederationStub, requests: Iterable[SubmitRequest]) -> None:
+        super().__init__()
+        self.windows: list[Window] = []
+        self.call = stub.Submit(iter(requests), timeout=SECONDS)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for answer in self.call:
+                if answer.WhichOneof("message") == "receipt":
+                    self.set_result(answer.receipt)
+                else:
+                    self.windows.append(answer.window)
+        except grpc.RpcError as error:
+            self.set_exception(error)
+
+
 class Member:
     """A client played by hand: real keys, real certificate, any misbehaviour."""
 
@@ -357,13 +385,31 @@ class Member:
         return seal(manifest, self.files.signing_key)
 
     def submit(self, envelope: SignedEnvelope, *parts: bytes, chunk_bytes: int = 1 << 20) -> ReceiptManifest:
-        """Hands in, each part cut into chunks; the receipt is verified."""
-        requests = [SubmitRequest(update=envelope)]
-        for part in parts:
-            for start in range(0, len(part), chunk_bytes):
-                requests.append(SubmitRequest(chunk=part[start : start + chunk_bytes]))
-        answer = self.stub.Submit(iter(requests), timeout=SECONDS)
-        return unseal(answer.receipt, ReceiptManifest, self.files.coordinator_key)
+        """Hands in, from the first window's offset on, in chunks; the receipt is verified."""
+        data, windows = b"".join(parts), queue.SimpleQueue[Window | None]()
+        declared = UpdateManifest.FromString(envelope.manifest).payload_bytes if data else 0
+
+        def requests() -> Iterator[SubmitRequest]:
+            yield SubmitRequest(update=envelope)
+            window = windows.get() if data else None
+            place = window.offset if window is not None else 0
+            while window is not None and place < len(data):
+                # More than was declared goes out as well: a test may want that.
+                chunk = data[place : min(place + chunk_bytes, window.limit if window.limit < declared else len(data))]
+                if chunk:
+                    yield SubmitRequest(chunk=chunk, offset=place)
+                    place += len(chunk)
+                else:
+                    window = windows.get()
+
+        try:
+            for answer in self.stub.Submit(requests(), timeout=SECONDS):
+                if answer.WhichOneof("message") == "receipt":
+                    return unseal(answer.receipt, ReceiptManifest, self.files.coordinator_key)
+                windows.put(answer.window)
+        finally:
+            windows.put(None)
+        raise AssertionError("no receipt")
 
     def answer(self, envelope: SignedEnvelope, seed: int = 0) -> ReceiptManifest:
         """Does an assignment as an honest worker would."""

@@ -10,7 +10,16 @@ from typing import Literal
 
 from federation import digests
 from federation.vectors import File
-from storage.blobs import BlobCorrupt, BlobMissing, BlobStat, BlobStore, BlobWriter
+from storage.blobs import (
+    BlobCorrupt,
+    BlobMissing,
+    BlobStat,
+    BlobStore,
+    BlobWriter,
+    NamedWriter,
+    PartialUpload,
+    check_upload_name,
+)
 
 
 class MemoryStore(BlobStore):
@@ -23,18 +32,35 @@ class MemoryStore(BlobStore):
         contents: the bytes of each blob.
         modified: when each was last stored or claimed.
         uploads: those that have begun and not ended.
+        partial: the bytes of each upload with a name.
     """
 
     def __init__(self, capacity: int = 1 << 30) -> None:
         self.contents: dict[str, bytes] = {}
         self.modified: dict[str, float] = {}
         self.uploads: set[BlobWriter] = set()
+        self.partial: dict[str, bytearray] = {}
         self._capacity = capacity
         self._verified: dict[str, bytes] = {}
         self._lock = threading.RLock()
 
     def writer(self, *, algorithm: str = digests.DEFAULT_ALGORITHM, hash: bool = True) -> BlobWriter:  # noqa: A002
         return _Upload(self, algorithm, hash)
+
+    def resume(self, name: str) -> NamedWriter:
+        with self._lock:
+            return _NamedUpload(self, check_upload_name(name))
+
+    def partial_uploads(self) -> list[PartialUpload]:
+        with self._lock:
+            return [PartialUpload(name, len(data)) for name, data in sorted(self.partial.items())]
+
+    def drop(self, name: str) -> bool:
+        with self._lock:
+            return not self.written_by(check_upload_name(name)) and self.partial.pop(name, None) is not None
+
+    def written_by(self, name: str) -> bool:
+        return any(isinstance(upload, _NamedUpload) and upload.name == name for upload in self.uploads)
 
     def local(self, digest: str) -> File:
         data = self.content(digest)
@@ -101,10 +127,37 @@ class _Upload(BlobWriter):
         self._memory.uploads.discard(self)
 
     def _append(self, data: memoryview) -> None:
+        if self not in self._memory.uploads:
+            raise ValueError("this upload has ended")
         self._data += data
 
     def _store(self, digest: str) -> None:
         self._memory.keep(digest, bytes(self._data))
+
+
+class _NamedUpload(_Upload, NamedWriter):
+    def __init__(self, store: MemoryStore, name: str) -> None:
+        if store.written_by(name):
+            raise BlockingIOError(f"another writer has the upload {name}")
+        super().__init__(store, digests.DEFAULT_ALGORITHM, False)
+        self.name = name
+        self._data = store.partial.setdefault(name, bytearray())
+        self.written = len(self._data)
+
+    def discard(self) -> None:
+        if self in self._memory.uploads:
+            del self._memory.partial[self.name]
+            super().discard()
+
+    def suspend(self) -> None:
+        super().discard()
+
+    def arrived(self) -> Iterator[bytes]:
+        return iter([bytes(self._data)])
+
+    def _store(self, digest: str) -> None:
+        super()._store(digest)
+        self.discard()
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ from federation.v1.federation_pb2 import (
     Hello,
     SubmitResponse,
     Welcome,
+    Window,
 )
 from federation.v1.federation_pb2_grpc import FederationServicer, add_FederationServicer_to_server
 from federation.vectors import Layout
@@ -289,8 +290,10 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         except HungUp:
             context.abort(grpc.StatusCode.UNAVAILABLE, "hung up")
 
-    def Submit(self, request_iterator: Any, context: grpc.ServicerContext) -> SubmitResponse:  # noqa: N802
+    def Submit(self, request_iterator: Any, context: grpc.ServicerContext) -> Iterator[SubmitResponse]:  # noqa: N802
         envelope = next(request_iterator).update
+        if size := UpdateManifest.FromString(envelope.manifest).payload_bytes:
+            yield SubmitResponse(window=Window(offset=0, limit=size))
         payload = b"".join(request.chunk for request in request_iterator)
         submission = Submission(envelope, UpdateManifest.FromString(envelope.manifest), payload)
         self.submissions.append(submission)
@@ -308,7 +311,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             for other in self.open
             if AssignmentManifest.FromString(other.manifest).assignment_id != submission.manifest.assignment_id
         ]
-        return SubmitResponse(receipt=sealed)
+        yield SubmitResponse(receipt=sealed)
 
     def honest_receipt(self, submission: Submission) -> ReceiptManifest:
         manifest = submission.manifest

@@ -346,7 +346,7 @@ def test_one_caller_has_so_many_calls_under_way_and_no_more(served: Running) -> 
             over.wait(SECONDS)
             yield from ()
 
-        calls = [stub(channel).Submit.future(silent()) for _ in range(MAX_CONCURRENT_CALLS)]
+        calls = [stub(channel).Submit(silent()) for _ in range(MAX_CONCURRENT_CALLS)]
         served_calls = served.coordinator._access._calls
         wait_for(
             lambda: len(served_calls.get("fedpareto://test/client/greedy", ())) == MAX_CONCURRENT_CALLS, "the calls"

@@ -23,8 +23,8 @@ from coordinator.rounds.metrics import DEFINITIONS
 from coordinator.rounds.presence import Presence
 from coordinator.rounds.submission import Submission
 from coordinator.rounds.supervisor import Supervisor
+from coordinator.rounds.uploads import Upload, Uploads
 from coordinator.services import summaries, watching
-from coordinator.services.upload import Upload
 from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
 from federation.payload_check import PayloadCheck
@@ -346,7 +346,7 @@ def test_a_wrong_hyperparameter_is_refused_by_its_key_before_the_model_is_sent(
 @pytest.mark.parametrize("chunk", [1, 3, 8, 9, 1000])
 def test_a_model_is_taken_in_pieces_of_any_size_and_refused_when_not_finite(blobs: DirectoryStore, chunk: int) -> None:
     data, check = good_model(), PayloadCheck(None)
-    upload = Upload(blobs, check, digest(data), len(data))
+    upload = Upload(blobs.writer(hash=False), check, digest(data), len(data))
     for start in range(0, len(data), chunk):
         upload.take(data[start : start + chunk])
     upload.finish()
@@ -355,7 +355,7 @@ def test_a_model_is_taken_in_pieces_of_any_size_and_refused_when_not_finite(blob
     assert blobs.read(digest(data)) == data
     bad = to_bytes(LAYOUT, np.full(LAYOUT.size, np.nan, dtype=np.float32))
     check = PayloadCheck(None)
-    upload = Upload(blobs, check, digest(bad), len(bad))
+    upload = Upload(blobs.writer(hash=False), check, digest(bad), len(bad))
     upload.take(bad)
     upload.finish()
     assert check.problem is not None
@@ -600,6 +600,7 @@ def test_an_engine_that_does_not_conduct_notes_what_operators_say_and_asks_nobod
         database=database,
         blobs=blobs,
         presence=Presence(),
+        uploads=Uploads(database, blobs, quota=1 << 30),
         signing_key=Ed25519PrivateKey.generate(),
         federation_id="test",
     )

@@ -16,7 +16,7 @@ from stored import date_back, overwrite, stored
 from coordinator.aggregation.gram import combine, gram
 from federation.digests import digest
 from federation.vectors import to_bytes, update_layout, update_rows
-from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
+from storage.blobs import BlobCorrupt, BlobMissing, BlobStore, PartialUpload
 from storage.directory import DirectoryStore
 
 ABSENT = digest(b"never stored")
@@ -27,6 +27,7 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BlobStore]
     store: Any = DirectoryStore(tmp_path / "blobs") if request.param == "directory" else MemoryStore()
     yield store
     assert not (list((store.root / "tmp").iterdir()) if request.param == "directory" else store.uploads), "uploads left"
+    assert not store.partial_uploads()
 
 
 def test_a_blob_is_read_back_by_its_digest(blobs: BlobStore) -> None:
@@ -106,6 +107,71 @@ def test_the_sweep_leaves_the_uploads_of_living_writers_alone(blobs: BlobStore) 
         writer.write(b"lo")
         name = writer.commit()
     assert blobs.read(name) == b"hello"
+
+
+def test_an_upload_with_a_name_goes_on_where_it_was_suspended(blobs: BlobStore) -> None:
+    data = os.urandom(3_000_000)
+    first = blobs.resume("one")
+    first.write(data[:2_000_000])
+    first.suspend()
+    first.suspend()
+    assert blobs.partial_uploads() == [PartialUpload("one", 2_000_000)]
+    second = blobs.resume("one")
+    assert second.written == 2_000_000
+    assert b"".join(second.arrived()) == data[:2_000_000]
+    second.write(data[2_000_000:])
+    assert b"".join(second.arrived()) == data
+    assert second.commit(digest(data)) == digest(data)
+    second.suspend()
+    assert blobs.read(digest(data)) == data
+    assert blobs.partial_uploads() == []
+
+
+def test_an_upload_with_a_name_that_is_discarded_begins_anew(blobs: BlobStore) -> None:
+    with blobs.resume("one") as writer:
+        writer.write(b"half")
+    with blobs.resume("one") as writer:
+        assert writer.written == 0
+    assert blobs.partial_uploads() == []
+
+
+def test_an_upload_with_a_name_has_one_writer_at_a_time(blobs: BlobStore) -> None:
+    with blobs.resume("one") as writer, blobs.resume("two") as other:
+        with pytest.raises(BlockingIOError):
+            blobs.resume("one")
+        assert not blobs.drop("one")
+        other.write(b"x")
+        writer.write(b"hello")
+        writer.commit(digest(b"hello"))
+    assert blobs.partial_uploads() == []
+    assert blobs.read(digest(b"hello")) == b"hello"
+
+
+def test_an_upload_whose_blob_is_there_already_leaves_nothing_when_it_is_committed(blobs: BlobStore) -> None:
+    blobs.put(b"hello")
+    writer = blobs.resume("one")
+    writer.write(b"hello")
+    writer.commit(digest(b"hello"))
+    assert blobs.partial_uploads() == []
+    assert stored(blobs) == [digest(b"hello")]
+
+
+def test_an_upload_that_nobody_writes_is_dropped_and_the_sweep_leaves_it(blobs: BlobStore) -> None:
+    writer = blobs.resume("one")
+    writer.write(b"half")
+    writer.suspend()
+    assert blobs.sweep_temporary() == 0
+    assert stored(blobs) == []
+    assert blobs.drop("one")
+    assert not blobs.drop("one")
+    assert blobs.partial_uploads() == []
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".a", "A", "a" * 201, "a\n", "a\0"])
+def test_the_name_of_an_upload_is_no_path(blobs: BlobStore, name: str) -> None:
+    for access in (blobs.resume, blobs.drop):
+        with pytest.raises(ValueError, match="not the name of an upload"):
+            access(name)
 
 
 @pytest.mark.parametrize("renew", ["put", "claim"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from harness import Handing
 from stage import MODEL, Stage, spec, vector
 
 from coordinator.condition import Condition
@@ -14,6 +15,7 @@ from coordinator.members import access
 from coordinator.rounds.fleets import remote
 from coordinator.rounds.housekeeping import COLLECTION_INTERVAL, Housekeeper
 from coordinator.rounds.presence import Presence
+from coordinator.rounds.uploads import Uploads
 from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
 from federation.v1.admin_pb2 import WatchRunRequest
@@ -39,20 +41,20 @@ def test_certificates_that_a_set_clock_ends_end_their_calls_with_the_reason_and_
         pieces: queue.SimpleQueue[SubmitRequest | None] = queue.SimpleQueue()
         pieces.put(SubmitRequest(update=ann.member.seal(ann.member.manifest(order, payload))))
         pieces.put(SubmitRequest(chunk=payload[:10]))
-        upload = ann.member.stub.Submit.future(iter(pieces.get, None), timeout=60)
+        upload = Handing(ann.member.stub, iter(pieces.get, None))
         download = ben.member.stub.FetchBlob(FetchBlobRequest(digest=digest(MODEL)), timeout=60)
         assert next(download).chunk == MODEL
         watch = stage._admin.WatchRun(WatchRunRequest(run=run), timeout=60)
         next(watch)
         stage.clock.ahead += timedelta(days=100)
         with pytest.raises(grpc.RpcError) as ended:
-            upload.result()
+            upload.result(60)
         assert refusal_from_rpc_error(ended.value).reason in ("certificate-expired", "deadline")
         for player in (ann, ben):
             assert player.stream is not None
             assert reason(player.stream.inbox) == "certificate-expired"
         with pytest.raises(grpc.RpcError) as refused:
-            ann.member.stub.Submit(iter([]), timeout=60)
+            next(ann.member.stub.Submit(iter([]), timeout=60))
         assert refusal_from_rpc_error(refused.value).reason == "certificate-expired"
         stage.clock.ahead -= timedelta(days=200)  # and far back
         assert stage._admin.WatchRun(WatchRunRequest(run=run), timeout=60).next().run.run_id == run
@@ -96,6 +98,7 @@ def test_a_clock_that_is_set_makes_no_blob_old(
         database,
         blobs,
         Presence(),
+        Uploads(database, blobs, quota=1 << 30),
         Condition(),
         keep_rounds=None,
         clock=lambda: began + timedelta(seconds=passed[0]) + ahead[0],

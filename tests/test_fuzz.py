@@ -371,7 +371,8 @@ def federation_calls(scene: Scene) -> dict[str, Say]:
         envelope = seal(manifest, mallory.files.signing_key)
         if rng.random() < 0.3:
             warp(envelope, rng)
-        chunks = [SubmitRequest(chunk=payload[start : start + 97]) for start in range(0, len(payload), 97)]
+        starts = range(0, len(payload), 97)
+        chunks = [SubmitRequest(chunk=payload[start : start + 97], offset=start) for start in starts]
         return stream_of([SubmitRequest(update=envelope), *chunks])(rng)
 
     blob = FetchBlobRequest(digest=digest(MODEL), offset=5)

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from harness import Handing
 from running import SECONDS, Running, refused, running, wait_for
 from stage import LAYOUT, LONG, Stage, spec
 
 from coordinator.members import messages
 from coordinator.members.access import MAX_CONCURRENT_CALLS
+from coordinator.rounds.uploads import Uploads
 from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
 from federation.identity import Role
@@ -26,6 +28,7 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.federation_pb2 import FetchBlobRequest, SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes
 from storage import models
+from storage.directory import DirectoryStore
 
 # --- specifications
 
@@ -185,7 +188,9 @@ def test_strangers_may_watch_the_health_and_go(stage: Stage) -> None:
 
 
 def temporary(served: Running) -> list[Path]:
-    return list((served.home.blobs_dir / "tmp").iterdir())
+    """What is left of uploads whose assignments are open, and of models."""
+    Uploads(served.database, DirectoryStore(served.home.blobs_dir), quota=0).collect()
+    return [path for name in ("tmp", "partial") for path in (served.home.blobs_dir / name).iterdir()]
 
 
 def test_a_newer_upload_ends_the_older_ones_of_its_assignment_which_leave_nothing_behind(stage: Stage) -> None:
@@ -199,10 +204,9 @@ def test_a_newer_upload_ends_the_older_ones_of_its_assignment_which_leave_nothin
 
     def trickle() -> Iterator[SubmitRequest]:
         yield SubmitRequest(update=envelope)
-        yield SubmitRequest(chunk=payload[:1])
         over.wait(SECONDS)
 
-    calls = [slow.member.stub.Submit.future(trickle()) for _ in range(MAX_CONCURRENT_CALLS - 1)]  # and its attendance
+    calls = [Handing(slow.member.stub, trickle()) for _ in range(MAX_CONCURRENT_CALLS - 1)]  # and its attendance
     wait_for(lambda: sum(call.done() for call in calls) == len(calls) - 1, "all uploads but one to end")
     wait_for(lambda: len(temporary(stage.served)) == 1, "the files of the others to be swept")
     honest.reply(theirs)
@@ -230,18 +234,18 @@ def test_an_upload_ends_when_its_deadline_has_passed_whatever_is_still_to_come(s
         yield SubmitRequest(update=late.member.seal(late.member.manifest(order, payload)))
         yield SubmitRequest(chunk=payload[:1])
         on.wait(SECONDS)
-        yield SubmitRequest(chunk=payload[1:2])
+        yield SubmitRequest(chunk=payload[1:2], offset=1)
         over.wait(SECONDS)
 
-    call = late.member.stub.Submit.future(upload())
+    call = Handing(late.member.stub, upload())
     wait_for(lambda: temporary(stage.served), "the upload to begin")
     stage.clock.ahead += LONG
     on.set()
     with refused("FAILED_PRECONDITION", "deadline"):
         call.result(SECONDS)
     over.set()
-    wait_for(lambda: not temporary(stage.served), "the upload to be swept")
     stage.stop_run(run)
+    wait_for(lambda: not temporary(stage.served), "the upload to be swept")
 
 
 def test_uploads_that_are_given_up_at_once_leave_nothing_behind(stage: Stage) -> None:
@@ -253,9 +257,9 @@ def test_uploads_that_are_given_up_at_once_leave_nothing_behind(stage: Stage) ->
     requests = [SubmitRequest(update=fickle.member.seal(fickle.member.manifest(order, payload)))]
     under_way = stage.served.coordinator._access._calls
     for _ in range(100):
-        call = fickle.member.stub.Submit.future(iter(requests))
+        call = Handing(fickle.member.stub, requests)
         wait_for(lambda: any(len(calls) > 1 for calls in under_way.values()) or call.done(), "the call")  # noqa: B023
-        call.cancel()
+        call.call.cancel()
     wait_for(lambda: not temporary(stage.served), "the uploads to be swept")
     fickle.reply(order)
     stage.play(run, fickle)
@@ -298,9 +302,9 @@ def test_a_client_that_is_revoked_while_it_uploads_is_cut_off(stage: Stage) -> N
         yield SubmitRequest(update=traitor.member.seal(traitor.member.manifest(order, payload)))
         yield SubmitRequest(chunk=payload[:-1])
         over.wait(SECONDS)
-        yield SubmitRequest(chunk=payload[-1:])
+        yield SubmitRequest(chunk=payload[-1:], offset=len(payload) - 1)
 
-    call = traitor.member.stub.Submit.future(upload())
+    call = Handing(traitor.member.stub, upload())
     wait_for(lambda: temporary(stage.served), "the upload to begin")
     stage.revoke("traitor")
     with refused("UNAUTHENTICATED", "certificate-revoked"):

@@ -438,7 +438,7 @@ def test_a_stream_that_does_not_begin_with_hello_is_refused(scene: Scene) -> Non
 def test_a_submission_that_does_not_begin_with_the_update_is_refused(scene: Scene) -> None:
     for requests in ([SubmitRequest(chunk=b"x")], [SubmitRequest()], []):
         with refused("INVALID_ARGUMENT", "header"):
-            scene.alice.stub.Submit(iter(requests), timeout=SECONDS)
+            next(scene.alice.stub.Submit(iter(requests), timeout=SECONDS))
 
 
 def test_a_second_stream_of_the_same_client_ends_the_first(scene: Scene) -> None:

@@ -191,9 +191,14 @@ class Execution:
         return content
 
     def _fetch(self, order: Order, digest: str, size: int, control: Control) -> Path:
-        """The file of a blob; a download that breaks off is tried again."""
+        """The file of a blob; a download that breaks off goes on where it broke."""
+        reached = 0
 
         def chunks(offset: int) -> Iterator[bytes]:
+            nonlocal reached
+            if offset > reached:  # the last attempt has brought more: the next one need not wait for long
+                self.backoff.reset()
+            reached = offset
             stub = self.session.stub()
             if stub is None:
                 raise TrainingStopped

@@ -1,6 +1,10 @@
-"""Submits what is in the spool, and repeats it until a verified receipt says whether it was accepted."""
+"""Submits what is in the spool, and repeats it until a verified receipt says whether it was accepted.
+
+An upload that breaks off goes on, at the next attempt, where the coordinator says that it broke.
+"""
 
 import io
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +18,7 @@ from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.transfers import slowest_seconds
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
-from federation.v1.federation_pb2 import SubmitRequest
+from federation.v1.federation_pb2 import SubmitRequest, Window
 from federation.v1.federation_pb2_grpc import FederationStub
 from worker.backoff import Backoff
 from worker.events import Events
@@ -47,6 +51,8 @@ class Submitter:
     _wakes: int = field(default=0, init=False)
     _retry_seconds: float = field(default=0.0, init=False)  # what the coordinator asked for
     _stopping: bool = field(default=False, init=False)
+    # How much of each reply had arrived, by the coordinator's last word.
+    _arrived: dict[str, int] = field(default_factory=dict, init=False)
 
     def wake(self) -> None:
         """Tells `run` that something new is in the spool."""
@@ -83,11 +89,38 @@ class Submitter:
         size = manifest.payload_bytes
         self.events.tell_of(manifest, "submitting", f"submitting {size} bytes", payload_bytes=size)
         try:
-            timeout = ANSWER_SECONDS + slowest_seconds(manifest.payload_bytes)
-            receipt = stub.Submit(_requests(entry), timeout=timeout).receipt
+            receipt = self._exchange(stub, entry)
         except (grpc.RpcError, ValueError) as error:  # ValueError: the session closed the channel a moment ago
             return self._refused(entry, error)
+        if receipt is None:
+            text = f"assignment {entry.assignment_id}: the coordinator sent no receipt, trying again"
+            self.events.warn("submit-failed", text, assignment_id=entry.assignment_id)
+            return False
         return self._acknowledged(entry, receipt)
+
+    def _exchange(self, stub: FederationStub, entry: Entry) -> SignedEnvelope | None:
+        """Sends a reply as far as the coordinator's windows allow; returns the receipt, None if there was none."""
+        windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
+        timeout = ANSWER_SECONDS + slowest_seconds(entry.manifest.payload_bytes)
+        try:
+            for number, answer in enumerate(stub.Submit(_requests(entry, windows), timeout=timeout)):
+                if answer.WhichOneof("message") == "receipt":
+                    return answer.receipt
+                self._note_progress(entry, answer.window.offset, begins=number == 0)
+                windows.put(answer.window)
+            return None
+        finally:
+            windows.put(None)
+
+    def _note_progress(self, entry: Entry, arrived: int, *, begins: bool) -> None:
+        """After an attempt with which more has arrived, the next one need not wait for long."""
+        name = entry.assignment_id
+        if begins and arrived:
+            text = f"going on with an upload that broke off: {arrived} bytes have arrived"
+            self.events.tell_of(entry.manifest, "resuming", text, arrived_bytes=arrived)
+        if arrived > self._arrived.get(name, 0):
+            self.backoff.reset()
+        self._arrived[name] = arrived
 
     def _refused(self, entry: Entry, error: grpc.RpcError | ValueError) -> bool:
         if self._stopping or isinstance(error, ValueError):
@@ -110,7 +143,7 @@ class Submitter:
         )
         if stem not in _CLOSED:
             self.session.decline(entry.assignment_id, refusal.reason, refusal.message)
-        self.acknowledged(entry.assignment)
+        self._end(entry)
         self.spool.remove(entry.assignment_id)
         return True
 
@@ -134,9 +167,13 @@ class Submitter:
             accepted=manifest.accepted,
             **({} if manifest.accepted else {"reason": manifest.reason}),
         )
-        self.acknowledged(entry.assignment)
+        self._end(entry)
         self.spool.settle(entry)
         return True
+
+    def _end(self, entry: Entry) -> None:
+        self._arrived.pop(entry.assignment_id, None)
+        self.acknowledged(entry.assignment)
 
 
 def verify_receipt(receipt: SignedEnvelope, entry: Entry, member: MemberFiles) -> ReceiptManifest:
@@ -157,9 +194,17 @@ def verify_receipt(receipt: SignedEnvelope, entry: Entry, member: MemberFiles) -
     return manifest
 
 
-def _requests(entry: Entry) -> Iterator[SubmitRequest]:
+def _requests(entry: Entry, windows: "queue.SimpleQueue[Window | None]") -> Iterator[SubmitRequest]:
+    """The envelope, then the payload from the first window's offset on, each piece once a window allows it."""
     yield SubmitRequest(update=entry.envelope)
-    if entry.payload is not None:
-        with entry.payload.open("rb") if isinstance(entry.payload, Path) else io.BytesIO(entry.payload) as file:
-            while chunk := file.read(CHUNK_BYTES):
-                yield SubmitRequest(chunk=chunk)
+    if entry.payload is None:
+        return
+    with entry.payload.open("rb") if isinstance(entry.payload, Path) else io.BytesIO(entry.payload) as file:
+        window = windows.get()
+        if window is not None:
+            file.seek(window.offset)
+        while window is not None and file.tell() < entry.manifest.payload_bytes:
+            while chunk := file.read(max(0, min(CHUNK_BYTES, window.limit - file.tell()))):
+                yield SubmitRequest(chunk=chunk, offset=file.tell() - len(chunk))
+            if file.tell() < entry.manifest.payload_bytes:
+                window = windows.get()

@@ -1,4 +1,4 @@
-"""Housekeeping: records when clients last attended, and removes blobs that nothing needs.
+"""Housekeeping: records when clients last attended, and removes blobs and uploads that nothing needs.
 
 The age of a blob depends on the clock. After the clock is set, nothing is removed for a day.
 """
@@ -13,6 +13,7 @@ from sqlalchemy import select
 
 from coordinator.condition import Condition
 from coordinator.rounds.presence import Presence
+from coordinator.rounds.uploads import Uploads
 from storage.blobs import BlobStore
 from storage.database import UNAVAILABLE, Database
 from storage.faults import explain_fault
@@ -35,6 +36,7 @@ class Housekeeper:
         database: Database,
         blobs: BlobStore,
         presence: Presence,
+        uploads: Uploads,
         condition: Condition,
         *,
         keep_rounds: int | None,
@@ -44,6 +46,7 @@ class Housekeeper:
         self._database = database
         self._blobs = blobs
         self._presence = presence
+        self._uploads = uploads
         self._condition = condition
         self._keep_rounds = keep_rounds
         self._clock = clock
@@ -71,6 +74,7 @@ class Housekeeper:
         """Does the work that is due."""
         self._look_at_clock()
         self._note_seen()
+        self._uploads.collect()
         if self._monotonic() >= self._next_collection:
             self._next_collection = self._monotonic() + COLLECTION_INTERVAL.total_seconds()
             self._collect()

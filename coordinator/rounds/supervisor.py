@@ -34,6 +34,7 @@ from coordinator.rounds.states import (
     open_assignments,
 )
 from coordinator.rounds.submission import Submission, new_run
+from coordinator.rounds.uploads import Uploads
 from federation.owners_code import described
 from federation.refusals import Refusal
 from storage import audit
@@ -70,6 +71,7 @@ class Supervisor:
         database: the record.
         blobs: where models and updates are kept.
         presence: the clients that attend.
+        uploads: of their replies.
         signing_key: the coordinator's.
         federation_id: the federation.
         condition: where faults of the disk and the database are noted.
@@ -85,6 +87,7 @@ class Supervisor:
         database: Database,
         blobs: BlobStore,
         presence: Presence,
+        uploads: Uploads,
         signing_key: Ed25519PrivateKey,
         federation_id: str,
         condition: Condition | None = None,
@@ -113,7 +116,7 @@ class Supervisor:
         self._expected: frozenset[str] = frozenset()
         self._grace_ends = clock()
         self._housekeeper = Housekeeper(
-            database, blobs, presence, self._condition, keep_rounds=keep_rounds, clock=self._clock
+            database, blobs, presence, uploads, self._condition, keep_rounds=keep_rounds, clock=self._clock
         )
         presence.on_change(self._wake_all)
 

@@ -10,13 +10,13 @@ from coordinator.disk import open_runs_bytes, run_bytes, usage
 from coordinator.finding import find_round, find_run, model_after, removed_model
 from coordinator.members.messages import NEXT_CHUNK_SECONDS, Context, next_message
 from coordinator.rounds.submission import Submission
+from coordinator.rounds.uploads import Upload
 from coordinator.services import details, views
 from coordinator.services.base import Parts
 from coordinator.services.member_calls import MemberCalls
 from coordinator.services.messages import like
 from coordinator.services.paging import Page
 from coordinator.services.summaries import rounds_from, summaries
-from coordinator.services.upload import Upload
 from coordinator.services.verification import Verifier
 from coordinator.services.watching import Watching, run_with_members, runs_from
 from federation import digests
@@ -103,7 +103,8 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         except ValueError as error:
             raise Refusal("argument", f"model: {error}") from None
         check = PayloadCheck(None, algorithm)
-        upload = await self._in_thread(Upload, self._blobs, check, header.model, header.model_bytes)
+        writer = await self._in_thread(self._blobs.writer, hash=False)
+        upload = Upload(writer, check, header.model, header.model_bytes)
         try:
             while (request := await next_message(requests, NEXT_CHUNK_SECONDS)) is not None:
                 if request.WhichOneof("message") != "chunk" or len(request.chunk) > MAX_CHUNK_BYTES:

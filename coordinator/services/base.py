@@ -9,6 +9,7 @@ from coordinator.home import Home
 from coordinator.members.access import Access
 from coordinator.rounds.presence import Presence
 from coordinator.rounds.supervisor import Supervisor
+from coordinator.rounds.uploads import Uploads
 from coordinator.threads import Threads
 from storage.blobs import BlobStore
 
@@ -27,6 +28,7 @@ class Parts:
     home: Home
     threads: Threads
     blobs: BlobStore
+    uploads: Uploads
     presence: Presence
     supervisor: Supervisor
     access: Access

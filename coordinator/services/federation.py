@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from weakref import WeakValueDictionary
 
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
@@ -15,9 +16,10 @@ from coordinator.members.renewal import renew, retire_older
 from coordinator.restored import newest_restore
 from coordinator.rounds.intake import Admission, Intake
 from coordinator.rounds.presence import Assigned, Attendance, Message
+from coordinator.rounds.uploads import ReplyUpload
 from coordinator.services.base import Parts, Service
 from coordinator.services.stream_words import Introduction, declined, introduction, left
-from coordinator.services.upload import Upload
+from coordinator.threads import wait_ended
 from federation.certificates import pem
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
 from federation.digests import parse
@@ -28,6 +30,7 @@ from federation.refusals import Refusal
 from federation.v1 import federation_pb2 as messages
 from federation.v1 import federation_pb2_grpc
 from federation.v1.common_pb2 import SignedEnvelope, TimeManifest
+from federation.vectors import Layout
 from storage.blobs import BlobCorrupt, BlobMissing
 from storage.models import Assignment, AssignmentState, Client, ClientState, Input
 
@@ -49,7 +52,9 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
             clock=self._clock,
             signatures=self._supervisor.signatures,
         )
-        self._uploads: dict[str, Callable[[Refusal], None]] = {}  # what ends them, by assignment
+        self._uploads = parts.uploads
+        self._enders: dict[str, Callable[[Refusal], None]] = {}  # of uploads under way, by assignment
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # likewise
 
     async def Attend(
         self, request_iterator: AsyncIterator[messages.AttendRequest], context: Context
@@ -176,7 +181,7 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
 
     async def Submit(
         self, request_iterator: AsyncIterator[messages.SubmitRequest], context: Context
-    ) -> messages.SubmitResponse:
+    ) -> AsyncIterator[messages.SubmitResponse]:
         """Takes a reply in: envelope, payload, receipt."""
         caller = self._access.caller()
         first = await next_message(request_iterator, REQUEST_SECONDS)
@@ -184,48 +189,62 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
             raise Refusal("header", "a submission must begin with the signed update; the payload follows in chunks")
         admitted = await self._in_thread(self._intake.admit, caller.name, first.update)
         if isinstance(admitted, SignedEnvelope):
-            return messages.SubmitResponse(receipt=admitted)
+            yield messages.SubmitResponse(receipt=admitted)
+            return
         check = None
         if admitted.layout is not None:
-            check = PayloadCheck(admitted.layout, admitted.manifest.payload.partition(":")[0])
-            with self._only_upload(admitted.manifest.assignment_id):
-                await self._take_payload(request_iterator, admitted, check)
+            size = admitted.manifest.payload_bytes
+            async with self._upload(admitted, admitted.layout) as upload:
+                check = upload.check
+                yield messages.SubmitResponse(window=messages.Window(offset=upload.arrived, limit=size))
+                while (request := await self._next_chunk(request_iterator, admitted)) is not None:
+                    await self._take(request, upload)
+                upload.finish()
+                if admitted.problem(check) is None:  # what is wrong with the content is in `check`
+                    await self._in_thread(upload.store)
         elif await next_message(request_iterator, NEXT_CHUNK_SECONDS) is not None:
             raise Refusal("payload-length", "0 bytes were declared, and more arrived")
-        return messages.SubmitResponse(receipt=await self._in_thread(self._intake.accept, admitted, check))
+        receipt = await self._in_thread(self._intake.accept, admitted, check)
+        yield messages.SubmitResponse(receipt=receipt)
 
-    @contextmanager
-    def _only_upload(self, assignment_id: str) -> Iterator[None]:
+    @asynccontextmanager
+    async def _upload(self, admitted: Admission, layout: Layout) -> AsyncIterator[ReplyUpload]:
+        """The upload of a reply's payload, begun or gone on with."""
+        check = PayloadCheck(layout, admitted.manifest.payload.partition(":")[0])
+        async with self._only_upload(admitted.manifest.assignment_id):
+            beginning = asyncio.ensure_future(self._in_thread(self._uploads.begin, admitted, check))
+            try:
+                yield await asyncio.shield(beginning)
+            finally:
+                await wait_ended(asyncio.create_task(self._end_upload(beginning)))
+
+    async def _end_upload(self, beginning: "asyncio.Future[ReplyUpload]") -> None:
+        await asyncio.wait([beginning])  # a thread begins it also for a call that was ended meanwhile
+        if beginning.exception() is None:
+            await self._in_thread(self._uploads.end, beginning.result())
+
+    @asynccontextmanager
+    async def _only_upload(self, assignment_id: str) -> AsyncIterator[None]:
         """One upload of an assignment at a time: the newer one ends the older, whose caller may be gone."""
         end = self._access.ender()
-        older = self._uploads.get(assignment_id)
-        self._uploads[assignment_id] = end
+        older = self._enders.get(assignment_id)
+        self._enders[assignment_id] = end
         if older is not None:
             older(Refusal("superseded", f"another upload for assignment {assignment_id} has begun"))
+        turn = self._turns.setdefault(assignment_id, asyncio.Lock())
         try:
-            yield
+            async with turn:
+                yield
         finally:
-            if self._uploads.get(assignment_id) is end:
-                del self._uploads[assignment_id]
+            if self._enders.get(assignment_id) is end:
+                del self._enders[assignment_id]
 
-    async def _take_payload(
-        self, requests: AsyncIterator[messages.SubmitRequest], admitted: Admission, check: PayloadCheck
-    ) -> None:
-        """Reads a payload; one whose content is good becomes a blob. What is wrong with the content is in `check`."""
-        manifest = admitted.manifest
-        upload = await self._in_thread(Upload, self._blobs, check, manifest.payload, manifest.payload_bytes)
-        try:
-            while (request := await self._next_chunk(requests, admitted)) is not None:
-                if request.WhichOneof("message") != "chunk":
-                    raise Refusal("header", "only chunks may follow the signed update")
-                if len(request.chunk) > MAX_CHUNK_BYTES:
-                    raise Refusal("limit:chunk", f"a chunk of {len(request.chunk)} bytes; at most {MAX_CHUNK_BYTES}")
-                await self._in_thread(upload.take, request.chunk)
-            upload.finish()
-            if admitted.problem(check) is None:
-                await self._in_thread(upload.store)
-        finally:
-            await self._in_thread(upload.discard)
+    async def _take(self, request: messages.SubmitRequest, upload: ReplyUpload) -> None:
+        if request.WhichOneof("message") != "chunk":
+            raise Refusal("header", "only chunks may follow the signed update")
+        if len(request.chunk) > MAX_CHUNK_BYTES:
+            raise Refusal("limit:chunk", f"a chunk of {len(request.chunk)} bytes; at most {MAX_CHUNK_BYTES}")
+        await self._in_thread(upload.take, request.chunk, request.offset)
 
     async def _next_chunk(
         self, requests: AsyncIterator[messages.SubmitRequest], admitted: Admission

@@ -431,8 +431,11 @@ class SubmitRequest(_message.Message):
 
     UPDATE_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
     chunk: _builtins.bytes
     """A piece of the payload, at most 1 MiB."""
+    offset: _builtins.int
+    """Of a chunk: the place of its first byte in the payload."""
     @_builtins.property
     def update(self) -> _common_pb2.SignedEnvelope:
         """A signed UpdateManifest."""
@@ -442,10 +445,11 @@ class SubmitRequest(_message.Message):
         *,
         update: _common_pb2.SignedEnvelope | None = ...,
         chunk: _builtins.bytes = ...,
+        offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "message", b"message", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "message", b"message", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "message", b"message", "offset", b"offset", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["update", "chunk"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
@@ -460,19 +464,53 @@ class SubmitResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RECEIPT_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def receipt(self) -> _common_pb2.SignedEnvelope:
-        """A signed ReceiptManifest."""
+        """Last on the stream: a signed ReceiptManifest."""
+
+    @_builtins.property
+    def window(self) -> Global___Window:
+        """Before the first chunk, and again as chunks arrive; not for a reply without payload."""
 
     def __init__(
         self,
         *,
         receipt: _common_pb2.SignedEnvelope | None = ...,
+        window: Global___Window | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "receipt", b"receipt", "window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "receipt", b"receipt", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["receipt", "window"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___SubmitResponse: _TypeAlias = SubmitResponse  # noqa: Y015
+
+@_typing.final
+class Window(_message.Message):
+    """Which bytes of the payload may be sent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """How many bytes have arrived: the first chunk begins here, also in an upload that goes on after a break."""
+    limit: _builtins.int
+    """No byte from this place on may be sent before the next window, whose limit is larger."""
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SubmitResponse: _TypeAlias = SubmitResponse  # noqa: Y015
+Global___Window: _TypeAlias = Window  # noqa: Y015

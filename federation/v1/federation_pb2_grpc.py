@@ -45,7 +45,7 @@ class FederationStub:
                 request_serializer=federation_dot_v1_dot_federation__pb2.FetchBlobRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_federation__pb2.FetchBlobResponse.FromString,
                 _registered_method=True)
-        self.Submit = channel.stream_unary(
+        self.Submit = channel.stream_stream(
                 '/federation.v1.Federation/Submit',
                 request_serializer=federation_dot_v1_dot_federation__pb2.SubmitRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_federation__pb2.SubmitResponse.FromString,
@@ -79,8 +79,9 @@ class FederationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Submit(self, request_iterator, context):
-        """Hands in the reply to an assignment: the header first, then the payload in chunks. Safe to repeat: the same
-        envelope gets the same receipt. A reply whose content is refused for good gets a signed receipt that says so.
+        """Hands in the reply to an assignment: the header first, then the payload in chunks, as far as the coordinator's
+        windows allow; the receipt comes last. Safe to repeat: the same envelope gets the same receipt, and an upload that
+        broke off goes on where it broke. A reply whose content is refused for good gets a signed receipt that says so.
         Errors: see docs/reasons.md.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -109,7 +110,7 @@ def add_FederationServicer_to_server(servicer, server):
                     request_deserializer=federation_dot_v1_dot_federation__pb2.FetchBlobRequest.FromString,
                     response_serializer=federation_dot_v1_dot_federation__pb2.FetchBlobResponse.SerializeToString,
             ),
-            'Submit': grpc.stream_unary_rpc_method_handler(
+            'Submit': grpc.stream_stream_rpc_method_handler(
                     servicer.Submit,
                     request_deserializer=federation_dot_v1_dot_federation__pb2.SubmitRequest.FromString,
                     response_serializer=federation_dot_v1_dot_federation__pb2.SubmitResponse.SerializeToString,
@@ -196,7 +197,7 @@ class Federation:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
+        return grpc.experimental.stream_stream(
             request_iterator,
             target,
             '/federation.v1.Federation/Submit',

@@ -42,9 +42,10 @@ class FederationStub:
     """Streams a blob that an assignment offered to this client.
     Errors: PERMISSION_DENIED blob-not-offered; OUT_OF_RANGE offset.
     """
-    Submit: _grpc.StreamUnaryMultiCallable[_federation_pb2.SubmitRequest, _federation_pb2.SubmitResponse]
-    """Hands in the reply to an assignment: the header first, then the payload in chunks. Safe to repeat: the same
-    envelope gets the same receipt. A reply whose content is refused for good gets a signed receipt that says so.
+    Submit: _grpc.StreamStreamMultiCallable[_federation_pb2.SubmitRequest, _federation_pb2.SubmitResponse]
+    """Hands in the reply to an assignment: the header first, then the payload in chunks, as far as the coordinator's
+    windows allow; the receipt comes last. Safe to repeat: the same envelope gets the same receipt, and an upload that
+    broke off goes on where it broke. A reply whose content is refused for good gets a signed receipt that says so.
     Errors: see docs/reasons.md.
     """
     Renew: _grpc.UnaryUnaryMultiCallable[_federation_pb2.RenewRequest, _federation_pb2.RenewResponse]
@@ -67,9 +68,10 @@ class FederationAsyncStub(FederationStub):
     """Streams a blob that an assignment offered to this client.
     Errors: PERMISSION_DENIED blob-not-offered; OUT_OF_RANGE offset.
     """
-    Submit: _aio.StreamUnaryMultiCallable[_federation_pb2.SubmitRequest, _federation_pb2.SubmitResponse]  # type: ignore[assignment]
-    """Hands in the reply to an assignment: the header first, then the payload in chunks. Safe to repeat: the same
-    envelope gets the same receipt. A reply whose content is refused for good gets a signed receipt that says so.
+    Submit: _aio.StreamStreamMultiCallable[_federation_pb2.SubmitRequest, _federation_pb2.SubmitResponse]  # type: ignore[assignment]
+    """Hands in the reply to an assignment: the header first, then the payload in chunks, as far as the coordinator's
+    windows allow; the receipt comes last. Safe to repeat: the same envelope gets the same receipt, and an upload that
+    broke off goes on where it broke. A reply whose content is refused for good gets a signed receipt that says so.
     Errors: see docs/reasons.md.
     """
     Renew: _aio.UnaryUnaryMultiCallable[_federation_pb2.RenewRequest, _federation_pb2.RenewResponse]  # type: ignore[assignment]
@@ -107,9 +109,10 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[_federation_pb2.SubmitRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_federation_pb2.SubmitResponse, _abc.Awaitable[_federation_pb2.SubmitResponse]]:
-        """Hands in the reply to an assignment: the header first, then the payload in chunks. Safe to repeat: the same
-        envelope gets the same receipt. A reply whose content is refused for good gets a signed receipt that says so.
+    ) -> _typing.Union[_abc.Iterator[_federation_pb2.SubmitResponse], _abc.AsyncIterator[_federation_pb2.SubmitResponse]]:
+        """Hands in the reply to an assignment: the header first, then the payload in chunks, as far as the coordinator's
+        windows allow; the receipt comes last. Safe to repeat: the same envelope gets the same receipt, and an upload that
+        broke off goes on where it broke. A reply whose content is refused for good gets a signed receipt that says so.
         Errors: see docs/reasons.md.
         """
 
