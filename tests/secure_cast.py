@@ -4,7 +4,7 @@ The members are those of a worker: `Work.computation` and `Work.answer`, from me
 signed envelopes and a durable memory. Only training is left out: each member has a vector.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,7 +60,10 @@ class Killed(Exception):
 
 @dataclass(eq=False)
 class Member:
-    """One member: what it keeps, and which questions it has answered."""
+    """One member: what it keeps, and which questions it has answered.
+
+    Its update is `vector`; of a task with several objectives, `gradients` has one vector for each.
+    """
 
     name: str
     members: Members
@@ -69,6 +72,7 @@ class Member:
     memory: Kept = field(default_factory=Kept)
     asked: dict[str, bytes] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    gradients: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
     @property
     def site(self) -> Any:
@@ -99,12 +103,16 @@ class Member:
         asked = message + b"".join(content for _, content in sorted(inputs.items()))
         if self.asked.setdefault(question, asked) != asked:
             raise WorkError("another question was answered", reason="answered")
-        rows = {"loss": self.vector} if work.name == Stage.READY else {}
+        rows = {"loss": self.vector, **self.gradients} if work.name == Stage.READY else {}
         return work.answer(client, Result(rows, dict(self.losses), dict(self.metrics), 100))
 
     @property
     def shape(self) -> Shape:
-        return Shape(update_layout([("w", len(self.vector))]), ("loss",), ("loss",))
+        return Shape(update_layout([("w", len(self.vector))]), self.objectives, self.objectives)
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        return tuple(self.gradients) or ("loss",)
 
 
 Change = Callable[[str, Member, Work, Mapping[str, bytes]], tuple[Work, Mapping[str, bytes]] | None]
@@ -122,6 +130,7 @@ class Cast:
         lie: what a cheating member makes of its answer, or of its memory; None is no answer.
         declined: the reasons of those that declined, by stage.
         sent: the replies of each stage that was answered.
+        asked: the work that members were asked for at READY, by the envelope of the reply.
     """
 
     members: dict[str, Member]
@@ -130,6 +139,7 @@ class Cast:
     lie: Lie | None = None
     declined: dict[tuple[str, str], str] = field(default_factory=dict)
     sent: dict[tuple[str, int], Replies] = field(default_factory=dict)
+    asked: dict[str, Work] = field(default_factory=dict)
     phases: list[Phase] = field(default_factory=list)
 
     def ask(self, phase: Phase) -> Replies:
@@ -141,7 +151,7 @@ class Cast:
         shared = phase.inputs()
         for name in phase.clients or ():
             member = self.members[name]
-            work: Work = phase.work(Asked(name, ("loss",), SPEC))
+            work: Work = phase.work(Asked(name, member.objectives, SPEC))
             inputs: Mapping[str, bytes] = {**shared, **phase.own_inputs(name)}
             if self.change is not None:
                 changed = self.change(stage, member, work, inputs)
@@ -160,17 +170,19 @@ class Cast:
                 result = self.lie(stage, member, work, result)
             if result is None or name in self.lost.get((stage, attempt), ()):
                 continue
-            asked = encode(phase.work(Asked(name, ("loss",), SPEC)))
+            asked = encode(phase.work(Asked(name, member.objectives, SPEC)))
             if statement_problem(stage, asked, encode_statement(stage, result.statement)):
                 declines[name] = self.declined[stage, name] = "statement"
             else:
                 replies.append(self.reply(member, phase, result))
+                if stage == Stage.READY:
+                    self.asked[replies[-1].envelope] = decode(stage, asked, member.shape)
         self.sent[stage, attempt] = Replies(replies, declines=declines)
         return self.sent[stage, attempt]
 
     def reply(self, member: Member, phase: Phase, result: Result) -> Reply:
         """The signed reply."""
-        work = phase.work(Asked(member.name, ("loss",), SPEC))
+        work = phase.work(Asked(member.name, member.objectives, SPEC))
         rows = work.rows(member.shape)
         payload = ""
         if rows:
@@ -195,6 +207,7 @@ class Cast:
             metrics=result.metrics,
             rows=tuple(result.rows[row.name] for row in rows),
             names=tuple(row.name for row in rows),
+            objectives=member.objectives,
             envelope=digest(envelope),
             statement=result.statement,
             signed=envelope,
@@ -235,7 +248,17 @@ def setting(cast: Cast, mode: Mode, **changed: Any) -> Setting:
         "invited": invitation({name: first.members.key_ids()[name] for name in cast.members}),
     }
     agreed = SessionTerms(**{**fields, **changed})
+    return _set("step", agreed)
+
+
+def settle(purpose: str, terms: SessionTerms) -> Setting:
+    """The setting of a session of a round; its nonce follows from its purpose."""
+    return _set(purpose, replace(terms, nonce=purpose.encode().ljust(16, b"-")))
+
+
+def _set(purpose: str, agreed: SessionTerms) -> Setting:
     return Setting(
+        purpose=purpose,
         agreed=agreed,
         terms_bytes=terms_bytes(agreed),
         taus=lambda view, V, inputs: taus(bytes(32), view, V, inputs),
@@ -255,14 +278,8 @@ def play(
 ) -> Sum:
     """A session. Raises what `secure_sum` raises."""
     conversation = secure_sum(setting_ or setting(cast, mode), inner, decide)
-    replies: Any = None
-    while True:
-        try:
-            phase = conversation.send(replies)
-        except StopIteration as end:
-            total: Sum = end.value
-            return total
-        replies = cast.ask(phase)
+    total: Sum = held(cast, conversation)
+    return total
 
 
 def exact(cast: Cast, total: Sum) -> NDArray[np.uint32]:
@@ -308,26 +325,30 @@ def context(scene: Cast, mode: Mode, **changed: Any) -> RoundContext:
         keys=first.members.key_ids(),
         named=frozenset(),
         blind=0,
-        serialise=terms_bytes,
-        derive=lambda label, at: first.members.derive(label, at.decode()),
+        settle=settle,
     )
     return RoundContext(
         number=0,
         total=1,
         parameters=len(first.vector),
-        selected={name: Selected(100, ("loss",)) for name in scene.members},
+        objectives=first.objectives,
+        selected={name: Selected(100, first.objectives) for name in scene.members},
         private=replace(private, **changed),
     )
 
 
 def round_of(scene: Cast, mode: Mode, name: str, *, values: Mapping[str, Any] = _NONE, **changed: Any) -> Step:
     """One round of a rule with these members, and these hyper-parameters."""
-    conversation = algorithm(name, values).round(context(scene, mode, **changed))
+    step: Step = held(scene, algorithm(name, values).round(context(scene, mode, **changed)))
+    return step
+
+
+def held(scene: Cast, conversation: Generator[Phase, Replies, Any]) -> Any:
+    """What a conversation with these members ends in."""
     replies: Any = None
     while True:
         try:
             phase = conversation.send(replies)
         except StopIteration as end:
-            step: Step = end.value
-            return step
+            return end.value
         replies = scene.ask(phase)

@@ -1,30 +1,32 @@
 """An outsider verifies the step of a private round, and finds each thing that was edited."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-from secure_cast import cast, context, round_of
+from secure_cast import SPEC, Cast, cast, context, held, round_of
 
-from coordinator.aggregation.phases import Reply, Step, Waiting
+from coordinator.aggregation.fedmgda import FedMGDAPlus
+from coordinator.aggregation.phases import Reply, RoundContext, Step, Waiting
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import TooFewUpdatesError
-from coordinator.aggregation.secure.verify import SecureEvidence, Unverified, verify_secure_step
+from coordinator.aggregation.secure.evaluation import evaluation
+from coordinator.aggregation.secure.verify import SecureEvidence, Unverified, verify_evaluation, verify_secure_step
+from federation.runs import RunSpec
 from federation.secure.thresholds import Mode
 from federation.work.secure.terms import Stage
-from federation.work.secure.wire import read_terms
 
 
-def evidence(step: Step) -> SecureEvidence:
+def evidence(scene: Cast, step: Step) -> SecureEvidence:
     """What is on record of a step."""
-    assert step.private is not None
     assert step.combined is not None
     return SecureEvidence(
-        record=step.private,
-        agreed=read_terms(step.private.terms),
+        sessions=step.sessions,
         replies=(*step.consulted, *step.replies),
+        asked=scene.asked,
         combined=step.combined,
         weights=step.combination.weights,
     )
@@ -47,7 +49,7 @@ def test_the_step_of_a_rule_is_near_the_open_one_and_is_verified(mode: Mode, nam
     scene = cast(9, d=300, assumed=1, lost={(Stage.MASK.value, 0): ["silo-04"]} if mode is Mode.PRIVATE else {})
     step = round_of(scene, mode, name)
     assert step.combined is not None
-    again = verify_secure_step(algorithm(name), context(scene, mode), evidence(step), scene.members["silo-00"].shape)
+    again = verify_secure_step(algorithm(name), SPEC, context(scene, mode), evidence(scene, step))
     assert again.combination.weights.tolist() == step.combination.weights.tolist()
     U = np.stack([member.vector / np.linalg.norm(member.vector) for member in scene.members.values()])
     mean = U.mean(axis=0)
@@ -57,21 +59,22 @@ def test_the_step_of_a_rule_is_near_the_open_one_and_is_verified(mode: Mode, nam
 
 
 Edit = Callable[[SecureEvidence], SecureEvidence]
+READY, DEAL, OPEN, MASK, CONFIRM, UNMASK = Stage
 
 
-def reply_of(stage: Stage, attempt: int = 0, **fields: Any) -> Edit:
-    """Another first reply to a stage."""
+def reply_of(stage: Stage, attempt: int = 0, session: int = 0, **fields: Any) -> Edit:
+    """Another first reply to a stage of a session."""
 
     def edited(found: SecureEvidence) -> SecureEvidence:
         replies = list(found.replies)
-        place = next(
-            i for i, one in enumerate(replies) if (one.statement.stage, one.statement.attempt) == (stage, attempt)
-        )
+        place = next(i for i, one in enumerate(replies) if _is(one, found, stage, attempt, session))
         one: Reply = replies[place]
         if "rows" in fields:
             row = one.rows[0].copy()  # type: ignore[union-attr]
             row[3] ^= 1  # type: ignore[index]
             replies[place] = replace(one, rows=(row,))
+        elif "losses" in fields:
+            replies[place] = replace(one, losses=fields["losses"])
         else:
             replies[place] = replace(one, statement=replace(one.statement, **fields))
         return replace(found, replies=replies)
@@ -79,67 +82,252 @@ def reply_of(stage: Stage, attempt: int = 0, **fields: Any) -> Edit:
     return edited
 
 
-def record(**fields: Any) -> Edit:
-    return lambda found: replace(found, record=replace(found.record, **fields))
+def _is(reply: Reply, found: SecureEvidence, stage: Stage, attempt: int, session: int) -> bool:
+    said = reply.statement
+    return (said.session, said.stage, said.attempt) == (found.sessions[session].session, stage, attempt)
 
 
-def of_record(function: Callable[[Any], dict[str, Any]]) -> Edit:
-    return lambda found: replace(found, record=replace(found.record, **function(found.record)))
+def of_record(function: Callable[[Any], dict[str, Any]], place: int = 0) -> Edit:
+    """Other fields of what the step says of a session."""
+
+    def edited(found: SecureEvidence) -> SecureEvidence:
+        sessions = list(found.sessions)
+        sessions[place] = replace(sessions[place], **function(sessions[place]))
+        return replace(found, sessions=sessions)
+
+    return edited
 
 
-def without(stage: Stage) -> Edit:
+def record(place: int = 0, **fields: Any) -> Edit:
+    return of_record(lambda _: fields, place)
+
+
+def terms(**fields: Any) -> Edit:
+    return of_record(lambda one: {"agreed": replace(one.agreed, **fields)})
+
+
+def without(stage: Stage, session: int = 0) -> Edit:
     """Without the first reply to a stage."""
 
     def edited(found: SecureEvidence) -> SecureEvidence:
-        gone = next(one for one in found.replies if one.statement.stage is stage)
+        gone = next(one for one in found.replies if _is(one, found, stage, one.statement.attempt, session))
         return replace(found, replies=[one for one in found.replies if one is not gone])
 
     return edited
 
 
-@pytest.mark.parametrize(
-    ("edit", "named"),
-    [
-        (reply_of(Stage.OPEN, 1, rows=True), "payload of silo-00 at secure-open has another digest"),
-        (reply_of(Stage.UNMASK, rows=True), "payload of silo-00 at secure-unmask has another digest"),
-        (reply_of(Stage.MASK, rows=True), "payload of silo-00 at secure-mask has another digest"),
-        (reply_of(Stage.READY, keys=bytes(64)), "was not asked|make no step"),
-        (reply_of(Stage.DEAL, commitment=bytes(32)), "make no step"),
-        (reply_of(Stage.CONFIRM, view=bytes(32)), "make no step"),
-        (of_record(lambda one: {"coefficients": (one.coefficients[0] + 1, *one.coefficients[1:])}), "the coefficients"),
-        (of_record(lambda one: {"members": one.members[1:]}), "the members"),
-        (of_record(lambda one: {"survivors": one.survivors[1:]}), "the survivors"),
-        (of_record(lambda one: {"ready": one.ready[1:]}), "the ready"),
-        (record(terms=b"other terms"), "make no step"),
-        (record(tau2=bytes(32)), "make no step"),
-        (without(Stage.MASK), "silo-00 replied to secure-confirm, and was not asked"),
-        (without(Stage.OPEN), "silo-00 replied to secure-open, and was not asked"),
-        (lambda found: replace(found, combined=found.combined * np.float32(1.001)), "the sum"),
-        (lambda found: replace(found, weights=found.weights[::-1]), "the weights"),  # type: ignore[index]
-    ],
-)
-def test_what_was_edited_is_named(edit: Edit, named: str) -> None:
+def foreign(found: SecureEvidence) -> SecureEvidence:
+    """With a reply of another session."""
+    one = found.replies[0]
+    stranger = replace(one, envelope="other", statement=replace(one.statement, session=bytes(32)))
+    return replace(found, replies=[*found.replies, stranger])
+
+
+LISTS: list[tuple[Edit, str]] = [
+    (of_record(lambda one: {"members": one.members[1:]}), "the members"),
+    (of_record(lambda one: {"ready": one.ready[1:]}), "the ready"),
+    (record(session=bytes(32)), "the session"),
+    (record(purpose="other"), "the record has 0 sessions for 'step'"),
+    (record(terms=b"other terms"), "nothing follows"),
+    (terms(base_model="another"), "for 'step' have another base_model"),
+    (terms(clip=2.0), "for 'step' have another clip"),
+    (lambda found: replace(found, sessions=[]), "names no session"),
+    (lambda found: replace(found, sessions=[*found.sessions] * 2), "the record has 2 sessions for 'step'"),
+    (foreign, "a reply of silo-00 at secure-(ready|deal) entered no session"),
+    (lambda found: replace(found, combined=found.combined + np.float32(1e-3)), "the sum"),
+    (lambda found: replace(found, weights=found.weights[::-1] * np.arange(len(found.weights))), "the weights"),  # type: ignore[index,arg-type]
+]
+SUMMED: list[tuple[Edit, str]] = [
+    *LISTS,
+    (reply_of(UNMASK, rows=True), "payload of silo-00 at secure-unmask has another digest"),
+    (reply_of(MASK, rows=True), "payload of silo-00 at secure-mask has another digest"),
+    (reply_of(READY, keys=bytes(64)), "was not asked|nothing follows"),
+    (reply_of(DEAL, commitment=bytes(32)), "nothing follows"),
+    (reply_of(CONFIRM, view=bytes(32)), "nothing follows|entered no session"),
+    (of_record(lambda one: {"coefficients": (one.coefficients[0] + 1, *one.coefficients[1:])}), "the coefficients"),
+    (of_record(lambda one: {"survivors": one.survivors[1:]}), "the survivors"),
+    (without(MASK), "silo-00 replied to secure-confirm, and was not asked"),
+    (without(OPEN), "silo-00 replied to secure-(open|mask), and was not asked"),
+]
+OPENED: list[tuple[Edit, str]] = [
+    (reply_of(OPEN, 1, rows=True), "payload of silo-00 at secure-open has another digest"),
+    (reply_of(OPEN, view=bytes(32)), "was not asked|nothing follows"),
+]
+
+
+@cache
+def verified_round() -> tuple[RoundContext, SecureEvidence]:
     scene = cast(9, assumed=1)
-    found = evidence(round_of(scene, Mode.VERIFIED, "fedmgda+"))
+    return context(scene, Mode.VERIFIED), evidence(scene, round_of(scene, Mode.VERIFIED, "fedmgda+"))
+
+
+@pytest.mark.parametrize(("edit", "named"), [*SUMMED, *OPENED, (record(tau2=bytes(32)), "nothing follows")])
+def test_what_was_edited_is_named(edit: Edit, named: str) -> None:
+    around, found = verified_round()
     with pytest.raises(Unverified, match=named):
-        verify_secure_step(
-            algorithm("fedmgda+"), context(scene, Mode.VERIFIED), edit(found), scene.members["silo-00"].shape
+        verify_secure_step(algorithm("fedmgda+"), SPEC, around, edit(found))
+
+
+def test_a_member_that_was_invited_with_another_key_is_named() -> None:
+    scene = cast(9, assumed=1)
+    found, around = evidence(scene, round_of(scene, Mode.SUM, "fedavg-n")), context(scene, Mode.SUM)
+    assert around.private is not None
+    strange = replace(around.private, keys={**around.private.keys, "silo-03": bytes(32)})
+    with pytest.raises(Unverified, match="silo-03 was invited with a key that is not its own"):
+        verify_secure_step(algorithm("fedavg-n"), SPEC, replace(around, private=strange), found)
+
+
+def opposed() -> Cast:
+    """Eight members whose updates cancel in pairs; with this seed the Gram matrix says so in spite of its noise."""
+    scene = cast(8, seed=1, assumed=1)
+    members = list(scene.members.values())
+    for one, other in zip(members[::2], members[1::2], strict=True):
+        other.vector = -one.vector
+    return scene
+
+
+def test_a_stationary_round_signs_a_session_without_a_sum_and_each_edit_is_named() -> None:
+    rule, scene = algorithm("fedmgda"), opposed()
+    step: Step = held(scene, rule.round(context(scene, Mode.PRIVATE)))
+    (session,) = step.sessions
+    assert step.combination.diagnostics["stationary"] == 1.0
+    assert (session.survivors, session.coefficients, session.members) == ((), (), tuple(scene.members))
+    assert not any(phase.kind.name == MASK for phase in scene.phases)
+    verify_secure_step(rule, SPEC, context(scene, Mode.PRIVATE), evidence(scene, step))
+    edits: list[tuple[Edit, str]] = [
+        *LISTS,
+        *OPENED,
+        (record(coefficients=(1,) * 8), "the coefficients"),
+        (record(survivors=session.members), "the survivors"),
+        (without(DEAL), "silo-00 replied to secure-open, and was not asked"),
+    ]
+    for edit, named in edits:
+        with pytest.raises(Unverified, match=named):
+            verify_secure_step(rule, SPEC, context(scene, Mode.PRIVATE), edit(evidence(scene, step)))
+
+
+def test_a_round_that_could_move_is_not_verified_as_stationary() -> None:
+    scene = cast(9, assumed=1)
+    step = round_of(scene, Mode.PRIVATE, "fedmgda+")
+    replies = [one for one in step.consulted if one.statement.stage in (READY, DEAL, OPEN)]
+    still = replace(
+        of_record(lambda _: {"coefficients": (), "survivors": ()})(evidence(scene, step)),
+        replies=replies,
+        combined=np.zeros_like(step.combined),
+        weights=None,
+    )
+    with pytest.raises(Unverified, match="have sent their masked vectors"):
+        verify_secure_step(FedMGDAPlus(), SPEC, context(scene, Mode.PRIVATE), still)
+
+
+def with_objectives() -> Cast:
+    """Eight members with two objectives, whose losses they know."""
+    scene = cast(8, assumed=1)
+    rng = np.random.default_rng(7)
+    for member in scene.members.values():
+        noise = rng.standard_normal((2, len(member.vector))).astype(np.float32)
+        member.gradients = {"a": member.vector + noise[0], "b": 2 * noise[1] - member.vector}
+        member.losses = {"a": 1.0, "b": 0.9, "loss": 0.95}
+    return scene
+
+
+FEDCMOO = {"bound": "none", "scope": "all", "sketch": "count", "budget": 0.5}
+OBJECTIVES: list[tuple[str, Mapping[str, Any], list[str], tuple[str, ...]]] = [
+    ("fsmgda", {"bound": "none"}, ["step"], ()),
+    ("fedcmoo", FEDCMOO, ["jacobian", "step"], ()),
+    ("fedcmoo-pref", FEDCMOO | {"sketch": "exact", "budget": 1.0}, ["jacobian", "step"], ("loss",)),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "purposes", "disclose"), OBJECTIVES)
+def test_every_session_of_a_rule_over_objectives_is_signed_and_each_edit_is_named(
+    name: str, values: Mapping[str, Any], purposes: list[str], disclose: tuple[str, ...]
+) -> None:
+    scene, rule = with_objectives(), algorithm(name, values)
+
+    def around(**changed: Any) -> RoundContext:
+        return context(scene, Mode.SUM, clip=100.0, disclose=disclose, **changed)
+
+    step: Step = held(scene, rule.round(around()))
+    assert [session.purpose for session in step.sessions] == purposes
+    again = verify_secure_step(rule, SPEC, around(), evidence(scene, step))
+    objectives, expected = again.combination.objectives, step.combination.objectives
+    assert objectives is not None
+    assert expected is not None
+    assert objectives.weights.tolist() == expected.weights.tolist()
+    assert 0 < objectives.weights[0] < 1
+    last = len(purposes) - 1
+    edits = [
+        (reply_of(MASK, session=0, rows=True), "payload of silo-00 at secure-mask has another digest"),
+        (reply_of(UNMASK, session=0, rows=True), "payload of silo-00 at secure-unmask has another digest"),
+        (reply_of(READY, session=0, keys=bytes(64)), "was not asked|nothing follows"),
+        (record(0, purpose="other"), f"the record has 0 sessions for '{purposes[0]}'"),
+        (terms(length=7), f"for '{purposes[0]}' have another length"),
+        (record(0, coefficients=(1,) * 8), f"the coefficients of the session for '{purposes[0]}'"),
+        (of_record(lambda one: {"survivors": one.survivors[1:]}), f"the survivors of the session for '{purposes[0]}'"),
+        (of_record(lambda one: {"members": one.members[1:]}, last), "the members of the session for 'step'"),
+        (reply_of(MASK, session=last, rows=True), "payload of silo-00 at secure-mask has another digest"),
+        (without(CONFIRM, last), "silo-00 replied to secure-unmask, and was not asked"),
+        (lambda found: replace(found, combined=found.combined * np.float32(1.001)), "the sum"),
+        (lambda found: replace(found, weights=found.weights * [1.1, *[1.0] * 7]), "the weights"),
+    ]
+    if last:
+        edits += [
+            (lambda found: replace(found, sessions=found.sessions[1:]), "the record has 0 sessions for 'jacobian'"),
+            (lambda found: replace(found, sessions=found.sessions[::-1]), "the session of the session for 'jacobian'"),
+        ]
+    if disclose:
+        edits.append((reply_of(READY, session=0, losses={"a": 1.0, "b": 9.0}), "silo-00 was asked for other work"))
+    for edit, named in edits:
+        with pytest.raises(Unverified, match=named):
+            verify_secure_step(rule, SPEC, around(), edit(evidence(scene, step)))
+
+
+def test_an_evaluation_is_verified_from_its_replies() -> None:
+    scene = cast(8, assumed=1)
+    for place, member in enumerate(scene.members.values()):
+        member.metrics = {"test/loss": 0.1 * place, "test/accuracy": 0.5, "test/samples": 10.0}
+    around = context(scene, Mode.SUM)
+    spec = RunSpec.parse('name = "cast"\ntask = "digits"\nrounds = 1\nevaluate.splits = ["test"]')
+    means = held(scene, evaluation(around, spec.evaluated, tuple(scene.members)))
+    replies = [reply for part in scene.sent.values() for reply in part]
+    assert verify_evaluation(spec, around, replies, scene.asked) == means
+    assert abs(means.metrics["test/loss"] - 0.35) < 1e-6
+
+    def other_metrics(reply: Reply) -> Reply:
+        row = reply.rows[0].copy()  # type: ignore[union-attr]
+        row[0] ^= 1  # type: ignore[index]
+        return replace(reply, rows=(row,))
+
+    masked = [reply.statement.stage is MASK for reply in replies]
+    changed = [other_metrics(one) if is_masked else one for one, is_masked in zip(replies, masked, strict=True)]
+    with pytest.raises(Unverified, match="payload of silo-00 at secure-mask has another digest"):
+        verify_evaluation(spec, around, changed, scene.asked)
+    with pytest.raises(Unverified, match="have sent their masked vectors"):
+        verify_evaluation(
+            spec, around, [one for one, is_masked in zip(replies, masked, strict=True) if not is_masked], scene.asked
         )
+    with pytest.raises(Unverified, match="another length than the round"):
+        verify_evaluation(SPEC, around, replies, scene.asked)
+    assert around.private is not None
+    of_other = replace(around.private, origin=replace(around.private.origin, base_model="other"))
+    with pytest.raises(Unverified, match="another base_model than the round"):
+        verify_evaluation(spec, replace(around, private=of_other), replies, scene.asked)
+    with pytest.raises(Unverified, match="not on record"):
+        verify_evaluation(spec, around, replies, {})
 
 
 def test_members_that_were_named_are_not_invited_and_groups_are_left_out_after_blind_failures() -> None:
     scene = cast(13, assumed=1)
     step = round_of(scene, Mode.SUM, "fedavg-n", named=frozenset({"silo-02"}))
-    assert step.private is not None
-    assert "silo-02" not in step.private.ready
+    assert "silo-02" not in step.sessions[0].ready
     left_out: list[set[str]] = []
     for blind in range(1, 6):
         try:
             step = round_of(scene, Mode.SUM, "fedavg-n", blind=blind)
         except Waiting:
             break
-        assert step.private is not None
-        left_out.append(set(scene.members) - set(step.private.ready))
+        left_out.append(set(scene.members) - set(step.sessions[0].ready))
     assert set().union(*left_out) == set(scene.members)
     assert sum(map(len, left_out)) == len(scene.members)
     with pytest.raises(Waiting, match="revoke them, and resume the run"):

@@ -178,9 +178,8 @@ class Private:
         keys: the ids of the signing keys of all members that may be asked, 32 bytes each, by client id.
         named: the members that were named as cheaters in this run.
         blind: how many attempts at this round ended in a check that names nobody.
-        serialise: the terms of a session as they are sent.
-        derive: 32 bytes that only this coordinator knows, for a label and a context; the same after a restart.
-        recorded: the setting of the session on record, where its step is verified.
+        settle: makes the setting of a session from its purpose and its terms without a nonce; the same after a restart.
+            Purposes distinguish the sessions of one attempt at a round.
     """
 
     mode: Mode
@@ -190,9 +189,7 @@ class Private:
     keys: Mapping[str, bytes]
     named: frozenset[str]
     blind: int
-    serialise: Callable[[SessionTerms], bytes]
-    derive: Callable[[str, bytes], bytes]
-    recorded: "Setting | None" = None
+    settle: "Callable[[str, SessionTerms], Setting]"
 
 
 def _forgotten(payload: str) -> Row:
@@ -343,7 +340,8 @@ class Step:
         forgotten: revoked clients, whose updates the algorithm's state no longer refers to.
         combined: the vector that is combined already, (d,); None where the rows of the replies are combined.
         size: the factor of the direction besides the server's learning rate, from a line search.
-        private: what the private round settled; None where updates were sent in the clear.
+        sessions: what the sessions of a private round settled, in their order; none where updates were sent in the
+            clear.
     """
 
     replies: Replies
@@ -353,7 +351,7 @@ class Step:
     forgotten: tuple[str, ...] = ()
     combined: NDArray[np.float32] | None = None
     size: float = 1.0
-    private: "Record | None" = None
+    sessions: "tuple[Record, ...]" = ()
 
     @property
     def rows(self) -> list[Row]:

@@ -1,26 +1,27 @@
 """A round's conversation: the algorithm's generator yields phases, the fleet answers, until there is a step."""
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import func, select
 
 from coordinator.aggregation.base import Algorithm
-from coordinator.aggregation.phases import Phase, Replies, RoundContext, Step
+from coordinator.aggregation.phases import Phase, Private, Replies, RoundContext, Step
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.registry import server_rate
 from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.secure.evaluation import Means, evaluation
 from coordinator.aggregation.streaming import one_thread
 from coordinator.rounds import selection
-from coordinator.rounds.fleets.base import Fleet, Question, Skipped
+from coordinator.rounds.fleets.base import Fleet, Question, RunFacts, Skipped
 from coordinator.rounds.private import private_facts
 from coordinator.rounds.revoked import revoked_clients
 from coordinator.rounds.step import recall
 from federation.objectives import encoder_columns
 from federation.sketches.base import SketchError
-from federation.vectors import model_layout
+from federation.vectors import Layout, model_layout
 from federation.work.train.work import Train
 from storage import models
 from storage.models import Round
@@ -109,30 +110,40 @@ def _recorded(fleet: Fleet, current: Round, number: int) -> int | None:
 
 def _context(fleet: Fleet, current: Round, model: str, state: Mapping[str, Any] | None = None) -> RoundContext:
     """What a conversation about this model may depend on; without a state, that of the run before the round."""
-    around, spec, server = fleet.around, fleet.run.spec, fleet.run.spec.server
+    around = fleet.around
     with around.database.read() as session:
         if state is None:
             state = fleet.memory(session, current.number, current.base_model).rule
         known = fleet.known(session)
         private = private_facts(session, fleet, current, model)
     layout = model_layout(around.blobs.local(current.base_model))
-    return RoundContext(
-        number=current.number,
+    return replace(
+        bare_context(fleet.run, layout, current.number, state, private),
         attempt=current.attempt,
+        device=around.device,
+        recall=partial(recall, around.blobs),
+        selected={name: known[name] for name in current.selected if name in known},
+        draw=partial(_draw, fleet, current),
+        revoked=partial(_revoked, fleet),
+    )
+
+
+def bare_context(
+    run: RunFacts, layout: Layout, number: int, state: Mapping[str, Any], private: Private | None
+) -> RoundContext:
+    """The context of a round as far as it follows from the run's facts, its state, and the model's layout."""
+    spec, server = run.spec, run.spec.server
+    return RoundContext(
+        number=number,
         total=spec.rounds,
         prior=spec.algorithm.prior,
         state=state,
-        device=around.device,
-        recall=partial(recall, around.blobs),
-        objectives=fleet.run.objectives,
+        objectives=run.objectives,
         parameters=layout.size,
         encoder=encoder_columns(layout),
         seed=spec.seed,
         local_rate=spec.train.learning_rate,
-        server_rate=server_rate(server.learning_rate, server.decay, current.number, spec.rounds, server.decay_every),
-        selected={name: known[name] for name in current.selected if name in known},
-        draw=partial(_draw, fleet, current),
-        revoked=partial(_revoked, fleet),
+        server_rate=server_rate(server.learning_rate, server.decay, number, spec.rounds, server.decay_every),
         private=private,
     )
 

@@ -1,14 +1,20 @@
 """What a private round needs of its coordinator: keys, the members that were named, and secrets of its own."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import Private
-from coordinator.rounds.fleets.base import Fleet
+from coordinator.aggregation.secure.settled import Setting
+from coordinator.rounds.fleets.base import Fleet, RunFacts
+from federation.secure.derivation import taus
 from federation.secure.thresholds import Mode
 from federation.work.base import Origin
+from federation.work.secure.terms import SessionTerms
 from federation.work.secure.wire import terms_bytes
 from storage.models import Round
 
@@ -22,24 +28,50 @@ def since_pause(current: Round) -> list[dict[str, Any]]:
 
 def private_facts(session: Session, fleet: Fleet, current: Round, base_model: str) -> Private | None:
     """The facts for an attempt at a round, for work on this model; None for a run with updates in the clear."""
-    spec, around = fleet.run.spec, fleet.around
-    if spec.privacy.secure == "off":
+    run = fleet.run
+    if run.spec.privacy.secure == "off":
         return None
-    rounds = session.scalars(select(Round).where(Round.run_id == fleet.run.run_id)).all()
-    return Private(
-        mode=Mode(spec.privacy.secure),
-        disclose=tuple(name for name in spec.privacy.disclose if name != "evaluation"),
-        clip=spec.privacy.clip,
-        origin=Origin(
-            federation_id=around.federation_id,
-            run_id=fleet.run.run_id,
-            task=spec.task,
-            spec=fleet.run.spec_digest,
-            base_model=base_model,
-        ),
-        keys=fleet.keys(session),
+    rounds = session.scalars(select(Round).where(Round.run_id == run.run_id)).all()
+    return replace(
+        bare_private(run, fleet.around.federation_id, base_model, fleet.keys(session)),
         named=frozenset(name for round_ in rounds for void in round_.voided for name in void["named"]),
         blind=sum(void["blind"] for void in since_pause(current)),
-        serialise=terms_bytes,
-        derive=fleet.derive,
+        settle=partial(_settle, fleet, f"{fleet.run.run_id}\0{current.number}\0{current.attempt}"),
+    )
+
+
+def bare_private(run: RunFacts, federation_id: str, base_model: str, keys: Mapping[str, bytes]) -> Private:
+    """The facts that follow from a run with private rounds, its model, and the ids of the members' keys."""
+    privacy = run.spec.privacy
+    return Private(
+        mode=Mode(privacy.secure),
+        disclose=tuple(name for name in privacy.disclose if name != "evaluation"),
+        clip=privacy.clip,
+        origin=Origin(
+            federation_id=federation_id,
+            run_id=run.run_id,
+            task=run.spec.task,
+            spec=run.spec_digest,
+            base_model=base_model,
+        ),
+        keys=keys,
+        named=frozenset(),
+        blind=0,
+        settle=_unsettled,
+    )
+
+
+def _unsettled(purpose: str, terms: SessionTerms) -> Setting:
+    raise LookupError(f"no session can be settled for {purpose!r}")
+
+
+def _settle(fleet: Fleet, attempt: str, purpose: str, terms: SessionTerms) -> Setting:
+    """The setting of a session in an attempt at a round; nobody else can derive its nonce and its challenge key."""
+    place = f"{attempt}\0{purpose}".encode()
+    agreed = replace(terms, nonce=fleet.derive("nonce", place)[:16])
+    return Setting(
+        purpose=purpose,
+        agreed=agreed,
+        terms_bytes=terms_bytes(agreed),
+        taus=partial(taus, fleet.derive("challenge", place)),
     )

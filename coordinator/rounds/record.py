@@ -1,6 +1,5 @@
 """The results of a round: the signed step with each client's share, and the scores of the model after it."""
 
-import dataclasses
 import logging
 import math
 from collections.abc import Iterable, Mapping
@@ -16,10 +15,10 @@ from coordinator.aggregation.phases import Replies, Reply, Step
 from coordinator.rounds import metrics
 from coordinator.rounds.client_noise import noisy_steps, spent
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile
+from coordinator.rounds.manifest import step_manifest, weights
 from coordinator.rounds.revoked import REVOKED, left_out, revoked_clients
 from coordinator.rounds.states import move_round
-from coordinator.rounds.step import Stepped
-from federation.v1.common_pb2 import Code, ObjectiveWeight, SecureStep, StepManifest
+from coordinator.rounds.step import Standing, Stepped
 from storage.models import (
     Assignment,
     AssignmentState,
@@ -32,7 +31,7 @@ from storage.models import (
     Update,
     note_model,
 )
-from storage.records import ObjectivesRecord, canonical, memory_digest
+from storage.records import ObjectivesRecord
 
 log = logging.getLogger(__name__)
 
@@ -81,12 +80,6 @@ def agreement(step: Step) -> dict[str, float]:
     return {**conflicts(K), **metrics.stationarity(K)}
 
 
-def weights(step: Step) -> dict[str, float]:
-    """The weights of the objectives; none where the rule does not know them."""
-    found = step.combination.objectives
-    return {} if found is None else dict(zip(found.names, found.weights.tolist(), strict=True))
-
-
 def objectives(step: Step, names: tuple[str, ...]) -> tuple[ObjectivesRecord | None, dict[str, float]]:
     """The record and the metrics of a round of a run with several objectives, which have these names."""
     if len(names) < 2:
@@ -129,9 +122,8 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
         RevokedMeanwhile: a member whose reply entered the step was revoked.
     """
     run, around = fleet.run, fleet.around
-    stationary, noise = made.stationary, made.noise
     now = around.clock()
-    epsilons = _spent_on_clients(fleet) if noise is not None else {}
+    epsilons = _spent_on_clients(fleet) if made.noise is not None else {}
     with around.database.begin() as session:
         row = run.running(session)
         if revoked_clients(session) & {part.client_id for part in (*step.replies, *step.consulted, *step.history)}:
@@ -156,37 +148,14 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
         epsilons |= _stated_of_samples(session, current)
         measured = {} if fleet.conceals else {**made.direction.diagnostics, **agreement(step), **numbers}
         round_.metrics = {"step/rate": made.rate, **finite({**measured, **epsilons})}
-        after = made.memory.encode()
-        manifest = StepManifest(
-            federation_id=around.federation_id,
-            run_id=run.run_id,
-            round=current.number,
-            base_model=current.base_model,
-            result_model=made.model,
-            updates=[*envelopes, *(past.envelope for past in step.history)],
-            coefficients=step.combination.coefficients.tolist(),
-            rate=0.0 if stationary else made.rate,
-            gram=made.gram,
-            combined=made.combined or "",
-            noise="" if noise is None else noise.digest,
-            noise_scale=0.0 if noise is None else noise.scale,
-            algorithm=run.spec.algorithm.name,
-            hyperparameters=canonical(run.spec.algorithm.hyperparameters),
-            state_before=memory_digest(row.state_data),
-            state_after=memory_digest(after),
-            consulted=[reply.envelope for reply in step.consulted],
-            forgotten=step.forgotten,
-            revoked=left_out(session, current.round_id),
-            code=[Code(**dataclasses.asdict(origin)) for origin in made.code],
-            weights=[ObjectiveWeight(objective=name, weight=value) for name, value in weights(step).items()],
-        )
-        if step.private is not None:
-            manifest.secure.CopyFrom(SecureStep(**dataclasses.asdict(step.private)))
+        at = Standing(number=current.number, model=current.base_model, state=row.state_data)
+        gone = left_out(session, current.round_id)
+        manifest = step_manifest(run, around.federation_id, at, step, made, revoked=gone)
         manifest.created.FromDatetime(now)
         round_.step = around.sign(manifest).SerializeToString()
-        move_round(round_, RoundState.STEPPED, now, "stationary" if stationary else "")
+        move_round(round_, RoundState.STEPPED, now, "stationary" if made.stationary else "")
         row.model = made.model
-        row.state_data = after
+        row.state_data = made.memory.encode()
     log.info("run %s round %d: stepped to %s", run.run_id, current.number, made.model)
     around.changed()
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from coordinator.aggregation.streaming import Row, one_thread
 from coordinator.rounds.client_noise import ClientNoise, noise_of
 from coordinator.rounds.fleets.base import Fleet, Skipped
 from federation.plugins import Origin
-from federation.runs import ServerSpec
+from federation.runs import RunSpec, ServerSpec
 from federation.vectors import model_layout, model_row, payload_bytes, update_layout, update_rows
 from storage.blobs import BlobStore, BlobWriter
 from storage.models import Round
@@ -50,44 +51,87 @@ class Stepped:
     code: tuple[Origin, ...]  # the plug-ins that made it
 
 
-@one_thread()
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where a run stands before a round.
+
+    Attributes:
+        number: of the round, from 0.
+        model: the digest of the model that the round starts from.
+        state: the column of the run that has what it remembers.
+    """
+
+    number: int
+    model: str
+    state: Mapping[str, Any]
+
+    @property
+    def memory(self) -> RunMemory:
+        """What the run remembers."""
+        return RunMemory.decode(self.state)
+
+
 def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) -> Stepped:
     """Makes and stores the model and the vectors that follow from a step.
-
-    A stationary step changes nothing, the optimiser's vectors included; a mean of models counts its model once more.
-    With noise that protects clients, every step is taken: that there is none would show something of the updates.
 
     Raises:
         RecordError: the run's memory is not what the newest signed step left behind.
         Skipped: the new model, or a vector, would not be finite.
     """
-    with fleet.around.database.read() as session:
-        memory = fleet.memory(session, current.number, current.base_model)
-    blobs, spec, server = fleet.around.blobs, fleet.run.spec, fleet.run.spec.server
-    rate = step.size * server_rate(server.learning_rate, server.decay, current.number, spec.rounds, server.decay_every)
-    direction = Direction(step.combination, step.rows, step.gram, device=fleet.around.device)
+    around, spec = fleet.around, fleet.run.spec
+    with around.database.read() as session:
+        state = fleet.memory(session, current.number, current.base_model).encode()
+    at = Standing(number=current.number, model=current.base_model, state=state)
     noise = noise_of(fleet, algorithm, current, len(step.rows))
+    try:
+        return take_step(
+            spec, algorithm, at, step, blobs=around.blobs, new=around.blobs.writer, noise=noise, device=around.device
+        )
+    except FloatingPointError as error:
+        raise Skipped(f"non-finite: {error}" + ("" if fleet.conceals else f"; {_longest(step)}")) from error
+
+
+@one_thread()
+def take_step(
+    spec: RunSpec,
+    algorithm: Algorithm,
+    at: Standing,
+    step: Step,
+    *,
+    blobs: BlobStore,
+    new: Callable[[], BlobWriter],
+    noise: ClientNoise | None = None,
+    device: str = "cpu",
+) -> Stepped:
+    """Makes the model and the vectors that follow from a step: blobs that `new` writes.
+
+    A stationary step changes nothing, the optimiser's vectors included; a mean of models counts its model once more.
+    With noise that protects clients, every step is taken: that there is none would show something of the updates.
+
+    Raises:
+        FloatingPointError: the new model, or a vector, would not be finite.
+    """
+    server, memory = spec.server, at.memory
+    rate = step.size * server_rate(server.learning_rate, server.decay, at.number, spec.rounds, server.decay_every)
+    direction = Direction(step.combination, step.rows, step.gram, device=device)
     blocks: Iterable[Vector] = direction
     if noise is not None:
         coefficients = np.append(step.combination.coefficients, noise.scale)
-        blocks = combine(coefficients, [*step.rows, noise.row], device=fleet.around.device)
+        blocks = combine(coefficients, [*step.rows, noise.row], device=device)
     vectors = dict(memory.vectors)
     averaged = (memory.averaged or 0) if algorithm.averages else None
-    workshop = _Workshop(blobs, current.base_model, vectors, rate, averaged)
-    made = {_MODEL: current.base_model}
-    try:
-        if noise is not None or not direction.stationary:
-            with workshop.stream(blocks, algorithm.optimiser() or server_optimiser(server)) as writers:
-                if (
-                    noise is not None or not direction.stationary
-                ):  # of one that is made coordinate by coordinate, it is known only now
-                    made = {name: writer.commit() for name, writer in writers.items()}
-        stationary = noise is None and direction.stationary
-        if stationary and algorithm.averages:
-            with workshop.stream(combine(np.zeros(len(step.rows)), step.rows), Sgd()) as writers:
+    workshop = _Workshop(blobs, new, at.model, vectors, rate, averaged)
+    made = {_MODEL: at.model}
+    if noise is not None or not direction.stationary:
+        with workshop.stream(blocks, algorithm.optimiser() or server_optimiser(server)) as writers:
+            if (
+                noise is not None or not direction.stationary
+            ):  # of one that is made coordinate by coordinate, it is known only now
                 made = {name: writer.commit() for name, writer in writers.items()}
-    except FloatingPointError as error:
-        raise Skipped(f"non-finite: {error}" + ("" if fleet.conceals else f"; {_longest(step)}")) from error
+    stationary = noise is None and direction.stationary
+    if stationary and algorithm.averages:
+        with workshop.stream(combine(np.zeros(len(step.rows)), step.rows), Sgd()) as writers:
+            made = {name: writer.commit() for name, writer in writers.items()}
     model = made.pop(_MODEL)
     vectors |= made
     rule = dict(step.combination.state)
@@ -99,9 +143,15 @@ def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) ->
     )
     buffer = io.BytesIO()
     np.save(buffer, step.gram, allow_pickle=False)
-    combined = None if step.combined is None else blobs.put(_combined_file(step.combined))
-    gram, code = blobs.put(buffer.getvalue()), origins(algorithm)
+    combined = None if step.combined is None else _put(new, _combined_file(step.combined))
+    gram, code = _put(new, buffer.getvalue()), origins(algorithm)
     return Stepped(model, after.deployed(model), rate, gram, combined, after, direction, noise, stationary, code)
+
+
+def _put(new: Callable[[], BlobWriter], data: bytes) -> str:
+    with new() as writer:
+        writer.write(data)
+        return writer.commit()
 
 
 def _combined_file(vector: NDArray[np.float32]) -> bytes:
@@ -146,6 +196,7 @@ class _Workshop:
     """Makes the files of one step."""
 
     blobs: BlobStore
+    new: Callable[[], BlobWriter]  # for what it makes
     base_model: str  # the digest of w_t
     vectors: Mapping[str, str]  # digests before the step, by name
     rate: float  # the server's learning rate
@@ -158,7 +209,7 @@ class _Workshop:
         base, header = self._row(self.base_model), model_layout(self.blobs.local(self.base_model)).header
         before = {name: self._row(digest) for name, digest in self.vectors.items() if name in names}
         with ExitStack() as stack:
-            writers = {name: stack.enter_context(self.blobs.writer()) for name in names}
+            writers = {name: stack.enter_context(self.new()) for name in names}
             for writer in writers.values():
                 writer.write(header)
             average = None

@@ -997,8 +997,10 @@ class StepManifest(_message.Message):
         """The code that made the step: first that of the algorithm, then that of each stage and sketch of another package."""
 
     @_builtins.property
-    def secure(self) -> Global___SecureStep:
-        """What a private round settled; absent where updates were sent in the clear. `combined` is then the sum."""
+    def secure(self) -> _containers.RepeatedCompositeFieldContainer[Global___SecureSession]:
+        """The sessions of a private round, in their order; none where updates were sent in the clear. `combined` is then the
+        vector that follows from their sums.
+        """
 
     def __init__(
         self,
@@ -1025,9 +1027,9 @@ class StepManifest(_message.Message):
         noise: _builtins.str = ...,
         noise_scale: _builtins.float = ...,
         code: _abc.Iterable[Global___Code] | None = ...,
-        secure: Global___SecureStep | None = ...,
+        secure: _abc.Iterable[Global___SecureSession] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "secure", b"secure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "base_model", b"base_model", "code", b"code", "coefficients", b"coefficients", "combined", b"combined", "consulted", b"consulted", "created", b"created", "federation_id", b"federation_id", "forgotten", b"forgotten", "gram", b"gram", "hyperparameters", b"hyperparameters", "noise", b"noise", "noise_scale", b"noise_scale", "rate", b"rate", "result_model", b"result_model", "revoked", b"revoked", "round", b"round", "run_id", b"run_id", "secure", b"secure", "state_after", b"state_after", "state_before", b"state_before", "updates", b"updates", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -1036,14 +1038,15 @@ class StepManifest(_message.Message):
 Global___StepManifest: _TypeAlias = StepManifest  # noqa: Y015
 
 @_typing.final
-class SecureStep(_message.Message):
-    """What a private round settled: with the signed replies, the openings and the masked vectors, an outsider recomputes the
-    step from it.
+class SecureSession(_message.Message):
+    """What a session of a private round settled: with the signed replies, the openings and the masked vectors, an outsider
+    recomputes the step from it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
     TERMS_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
@@ -1054,6 +1057,8 @@ class SecureStep(_message.Message):
     ALARMS_FIELD_NUMBER: _builtins.int
     session: _builtins.bytes
     """The digest of the session."""
+    purpose: _builtins.str
+    """What it is for: "step", or "jacobian" for the gradients from which the weights of the objectives follow."""
     terms: _builtins.bytes
     """The terms, as they were sent: a serialized SecureTerms."""
     tau1: _builtins.bytes
@@ -1070,11 +1075,11 @@ class SecureStep(_message.Message):
 
     @_builtins.property
     def survivors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The members V whose vectors are in the sum, sorted."""
+        """The members V whose vectors are in the sum, sorted; none where nothing was summed."""
 
     @_builtins.property
     def coefficients(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The coefficient of each of W, in units of 2^-32."""
+        """The coefficient of each of W, in units of 2^-32; none where nothing was summed, because the step is stationary."""
 
     @_builtins.property
     def alarms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1084,6 +1089,7 @@ class SecureStep(_message.Message):
         self,
         *,
         session: _builtins.bytes = ...,
+        purpose: _builtins.str = ...,
         terms: _builtins.bytes = ...,
         ready: _abc.Iterable[_builtins.str] | None = ...,
         members: _abc.Iterable[_builtins.str] | None = ...,
@@ -1095,11 +1101,11 @@ class SecureStep(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "coefficients", b"coefficients", "members", b"members", "ready", b"ready", "session", b"session", "survivors", b"survivors", "tau1", b"tau1", "tau2", b"tau2", "terms", b"terms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "coefficients", b"coefficients", "members", b"members", "purpose", b"purpose", "ready", b"ready", "session", b"session", "survivors", b"survivors", "tau1", b"tau1", "tau2", b"tau2", "terms", b"terms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SecureStep: _TypeAlias = SecureStep  # noqa: Y015
+Global___SecureSession: _TypeAlias = SecureSession  # noqa: Y015
 
 @_typing.final
 class Code(_message.Message):

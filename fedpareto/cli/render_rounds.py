@@ -151,16 +151,15 @@ def _step(item: GetRoundResponse) -> StepManifest:
 
 
 def _private(item: GetRoundResponse) -> Iterator[tuple[str, Text]]:
-    """What a private round settled, and its alarms."""
-    step = _step(item)
-    if step.HasField("secure"):
-        settled = step.secure
+    """What the sessions of a private round settled, and their alarms."""
+    for settled in _step(item).secure:
         try:
             mode = escaped(SecureTerms.FromString(settled.terms).mode, _MODE)
         except DecodeError:
             mode = UNKNOWN
-        words = f"{mode}: {len(settled.survivors)} of {len(settled.ready)} members that were ready are in the sum"
-        yield "private", Text(words)
+        what, ready = f"{mode}, {escaped(settled.purpose, _MODE)}", f"{len(settled.ready)} members that were ready"
+        summed = f"{len(settled.survivors)} of {ready} are in the sum"
+        yield "private", Text(f"{what}: {summed if settled.coefficients else f'{ready}, and nothing to sum'}")
         for alarm in settled.alarms:
             yield "alarm", Text(escaped(alarm, _ALARM))
 

@@ -6,7 +6,7 @@
 | `settled` | what a session is given, and what it settles |
 | `session` | the conversation: from the invitation to the unmasked sum, with the checks of section 4 |
 | `evaluation` | the session that sums the metrics of an evaluation |
-| `verify` | verifies the step of a private round from the signed replies on record |
+| `verify` | verifies steps and evaluations from the signed replies on record |
 | `objectives` | the sums of the algorithms over objectives |
 | `step` | which sum an algorithm needs, and the step that it becomes |
 """

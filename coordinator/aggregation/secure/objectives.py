@@ -59,5 +59,5 @@ def combined_step(
             reply for total in sums for reply in (*total.consulted, *(() if total is last else total.survivors))
         ),
         combined=vector,
-        private=last.record,
+        sessions=tuple(total.record for total in sums),
     )

@@ -32,7 +32,7 @@ from federation.vectors import RowFile
 from federation.work.base import Work
 
 Decide = Callable[[Cohort], Sequence[int]]
-"""The coefficients of W in units of 2^-32. Raises TooFewUpdatesError where there are none."""
+"""The coefficients of W in units of 2^-32; none where there is nothing to sum. May raise TooFewUpdatesError."""
 
 _SPENT = ("sessions", "model-sessions")  # reasons of members whose owners allow no further session
 
@@ -40,7 +40,7 @@ Conversation = Generator[Phase, Replies, Any]
 
 
 def secure_sum(setting: Setting, inner: Callable[[Asked], Work], decide: Decide) -> Generator[Phase, Replies, Sum]:
-    """One session.
+    """One session. Without coefficients it ends before the sum.
 
     Args:
         setting: the terms, and the challenges.
@@ -55,9 +55,10 @@ def secure_sum(setting: Setting, inner: Callable[[Asked], Work], decide: Decide)
     yield from made.ready(inner)
     yield from made.deal()
     yield from made.open()
-    yield from made.mask(decide)
-    yield from made.confirm()
-    yield from made.unmask()
+    if made.decide(decide):
+        yield from made.mask()
+        yield from made.confirm()
+        yield from made.unmask()
     return made.result()
 
 
@@ -72,6 +73,10 @@ class _Session:
     def __post_init__(self) -> None:
         self.digest = hashing.session(self.setting.terms_bytes)
         self.mode = self.setting.agreed.mode
+        self.V: tuple[str, ...] = ()
+        self.tau1 = self.tau2 = b""
+        self.masked: list[Reply] = []
+        self.words: Words = np.zeros(self.setting.agreed.length, np.uint32)
 
     # --- READY, DEAL
 
@@ -182,10 +187,14 @@ class _Session:
 
     # --- MASK, CONFIRM
 
-    def mask(self, decide: Decide) -> Conversation:
+    def decide(self, decide: Decide) -> bool:
+        """Whether there is something to sum."""
         ready = Replies([self.replies[name] for name in self.W])
         self.final_cohort = Cohort(thresholds=self.cohort, replies=ready, gram=self.gram)
         self.coefficients = tuple(decide(self.final_cohort))
+        return bool(self.coefficients)
+
+    def mask(self) -> Conversation:
         self._share_rule(self.W, "the coefficients")
         length = self.setting.agreed.length
         replies = yield Masking(
@@ -206,7 +215,8 @@ class _Session:
     def confirm(self) -> Conversation:
         digests = tuple(bytes.fromhex(parse(reply.signed_payload)[1]) for reply in self.masked)
         verified = self.mode is Mode.VERIFIED
-        self.tau1, self.tau2 = self.setting.taus(self.view_mask, self.V, digests) if verified else (b"", b"")
+        if verified:
+            self.tau1, self.tau2 = self.setting.taus(self.view_mask, self.V, digests)
         commitment = hashing.digest(self.tau2) if verified else b""
         replies = yield Confirming(
             session=self.digest,
@@ -254,7 +264,7 @@ class _Session:
                 self._alarm(reply.client_id, str(error))
         self._enough(len(answers), "have sent their shares")
         self.consulted += [reply for reply in replies if reply.client_id in answers]
-        self.words = self._unmasked(answers)
+        self._unmask(answers)
         self._check_sum(answers)
 
     def _refused_shares(self, replies: Replies) -> None:
@@ -264,8 +274,8 @@ class _Session:
         if named:
             raise Voided("shares of the second sketch cannot be read", named=named)
 
-    def _unmasked(self, answers: Mapping[str, Shares]) -> Words:
-        """The sum of the masked vectors without its masks."""
+    def _unmask(self, answers: Mapping[str, Shares]) -> None:
+        """Sums the masked vectors, and removes the masks."""
         given = [answers[name] for name in sorted(answers)]
         shares = np.stack([np.concatenate([one.sigma_b, one.sigma_s]) for one in given])
         tests = [
@@ -285,12 +295,10 @@ class _Session:
             name: pair_private_key(sigma, self.digest)
             for name, sigma in zip(self.lost, found.secrets[survivors:], strict=True)
         }
-        total = np.zeros(self.setting.agreed.length, np.uint32)
         for reply in self.masked:
-            total += _row(reply)
+            self.words += _row(reply)
         publics = {name: self.keys[name].s for name in self.V}
-        masks.unmask(total, masks.masks_of_sum(self.V, sigma_b, private, publics, self.view_mask))
-        return total
+        masks.unmask(self.words, masks.masks_of_sum(self.V, sigma_b, private, publics, self.view_mask))
 
     def _check_sum(self, answers: Mapping[str, Shares]) -> None:
         """The checks of section 4."""
@@ -319,6 +327,8 @@ class _Session:
         """The sum, after every check has passed."""
         record = Record(
             session=self.digest,
+            purpose=self.setting.purpose,
+            agreed=self.setting.agreed,
             terms=self.setting.terms_bytes,
             ready=self.ids,
             members=self.W,

@@ -21,11 +21,13 @@ class Setting:
     """What a session needs of its coordinator.
 
     Attributes:
+        purpose: what the session is for.
         agreed: the terms.
         terms_bytes: as they are sent.
         taus: tau1 and tau2 from the view of MASK, V and the digests of their masked vectors.
     """
 
+    purpose: str
     agreed: SessionTerms
     terms_bytes: bytes
     taus: Callable[[bytes, Sequence[str], Sequence[bytes]], tuple[bytes, bytes]]
@@ -57,16 +59,20 @@ class Record:
 
     Attributes:
         session: its digest.
+        purpose: what it was for.
+        agreed: the terms.
         terms: as they were sent.
         ready: U1.
         members: W.
-        survivors: V.
-        coefficients: of W, in units of 2^-32.
+        survivors: V; none where nothing was summed.
+        coefficients: of W, in units of 2^-32; none where nothing was summed.
         tau1, tau2: the challenges; empty unless the mode is `verified`.
         alarms: what was wrong and did not void the session, for operators.
     """
 
     session: bytes
+    purpose: str
+    agreed: SessionTerms
     terms: bytes
     ready: tuple[str, ...]
     members: tuple[str, ...]
@@ -82,7 +88,7 @@ class Sum:
     """The unmasked sum.
 
     Attributes:
-        words: R as words of Z_2^32, (n,).
+        words: R as words of Z_2^32, (n,); zeros where nothing was summed.
         cohort: W, with G.
         survivors: the replies to MASK of V, in order.
         consulted: the replies to all other stages that entered.

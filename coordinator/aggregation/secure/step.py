@@ -17,21 +17,12 @@ from coordinator.aggregation.rules import Combination, Matrix, TooFewUpdatesErro
 from coordinator.aggregation.secure.session import secure_sum
 from coordinator.aggregation.secure.settled import Cohort, Setting, Sum, invitation
 from federation.digests import derived_seed
-from federation.secure.derivation import taus
 from federation.secure.thresholds import LARGEST, SMALLEST_MGDA, Mode, assumed, smallest_cohort, truncated
 from federation.work.base import Work
 from federation.work.secure.terms import SessionTerms
 
 if TYPE_CHECKING:
     from coordinator.aggregation.base import Rule
-
-
-class _Stationary(Exception):
-    """Every coefficient is 0: there is nothing to sum."""
-
-    def __init__(self, combination: Combination, cohort: Cohort) -> None:
-        super().__init__()
-        self.combination, self.cohort = combination, cohort
 
 
 def private_round(rule: "Rule", context: RoundContext, private: Private) -> RoundGenerator:
@@ -51,27 +42,21 @@ def private_round(rule: "Rule", context: RoundContext, private: Private) -> Roun
         combination = rule.decide(usable.rows(context, *_seen(rule, cohort, norms)))
         factors = combination.coefficients * norms
         size = float(np.abs(factors).sum())
-        if not size > 0 or combination.diagnostics.get("stationary"):
-            raise _Stationary(combination, cohort)
         found.update(combination=combination, size=size)
+        if not size > 0 or combination.diagnostics.get("stationary"):
+            return ()
         return truncated((factors / size).tolist())
 
     def inner(asked: Asked) -> Work:
         return Training().work(asked)
 
-    setting = private.recorded or make_setting(
-        context,
-        private,
-        private.mode,
-        context.parameters,
-        clip=private.clip,
-        purpose="step",
-        who=invited(context, private),
+    who = invited(context, private)
+    setting = make_setting(
+        context, private, private.mode, context.parameters, clip=private.clip, purpose="step", who=who
     )
-    try:
-        total = yield from secure_sum(setting, inner, decide)
-    except _Stationary as end:
-        return _no_step(end, context)
+    total = yield from secure_sum(setting, inner, decide)
+    if not total.record.coefficients:
+        return _no_step(total, found["combination"])
     return _step(total, found["combination"], found["size"] * (private.clip or 1.0))
 
 
@@ -83,29 +68,42 @@ def _step(total: Sum, combination: Combination, size: float) -> Step:
     share = float(np.abs(total.weights).sum())
     vector = total.vector(size / share)
     measured = {"direction_norm": float(np.linalg.norm(vector)), "private/members": float(len(survivors))}
-    known = combination.diagnostics
-    if total.cohort.gram is None:  # the rule saw no inner product
-        known = {name: value for name, value in known.items() if not name.startswith(("conflict", "descent"))}
     answer = replace(
         combination,
         coefficients=np.ones(1),
         weights=weights / weights.sum() if weights.sum() > 0 else weights,
-        diagnostics=known | measured,
+        diagnostics=_known(total, combination) | measured,
     )
     return Step(
         replies=total.survivors,
         combination=answer,
         consulted=total.consulted,
         combined=vector,
-        private=total.record,
+        sessions=(total.record,),
     )
 
 
-def _no_step(end: _Stationary, context: RoundContext) -> Step:
-    weights = end.combination.weights
-    diagnostics = end.combination.diagnostics | {"stationary": 1.0}
-    answer = replace(end.combination, coefficients=np.zeros(1), weights=weights, diagnostics=diagnostics)
-    return Step(end.cohort.replies, answer, combined=np.zeros(context.parameters, np.float32))
+def _no_step(total: Sum, combination: Combination) -> Step:
+    """A stationary step: nothing was summed. Its replies are those of W to READY."""
+    replies = total.cohort.replies
+    own = {reply.envelope for reply in replies}
+    diagnostics = _known(total, combination) | {"stationary": 1.0}
+    return Step(
+        replies=replies,
+        combination=replace(combination, coefficients=np.zeros(1), diagnostics=diagnostics),
+        consulted=tuple(reply for reply in total.consulted if reply.envelope not in own),
+        combined=total.vector(0.0),
+        sessions=(total.record,),
+    )
+
+
+def _known(total: Sum, combination: Combination) -> dict[str, float]:
+    """The diagnostics of a rule, without those of inner products that it did not see."""
+    if total.cohort.gram is not None:
+        return combination.diagnostics
+    return {
+        name: value for name, value in combination.diagnostics.items() if not name.startswith(("conflict", "descent"))
+    }
 
 
 def _seen(rule: "Rule", cohort: Cohort, norms: Vector) -> tuple[Matrix, float | None]:
@@ -137,9 +135,8 @@ def make_setting(
     who: Sequence[str],
 ) -> Setting:
     """The setting of a session; `purpose` distinguishes those of one attempt at a round."""
-    place = f"{private.origin.run_id}\0{context.number}\0{context.attempt}\0{purpose}".encode()
-    agreed = SessionTerms(
-        nonce=private.derive("nonce", place)[:16],
+    terms = SessionTerms(
+        nonce=b"",
         federation_id=private.origin.federation_id,
         run_id=private.origin.run_id,
         round=context.number,
@@ -152,12 +149,7 @@ def make_setting(
         disclose=tuple(sorted(private.disclose)),
         invited=invitation({name: private.keys[name] for name in who}),
     )
-    key = private.derive("challenge", place)
-    return Setting(
-        agreed=agreed,
-        terms_bytes=private.serialise(agreed),
-        taus=lambda view, V, inputs: taus(key, view, V, inputs),
-    )
+    return private.settle(purpose, terms)
 
 
 def invited(context: RoundContext, private: Private) -> tuple[str, ...]:

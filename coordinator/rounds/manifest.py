@@ -1,0 +1,81 @@
+"""The signed step as a message: what it says of a step, and what it says of the sessions of a private round."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coordinator.aggregation.phases import Step
+from coordinator.aggregation.secure.settled import Record
+from coordinator.rounds.fleets.base import RunFacts
+from coordinator.rounds.step import Standing, Stepped
+from federation.v1.common_pb2 import Code, ObjectiveWeight, SecureSession, StepManifest
+from federation.work.secure.wire import read_terms
+from storage.records import canonical, memory_digest
+
+
+def step_manifest(
+    run: RunFacts, federation_id: str, at: Standing, step: Step, made: Stepped, *, revoked: Sequence[str]
+) -> StepManifest:
+    """What the coordinator signs of a step, but for the time.
+
+    Args:
+        run: the run.
+        federation_id: its federation.
+        at: where the run stood before the step.
+        step: that was decided.
+        made: what it made.
+        revoked: the clients whose accepted replies of the round were left out.
+    """
+    noise = made.noise
+    return StepManifest(
+        federation_id=federation_id,
+        run_id=run.run_id,
+        round=at.number,
+        base_model=at.model,
+        result_model=made.model,
+        updates=[part.envelope for part in (*step.replies, *step.history)],
+        coefficients=step.combination.coefficients.tolist(),
+        rate=0.0 if made.stationary else made.rate,
+        gram=made.gram,
+        combined=made.combined or "",
+        noise="" if noise is None else noise.digest,
+        noise_scale=0.0 if noise is None else noise.scale,
+        algorithm=run.spec.algorithm.name,
+        hyperparameters=canonical(run.spec.algorithm.hyperparameters),
+        state_before=memory_digest(at.state),
+        state_after=memory_digest(made.memory.encode()),
+        consulted=[reply.envelope for reply in step.consulted],
+        forgotten=step.forgotten,
+        revoked=revoked,
+        code=[Code(**dataclasses.asdict(origin)) for origin in made.code],
+        weights=[ObjectiveWeight(objective=name, weight=value) for name, value in weights(step).items()],
+        secure=[_message(session) for session in step.sessions],
+    )
+
+
+def weights(step: Step) -> dict[str, float]:
+    """The weights of the objectives; none where the rule does not know them."""
+    found = step.combination.objectives
+    return {} if found is None else dict(zip(found.names, found.weights.tolist(), strict=True))
+
+
+def _message(record: Record) -> SecureSession:
+    named: Mapping[str, Any] = {item.name: getattr(record, item.name) for item in dataclasses.fields(record)}
+    return SecureSession(**{name: value for name, value in named.items() if name != "agreed"})
+
+
+def read_session(message: SecureSession) -> Record:
+    """What a signed step says of a session. Raises WorkError if its terms are malformed."""
+    return Record(
+        session=message.session,
+        purpose=message.purpose,
+        agreed=read_terms(message.terms),
+        terms=message.terms,
+        ready=tuple(message.ready),
+        members=tuple(message.members),
+        survivors=tuple(message.survivors),
+        coefficients=tuple(message.coefficients),
+        tau1=message.tau1,
+        tau2=message.tau2,
+        alarms=tuple(message.alarms),
+    )
