@@ -1,23 +1,34 @@
-"""Private rounds with real workers over TLS: rosters are pinned, a round is summed, and what was secret is erased."""
+"""Private rounds with real workers over TLS: rosters are pinned, a round is summed, and what was secret is erased.
+
+The record that the runs leave is verified, and each fact of it that is edited is named.
+"""
 
 import json
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Federation, Process, federation, wait_for
 
+from coordinator.aggregation.secure.verify import Unverified
+from coordinator.home import Home
+from coordinator.rounds.private_record import RoundRecord, RunRecord, round_records, run_record
+from coordinator.rounds.private_verification import verify_private_run
+from federation.envelope import seal
 from federation.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import Layout, Tensor
 from federation.work.base import Shape
 from federation.work.evaluate.work import Evaluate
+from storage.blobs import BlobStore
 from worker.assignments import Order
 from worker.sessions import Sessions
 
@@ -183,7 +194,7 @@ def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobod
     fed.wait_completed(run)
     phases = fed.admin("round", run, "0")["phases"][: len(VERIFIED_STAGES)]
     assert [(phase["kind"], phase["replied"]) for phase in phases] == [(name, 5) for name in VERIFIED_STAGES]
-    step = signed_step(scene, run).secure
+    (step,) = signed_step(scene, run).secure
     assert list(step.ready) == list(step.members) == list(step.survivors) == list(CLIENTS)
     assert not step.alarms
 
@@ -199,7 +210,7 @@ def test_a_worker_that_dies_at_each_stage_gives_the_same_bytes_or_drops_out(scen
         dying.wait_killed()
         scene.work(victim)
         fed.wait_completed(run)
-        assert victim in signed_step(scene, run).secure.survivors
+        assert victim in signed_step(scene, run).secure[0].survivors
 
 
 def test_each_owner_sees_the_same_digest_and_the_sessions_that_count(scene: Scene) -> None:
@@ -213,3 +224,104 @@ def test_each_owner_sees_the_same_digest_and_the_sessions_that_count(scene: Scen
         used = document["tasks"]["digits"]
         assert left[client]["training_sessions_left"] == 1000 - used["sessions"]
         assert left[client]["evaluation_sessions_left"] == 1000 - used["evaluations"]
+
+
+# --- the record, verified
+
+
+@dataclass(frozen=True)
+class Record:
+    """What an outsider has of a run, and the key with which a dishonest coordinator signs what it edits."""
+
+    run: RunRecord
+    rounds: tuple[RoundRecord, ...]
+    blobs: BlobStore
+    key: Ed25519PrivateKey
+
+    def verify(self) -> list[str]:
+        """The models after each round."""
+        standings = verify_private_run(self.run, self.rounds, self.blobs, self.key.public_key())
+        return [standing.model for standing in standings]
+
+    def first(self, **fields: Any) -> "Record":
+        """With other fields of the first round."""
+        return replace(self, rounds=(replace(self.rounds[0], **fields), *self.rounds[1:]))
+
+    def step(self, edit: Callable[[StepManifest], object]) -> "Record":
+        """With another first step, which the coordinator has signed."""
+        step = StepManifest.FromString(SignedEnvelope.FromString(self.rounds[0].step).manifest)
+        edit(step)
+        return self.first(step=seal(step, self.key).SerializeToString())
+
+
+def record_of(scene: Scene, name: str) -> Record:
+    """The record of a run."""
+    home = Home.load(scene.fed.home)
+    ((run,),) = scene.fed.query("select run_id from runs where name = :name", name=name)
+    with closing(home.open_database()) as database:
+        found = run_record(database, run, home.federation_id)
+        return Record(found, tuple(round_records(database, run)), home.open_blobs(), home.signing_key)
+
+
+STEP_FIELDS: list[tuple[str, Callable[[StepManifest], object]]] = [
+    ("federation_id", lambda step: setattr(step, "federation_id", "other")),
+    ("run_id", lambda step: setattr(step, "run_id", "other")),
+    ("round", lambda step: setattr(step, "round", 7)),
+    ("base_model", lambda step: setattr(step, "base_model", step.result_model)),
+    ("result_model", lambda step: setattr(step, "result_model", step.base_model)),
+    ("coefficients", lambda step: step.coefficients.append(1.0)),
+    ("rate", lambda step: setattr(step, "rate", 2.0)),
+    ("gram", lambda step: setattr(step, "gram", step.base_model)),
+    ("algorithm", lambda step: setattr(step, "algorithm", "fedavg")),
+    ("hyperparameters", lambda step: setattr(step, "hyperparameters", "[]")),
+    ("state_before", lambda step: setattr(step, "state_before", step.state_after)),
+    ("state_after", lambda step: setattr(step, "state_after", step.state_before)),
+    ("consulted", lambda step: step.consulted.append(step.consulted[0])),
+    ("forgotten", lambda step: step.forgotten.append("client-0")),
+    ("noise", lambda step: setattr(step, "noise", step.base_model)),
+    ("noise_scale", lambda step: setattr(step, "noise_scale", 1.0)),
+    ("weights", lambda step: step.weights.add(objective="loss", weight=1.0)),
+    ("session", lambda step: setattr(step.secure[0], "session", bytes(32))),
+    ("survivors", lambda step: step.secure[0].survivors.pop()),
+    ("names no session", lambda step: step.ClearField("secure")),
+    ("is named by the signed step and not on record", lambda step: step.consulted.append("blake3:" + "0" * 64)),
+    ("entered no session|was not asked", lambda step: step.updates.pop()),
+]
+
+
+def test_an_outsider_verifies_the_record_of_a_run_and_names_each_edit(scene: Scene) -> None:
+    for name in ("private", "coordinator-dies"):
+        record = record_of(scene, name)
+        ((model,),) = scene.fed.query("select model from runs where name = :name", name=name)
+        assert record.verify() == [model]
+    for field, edit in STEP_FIELDS:
+        with pytest.raises(Unverified, match=f"round 0: .*({field})"):
+            record.step(edit).verify()
+    stranger = replace(record, run=replace(record.run, keys={**record.run.keys, CLIENTS[1]: bytes(32)}))
+    for edited, named in [
+        (replace(record, key=Ed25519PrivateKey.generate()), "an assignment|the step"),
+        (stranger, "a reply: "),
+        (record.first(replies=record.rounds[0].replies[1:]), "is named by the signed step and not on record"),
+        (record.first(orders=()), "was asked for other work"),
+        (record.first(evaluations=record.rounds[0].replies), "has another base_model than the round"),
+        (record.first(metrics={**record.rounds[0].metrics, "loss/train": 0.1}), "the record says loss/train = 0.1"),
+    ]:
+        with pytest.raises(Unverified, match=f"round 0: .*{named}"):
+            edited.verify()
+
+
+def test_a_run_over_objectives_is_verified_round_by_round(scene: Scene) -> None:
+    """The weights of the second round follow from those of the first, which the run remembers."""
+    fedcmoo = 'algorithm = { name = "fedcmoo", bound = "none", scope = "all" }'
+    spec = SPEC.replace('algorithm.name = "fedavg-n"', fedcmoo).replace("\nrounds = 1", "\nrounds = 2\nseed = 9")
+    run = scene.fed.submit("objectives", spec + "privacy.clip = 10.0\n")
+    scene.fed.wait_completed(run)
+    record = record_of(scene, "objectives")
+    models = record.verify()
+    assert len(set(models)) == 2
+    step = StepManifest.FromString(SignedEnvelope.FromString(record.rounds[1].step).manifest)
+    assert [session.purpose for session in step.secure] == ["jacobian", "step"]
+    with pytest.raises(Unverified, match=r"round 1: .*base_model"):
+        replace(record, rounds=record.rounds[1:]).verify()
+    with pytest.raises(Unverified, match=r"round 0: .*weights"):
+        record.step(lambda step: setattr(step.weights[0], "weight", 0.5)).verify()

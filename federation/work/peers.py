@@ -21,14 +21,22 @@ def open_reply(envelope: bytes, roster: Mapping[str, bytes]) -> PeerReply:
     Raises:
         ValueError: it is not a signed reply, or its client is not in the roster with this key.
     """
+    manifest = signed_reply(envelope, roster)
+    try:
+        statement = decode_statement(STAGES[0], manifest.statement) if manifest.statement else None
+    except WorkError as error:
+        raise ValueError(str(error)) from error
+    return PeerReply(**{name: getattr(manifest, name) for name in _SAME}, statement=statement)
+
+
+def signed_reply(envelope: bytes, roster: Mapping[str, bytes]) -> UpdateManifest:
+    """The message of the reply in an envelope. Errors are those of `open_reply`."""
     try:
         signed = SignedEnvelope.FromString(envelope)
         claimed = UpdateManifest.FromString(signed.manifest).client_id
         key = roster.get(claimed)
-        manifest = unseal(signed, UpdateManifest, None if key is None else Ed25519PublicKey.from_public_bytes(key))
-        statement = decode_statement(STAGES[0], manifest.statement) if manifest.statement else None
+        return unseal(signed, UpdateManifest, None if key is None else Ed25519PublicKey.from_public_bytes(key))
     except DecodeError:
         raise ValueError("it is not a signed envelope") from None
-    except (Refusal, WorkError) as error:
+    except Refusal as error:
         raise ValueError(str(error)) from error
-    return PeerReply(**{name: getattr(manifest, name) for name in _SAME}, statement=statement)
