@@ -48,6 +48,11 @@ class Failure:
     value: float | None = None
     limit: float | None = None
 
+    def __str__(self) -> str:
+        whose = f" of {self.member}" if self.member else ""
+        value = f" {self.value:.4g}, at most {self.limit:.4g}" if self.value is not None and self.limit else ""
+        return f"{self.check}{whose}{value}"
+
 
 def failures_of_sum(R: Blocks, coefficients: Sequence[float]) -> tuple[list[Failure], float]:
     """Checks R, in blocks, against the coefficients of V; returns the failures and ||R||^2."""
