@@ -116,7 +116,8 @@ def _ports(home: Home) -> Iterator[Finding]:
         served = f"members at port {federation}, newcomers at {enrollment}"
         yield _ok("ports", f"process {pid} serves this directory: {served}")
         return
-    for name, port in zip(("federation_port", "enrollment_port"), home.ports(), strict=True):
+    names = ("federation_port",) if home.settings.enrollment_host else ("federation_port", "enrollment_port")
+    for name, port in zip(names, home.ports(), strict=False):
         family = socket.AF_INET6 if ":" in home.settings.bind else socket.AF_INET
         try:
             with socket.socket(family, socket.SOCK_STREAM) as listener:

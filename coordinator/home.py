@@ -1,5 +1,6 @@
 """The coordinator's directory: settings, keys, certificates; made once by `fedpareto coordinator init`."""
 
+import contextlib
 import json
 import os
 import re
@@ -63,6 +64,9 @@ class Settings(Section):
     enrollment_port: int = Field(
         0, ge=0, le=65535, description="For newcomers, server TLS; 0 is one that the kernel picks and that is kept."
     )
+    enrollment_host: str = Field(
+        "", description="A second name of this machine, for newcomers: then the federation port serves them, too."
+    )
     database: str = Field(
         "sqlite:///coordinator.db", description="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME."
     )
@@ -102,6 +106,13 @@ class Settings(Section):
                 raise ValueError(f"{host!r} is not a host name or an address; a port does not belong here") from None
         return value
 
+    @field_validator("enrollment_host")
+    @classmethod
+    def _enrollment_host(cls, value: str) -> str:
+        if value and (_HOST_NAME.fullmatch(value) is None or value.replace(".", "").isdigit()):
+            raise ValueError(f"{value!r} is not a host name: TLS asks for servers by name, not by address")
+        return value.lower()
+
     @field_validator("database")
     @classmethod
     def _database(cls, value: str) -> str:
@@ -112,8 +123,18 @@ class Settings(Section):
     @model_validator(mode="after")
     def _ports(self) -> Self:
         if (port := self.federation_port) == self.enrollment_port != 0:
-            raise ValueError(f"federation_port and enrollment_port are both {port}: give each a port of its own")
+            raise ValueError(
+                f"federation_port and enrollment_port are both {port}: give each a port of its own, or leave "
+                "enrollment_port away and name an enrollment_host"
+            )
+        if self.enrollment_host and (self.enrollment_port or self.enrollment_host in map(str.lower, self.hosts)):
+            raise ValueError("enrollment_host: it is none of hosts, and goes without enrollment_port")
         return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names and addresses of this machine, for its certificate."""
+        return tuple(filter(None, (*self.hosts, self.enrollment_host)))
 
     @classmethod
     def parse(cls, text: str, source: str) -> Self:
@@ -214,7 +235,7 @@ class Home:
             write_private_key(directory / "server.key", server_key, passphrase)
             write_private_key(directory / "signing.key", signing_key, passphrase)
             replace_private(directory / "ca.pem", pem(ca))
-            server = _server_certificate(Authority(settings.federation_id, ca, ca_key), server_key, settings.hosts, now)
+            server = _server_certificate(Authority(settings.federation_id, ca, ca_key), server_key, settings.names, now)
             replace_private(directory / "server.pem", pem(server))
             home = cls(directory, settings, ca, ca_key, server, server_key, signing_key)
             make_private_directory(home.blobs_dir)
@@ -319,13 +340,12 @@ class Home:
         return self.directory / "kept-ports.json"
 
     def ports(self) -> tuple[int, int]:
-        """The federation port and the enrollment port: as set, or as once picked, or 0."""
+        """The federation port and the enrollment port, which may be the same: as set, or as once picked, or 0."""
         federation, enrollment = self.settings.federation_port, self.settings.enrollment_port
-        try:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             kept = json.loads(self._kept_ports_file.read_text())
-            return federation or int(kept["federation"]), enrollment or int(kept["enrollment"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return federation, enrollment
+            federation, enrollment = federation or int(kept["federation"]), enrollment or int(kept["enrollment"])
+        return federation, federation if self.settings.enrollment_host else enrollment
 
     def note_ports(self, federation: int, enrollment: int) -> None:
         """Notes the ports that this process serves; members find the coordinator at picked ports from then on."""
@@ -341,9 +361,9 @@ class Home:
         names = self.server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         held = {*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))}
         fresh = now < self.server.not_valid_after_utc - SERVER_LIFETIME / 3
-        if fresh and held == set(self.settings.hosts):
+        if fresh and held == set(self.settings.names):
             return self.server
-        certificate = _server_certificate(self.authority, self.server_key, self.settings.hosts, now)
+        certificate = _server_certificate(self.authority, self.server_key, self.settings.names, now)
         replace_private(self.directory / "server.pem", pem(certificate))
         return certificate
 

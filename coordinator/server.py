@@ -18,7 +18,7 @@ from coordinator.clock import utc_now
 from coordinator.condition import Condition
 from coordinator.device import require_device
 from coordinator.front.limits import Limits, descriptor_limit, raise_descriptor_limit
-from coordinator.front.listener import Front, Service
+from coordinator.front.listener import Front, Serves
 from coordinator.home import Home, address
 from coordinator.members.access import Access
 from coordinator.monitor import Monitor
@@ -76,8 +76,8 @@ _SERVICES = (
 )
 
 
-def _serves_tls12(bind: str, port: int) -> bool:
-    """Whether a handshake in TLS 1.2 succeeds on a port that asks for no certificate."""
+def _serves_tls12(bind: str, port: int, host: str) -> bool:
+    """Whether a handshake in TLS 1.2 succeeds with a server that asks for no certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -85,7 +85,10 @@ def _serves_tls12(bind: str, port: int) -> bool:
     context.set_alpn_protocols(["h2"])
     here = {"0.0.0.0": "127.0.0.1", "::": "::1", "[::]": "::1"}.get(bind, bind)  # noqa: S104 - read, not bound
     try:
-        with socket.create_connection((here, port), timeout=10) as plain, context.wrap_socket(plain):
+        with (
+            socket.create_connection((here, port), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
             return True
     except OSError:  # an SSLError is one too
         return False
@@ -114,7 +117,8 @@ class Coordinator:
             condition=self._condition,
             clock=clock,
         )
-        self._front = Front(Limits.for_descriptors(descriptor_limit()), self._access.note_refused_connections)
+        limits, newcomers = Limits.for_descriptors(descriptor_limit()), home.settings.enrollment_host
+        self._front = Front(limits, self._access.note_refused_connections, newcomers)
         self._access.on_verified = self._front.verified
         self._health = HealthService()
         self._server: grpc.aio.Server | None = None
@@ -134,6 +138,7 @@ class Coordinator:
             PortTaken: another process has a port.
         """
         home, database, settings = self._home, self._database, self._home.settings
+        newcomers = settings.enrollment_host or settings.hosts[0]
         database.lock_exclusive()
         reserve = self._reserve()
         home.ports_file.unlink(missing_ok=True)
@@ -169,7 +174,7 @@ class Coordinator:
             access=self._access,
             condition=self._condition,
             address=address(settings.hosts[0], self.federation_port),
-            enrollment_address=address(settings.hosts[0], self.enrollment_port),
+            enrollment_address=address(newcomers, self.enrollment_port),
             clock=self._clock,
         )
         add_EnrollmentServicer_to_server(EnrollmentService(parts), server)
@@ -180,7 +185,7 @@ class Coordinator:
         supervisor.start(conduct=self._conduct)
         await server.start()
         await self._front.start()
-        if await asyncio.to_thread(_serves_tls12, settings.bind, self.enrollment_port):
+        if await asyncio.to_thread(_serves_tls12, settings.bind, self.enrollment_port, newcomers):
             raise RuntimeError(
                 "gRPC was imported before federation.tls.require_tls13 was called: it would serve TLS 1.2"
             )
@@ -252,21 +257,24 @@ class Coordinator:
         home = self._home
         pair = (private_key_pem(home.server_key), pem(home.current_server_certificate(self._clock())))
         mutual = grpc.ssl_server_credentials([pair], root_certificates=pem(home.ca), require_client_auth=True)
+        server.add_secure_port(self._front.inner("members"), mutual)
+        server.add_secure_port(self._front.inner("newcomers"), grpc.ssl_server_credentials([pair]))
         federation, enrollment = home.ports()
-        self.federation_port = self._bind(server, "members", federation, mutual)
-        self.enrollment_port = self._bind(server, "newcomers", enrollment, grpc.ssl_server_credentials([pair]))
+        if home.settings.enrollment_host:
+            self.federation_port = self.enrollment_port = self._bind("both", federation)
+        else:
+            self.federation_port = self._bind("members", federation)
+            self.enrollment_port = self._bind("newcomers", enrollment)
 
-    def _bind(self, server: grpc.aio.Server, service: Service, port: int, credentials: grpc.ServerCredentials) -> int:
+    def _bind(self, service: Serves, port: int) -> int:
         bind = self._home.settings.bind
         try:
-            picked = self._front.listen(bind, port, service)
+            return self._front.listen(bind, port, service)
         except OSError as error:
             raise PortTaken(
                 f"cannot listen on {address(bind, port)}: {error}. Another process has the port, or the address is not "
                 f"this machine's: see bind and the ports in {self._home.directory / 'coordinator.toml'}"
             ) from None
-        server.add_secure_port(self._front.inner(service), credentials)
-        return picked
 
 
 def serve(home: Home, *, ready: Callable[[Coordinator], None] = lambda coordinator: None, conduct: bool = True) -> None:

@@ -21,7 +21,8 @@ def coordinator_serves(home: Path) -> bool:
 
     from federation.channels import server_verified_channel  # noqa: PLC0415
 
-    host = tomllib.loads((home / "coordinator.toml").read_text())["hosts"][0]
+    settings = tomllib.loads((home / "coordinator.toml").read_text())
+    host = settings.get("enrollment_host") or settings["hosts"][0]
     try:
         port = json.loads((home / "ports.json").read_text())["enrollment"]
         name = [("grpc.ssl_target_name_override", host)]

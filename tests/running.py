@@ -111,7 +111,7 @@ class Running:
 
     @property
     def address(self) -> str:
-        return f"localhost:{self.coordinator.federation_port}"
+        return f"{self.home.settings.hosts[0]}:{self.coordinator.federation_port}"
 
     @property
     def enrollment_address(self) -> str:

@@ -67,7 +67,8 @@ def worker(centre: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"heartbeat_seconds": "5"}, "heartbeat_seconds: Input should be a valid number; got '5'"),
         (
             {"federation_port": 7443, "enrollment_port": 7443},
-            "coordinator.toml: federation_port and enrollment_port are both 7443: give each a port of its own",
+            "coordinator.toml: federation_port and enrollment_port are both 7443: give each a port of its own, "
+            "or leave enrollment_port away and name an enrollment_host",
         ),
     ],
     ids=["port", "approval", "heartbeat", "same ports"],

@@ -21,6 +21,7 @@ from coordinator.front.limits import Limits
 log = logging.getLogger(__name__)
 
 Service: TypeAlias = Literal["members", "newcomers"]
+Serves: TypeAlias = Service | Literal["both"]  # of a port; both: the server's name that a client asks for decides
 
 RESTART_SECONDS = 1.0
 BIND_SECONDS = 1.0  # for the process of a coordinator that was killed a moment ago to give the port back
@@ -37,21 +38,25 @@ class Front:
     Args:
         limits: on connections.
         refused: called with the source of refused connections, the reason and their number.
+        newcomers: on a port for both services, the name of the server that newcomers ask for.
     """
 
-    def __init__(self, limits: Limits, refused: Callable[[str, str, int], Awaitable[None]]) -> None:
+    def __init__(
+        self, limits: Limits, refused: Callable[[str, str, int], Awaitable[None]], newcomers: str = ""
+    ) -> None:
         self._limits = limits
+        self._newcomers = newcomers
         self._refused = refused
         self._directory = Path(tempfile.mkdtemp(prefix="fedpareto-"))  # a Unix socket's path is short
-        self._listeners: list[tuple[Service, socket.socket]] = []
+        self._listeners: list[tuple[Serves, socket.socket]] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._stopping = False
 
-    def listen(self, bind: str, port: int, service: Service) -> int:
-        """Listens on a public port, whose connections are forwarded to a service; returns the port.
+    def listen(self, bind: str, port: int, service: Serves) -> int:
+        """Listens on a public port, whose connections are forwarded to a service or to both; returns the port.
 
         The addresses 0.0.0.0 and :: are all of this machine, of IPv4 and IPv6; port 0 is one that the kernel picks.
 
@@ -104,6 +109,7 @@ class Front:
                 "control": theirs.fileno(),
                 "directory": str(self._directory),
                 "limits": self._limits._asdict(),
+                "newcomers": self._newcomers,
             }
             try:
                 self._process = await asyncio.to_thread(

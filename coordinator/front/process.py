@@ -7,7 +7,8 @@ lines of JSON there:
 - from this process, at most once a minute: `{"actor": NETWORK_OR_MEMBER, "reason": REASON, "times": COUNT}`.
 
 A connection goes through these states: it waits for its first byte; it is forwarded, unverified; it is verified, or
-lasts as long as an enrollment may; it is closing. Only those that sent the beginning of a TLS handshake reach gRPC.
+lasts as long as an enrollment may; it is closing. Only those that sent the beginning of a TLS handshake reach gRPC. On
+a port for both services, the first message of the handshake says which of them is meant.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.front.flow import Flow, Holds
+from coordinator.front.hello import MOST_BYTES, server_name
 from coordinator.front.limits import Limits
 from coordinator.front.places import Places, network_of
 
@@ -52,25 +54,33 @@ class Connection:
     up: Flow | None = None  # to gRPC
     down: Flow | None = None  # from gRPC
     closing: float | None = None  # since when
+    seen: int = 0  # bytes of a handshake that has not said yet which service it is for
 
 
 class Forwarder:
     """Accepts and forwards, in one thread.
 
     Args:
-        listeners: the listening sockets, each with its service, "members" or "newcomers".
+        listeners: the listening sockets, each with its service, "members" or "newcomers", or with "both".
         control: the connection to the coordinator.
         directory: of the sockets on which gRPC listens, one for each service.
         limits: on connections.
+        newcomers: the name of the server that newcomers ask for on a port for both services, in lower case.
     """
 
     def __init__(
-        self, listeners: list[tuple[str, socket.socket]], control: socket.socket, directory: str, limits: Limits
+        self,
+        listeners: list[tuple[str, socket.socket]],
+        control: socket.socket,
+        directory: str,
+        limits: Limits,
+        newcomers: str,
     ) -> None:
         self._listeners = listeners
         self._control = control
         self._directory = directory
         self._limits = limits
+        self._newcomers = newcomers
         self._selector = selectors.DefaultSelector()
         self._holds = Holds()
         self._connections: dict[int, Connection] = {}
@@ -185,8 +195,11 @@ class Forwarder:
 
         The socket is bound to a name with the connection's number and the host: access control reads both there.
         """
-        if connection.public.recv(1, socket.MSG_PEEK) != TLS_HANDSHAKE:
+        seen = connection.public.recv(MOST_BYTES, socket.MSG_PEEK)
+        if seen[:1] != TLS_HANDSHAKE:
             self._close(connection)
+            return
+        if connection.service == "both" and not self._decide(connection, seen):
             return
         connection.inner = inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         inner.setblocking(False)
@@ -201,6 +214,23 @@ class Forwarder:
         self._selector.register(inner, READ, connection)
         connection.up.move()
         self._watch(connection)
+
+    def _decide(self, connection: Connection, seen: bytes) -> bool:
+        """Finds the service that a connection is for; returns False if too little was `seen` of it to know.
+
+        A wrong name gives nobody more rights: members are who shows a certificate, and newcomers may only enroll.
+        """
+        name = server_name(seen)
+        if name is None and len(seen) <= connection.seen:  # it is readable, and there is no more to read
+            self._close(connection)
+            return False
+        connection.seen = len(seen)
+        # The selector reports the socket again when there is more than what was seen.
+        low = 1 if name is not None else len(seen) + 1
+        connection.public.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
+        if name is not None:
+            connection.service = "newcomers" if name == self._newcomers else "members"
+        return name is not None
 
     def _watch(self, connection: Connection) -> None:
         """Asks for the events that can move something; closes the connection when both directions have finished."""
@@ -325,4 +355,4 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     listeners = [(service, socket.socket(fileno=descriptor)) for service, descriptor in settings["listeners"]]
     control = socket.socket(fileno=settings["control"])
-    Forwarder(listeners, control, settings["directory"], Limits(**settings["limits"])).run()
+    Forwarder(listeners, control, settings["directory"], Limits(**settings["limits"]), settings["newcomers"]).run()

@@ -48,6 +48,13 @@ def init(
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help=f"For members, mutual TLS. {PORT_HELP}")] = 0,
     enrollment_port: Annotated[int, typer.Option(min=0, max=65535, help=f"For newcomers. {PORT_HELP}")] = 0,
+    enrollment_host: Annotated[
+        str,
+        typer.Option(
+            help="A second name of this machine, for newcomers: they use the same port as members, and ask for this "
+            "name."
+        ),
+    ] = "",
     database: Annotated[
         str | None,
         typer.Option(
@@ -77,6 +84,7 @@ def init(
         "bind": bind or ("0.0.0.0" if host else "127.0.0.1"),  # noqa: S104 - who names hosts wants to be reached
         "federation_port": port,
         "enrollment_port": enrollment_port,
+        "enrollment_host": enrollment_host,
         "approval": approval,
     }
     if database is not None:
