@@ -204,10 +204,15 @@ class Federation:
         self.fedpareto("worker", "join", "--home", str(home), standard_input=self.join_string(client_id))
         return home
 
-    def work(self, client_id: str, *options: str, crash: str = "") -> Process:
-        """Starts a worker that trains digits."""
-        program = [str(TESTS / "crashing.py"), crash] if crash else ["-m", "fedpareto"]
-        arguments = ["worker", "run", "--home", str(self.directory / client_id), "--task", "digits", "--threads", "1"]
+    def work(
+        self, client_id: str, *options: str, task: str = "digits", crash: str = "", program: Sequence[str] = ()
+    ) -> Process:
+        """Starts a worker.
+
+        `crash` names a point of tests/crashing.py. `program` runs the command, in place of `-m fedpareto`.
+        """
+        program = [str(TESTS / "crashing.py"), crash] if crash else program or ["-m", "fedpareto"]
+        arguments = ["worker", "run", "--home", str(self.directory / client_id), "--task", task, "--threads", "1"]
         return self._spawn([*program, *arguments, *options], client_id)
 
     def attending(self, *clients: str) -> None:

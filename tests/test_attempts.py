@@ -10,7 +10,7 @@ import pytest
 from stage import Player, Stage, spec
 
 from coordinator.aggregation import registry
-from coordinator.aggregation.base import Algorithm, describe
+from coordinator.aggregation.base import Algorithm, Opened, describe
 from coordinator.aggregation.phase_kinds import Training
 from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Voided, Waiting
 from coordinator.aggregation.rules import Combination, Rows
@@ -74,9 +74,17 @@ class Decoded(SecondThoughts):
         return Step(replies, answer, combined=vector)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Careless(SecondThoughts):
+    """It says that it has private rounds, and asks for updates in the clear."""
+
+    name: ClassVar[str] = "careless"
+    private: ClassVar[Opened] = "sum"
+
+
 @pytest.fixture(autouse=True)
 def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {**registry.ALGORITHMS, **{toy.name: toy for toy in (SecondThoughts, Hesitant, Decoded)}}
+    known = {**registry.ALGORITHMS, **{toy.name: toy for toy in (SecondThoughts, Hesitant, Decoded, Careless)}}
     monkeypatch.setattr(registry, "ALGORITHMS", MappingProxyType(known))
 
 
@@ -178,3 +186,11 @@ def test_a_step_may_be_a_vector_that_is_combined_already(stage: Stage) -> None:
     np.testing.assert_array_equal(read_vector(stage.blobs.local(round_.result_model))[1], base - direction)
     for update in stage.updates(run, 0).values():
         assert (update.weight, update.norm, update.coefficient) == (pytest.approx(1 / 3), None, None)
+
+
+def test_a_run_with_private_rounds_asks_for_no_update_in_the_clear(stage: Stage) -> None:
+    run, players = begin(stage, "careless", 'privacy.secure = "sum"')
+    stage.play(run, *players, until=lambda: stage.rounds(run) and stage.rounds(run)[0].state is RoundState.SKIPPED)
+    (skipped,) = stage.rounds(run)
+    assert skipped.reason == "privacy.secure: the algorithm asks for train, which shows updates in the clear"
+    assert not stage.phases(run)

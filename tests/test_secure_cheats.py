@@ -199,9 +199,12 @@ def test_members_that_were_told_different_coefficients_make_masks_that_do_not_ca
         play(cast(8, assumed=1, change=split), Mode.PRIVATE)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("mode", list(Mode))
-def test_honest_sessions_raise_no_alarm(mode: Mode) -> None:
-    for seed in range(100):
-        total = play(cast(5 + seed % 9, d=1000, seed=seed, assumed=1), mode)
-        assert not total.record.alarms
+def test_a_member_that_signs_other_lists_before_the_second_sketch_is_named() -> None:
+    def other(stage: str, member: Member, work: Work, result: Result) -> Result:
+        if stage == Stage.CONFIRM.value and member.name == CHEAT:
+            return replace(result, statement=replace(result.statement, view=bytes(32)))
+        return result
+
+    assert outcome(cast(M, assumed=2, lie=other), Mode.VERIFIED) == ("void", {CHEAT: "other-view"})
+    total = play(cast(M, assumed=2, lie=other), Mode.PRIVATE)
+    assert total.record.alarms == (f"{CHEAT}: it signed another view at secure-confirm",)

@@ -1,10 +1,13 @@
 """Sessions of private rounds: the sum is exact, the Gram matrix is close, whoever is lost, in every mode."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from secure_cast import STAGES, cast, exact, names, play, round_of
+from secure_cast import STAGES, cast, context, exact, held, names, play, round_of
 
 from coordinator.aggregation.phases import Voided
+from coordinator.aggregation.registry import ALGORITHMS, algorithm
 from coordinator.aggregation.rules import TooFewUpdatesError
 from federation.secure.thresholds import Mode, Thresholds
 from federation.work.secure.terms import Stage
@@ -77,6 +80,7 @@ def test_a_large_coefficient_breaks_the_share_rule() -> None:
     ("name", "values"),
     [
         ("fedavg", {}),
+        ("scalarised", {}),
         ("fsmgda", {"bound": "none"}),
         ("fedcmoo", {"bound": "none", "sketch": "exact", "budget": 1.0, "scope": "all"}),
     ],
@@ -98,3 +102,26 @@ def test_fedavg_shortens_what_is_longer_than_its_clip() -> None:
     mean = np.mean([vector * min(1.0, 14.0 / float(np.linalg.norm(vector))) for vector in vectors], axis=0)
     assert step.combined is not None
     assert np.abs(step.combined - mean).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", sorted(name for name, kind in ALGORITHMS.items() if kind.private is not None))
+def test_no_algorithm_asks_for_updates_in_the_clear_in_a_private_round(name: str) -> None:
+    mode = Mode.SUM if ALGORITHMS[name].private == "sum" else Mode.PRIVATE
+    values = {"scope": "all"} if name.startswith("fedcmoo") else {}
+    first = next(algorithm(name, values).round(context(cast(8), mode)))
+    assert first.kind.name == Stage.READY.value
+
+
+def test_afl_gives_the_share_of_a_revoked_member_to_the_others() -> None:
+    scene = cast(8)
+    for member in scene.members.values():
+        member.losses = {"loss": 1.0}
+    shares = {**dict.fromkeys(scene.members, 0.1), "gone": 0.2}
+    before = context(scene, Mode.SUM, disclose=("loss",))
+    before = replace(before, state={"lambda": shares}, revoked=lambda: frozenset({"gone"}))
+    step = held(scene, algorithm("afl").round(before))
+    assert step.forgotten == ("gone",)
+    assert step.combination.state["lambda"] == pytest.approx(dict.fromkeys(scene.members, 1 / 8))
+    U = np.stack([member.vector / np.linalg.norm(member.vector) for member in scene.members.values()])
+    assert step.combined is not None
+    assert np.abs(step.combined - U.mean(axis=0)).max() < 1e-5

@@ -1,6 +1,8 @@
 """AFL, agnostic federated learning (Mohri et al., 2019, Algorithm 1)."""
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -46,15 +48,13 @@ class AFL(Rule):
         )
 
     def round(self, context: RoundContext) -> RoundGenerator:
+        if context.private is not None:
+            state, gone = _remaining(context, set())
+            step = yield from super().round(replace(context, state=state))
+            return replace(step, forgotten=gone)
         replies = self.usable((yield Training()))
-        shares: dict[str, float] = dict(context.state.get("lambda", {}))
-        gone = context.revoked() & shares.keys() - {reply.client_id for reply in replies}
-        left = {client: share for client, share in shares.items() if client not in gone}
-        if gone:
-            total = sum(left.values())
-            left = {client: share / total if total > 0 else 1.0 / len(left) for client, share in left.items()}
-        answer = self.decide(replace(replies.rows(context), state={**context.state, "lambda": left}))
-        return Step(replies, answer, forgotten=tuple(sorted(gone)))
+        state, gone = _remaining(context, {reply.client_id for reply in replies})
+        return Step(replies, self.decide(replace(replies.rows(context), state=state)), forgotten=gone)
 
     def decide(self, rows: Rows) -> Combination:
         losses = rows.told("losses", self.name)
@@ -85,6 +85,17 @@ def onto_simplex(values: Vector, total: float = 1.0) -> Vector:
     last = int(positive[-1])
     nearest: Vector = np.maximum(values + missing[last] / counts[last], 0.0)
     return nearest
+
+
+def _remaining(context: RoundContext, replied: Set[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The state without the shares of revoked clients, which go to the others, and who these are, sorted."""
+    shares: dict[str, float] = dict(context.state.get("lambda", {}))
+    gone = context.revoked() & shares.keys() - replied
+    left = {client: share for client, share in shares.items() if client not in gone}
+    if gone:
+        total = sum(left.values())
+        left = {client: share / total if total > 0 else 1.0 / len(left) for client, share in left.items()}
+    return {**context.state, "lambda": left}, tuple(sorted(gone))
 
 
 def _known(shares: dict[str, float], clients: tuple[str, ...]) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Scalarisation: fixed weights of the objectives, and otherwise FedAvg (the baseline of Askin et al., 2025)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -7,8 +8,9 @@ import numpy as np
 from coordinator.aggregation.fedavg import FedAvg
 from coordinator.aggregation.objectives import EXACT, Service, exact_gradients, one_each, training
 from coordinator.aggregation.phase_kinds import Training
-from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step
-from coordinator.aggregation.rules import HyperparameterError
+from coordinator.aggregation.phases import Private, RoundContext, RoundGenerator, Step
+from coordinator.aggregation.rules import Combination, HyperparameterError
+from coordinator.aggregation.secure.objectives import combined_step, mean_of
 from federation.options import option
 
 
@@ -20,7 +22,6 @@ class Scalarised(FedAvg):
     """
 
     name = "scalarised"
-    private = None
 
     weights: tuple[float, ...] = option(
         (), "of the objectives, in the task's order, not negative; none is equal weights; they are divided by their sum"
@@ -42,6 +43,8 @@ class Scalarised(FedAvg):
     def round(self, context: RoundContext) -> RoundGenerator:
         given = self.weights or (1.0,) * len(context.objectives)
         wanted = dict(zip(context.objectives, (weight / sum(given) for weight in given), strict=True))
+        if context.private is not None:
+            return (yield from self._private_round(context, context.private, wanted))
         exact = yield from exact_gradients(context, self.exact_stationarity)
         factors, busy = training(wanted, context.selected, context)
         replies = yield Training(weights=factors, clients=None if len(busy) == len(context.selected) else busy)
@@ -50,3 +53,12 @@ class Scalarised(FedAvg):
         objectives = service.weighed(weights, gram=None, mode="fixed", exact=exact.of(service.objectives))
         combination = replace(self.decide(replies.rows(context)), objectives=objectives)
         return Step(replies, combination, consulted=exact.replies)
+
+    def _private_round(self, context: RoundContext, private: Private, wanted: Mapping[str, float]) -> RoundGenerator:
+        """One session: the mean update on the weighted sum of the objectives, all of which every member serves."""
+        train = Training(weights={name: weight for name, weight in wanted.items() if weight > 0})
+        mean, total = yield from mean_of(context, private, train.work, context.parameters, "step")
+        service = Service.among(total.survivors, context)
+        weights = np.array([wanted[name] for name in service.objectives])
+        objectives = service.weighed(weights, gram=None, mode="fixed")
+        return combined_step(Combination(np.ones(1), np.ones(1), {}, {}, objectives=objectives), mean, [total])

@@ -22,6 +22,7 @@ from coordinator.rounds.step import recall
 from federation.objectives import encoder_columns
 from federation.sketches.base import SketchError
 from federation.vectors import Layout, model_layout
+from federation.work.base import Shows
 from federation.work.train.work import Train
 from storage import models
 from storage.models import Round
@@ -84,7 +85,9 @@ def _continued(conversation: Generator[Phase, Replies, Any], replies: Replies | 
 
 
 def _ask(fleet: Fleet, current: Round, number: int, phase: Phase, model: str) -> Replies:
-    """The replies to one phase, unless there are too few."""
+    """The replies to one phase, unless there are too few, or it would show updates of a run with private rounds."""
+    if fleet.run.spec.privacy.secure != "off" and phase.kind.shows is Shows.UPDATE:
+        raise Skipped(f"privacy.secure: the algorithm asks for {phase.kind.name}, which shows updates in the clear")
     clients = list(current.selected if phase.clients is None else phase.clients)
     closing = phase.closes(len(clients))
     wanted = min(current.wanted, len(clients)) if closing is None else closing.wanted

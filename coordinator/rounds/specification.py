@@ -7,6 +7,7 @@ from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.objectives import ObjectiveRule
 from coordinator.aggregation.registry import algorithm, rule_code
 from coordinator.aggregation.rules import HyperparameterError
+from coordinator.aggregation.scalarised import Scalarised
 from coordinator.rounds.client_noise import affordable
 from federation.objectives import JOINT
 from federation.runs import RunSpec, SpecError
@@ -71,7 +72,7 @@ def must_suit_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
         getattr(rule, "tau", 0) == 0,
         f"secure: algorithm.tau: {rule.name} would need updates of earlier rounds, which nobody has; leave tau out",
     )
-    over_objectives = isinstance(rule, ObjectiveRule)
+    over_objectives = isinstance(rule, ObjectiveRule | Scalarised)
     require(not over_objectives or mode == "sum", f'secure = "{mode}": {rule.name} needs nothing but sums: use "sum"')
     require(
         (rule.name == "fedavg" or over_objectives) == (privacy.clip > 0),

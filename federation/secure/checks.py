@@ -50,7 +50,8 @@ class Failure:
 
     def __str__(self) -> str:
         whose = f" of {self.member}" if self.member else ""
-        value = f" {self.value:.4g}, at most {self.limit:.4g}" if self.value is not None and self.limit else ""
+        bound = "at least" if self.check is Check.EIGENVALUE else "at most"
+        value = f" {self.value:.4g}, {bound} {self.limit:.4g}" if self.value is not None and self.limit else ""
         return f"{self.check}{whose}{value}"
 
 

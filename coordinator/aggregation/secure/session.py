@@ -231,7 +231,8 @@ class _Session:
         self.final, self.confirmed = final, self._agreeing(replies, final)
         if verified and len(self.confirmed) < len(self.V):
             missing = sorted(set(self.V) - {reply.client_id for reply in self.confirmed})
-            raise Voided(f"lost before the second sketch was shared: {', '.join(missing)}")
+            named = {reply.client_id: "other-view" for reply in replies if reply.statement.view != final}
+            raise Voided(f"lost before the second sketch was shared: {', '.join(missing)}", named=named)
         if len(self.confirmed) < self.cohort.t_mask:
             raise TooFewUpdatesError(
                 f"{len(self.confirmed)} members have confirmed the same lists; {self.cohort.t_mask} are needed"
