@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from secure_cast import SPEC, Cast, cast, context, held, round_of
+from sqlalchemy import select
 
 from coordinator.aggregation.fedmgda import FedMGDAPlus
 from coordinator.aggregation.phases import Reply, RoundContext, Step, Waiting
@@ -17,7 +19,10 @@ from coordinator.aggregation.secure.evaluation import evaluation
 from coordinator.aggregation.secure.verify import SecureEvidence, Unverified, verify_evaluation, verify_secure_step
 from federation.runs import RunSpec
 from federation.secure.thresholds import Mode
+from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from federation.work.secure.terms import Stage
+from simulation.simulate import Simulation
+from storage.models import Round
 
 
 def evidence(scene: Cast, step: Step) -> SecureEvidence:
@@ -204,6 +209,43 @@ def test_a_stationary_round_signs_a_session_without_a_sum_and_each_edit_is_named
     for edit, named in edits:
         with pytest.raises(Unverified, match=named):
             verify_secure_step(rule, SPEC, context(scene, Mode.PRIVATE), edit(evidence(scene, step)))
+
+
+STILL = """
+from dataclasses import dataclass
+
+import numpy as np
+
+import fedpareto
+from coordinator.aggregation.base import conclude
+
+
+@dataclass(frozen=True, kw_only=True)
+class Still(fedpareto.Rule):
+    private = "sum"
+
+    def combine(self, rows):
+        return conclude(rows.gram, np.zeros(len(rows.prior)), rows.prior)
+"""
+
+
+def test_the_step_of_a_stationary_round_names_its_session_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "still.py").write_text(STILL)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = 'name = "still"\ntask = "digits"\nrounds = 1\nalgorithm.name = "still:Still"\nprivacy.secure = "sum"\n'
+    text += "simulation.clients = 5\ntrain = { steps = 1, batch_size = 20 }\nevaluate.every = 0\n"
+    with Simulation(text.encode(), tmp_path / "home") as simulation:
+        simulation.run()
+        with simulation._database.read() as session:
+            row = session.scalars(select(Round)).one()
+    assert row.reason == "stationary"
+    step = StepManifest.FromString(SignedEnvelope.FromString(row.step or b"").manifest)
+    assert step.result_model == step.base_model
+    assert [(len(one.members), len(one.survivors), len(one.coefficients)) for one in step.secure] == [(5, 0, 0)]
+    assert len(step.updates) == 5
+    assert not set(step.updates) & set(step.consulted)
 
 
 def test_a_round_that_could_move_is_not_verified_as_stationary() -> None:
