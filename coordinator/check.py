@@ -6,9 +6,7 @@ import socket
 import stat
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -18,6 +16,7 @@ from coordinator.disk import open_runs_bytes
 from coordinator.home import Home
 from coordinator.ownership import HomeError
 from federation.certificates import SERVER_LIFETIME, load_certificate_file
+from federation.findings import Finding
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
 from storage.migrations import pending_revisions, unknown_revisions
 from storage.models import AuditEntry, Run
@@ -28,44 +27,15 @@ _SOON = timedelta(days=30)
 _SKEW = timedelta(seconds=60)
 
 
-class Outcome(StrEnum):
-    """How a check came out."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check: what was found, with the value, and what to do where something is wrong."""
-
-    subject: str
-    outcome: Outcome
-    message: str
-
-
-def _ok(subject: str, message: str) -> Finding:
-    return Finding(subject, Outcome.OK, message)
-
-
-def _warning(subject: str, message: str) -> Finding:
-    return Finding(subject, Outcome.WARNING, message)
-
-
-def _failed(subject: str, message: str) -> Finding:
-    return Finding(subject, Outcome.FAILED, message)
-
-
 def check_home(home: Home, *, now: datetime) -> Iterator[Finding]:
     """Checks everything besides the settings and the keys, which `Home.load` has checked; `now` is by this machine."""
-    yield _ok("settings", f"{home.directory / 'coordinator.toml'}: federation {home.federation_id}")
+    yield Finding.ok("settings", f"{home.directory / 'coordinator.toml'}: federation {home.federation_id}")
     yield from _keys(home)
     yield from _certificates(home, now)
     try:
         require_device(home.settings.device)
     except HomeError as error:
-        yield _failed("device", str(error))
+        yield Finding.failed("device", str(error))
     yield from _ports(home)
     yield from _record(home, now)
 
@@ -75,9 +45,9 @@ def _keys(home: Home) -> Iterator[Finding]:
     open_to_others = [name for name in names if stat.S_IMODE((home.directory / name).stat().st_mode) & 0o077]
     if open_to_others:
         files = ", ".join(open_to_others)
-        yield _failed("keys", f"others can read {files}: chmod 600 them, and ask who has read them")
+        yield Finding.failed("keys", f"others can read {files}: chmod 600 them, and ask who has read them")
     else:
-        yield _ok("keys", "all are there, fit their certificates, and are readable by their owner only")
+        yield Finding.ok("keys", "all are there, fit their certificates, and are readable by their owner only")
 
 
 def _certificates(home: Home, now: datetime) -> Iterator[Finding]:
@@ -87,21 +57,21 @@ def _certificates(home: Home, now: datetime) -> Iterator[Finding]:
         try:
             issued["first administrator's"] = load_certificate_file(admin)
         except ValueError as error:
-            yield _warning("certificates", str(error))
+            yield Finding.warning("certificates", str(error))
     for name, certificate in issued.items():
         begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         dates = f"the {name} certificate is valid from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC"
         renewed = name == "server's" and now < home.ca.not_valid_after_utc
         if now < begins:
             clock = f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
-            yield _failed("certificates", f"{dates}; {clock}: set the clock")
+            yield Finding.failed("certificates", f"{dates}; {clock}: set the clock")
         elif renewed and now > ends - SERVER_LIFETIME / 3:
-            yield _ok("certificates", f"{dates}; it is renewed at the next start")
+            yield Finding.ok("certificates", f"{dates}; it is renewed at the next start")
         elif now > ends - _SOON:
-            finding = _failed if now >= ends else _warning
+            finding = Finding.failed if now >= ends else Finding.warning
             yield finding("certificates", f"{dates}: {_remedy(name)}")
         else:
-            yield _ok("certificates", dates)
+            yield Finding.ok("certificates", dates)
 
 
 def _remedy(name: str) -> str:
@@ -114,7 +84,7 @@ def _ports(home: Home) -> Iterator[Finding]:
     if (pid := _serving(home)) is not None:
         federation, enrollment = home.ports()
         served = f"members at port {federation}, newcomers at {enrollment}"
-        yield _ok("ports", f"process {pid} serves this directory: {served}")
+        yield Finding.ok("ports", f"process {pid} serves this directory: {served}")
         return
     names = ("federation_port",) if home.settings.enrollment_host else ("federation_port", "enrollment_port")
     for name, port in zip(names, home.ports(), strict=False):
@@ -124,9 +94,9 @@ def _ports(home: Home) -> Iterator[Finding]:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind((home.settings.bind.strip("[]"), port))
         except OSError as error:
-            yield _failed("ports", f"{name} {port} on {home.settings.bind} cannot be used: {error.strerror}")
+            yield Finding.failed("ports", f"{name} {port} on {home.settings.bind} cannot be used: {error.strerror}")
         else:
-            yield _ok("ports", f"{name} {port or '(picked at the first start)'} is free")
+            yield Finding.ok("ports", f"{name} {port or '(picked at the first start)'} is free")
 
 
 def _serving(home: Home) -> int | None:
@@ -146,19 +116,19 @@ def _record(home: Home, now: datetime) -> Iterator[Finding]:
     try:
         database = home.open_database()
     except Exception as error:  # of many kinds, each with a message of its own
-        yield _failed("database", str(error).partition("\n")[0])
+        yield Finding.failed("database", str(error).partition("\n")[0])
         return
     with closing(database):
-        yield _ok("database", f"{database.url} belongs to this directory")
+        yield Finding.ok("database", f"{database.url} belongs to this directory")
         with database.engine.connect() as connection:
             unknown, pending = unknown_revisions(connection), pending_revisions(connection)
         if unknown:
             names = ", ".join(unknown)
-            yield _failed("database", f"its schema {names} is of a newer version of fedpareto: use that version")
+            yield Finding.failed("database", f"its schema {names} is of a newer version of fedpareto: use that version")
             return
         if pending:
             names = ", ".join(pending)
-            yield _warning(
+            yield Finding.warning(
                 "database", f"its schema is older: the next start migrates it ({names}); make a backup first"
             )
             return
@@ -170,17 +140,17 @@ def _record(home: Home, now: datetime) -> Iterator[Finding]:
 def _clock(session: Session, now: datetime) -> Finding:
     newest = session.scalar(select(func.max(AuditEntry.at)))
     if newest is not None and newest > now + _SKEW:
-        return _failed(
+        return Finding.failed(
             "clock",
             f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, but the record's newest entry is of "
             f"{newest:%Y-%m-%d %H:%M} UTC: set the clock",
         )
-    return _ok("clock", f"{now:%Y-%m-%d %H:%M} UTC, after everything in the record")
+    return Finding.ok("clock", f"{now:%Y-%m-%d %H:%M} UTC, after everything in the record")
 
 
 def _blobs(session: Session, home: Home) -> Iterator[Finding]:
     if not home.blobs_dir.is_dir():
-        yield _failed("blobs", f"{home.blobs_dir} is missing: restore it from a backup")
+        yield Finding.failed("blobs", f"{home.blobs_dir} is missing: restore it from a backup")
         return
     blobs = home.open_blobs()
     needed = set(session.scalars(select(Run.model))) | set(session.scalars(select(Run.initial_model)))
@@ -195,9 +165,9 @@ def _blobs(session: Session, home: Home) -> Iterator[Finding]:
                 bad.append(str(error))
     if bad:
         text = f"{len(bad)} of {len(looked_at)} blobs are missing or damaged, such as: {bad[0]}"
-        yield _failed("blobs", f"{text}; restore them from a backup")
+        yield Finding.failed("blobs", f"{text}; restore them from a backup")
     else:
-        yield _ok("blobs", f"the models of all runs and a sample, {len(looked_at)} in all, are whole")
+        yield Finding.ok("blobs", f"the models of all runs and a sample, {len(looked_at)} in all, are whole")
     yield _disk(session, blobs)
 
 
@@ -205,5 +175,5 @@ def _disk(session: Session, blobs: BlobStore) -> Finding:
     free, needed = blobs.free_bytes(), open_runs_bytes(session)
     text = f"{free / 1e9:.1f} GB are free; the runs that have not ended will take about {needed / 1e9:.1f} GB"
     if free < RESERVE_BYTES + MARGIN_BYTES:
-        return _failed("disk", f"{text}: free some space")
-    return (_warning if needed > free else _ok)("disk", text)
+        return Finding.failed("disk", f"{text}: free some space")
+    return (Finding.warning if needed > free else Finding.ok)("disk", text)

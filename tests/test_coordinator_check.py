@@ -13,8 +13,9 @@ from sqlalchemy import text
 from stored import blob_file, stored
 from typer.testing import CliRunner
 
-from coordinator.check import Outcome, check_home
+from coordinator.check import check_home
 from coordinator.home import Home, Settings
+from federation.findings import Outcome
 from fedpareto.cli.failure import Failure
 from fedpareto.cli.main import app
 from storage import audit

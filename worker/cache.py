@@ -8,6 +8,7 @@ from federation.digests import hasher, parse
 _MODEL = ".safetensors"
 _PART = ".part"
 _READ_BYTES = 1 << 20
+KEPT_MODELS = 3
 
 
 class ModelMismatch(Exception):
@@ -17,7 +18,7 @@ class ModelMismatch(Exception):
 class ModelCache:
     """Keeps the last few models in a directory. One thread at a time."""
 
-    def __init__(self, directory: Path, keep: int = 3) -> None:
+    def __init__(self, directory: Path, keep: int = KEPT_MODELS) -> None:
         self._directory = directory
         self._keep = keep
         # Checked by this process already; what an earlier one left is checked again before its first use.

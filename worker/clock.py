@@ -52,23 +52,7 @@ class CoordinatorClock:
             TimeRefused: it is not signed, not for this question, outside the certificate's validity, or behind the
                 newest signed time.
         """
-        member = self._member
-        try:
-            manifest = unseal(envelope, TimeManifest, member.coordinator_key)
-        except Refusal as refusal:
-            raise TimeRefused(
-                f"the time that was sent is not signed by this federation's coordinator ({refusal.message})"
-            ) from None
-        expected = (member.federation_id, member.client_id, nonce)
-        if (manifest.federation_id, manifest.client_id, manifest.nonce) != expected:
-            raise TimeRefused(
-                f"the time that was sent is no answer to this worker: it is signed for "
-                f"{escaped(manifest.client_id, 80)!r} of {escaped(manifest.federation_id, 80)!r}, or it is an old one"
-            )
-        try:
-            now = manifest.now.ToDatetime(tzinfo=UTC)
-        except (ValueError, OverflowError) as error:
-            raise TimeRefused(f"the coordinator's time does not exist: {error}") from None
+        now = signed_time(envelope, nonce, self._member)
         if not self._earliest <= now <= self._latest:
             raise TimeRefused(
                 f"the coordinator's clock shows {_words(now)}, outside the validity of this client's certificate "
@@ -86,6 +70,26 @@ class CoordinatorClock:
         self._set = (base, self._monotonic())
         self._progress.saw_time(base)
         return now - datetime.now(UTC)
+
+
+def signed_time(envelope: SignedEnvelope, nonce: bytes, member: MemberFiles) -> datetime:
+    """The time that the coordinator signed for this member and this nonce; raises TimeRefused if it did not."""
+    try:
+        manifest = unseal(envelope, TimeManifest, member.coordinator_key)
+    except Refusal as refusal:
+        raise TimeRefused(
+            f"the time that was sent is not signed by this federation's coordinator ({refusal.message})"
+        ) from None
+    expected = (member.federation_id, member.client_id, nonce)
+    if (manifest.federation_id, manifest.client_id, manifest.nonce) != expected:
+        raise TimeRefused(
+            f"the time that was sent is no answer to this worker: it is signed for "
+            f"{escaped(manifest.client_id, 80)!r} of {escaped(manifest.federation_id, 80)!r}, or it is an old one"
+        )
+    try:
+        return manifest.now.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError) as error:
+        raise TimeRefused(f"the coordinator's time does not exist: {error}") from None
 
 
 def _words(time: datetime) -> str:

@@ -157,17 +157,17 @@ def check(
 
     Nothing is changed, and the coordinator may run meanwhile. The exit code is 1 when a check failed.
     """
-    from coordinator.check import Finding, Outcome, check_home
+    from coordinator.check import check_home
     from coordinator.clock import utc_now
+    from federation.findings import Finding, Outcome
 
     findings = list[Finding]()
     try:
         with _explained():
             findings += check_home(_settled(home, None, passphrase_file), now=utc_now())
     except Failure as failure:
-        findings.append(Finding("directory", Outcome.FAILED, failure.message))
-    lines = (f"{finding.outcome:<8} {finding.subject:<13} {finding.message}" for finding in findings)
-    answer(as_json, [asdict(finding) for finding in findings], *lines)
+        findings.append(Finding.failed("directory", failure.message))
+    answer(as_json, [asdict(finding) for finding in findings], *(finding.line for finding in findings))
     failed = sum(finding.outcome is Outcome.FAILED for finding in findings)
     if failed:
         raise Failure(f"{failed} of {len(findings)} checks failed")

@@ -16,6 +16,7 @@ from federation.tls import require_tls13
 from fedpareto.cli import admin, coordinator, data, experiment, roster, worker
 from fedpareto.cli.aggregate import aggregate_command
 from fedpareto.cli.demo import demo_command
+from fedpareto.cli.doctor import doctor_command
 from fedpareto.cli.failure import INTERRUPTED, Failure
 from fedpareto.cli.report import report_command
 from fedpareto.cli.simulate import simulate_command
@@ -63,6 +64,7 @@ app = typer.Typer(
 app.command("demo")(demo_command)
 app.add_typer(coordinator.app, name="coordinator")
 worker.app.add_typer(roster.app, name="roster")
+worker.app.command("doctor")(doctor_command)
 app.add_typer(worker.app, name="worker")
 app.add_typer(admin.app, name="admin")
 app.command("simulate")(simulate_command)

@@ -130,11 +130,19 @@ def run(
     ] = None,
     passphrase_file: PassphraseOption = None,
     proxy: ProxyOption = None,
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse", help="Train one round on the data, send nothing, say time, memory, bytes; and end."),
+    ] = False,
+    spec: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --rehearse: the run specification whose [train] counts."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event.")] = False,
 ) -> None:
     """Attend, and do the assigned work.
 
-    The worker runs until it is stopped (SIGTERM or Ctrl-C).
+    The worker runs until it is stopped (SIGTERM or Ctrl-C). With --rehearse it needs only the task and the data.
     """
     from federation.attacks import AttackError, parse_attack
     from federation.sketches import load
@@ -154,6 +162,12 @@ def run(
         source = DataSource(data, Part.parse(part, partition, part_seed, sizes) if part is not None else None, download)
         for name in sketch or ():
             load(name)
+    if rehearse:
+        from fedpareto.cli.trial import rehearse as rehearse_round
+
+        known = _served(objectives or [], task)
+        rehearse_round(task, source, spec, device=device, threads=threads, objectives=known, as_json=as_json)
+        return
     with failing(PolicyError), _connecting(home, passphrase_file, proxy) as (place, member, _):
         policy, served = Policy.load(place.policy), _served(objectives or [], task)
         from worker.attacker import Attacker  # loads PyTorch

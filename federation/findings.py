@@ -1,0 +1,48 @@
+"""The results of checks, for people and programs."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+
+class Outcome(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check: what was found, with the value, and what to do where something is wrong."""
+
+    subject: str
+    outcome: Outcome
+    message: str
+
+    @classmethod
+    def ok(cls, subject: str, message: str) -> Self:
+        """Nothing is wrong."""
+        return cls(subject, Outcome.OK, message)
+
+    @classmethod
+    def warning(cls, subject: str, message: str) -> Self:
+        """Something may go wrong later."""
+        return cls(subject, Outcome.WARNING, message)
+
+    @classmethod
+    def failed(cls, subject: str, message: str) -> Self:
+        """Something is wrong."""
+        return cls(subject, Outcome.FAILED, message)
+
+    @classmethod
+    def skipped(cls, subject: str, message: str) -> Self:
+        """It was not checked; the message says why."""
+        return cls(subject, Outcome.SKIPPED, message)
+
+    @property
+    def line(self) -> str:
+        """One line for people."""
+        return f"{self.outcome:<8} {self.subject:<13} {' '.join(self.message.split())}"

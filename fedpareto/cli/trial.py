@@ -1,0 +1,68 @@
+"""The trial round of `fedpareto worker run --rehearse`."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fedpareto.cli.failure import failing
+
+if TYPE_CHECKING:
+    from federation.tasks import DataSource
+    from worker.trial import TrialRound
+
+
+def rehearse(
+    tasks: Sequence[str],
+    source: "DataSource",
+    spec: Path | None,
+    *,
+    device: str,
+    threads: int | None,
+    objectives: Mapping[str, Sequence[str]],
+    as_json: bool,
+) -> None:
+    """Trains and evaluates one round of each task, and prints what it took. No membership is needed.
+
+    Raises:
+        Failure: the specification, the task or the data cannot be used, or the training diverges.
+    """
+    from federation.runs import RunSpec, SpecError, TrainSpec
+    from federation.tasks import DataError
+    from federation.training import TrainingDiverged
+    from federation.training.determinism import pick_device
+    from federation.work.computation import LocalSgd
+    from worker.service import prepare_offers  # loads PyTorch
+    from worker.trial import try_round
+
+    with failing(SpecError, OSError):
+        train = TrainSpec() if spec is None else RunSpec.parse(spec.read_bytes()).train
+    with failing(DataError, ValueError, TrainingDiverged):
+        offers, _ = prepare_offers(
+            list(dict.fromkeys(tasks)), source, device=device, threads=threads, objectives=objectives
+        )
+        for name, trainer in offers.items():
+            found = try_round(name, trainer, pick_device(device), LocalSgd.of(train))
+            for line in [json.dumps(asdict(found))] if as_json else _lines(found):
+                typer.echo(line)
+
+
+def _lines(found: "TrialRound") -> Iterator[str]:
+    from fedpareto import formatting
+
+    yield (
+        f"{found.task} on {found.device}: {found.samples} training samples, {found.parameters} parameters, "
+        f"{found.steps} steps a round"
+    )
+    training, evaluation = formatting.seconds(found.training_seconds), formatting.seconds(found.evaluation_seconds)
+    yield f"  time: {training} to train, {evaluation} to evaluate"
+    gpu = "" if found.device_bytes is None else f", {formatting.size(found.device_bytes)} on the GPU"
+    yield f"  memory: {formatting.size(found.memory_bytes)} in this process, with PyTorch and the data{gpu}"
+    yield (
+        f"  bytes: {formatting.size(found.download_bytes)} down for the model, "
+        f"{formatting.size(found.upload_bytes)} up for an update with one row"
+    )
+    yield "  nothing was sent"

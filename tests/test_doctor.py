@@ -1,0 +1,215 @@
+"""`fedpareto worker doctor` and `worker run --rehearse`: one line for each thing, with what to do."""
+
+import json
+import shutil
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from authority import Authority
+from connect_proxy import connect_proxy
+from running import SECONDS, Running, running
+from typer.testing import CliRunner
+
+from federation.certificates import fingerprint, pem
+from federation.findings import Outcome
+from federation.identity import Role
+from federation.join_string import JoinString
+from federation.keys import new_tls_key, write_private_key
+from federation.v1.admin_pb2 import RevokeClientRequest
+from federation.v1.admin_pb2_grpc import AdminStub
+from fedpareto.cli.failure import Failure
+from fedpareto.cli.main import app
+from worker.doctor import check_disk
+from worker.enroll import enroll
+from worker.home import Home
+
+OK, WARNING, FAILED, SKIPPED = Outcome
+NETWORK = ["membership", "dns", "proxy", "tls", "coordinator", "clock"]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("doctor") / "coordinator", hosts=["localhost", "fl.example"]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def home(served: Running) -> Path:
+    join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.join_secret("ann"), "ann")
+    enroll(Home(served.home.directory.parent / "ann"), join)
+    return served.home.directory.parent / "ann"
+
+
+def elsewhere(home: Path, directory: Path, address: str) -> Path:
+    """The same membership, with another address of the coordinator."""
+    copy = directory / "copy"
+    shutil.copytree(home, copy)
+    lines = (copy / "member.toml").read_text().splitlines()
+    kept = [line for line in lines if not line.startswith("address")]
+    (copy / "member.toml").write_text("\n".join([*kept, f'address = "{address}"', ""]))
+    return copy
+
+
+def doctor(*arguments: str, env: dict[str, str] | None = None) -> tuple[dict[str, tuple[str, str]], int]:
+    """The findings by subject, in order, and the exit code."""
+    unset = {"https_proxy": "", "no_proxy": "", **(env or {})}
+    done = CliRunner().invoke(app, ["worker", "doctor", "--json", *arguments], env=unset)
+    assert done.exception is None or isinstance(done.exception, Failure | SystemExit), done.exception
+    found = json.loads(done.stdout)
+    code = done.exception.code if isinstance(done.exception, Failure) else done.exit_code
+    return {one["subject"]: (one["outcome"], one["message"]) for one in found}, int(code)
+
+
+def test_a_site_in_order_has_one_line_for_each_check_and_exit_code_0(home: Path) -> None:
+    found, code = doctor("--home", str(home), "--task", "digits")
+    assert list(found) == [*NETWORK, "device", "task", "data", "disk"]
+    assert code == 0, found
+    assert {outcome for outcome, _ in found.values()} == {OK}, "no GPU is no failure"
+    assert found["membership"][1].startswith("ann of test, certificate from ")
+    assert found["data"][1].startswith("digits: 1437 training samples")
+    lines = CliRunner().invoke(app, ["worker", "doctor", "--home", str(home)]).stdout.splitlines()
+    assert [line.split()[1] for line in lines] == [*NETWORK, "device", "task", "disk"]
+    assert lines[7].startswith("skipped  task          name it: --task NAME")
+
+
+def test_a_wrong_clock_is_measured_and_a_running_worker_is_left_alone(served: Running, home: Path) -> None:
+    served.clock.ahead = timedelta(hours=1)
+    try:
+        found, code = doctor("--home", str(home))
+        with Home(home).lock():
+            beside, _ = doctor("--home", str(home))
+    finally:
+        served.clock.ahead = timedelta()
+    assert (code, found["clock"][0], found["coordinator"][0]) == (1, FAILED, OK)
+    assert found["clock"][1].startswith(
+        ("this machine's clock is 3600 s behind", "this machine's clock is 3599 s behind")
+    )
+    assert beside["clock"] == (SKIPPED, "a worker runs with this directory: its log warns of a wrong clock")
+
+
+def test_a_revoked_client_is_told_by_the_coordinator(served: Running) -> None:
+    join = JoinString(served.enrollment_address, fingerprint(served.home.ca), served.join_secret("eve"), "eve")
+    place = served.home.directory.parent / "eve"
+    enroll(Home(place), join)
+    with served.administrator(Role.SECURITY_OFFICER) as officer:
+        AdminStub(officer).RevokeClient(RevokeClientRequest(client_id="eve", reason="left"), timeout=SECONDS)
+    found, code = doctor("--home", str(place))
+    assert (code, found["tls"][0], found["clock"][0]) == (1, OK, SKIPPED)
+    assert found["coordinator"][0] == FAILED
+    assert found["coordinator"][1].startswith("certificate-revoked: ")
+
+
+def test_a_device_that_inspects_tls_is_named_with_its_authority(home: Path, tmp_path: Path) -> None:
+    authority, key = Authority(), new_tls_key()
+    (tmp_path / "pem").write_bytes(pem(authority.issue(["fedpareto://fed/coordinator"], ("localhost",), key)))
+    write_private_key(tmp_path / "key", key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "pem", tmp_path / "key")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            plain, _ = listener.accept()
+            with plain, context.wrap_socket(plain, server_side=True) as connection:
+                connection.recv(1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        address = f"localhost:{listener.getsockname()[1]}"
+        found, code = doctor("--home", str(elsewhere(home, tmp_path, address)))
+    assert (code, found["dns"][0], found["tls"][0], found["coordinator"][0]) == (1, OK, FAILED, SKIPPED)
+    assert "O=fed, not of this federation. A device on the way inspects TLS: ask the network" in found["tls"][1]
+
+
+def test_the_proxy_has_a_line_and_what_it_refuses_is_said(served: Running, home: Path, tmp_path: Path) -> None:
+    copy = elsewhere(home, tmp_path, f"fl.example:{served.coordinator.federation_port}")
+    with connect_proxy(tmp_path / "log") as at:
+        found, code = doctor("--home", str(copy), env={"https_proxy": f"http://u:secret@{at}"})
+        assert (code, list(found)[:6]) == (0, NETWORK), found
+        assert found["proxy"] == (OK, f"http://{at} connects to fl.example:{served.coordinator.federation_port}")
+        assert found["dns"][1] == "127.0.0.1 is 127.0.0.1; the proxy resolves fl.example"
+    with connect_proxy(tmp_path / "log", "--credentials", "a:b") as at:
+        found, code = doctor("--home", str(copy), "--proxy", f"http://{at}")
+    assert (code, found["proxy"][0], "tls" in found) == (1, FAILED, False)
+    assert "answered 407: it asks for user and password" in found["proxy"][1]
+    found, _ = doctor("--home", str(copy), "--proxy", "direct")
+    assert found["dns"][0] == FAILED
+    assert "where only a proxy knows it, set https_proxy or --proxy" in found["dns"][1]
+
+
+def test_before_joining_the_way_to_an_address_is_checked(served: Running, tmp_path: Path) -> None:
+    found, code = doctor("--home", str(tmp_path / "none"), "--address", served.enrollment_address)
+    assert (code, list(found)[:4]) == (0, ["dns", "proxy", "tls", "coordinator"])
+    assert found["tls"] == (
+        OK,
+        f"a coordinator's certificate, by its own word of the CA {fingerprint(served.home.ca)}",
+    )
+    found, code = doctor("--home", str(tmp_path / "none"))
+    assert (code, found["membership"][0]) == (1, FAILED)
+    assert "holds no membership" in found["membership"][1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        nobody = f"localhost:{listener.getsockname()[1]}"
+    found, _ = doctor("--address", nobody)
+    assert found["tcp"][0] == FAILED
+    assert found["tcp"][1].startswith(f"no coordinator answers at {nobody} (Connection refused)")
+
+
+def test_data_tasks_and_devices_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    found, code = doctor("--address", "localhost:1", "--task", "mnist", "--data", str(tmp_path), "--device", "cuda:99")
+    assert code == 1
+    assert found["data"][0] == FAILED
+    assert str(tmp_path) in found["data"][1]
+    assert found["device"] == (FAILED, found["device"][1])
+    assert found["device"][1].startswith("cannot use device 'cuda:99'")
+    found, _ = doctor("--address", "localhost:1", "--task", "digitz")
+    assert found["task"][0] == FAILED
+    assert found["task"][1].startswith("digitz: no task 'digitz'; there are adult, ")
+
+
+def test_a_disk_that_is_too_small_for_the_models_is_named(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    assert check_disk(tmp_path / "not" / "yet", 0).outcome is OK
+    assert check_disk(tmp_path, free // 4).outcome is WARNING
+    failed = check_disk(tmp_path, free)
+    assert failed.outcome is FAILED
+    assert failed.message.endswith(": free some space")
+
+
+def rehearse(*arguments: str) -> tuple[str, BaseException | None]:
+    done = CliRunner().invoke(app, ["worker", "run", "--rehearse", "--task", "digits", *arguments])
+    return done.stdout, done.exception
+
+
+def test_a_rehearsal_needs_no_membership_writes_nothing_and_tells_time_memory_and_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = json.loads(rehearse("--json", "--device", "cpu")[0])
+    assert (found["task"], found["device"], found["samples"], found["steps"]) == ("digits", "cpu", 1437, 144)
+    model = found["parameters"] * 4
+    assert 0 < found["upload_bytes"] - model < 1000
+    assert 0 < found["download_bytes"] - model < 1000
+    assert found["training_seconds"] > 0 < found["evaluation_seconds"]
+    assert found["memory_bytes"] > 10_000_000
+    assert (found["device_bytes"] is None) == (found["device"] == "cpu" or not torch.cuda.is_available())
+    assert list(tmp_path.iterdir()) == []
+    words, _ = rehearse("--device", "cpu")
+    assert "1437 training samples, 4810 parameters, 144 steps a round" in words
+    assert words.endswith("nothing was sent\n")
+
+
+def test_a_rehearsal_trains_as_the_specification_says(tmp_path: Path) -> None:
+    spec = tmp_path / "run.toml"
+    spec.write_text('name = "x"\ntask = "digits"\nrounds = 1\n[train]\nsteps = 3\nbatch_size = 7\n')
+    assert json.loads(rehearse("--json", "--spec", str(spec))[0])["steps"] == 3
+    spec.write_text('name = "x"\ntask = "digits"\nrounds = 1\n[train]\nlearning_rate = 1e30\n')
+    _, error = rehearse("--spec", str(spec))
+    assert isinstance(error, Failure)
+    assert error.message == "training diverged at step 2: try a smaller learning rate"
+    _, error = rehearse("--spec", str(tmp_path / "missing.toml"))
+    assert isinstance(error, Failure)
+    assert "missing.toml: No such file" in error.message

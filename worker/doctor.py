@@ -1,0 +1,218 @@
+"""Checks what a worker needs, one thing after the other: membership, the way to the coordinator, clock, disk, data.
+
+Nothing is changed. While no worker runs with the directory, the check of the clock attends for a moment, without tasks.
+"""
+
+import os
+import secrets
+import shutil
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+from cryptography import x509
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from federation.certificates import fingerprint, issuer_in, load_certificate
+from federation.findings import Finding
+from federation.member_files import MemberFiles
+from federation.proxies import Proxy, RouteError, dial
+from federation.tasks import DataError, DataSource, TaskError
+from federation.text import escaped
+from federation.v1.federation_pb2 import AttendRequest, Hello
+from federation.v1.federation_pb2_grpc import FederationStub
+from federation.work.base import Lane
+from worker import software
+from worker.cache import KEPT_MODELS
+from worker.clock import TimeRefused, signed_time
+from worker.home import Home, HomeError
+from worker.session import EXPIRES_SOON, NONCE_BYTES, WRONG_CLOCK_SECONDS
+
+ANSWER_SECONDS = 20.0
+_LEAST_BYTES = 100_000_000  # of free disk space
+_INSPECTED = "A device on the way inspects TLS: ask the network department for an exception for {}"
+
+
+def check_membership(member: MemberFiles, now: datetime) -> Finding:
+    """Whether the certificate of this client is valid, by this machine's clock."""
+    certificate = load_certificate(member.certificate)
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    who = f"{member.client_id} of {member.federation_id}, certificate from {_day(begins)} to {_day(ends)}"
+    if now < begins:
+        return Finding.failed("membership", f"{who}; this machine's clock says {_day(now)}: set the clock")
+    if now >= ends:
+        return Finding.failed(
+            "membership", f"{who}; this machine's clock says {_day(now)}: join again, or set the clock if it is wrong"
+        )
+    if now >= ends - EXPIRES_SOON:
+        return Finding.warning("membership", f"{who}: renew it with `fedpareto worker renew`")
+    return Finding.ok("membership", who)
+
+
+def check_network(address: str, proxy: Proxy | None, member: MemberFiles | None) -> Iterator[Finding]:
+    """Checks name, proxy and TLS up to the coordinator at "host:port"; ends at the first thing that fails.
+
+    Without a member, the certificate that is shown is described and not verified.
+    """
+    host, port = (address.rpartition(":")[0].strip("[]"), 0) if proxy is None else (proxy.host, proxy.port)
+    try:
+        found = sorted({str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+    except (OSError, UnicodeError) as error:
+        yield Finding.failed(
+            "dns",
+            f"the name {host} has no address on this machine ({error}): check its spelling and this machine's DNS"
+            + ("" if proxy is not None else "; where only a proxy knows it, set https_proxy or --proxy"),
+        )
+        return
+    resolves = "" if proxy is None else f"; the proxy resolves {address.rpartition(':')[0]}"
+    yield Finding.ok("dns", f"{host} is {', '.join(found)}{resolves}")
+    if proxy is None:
+        yield Finding.ok("proxy", f"none for {address}: https_proxy is not set, or no_proxy names it")
+    try:
+        with dial(address, proxy, ANSWER_SECONDS) as plain:
+            if proxy is not None:
+                yield Finding.ok("proxy", f"{proxy} connects to {address}")
+            yield _tls(plain, address, member)
+    except RouteError as error:
+        yield Finding.failed("proxy" if proxy is not None else "tcp", str(error))
+
+
+def _tls(plain: socket.socket, address: str, member: MemberFiles | None) -> Finding:
+    """What the server shows over a connection to it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        with context.wrap_socket(plain, server_hostname=host) as connection:
+            leaf, protocol = connection.getpeercert(binary_form=True) or b"", connection.selected_alpn_protocol()
+        shown = x509.load_der_x509_certificate(leaf)
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        return Finding.failed("tls", f"no TLS 1.3 with {address} ({error}): {_INSPECTED.format(address)}")
+    issuer = escaped(shown.issuer.rfc4514_string(), 100)
+    if member is None:
+        authorities = [fingerprint(x509.load_der_x509_certificate(authority)) for authority in issuer_in(leaf)]
+        if not authorities:
+            return Finding.failed(
+                "tls", f"the certificate there is of {issuer}, not of a coordinator. {_INSPECTED.format(address)}"
+            )
+        return Finding.ok("tls", f"a coordinator's certificate, by its own word of the CA {authorities[0]}")
+    authority = load_certificate(member.ca)
+    try:
+        shown.verify_directly_issued_by(authority)
+    except Exception:  # of several kinds: another name, another signature, another kind of key
+        return Finding.failed(
+            "tls", f"the certificate there is of {issuer}, not of this federation. {_INSPECTED.format(address)}"
+        )
+    if protocol != "h2":
+        return Finding.failed("tls", f"the server does not offer HTTP/2. {_INSPECTED.format(address)}")
+    return Finding.ok("tls", f"the certificate is of the federation's CA, until {_day(shown.not_valid_after_utc)}")
+
+
+def check_coordinator(member: MemberFiles) -> Finding:
+    """Whether the coordinator accepts this client's certificate, and serves."""
+    with member.channel() as channel:
+        try:
+            answer = HealthStub(channel).Check(HealthCheckRequest(), timeout=ANSWER_SECONDS)
+        except grpc.RpcError as error:
+            refusal = member.refusal(error)
+            words = ": ".join(filter(None, (refusal.reason, refusal.message or refusal.status)))
+            return Finding.failed("coordinator", escaped(words, 500))
+    if answer.status != HealthCheckResponse.SERVING:
+        return Finding.warning(
+            "coordinator",
+            "it accepts the certificate, but does not serve now: its disk or its database is away; its operator knows "
+            "more",
+        )
+    return Finding.ok("coordinator", f"{member.address} accepts the certificate, and serves")
+
+
+def check_clock(home: Home, member: MemberFiles) -> Finding:
+    """Compares this machine's clock with the time that the coordinator signs in its first message to a worker."""
+    try:
+        with home.lock(), member.channel() as channel:
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            hello = AttendRequest(hello=Hello(software=software(), nonce=nonce))
+            call = FederationStub(channel).Attend(iter([hello]), timeout=ANSWER_SECONDS)
+            welcome = next(iter(call)).welcome
+            offset = (signed_time(welcome.time, nonce, member) - datetime.now(UTC)).total_seconds()
+            call.cancel()
+    except HomeError:
+        return Finding.skipped("clock", "a worker runs with this directory: its log warns of a wrong clock")
+    except grpc.RpcError as error:
+        refusal = member.refusal(error)
+        return Finding.failed("clock", escaped(f"{refusal.reason}: {refusal.message or refusal.status}", 500))
+    except (TimeRefused, StopIteration) as error:
+        return Finding.failed("clock", str(error) or "the coordinator ended the stream without a word")
+    if abs(offset) > WRONG_CLOCK_SECONDS:
+        side = "behind" if offset > 0 else "ahead of"
+        return Finding.failed(
+            "clock", f"this machine's clock is {abs(offset):.0f} s {side} the coordinator's: set the wrong one (NTP)"
+        )
+    return Finding.ok("clock", f"within {max(abs(offset), 1):.0f} s of the coordinator's")
+
+
+def check_disk(directory: Path, model_bytes: int) -> Finding:
+    """Whether the models that a worker keeps, and its updates, fit; `model_bytes` is the size of the largest model."""
+    place = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    # The cached models of each lane, one that arrives, and an update that waits for its receipt.
+    needed = (KEPT_MODELS * len(Lane) + 2) * model_bytes
+    text = f"{free / 1e9:.1f} GB are free at {place}"
+    if model_bytes:
+        text += f"; models and updates take up to {needed / 1e9:.3g} GB"
+    if free < max(_LEAST_BYTES, 2 * model_bytes):
+        return Finding.failed("disk", f"{text}: free some space")
+    return Finding.warning("disk", f"{text}: free some space") if free < needed else Finding.ok("disk", text)
+
+
+def check_device(name: str) -> Finding:
+    """The device that trains; no GPU is no error."""
+    import torch  # noqa: PLC0415 - a worker that cannot train yet is checked too
+
+    from federation.training.determinism import describe_device, pick_device  # noqa: PLC0415
+
+    try:
+        device = pick_device(name)
+    except ValueError as error:
+        return Finding.failed("device", str(error))
+    if torch.device(device).type == "cuda":
+        free, total = torch.cuda.mem_get_info(torch.device(device))
+        words = f"{describe_device(device)}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
+        return Finding.ok("device", words)
+    if name == "auto" and Path("/dev/nvidiactl").exists():
+        return Finding.warning(
+            "device",
+            "there is an NVIDIA driver, but PyTorch finds no GPU: install a PyTorch for CUDA; training uses the CPU",
+        )
+    return Finding.ok("device", f"no GPU; training uses the CPU, {os.cpu_count()} cores")
+
+
+def check_tasks(names: Sequence[str], source: DataSource, device: str) -> Iterator[tuple[Finding, int]]:
+    """Loads each task and this client's data, and tries a batch; each finding with the size of the model in bytes."""
+    from worker.service import prepare_offers  # noqa: PLC0415 - loads PyTorch
+
+    for name in names:
+        try:
+            offers, _ = prepare_offers([name], source, device=device, threads=None)
+        except DataError as error:
+            yield Finding.ok("task", f"{name} is found"), 0
+            yield Finding.failed("data", f"{name}: {error}"), 0
+        except (TaskError, ValueError, RuntimeError, MemoryError) as error:  # RuntimeError: a GPU out of memory, say
+            yield Finding.failed("task", f"{name}: {error}"), 0
+        else:
+            trainer = offers[name]
+            size = trainer.layout.file_bytes
+            yield Finding.ok("task", f"{name}: {trainer.layout.size} parameters, {size / 1e6:.3g} MB a model"), size
+            samples = f"{name}: {trainer.samples} training samples; a batch of each split has finite losses"
+            yield (Finding.ok if trainer.samples else Finding.warning)("data", samples), size
+
+
+def _day(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M} UTC"

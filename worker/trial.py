@@ -1,0 +1,76 @@
+"""A trial round on the owner's data, without a coordinator: nothing is sent, and nothing is written."""
+
+import resource
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+from federation.objectives import joint_target
+from federation.tasks import initial_model, task
+from federation.training.determinism import describe_device
+from federation.training.trainer import Trainer
+from federation.work.base import RowSchema, payload_layout
+from federation.work.computation import SPLITS, Descend, LocalSgd
+
+_MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRound:
+    """What one round of a task costs at this site. Seconds are elapsed, of a round with one row.
+
+    Attributes:
+        parameters: d.
+        steps: optimiser steps.
+        training_seconds: to measure the model on the training split, and to train.
+        evaluation_seconds: to measure the model on all splits.
+        memory_bytes: the most that this process has held, with PyTorch and the data.
+        device_bytes: the most that PyTorch has held on the GPU; None on a CPU.
+        download_bytes: a model.
+        upload_bytes: an update, without its manifest of about a kilobyte.
+    """
+
+    task: str
+    device: str
+    samples: int
+    parameters: int
+    steps: int
+    training_seconds: float
+    evaluation_seconds: float
+    memory_bytes: int
+    device_bytes: int | None
+    download_bytes: int
+    upload_bytes: int
+
+
+def try_round(name: str, trainer: Trainer, device: str, sgd: LocalSgd) -> TrialRound:
+    """Trains the task's initial model once on this client's data, and evaluates the result.
+
+    Raises:
+        DataError: there are no training samples.
+        TrainingDiverged: a loss or a parameter is not finite.
+    """
+    gpu = torch.device(device) if torch.device(device).type == "cuda" else None
+    if gpu is not None:
+        torch.cuda.reset_peak_memory_stats(gpu)
+    layout, base = initial_model(task(name), 0)
+    targets = joint_target(trainer.objectives)
+    result = trainer.compute(base, Descend(sgd=sgd, targets=targets), seed=0, round=0, client_id="")
+    (update,) = result.rows.values()
+    began = time.perf_counter()
+    trainer.evaluate(base - update, SPLITS)
+    return TrialRound(
+        task=name,
+        device=describe_device(device),
+        samples=trainer.samples,
+        parameters=layout.size,
+        steps=sgd.count(trainer.samples),
+        training_seconds=result.seconds,
+        evaluation_seconds=time.perf_counter() - began,
+        memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES,
+        device_bytes=None if gpu is None else torch.cuda.max_memory_allocated(gpu),
+        download_bytes=layout.file_bytes,
+        upload_bytes=payload_layout(tuple(RowSchema(row, layout.size) for row in targets)).file_bytes,
+    )
