@@ -163,7 +163,7 @@ def best(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def rows(sizes: Sequence[tuple[int, int]], python: str | None) -> Iterator[dict[str, Any]]:
     """One row for each size, mode and loss of members."""
     for m, d in sizes:
-        repeats = 3 if d < 10**5 else 1
+        repeats = 3 if m * d < 10**6 else 1
         plain = best([open_round(Measured(cast(m, d).members)) for _ in range(repeats)])
         for mode in [*(mode.value for mode in Mode), "SecAgg+"]:
             for lost in (False, True) if m >= 10 else (False,):
