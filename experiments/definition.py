@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from experiments.leakage.specification import Specification
 from experiments.published import CATALOGUE, PublishedCurves, PublishedTable
 from federation.problems import explain
-from federation.runs import RunSpec, ServerSpec
+from federation.run_sections import ServerSpec
+from federation.runs import RunSpec
 
 Overrides = dict[str, Any]
 Kind = Literal["simulation", "leakage"]

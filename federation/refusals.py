@@ -72,6 +72,7 @@ REASONS: dict[str, Status] = {
     "run-ambiguous": "INVALID_ARGUMENT",
     "run-state": "FAILED_PRECONDITION",
     "round-unknown": "NOT_FOUND",
+    "metric-unknown": "NOT_FOUND",
     "client-unknown": "NOT_FOUND",
     "client-exists": "ALREADY_EXISTS",
     "client-state": "FAILED_PRECONDITION",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from coordinator.aggregation.rules import TooFewUpdatesError as TooFewUpdatesError
     from federation.attacks.base import Attack as Attack
     from federation.attacks.base import AttackError as AttackError
+    from federation.metrics import Metric as Metric
     from federation.options import option as option
     from federation.runs import RunSpec as RunSpec
     from federation.sketches.base import LinearSketch as LinearSketch
@@ -47,6 +48,7 @@ _PLACES = {
         "coordinator.aggregation.pre": "Mixture Stage",
         "coordinator.aggregation.rules": "Combination HyperparameterError Rows TooFewUpdatesError",
         "federation.attacks.base": "Attack AttackError",
+        "federation.metrics": "Metric",
         "federation.options": "option",
         "federation.runs": "RunSpec",
         "federation.sketches.base": "LinearSketch Sketch SketchError",

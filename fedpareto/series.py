@@ -1,7 +1,7 @@
 """Series of numbers over rounds or clients, in which NaN stands for a number that is not known."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from federation.v1.admin_pb2 import RoundSummary
 
@@ -9,6 +9,15 @@ from federation.v1.admin_pb2 import RoundSummary
 def metric(summary: RoundSummary, name: str) -> float:
     """A number of a round."""
     return summary.metrics.get(name, math.nan)
+
+
+OWN = "metric/"  # how the numbers of a task's own metrics begin
+
+
+def own_names(metrics: Mapping[str, float]) -> list[str]:
+    """The values of a task's metrics that a round recorded, such as "auc" or "recall/3", each once."""
+    found = {name.removeprefix(OWN).rpartition("/")[0] for name in metrics if name.startswith(OWN)}
+    return sorted(found, key=lambda name: [(part.isdigit(), part.zfill(9)) for part in name.split("/")])
 
 
 def known(values: Iterable[float]) -> list[float]:

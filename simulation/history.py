@@ -90,7 +90,8 @@ class History:
     def clients(self) -> "pd.DataFrame":
         """One row for each evaluated round, client and split: round, client, split, loss, accuracy, samples.
 
-        Of several objectives also "loss/<objective>" and "accuracy/<objective>", of those that the client serves.
+        Of several objectives also "loss/<objective>" and "accuracy/<objective>", of those that the client serves; and
+        "<metric>" of each of the task's own metrics, "<metric>/<key>" if it has several values.
         """
         return _frame(self.client_records)
 
@@ -136,7 +137,7 @@ def read_history(
             Evaluation.loss,
             Evaluation.accuracy,
             Evaluation.samples,
-            Evaluation.objectives,
+            Evaluation.others,
         )
         .join(Round, Round.round_id == Evaluation.round_id)
         .where(Round.run_id == run.run_id)
@@ -164,7 +165,7 @@ def read_history(
             }
             for round_ in rounds
         ),
-        client_records=tuple(record | record.pop("objectives") for record in client_records),
+        client_records=tuple(record | record.pop("others") for record in client_records),
         update_records=tuple(_update_records(session, run.run_id)),
         objective_records=tuple(record for round_ in rounds for record in _objective_records(round_)),
         member_records=tuple(map(_member_record, participation.members)),

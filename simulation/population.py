@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from federation.attacks import Attack, attack_seed, parse_attack
-from federation.runs import SimulationSpec
+from federation.run_sections import SimulationSpec
 from federation.tasks import DataSource, Part, Splits, Task, task_code
 from federation.tasks.partition import deal_all
 

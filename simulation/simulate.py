@@ -15,12 +15,12 @@ from coordinator.clock import utc_now
 from coordinator.home import SETTINGS_FILE, Home, Settings
 from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleets.base import Held, RunFacts, Surroundings
-from coordinator.rounds.specification import cautions, fitting_objectives, parse_run
+from coordinator.rounds.specification import cautions, fitting_metrics, fitting_objectives, parse_run
 from coordinator.rounds.states import INTERRUPTED, SIMULATOR, move_run
 from coordinator.rounds.submission import new_run
 from federation.attacks.probe import Probe
 from federation.digests import digest
-from federation.tasks import Dataset, DataSource, Task, initial_model, task
+from federation.tasks import Dataset, DataSource, Task, initial_model, metrics_of, task
 from federation.training.determinism import pick_device
 from federation.training.trainer import Trainer
 from federation.vectors import to_bytes
@@ -93,6 +93,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             serve=self.spec.objectives.serve,
         )
         self._objectives = fitting_objectives(self.spec, self._algorithm, learned.objectives)
+        self._metrics = fitting_metrics(self.spec, metrics_of(learned))
         ready, minimum = sum(count > 0 for count in self._population.samples.values()), self.spec.selection.minimum
         if ready < minimum:
             raise SimulationError(f"{ready} clients with data, but a round needs {minimum}: see selection.minimum")
@@ -217,8 +218,8 @@ class Simulation(AbstractContextManager["Simulation"]):
         with self._database.begin() as session:
             models.note_model(session, model, size=len(content), parameters=layout.size, created=now)
             enroll(session, self._population, self.spec.task, self._around)
-            spec, objectives = self.spec, self._objectives
-            session.add(new_run(document, spec, objectives, run_id=run_id, model=model, by=SIMULATOR, created=now))
+            facts = document, self.spec, self._objectives, self._metrics
+            session.add(new_run(*facts, run_id=run_id, model=model, by=SIMULATOR, created=now))
         return run_id
 
     def _resumed(self, document: bytes) -> str | None:

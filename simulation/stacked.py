@@ -20,7 +20,7 @@ from federation.tasks import Dataset, Splits, Task
 from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.determinism import deterministic, training_seed
-from federation.training.objectives import Measured, correct, served
+from federation.training.objectives import Measured, OwnMetrics, correct, served
 from federation.training.sgd import Descent
 from federation.work.base import Result
 from federation.work.computation import SPLITS, AtBase, Descend, Differentiate, LocalSgd, Measure
@@ -80,9 +80,10 @@ class Stacked(LocalWork):
     ) -> dict[str, dict[str, Measured]]:
         """What the base model scores on the splits that each client measures, by client and split."""
         found: dict[str, dict[str, Measured]] = {name: {} for name in computations}
+        own = {name: one.metrics for name, one in computations.items() if isinstance(one, Measure)}
         for split in SPLITS:
             clients = [name for name, computation in computations.items() if split in _splits_of(computation)]
-            for name, measured in self._measure(start, clients, split, stopped).items():
+            for name, measured in self._measure(start, clients, split, stopped, own).items():
                 found[name][split] = measured
         return found
 
@@ -244,9 +245,17 @@ class Stacked(LocalWork):
         return self._kept[key]
 
     def _measure(
-        self, model: list[Tensor], clients: Sequence[str], split: str, stopped: Stopped
+        self,
+        model: list[Tensor],
+        clients: Sequence[str],
+        split: str,
+        stopped: Stopped,
+        metrics: Mapping[str, Sequence[str]],
     ) -> dict[str, Measured]:
-        """Losses, accuracy and samples of one split of each client: whole clients share a forward pass."""
+        """Losses, accuracy and samples of one split of each client: whole clients share a forward pass.
+
+        `metrics` are the task's own that are measured, by client.
+        """
         self._model.eval()
         named = dict(zip(self._names, model, strict=True))
         found: dict[str, Measured] = {}
@@ -263,10 +272,13 @@ class Stacked(LocalWork):
                     own = tree_map(lambda whole, place=place: whole[place], output)
                     losses = self._task.losses(own, part.y)
                     hits = correct(self._task, own, part.y, self._serves[name])
+                    others = OwnMetrics(self._task, metrics.get(name, ()))
+                    others.update(own, part.y)
                     found[name] = Measured(
                         {key: losses[key].item() for key in self._serves[name]},
                         {key: value.float().mean().item() for key, value in hits.items()},
                         len(part),
+                        others.compute(),
                     )
         return found | {name: Measured({}, {}, 0) for name in clients if name not in found}
 

@@ -179,6 +179,7 @@ class Run(Base):
     initial_model: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"))
     model: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"))  # the current one
     objectives: Mapped[list[str]] = mapped_column(default=lambda: ["loss"])  # of the task, in its order
+    metrics: Mapped[list[dict[str, Any]]] = mapped_column(default=list)  # of the task: a MetricKind each
     state_data: Mapped[dict[str, Any]] = mapped_column(default=dict)  # a RunMemory, after the last step
     submitted_by: Mapped[str] = mapped_column(sa.String(200))
     created: Mapped[datetime]
@@ -318,7 +319,7 @@ class Evaluation(Base):
     split: Mapped[str] = mapped_column(sa.String(20))
     loss: Mapped[float | None]
     accuracy: Mapped[float | None]
-    objectives: Mapped[dict[str, float]] = mapped_column(default=dict)  # of several: "loss/<name>", "accuracy/<name>"
+    others: Mapped[dict[str, float]] = mapped_column(default=dict)  # "loss/<objective>", the task's own "<metric>", ...
     samples: Mapped[int] = mapped_column(sa.BigInteger)
 
 

@@ -48,8 +48,9 @@ def collect(
         now: the present time, with a time zone.
         grace_seconds: younger blobs are kept; longer than any upload or aggregation takes to commit its row.
         keep_rounds: how many of the last rounds of each run are retained, beside its first and its best one; all when
-            None. The best round has the highest "accuracy/mean", or where there is none the lowest "loss/test". A round
-            that has not ended is retained in any case.
+            None. The best round has the best value of the metric that stops the run; without such a metric the highest
+            "accuracy/mean", or where there is none the lowest "loss/test". A round that has not ended is retained in
+            any case.
 
     Raises:
         ValueError: a negative number of rounds or seconds.
@@ -79,13 +80,16 @@ def _first_and_best(session: Session) -> set[int]:
     """The ids of the first and of the best round of each run."""
     first: dict[str, int] = {}
     best: dict[str, tuple[float, int]] = {}
+    stopping: dict[str, int] = {}
     columns = select(Round.run_id, Round.round_id, Round.metrics).order_by(Round.run_id, Round.number)
     for run_id, round_id, metrics in session.execute(columns):
         first.setdefault(run_id, round_id)
         score = metrics.get("accuracy/mean", -metrics.get("loss/test", math.inf))
         if math.isfinite(score) and score > best.get(run_id, (-math.inf, 0))[0]:
             best[run_id] = (score, round_id)
-    return {*first.values(), *(round_id for _, round_id in best.values())}
+        if metrics.get("stop/since") == 0:
+            stopping[run_id] = round_id
+    return {*first.values(), *({run_id: round_id for run_id, (_, round_id) in best.items()} | stopping).values()}
 
 
 def _referenced(session: Session, keep_rounds: int | None) -> set[str]:

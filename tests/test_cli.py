@@ -177,7 +177,7 @@ def test_what_submit_explains_is_a_specification_with_every_key() -> None:
     expected = RunSpec(name="my-run", task="digits", rounds=30)
     # The document states both measures of local work; unstated, steps replace epochs.
     assert spec == expected
-    keys = {key.path for key in explain.every_key() if not key.algorithm and not key.optimisers}
+    keys = {key.path for key in explain.every_key() if not (key.algorithm or key.optimisers or key.default == "")}
     written = tomllib.loads(done.stdout)
     assert keys == {
         f"{section}.{key}" if isinstance(value, dict) else section
@@ -333,7 +333,7 @@ def test_a_round_shows_every_number_once_and_names_the_worst_client() -> None:
     assert "worst client hospital-number-1: accuracy 25.0 %" in text
     assert "algorithm corrected 7.000" in text
     known = [name for names in render_rounds._MEASURED.values() for name in names] + list(render_rounds._ELSEWHERE)
-    assert sorted(known) == sorted(name for name in DEFINITIONS if "<objective>" not in name)
+    assert sorted(known) == sorted(name for name in DEFINITIONS if "<" not in name)
     row = text_of(render_rounds.rounds([item.summary]))
     assert "hospital-num" in row
     assert max(len(line.rstrip()) for line in row.splitlines()) <= 100
@@ -418,7 +418,7 @@ def test_a_download_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
     whole = digest(b"abcdef")
     target = tmp_path / "model.safetensors"
-    assert download.save(pieces(b"abc", b"def", digest=whole, size=6), target) == (whole, 6)
+    assert download.save(pieces(b"abc", b"def", digest=whole, size=6), target) == download.Saved(whole, 6, None)
     assert target.read_bytes() == b"abcdef"
     for wrong in (
         pieces(b"abc", b"deX", digest=whole, size=6),

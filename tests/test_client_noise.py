@@ -16,7 +16,8 @@ from coordinator.rounds.client_noise import affordable, spent
 from coordinator.rounds.specification import cautions, parse_run
 from federation.accounting import gaussian_epsilon
 from federation.digests import digest
-from federation.runs import PrivacySpec, SpecError
+from federation.run_sections import PrivacySpec
+from federation.runs import SpecError
 from federation.v1.admin_pb2 import (
     ExportRoundsRequest,
     GetRoundRequest,

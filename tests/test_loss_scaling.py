@@ -11,7 +11,7 @@ from coordinator.rounds import selection
 from experiments.loading import load
 from federation.attacks import AttackError, parse_attack
 from federation.objectives import joint_target
-from federation.runs import SelectionSpec
+from federation.run_sections import SelectionSpec
 from federation.tasks import DataSource, Splits, initial_model, task
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest

@@ -14,8 +14,9 @@ from coordinator.aggregation.direction import Direction
 from coordinator.aggregation.phases import Past, Replies, Reply, RoundContext, Step
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import Combination, Coordinates, Objectives
-from coordinator.rounds import metrics, record
+from coordinator.rounds import metrics, record, scores
 from federation.vectors import update_layout
+from federation.work.evaluate.work import Evaluate
 
 REFERENCE = Path(__file__).resolve().parents[2] / "shared/vectors/metrics.json"
 
@@ -269,11 +270,11 @@ def test_what_clients_measured_is_recorded_split_by_split() -> None:
         "test/samples": -1.0,
     }
     told = Replies([Reply(client_id="a", samples=1, losses={}, metrics=measured, objectives=("left", "right"))])
-    train, test, validation = record.evaluations(7, "model", told, ("train", "test", "validation"))
+    train, test, validation = scores.evaluations(7, "model", told, Evaluate(splits=("train", "test", "validation")))
     assert (train.round_id, train.client_id, train.model, train.split) == (7, "a", "model", "train")
     assert (train.loss, train.accuracy, train.samples) == (1.0, 1.0, 2**53)
-    assert train.objectives == {"loss/left": 2.0, "accuracy/left": 0.5}
-    assert (test.loss, test.accuracy, test.samples, test.objectives) == (None, None, 0, {})
+    assert train.others == {"loss/left": 2.0, "accuracy/left": 0.5}
+    assert (test.loss, test.accuracy, test.samples, test.others) == (None, None, 0, {})
     assert (validation.split, validation.samples) == ("validation", 0)
 
 
@@ -281,10 +282,10 @@ def test_an_accuracy_that_is_no_share_is_left_out_and_losses_stand_in_where_ther
     rows = np.eye(3)
     measured = {"test_accuracy": [0.5, 7.0, 1.0], "test_loss": [1.0, 2.0, 3.0]}
     measured |= {"test_accuracy_loss": [0.5, 0.5, 0.5], "test_loss_loss": [1.0, 1.0, 1.0]}
-    found = record.scores(replies(rows, **measured), ("loss",))
+    found = scores.scores(replies(rows, **measured), ("loss",))
     assert (found["accuracy/mean"], found["accuracy/worst"], found["loss/test"]) == (0.75, 0.5, 2.0)
     assert not {"loss/worst", "accuracy/objective/loss", "loss/test/loss"} & found.keys()
-    found = record.scores(replies(rows, test_loss=[1.0, 1.0, 4.0], train_loss=[1.0, 2.0, 3.0]), ("loss",))
+    found = scores.scores(replies(rows, test_loss=[1.0, 1.0, 4.0], train_loss=[1.0, 2.0, 3.0]), ("loss",))
     assert (found["loss/worst"], found["loss/jain"]) == (4.0, pytest.approx(36 / 54))
     assert not any(name.startswith("accuracy") for name in found)
     assert found["evaluated"] == 3.0
@@ -299,7 +300,7 @@ def test_each_objective_is_the_mean_over_the_clients_that_serve_it() -> None:
         Reply(client_id=f"client-{i}", samples=1, losses={}, metrics=metrics, objectives=served)
         for i, (metrics, served) in enumerate(zip(told, (("left",), ("left", "right")), strict=True))
     ]
-    found = record.scores(Replies(answers), ("left", "right"))
+    found = scores.scores(Replies(answers), ("left", "right"))
     assert (found["loss/test"], found["loss/test/left"], found["loss/test/right"]) == (1.5, 2.0, 1.0)
     assert found["accuracy/objective/left"] == 0.5
     assert "accuracy/objective/right" not in found  # 7 is no share
@@ -308,7 +309,7 @@ def test_each_objective_is_the_mean_over_the_clients_that_serve_it() -> None:
 def test_means_over_the_members_alone_give_the_metrics_that_need_no_more() -> None:
     means = {"train/loss": 1.0, "train/accuracy": 0.9, "test/accuracy": 0.5, "test/accuracy/left": 0.25}
     means |= {"train/accuracy/right": 0.75, "test/loss/left": 3.0, "train/loss/right": 4.0}
-    found = record.scores_of_means(means, 3, ("left", "right"))
+    found = scores.scores_of_means(means, 3, ("left", "right"))
     assert found == {
         "loss/train": 1.0,
         "accuracy/mean": 0.5,
@@ -317,7 +318,7 @@ def test_means_over_the_members_alone_give_the_metrics_that_need_no_more() -> No
         "loss/train/right": 4.0,
         "evaluated": 3.0,
     }
-    assert record.scores_of_means({"test/loss": 2.0, "test/loss/loss": 2.0}, 1, ("loss",)) == {
+    assert scores.scores_of_means({"test/loss": 2.0, "test/loss/loss": 2.0}, 1, ("loss",)) == {
         "loss/test": 2.0,
         "evaluated": 1.0,
     }

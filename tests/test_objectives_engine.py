@@ -254,7 +254,7 @@ def test_the_specification_bounds_what_clients_serve(stage: Stage) -> None:
     for kind in ("loss/test", "accuracy/objective"):  # ann and cleo, cleo alone, ben and cleo
         assert [metrics[f"{kind}/{key}"] for key in NAMES] == [0.25, 0.5, 0.375]
     assert "loss/test/nonsense" not in metrics
-    kept = {name: set(own.objectives) for (name, split), own in stage.evaluations(run).items() if split == "test"}
+    kept = {name: set(own.others) for (name, split), own in stage.evaluations(run).items() if split == "test"}
     assert kept == {name: {f"{kind}/{key}" for kind in ("loss", "accuracy") for key in served[name]} for name in served}
 
 

@@ -20,6 +20,7 @@ from coordinator.aggregation.secure.verify import SecureEvidence, Unverified, ve
 from federation.runs import RunSpec
 from federation.secure.thresholds import Mode
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
+from federation.work.evaluate.work import Evaluate
 from federation.work.secure.terms import Stage
 from simulation.simulate import Simulation
 from storage.models import Round
@@ -331,9 +332,10 @@ def test_an_evaluation_is_verified_from_its_replies() -> None:
         member.metrics = {"test/loss": 0.1 * place, "test/accuracy": 0.5, "test/samples": 10.0}
     around = context(scene, Mode.SUM)
     spec = RunSpec.parse('name = "cast"\ntask = "digits"\nrounds = 1\nevaluate.splits = ["test"]')
-    means = held(scene, evaluation(around, spec.evaluated, tuple(scene.members)))
+    wanted = Evaluate(splits=spec.evaluated)
+    means = held(scene, evaluation(around, wanted, tuple(scene.members)))
     replies = [reply for part in scene.sent.values() for reply in part]
-    assert verify_evaluation(spec, around, replies, scene.asked) == means
+    assert verify_evaluation(spec, wanted, around, replies, scene.asked) == means
     assert abs(means.metrics["test/loss"] - 0.35) < 1e-6
 
     def other_metrics(reply: Reply) -> Reply:
@@ -344,19 +346,23 @@ def test_an_evaluation_is_verified_from_its_replies() -> None:
     masked = [reply.statement.stage is MASK for reply in replies]
     changed = [other_metrics(one) if is_masked else one for one, is_masked in zip(replies, masked, strict=True)]
     with pytest.raises(Unverified, match="payload of silo-00 at secure-mask has another digest"):
-        verify_evaluation(spec, around, changed, scene.asked)
+        verify_evaluation(spec, wanted, around, changed, scene.asked)
     with pytest.raises(Unverified, match="have sent their masked vectors"):
         verify_evaluation(
-            spec, around, [one for one, is_masked in zip(replies, masked, strict=True) if not is_masked], scene.asked
+            spec,
+            wanted,
+            around,
+            [one for one, is_masked in zip(replies, masked, strict=True) if not is_masked],
+            scene.asked,
         )
     with pytest.raises(Unverified, match="another length than the round"):
-        verify_evaluation(SPEC, around, replies, scene.asked)
+        verify_evaluation(SPEC, Evaluate(splits=SPEC.evaluated), around, replies, scene.asked)
     assert around.private is not None
     of_other = replace(around.private, origin=replace(around.private.origin, base_model="other"))
     with pytest.raises(Unverified, match="another base_model than the round"):
-        verify_evaluation(spec, replace(around, private=of_other), replies, scene.asked)
+        verify_evaluation(spec, wanted, replace(around, private=of_other), replies, scene.asked)
     with pytest.raises(Unverified, match="not on record"):
-        verify_evaluation(spec, around, replies, {})
+        verify_evaluation(spec, wanted, around, replies, {})
 
 
 def test_members_that_were_named_are_not_invited_and_groups_are_left_out_after_blind_failures() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.rounds import selection
-from federation.runs import SelectionSpec
+from federation.run_sections import SelectionSpec
 
 
 @pytest.mark.parametrize(

@@ -277,4 +277,4 @@ def spent(path: Path, rules: Mapping[str, SamplePolicy]) -> list[Account]:
 def _evaluation(computation: Measure, rule: SamplePolicy) -> Measure:
     """The splits that an owner lets be measured; the training split never is."""
     splits = tuple(split for split in computation.splits if split != "train") if rule.evaluate else ()
-    return Measure(splits=splits)
+    return replace(computation, splits=splits)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.phases import Asked, Phase
+from federation.metrics import MetricKind
 from federation.objectives import Targets, joint_target, separate_targets
 from federation.vectors import payload_bytes, update_layout
 from federation.work.computation import LocalSgd
@@ -103,14 +104,18 @@ class Residuals(Phase):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Phase):
-    """Ask clients to evaluate a model on some of their own splits ("train", "validation", "test")."""
+    """Ask clients to evaluate a model on some of their own splits ("train", "validation", "test").
+
+    `metrics` are those of the task that they measure besides loss and accuracy.
+    """
 
     kind = Evaluate
 
     splits: tuple[str, ...]
+    metrics: tuple[MetricKind, ...] = ()
 
     def work(self, asked: Asked) -> Evaluate:
-        return Evaluate(splits=self.splits)
+        return Evaluate(splits=self.splits, metrics=self.metrics)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from coordinator.aggregation.streaming import Row
 from coordinator.rounds.fleets.base import Fleet
 from federation.accounting import gaussian_epsilon
 from federation.noise import Noise
-from federation.runs import PrivacySpec
+from federation.run_sections import PrivacySpec
 from federation.vectors import update_layout, update_rows
 from storage.blobs import BlobStore
 from storage.models import Round

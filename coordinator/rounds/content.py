@@ -9,7 +9,7 @@ from coordinator.rounds.evidence import BOUND_FIELDS
 from federation.digests import parse
 from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
-from federation.runs import LimitsSpec
+from federation.run_sections import LimitsSpec
 from federation.text import escaped
 from federation.v1.common_pb2 import AssignmentManifest, TrainWork, UpdateManifest
 from federation.v1.secure_pb2 import SecureReadyWork

@@ -57,7 +57,7 @@ def hold_evaluation(fleet: Fleet, current: Round, model: str, number: int, clien
         Held, Skipped, Voided: as `hold`.
         RevokedMeanwhile: a member whose reply entered was revoked.
     """
-    conversation = evaluation(_context(fleet, current, model, {}), fleet.run.spec.evaluated, clients)
+    conversation = evaluation(_context(fleet, current, model, {}), fleet.run.evaluation, clients)
     return _converse(fleet, current, conversation, number, model)[0]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.phase_kinds import Evaluation
 from coordinator.aggregation.phases import Replies, Voided, Waiting
-from coordinator.rounds import record
+from coordinator.rounds import record, scores
 from coordinator.rounds.conversation import hold_evaluation
 from coordinator.rounds.fleets.base import Fleet, Question, RevokedMeanwhile, Skipped
 from coordinator.rounds.states import move_round
@@ -36,7 +36,7 @@ def finish_round(fleet: Fleet, algorithm: Algorithm, round_id: int) -> None:
         if spec.privacy.secure != "off" and "evaluation" not in spec.privacy.disclose:
             complete_private_round(fleet, current, model, phase, pool)
             return
-        evaluation = Evaluation(splits=spec.evaluated)
+        evaluation = Evaluation(splits=spec.evaluated, metrics=fleet.run.metrics)
         replies = fleet.ask(
             Question(current=current, number=phase, phase=evaluation, clients=pool, wanted=len(pool), base_model=model)
         )
@@ -49,10 +49,12 @@ def complete_private_round(fleet: Fleet, current: Round, model: str, phase: int,
     Where the evaluation fails, the round ends without its metrics, and says why.
     """
     found: dict[str, float] = {}
+    measured: list[dict[str, float]] = []
     why = ""
     try:
         means = hold_evaluation(fleet, current, model, phase, pool)
-        found = record.scores_of_means(means.metrics, means.members, fleet.run.objectives)
+        found = scores.scores_of_means(means.metrics, means.members, fleet.run.objectives, fleet.run.metrics)
+        measured = [means.metrics]
     except (Skipped, Voided, Waiting) as error:
         why = f"evaluation: {error}"
     except RevokedMeanwhile:
@@ -62,7 +64,8 @@ def complete_private_round(fleet: Fleet, current: Round, model: str, phase: int,
         fleet.run.running(session)
         round_ = session.get_one(Round, current.round_id)
         traffic = record.traffic(session, current.round_id)
-        round_.metrics = {**round_.metrics, **record.finite(found | observed), **traffic}
+        stop = scores.watched(session, round_, fleet.run, measured)
+        round_.metrics = {**round_.metrics, **record.finite(found | observed | stop), **traffic}
         move_round(round_, RoundState.COMPLETED, fleet.around.clock(), why)
     level = logging.WARNING if why else logging.INFO
     log.log(level, "run %s round %d: completed %s", fleet.run.run_id, current.number, why)
@@ -75,10 +78,11 @@ def complete_round(fleet: Fleet, algorithm: Algorithm, current: Round, model: st
         fleet.run.running(session)
         round_ = session.get_one(Round, current.round_id)
         if replies is not None:
-            session.add_all(record.evaluations(current.round_id, model, replies, fleet.run.spec.evaluated))
-            scores = record.scores(replies, fleet.run.objectives)
-            better = {} if algorithm.averages else record.improved(session, current, replies)
-            round_.metrics = {**round_.metrics, **record.finite(scores | better | observed)}
+            session.add_all(scores.evaluations(current.round_id, model, replies, fleet.run.evaluation))
+            found = scores.scores(replies, fleet.run.objectives, fleet.run.metrics)
+            found |= scores.watched(session, round_, fleet.run, [reply.metrics for reply in replies])
+            better = {} if algorithm.averages else scores.improved(session, current, replies)
+            round_.metrics = {**round_.metrics, **record.finite(found | better | observed)}
         round_.metrics = {**round_.metrics, **record.traffic(session, current.round_id)}
         move_round(round_, RoundState.COMPLETED, fleet.around.clock())
     log.info("run %s round %d: completed", fleet.run.run_id, current.number)

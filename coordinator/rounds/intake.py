@@ -32,7 +32,8 @@ from federation.envelope import envelope_digest
 from federation.identity import client_uri
 from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
-from federation.runs import LimitsSpec, RunSpec
+from federation.run_sections import LimitsSpec
+from federation.runs import RunSpec
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
 from federation.vectors import Layout, update_layout
 from federation.work.base import Work

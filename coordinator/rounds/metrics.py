@@ -28,6 +28,10 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "9.1",
         ),
         "accuracy/std": ("standard deviation of these accuracies, of the population (ddof 0)", f"9.1; {_WANG}"),
+        "accuracy/weighted": (
+            "mean of the accuracies weighted by the samples of the split that each client claims",
+            "9.1",
+        ),
         "accuracy/variance": ("the square of `accuracy/std`", "9.1"),
         "accuracy/worst": ("the lowest accuracy of a client; the record names the client", "9.1"),
         "accuracy/best": ("the highest accuracy of a client", "9.1"),
@@ -59,6 +63,16 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "`accuracy/mean`",
             "6.1",
         ),
+        "metric/<metric>/mean": (
+            "mean of a metric of the task over the clients, on the first of the test, validation and training splits "
+            "that was evaluated; `<metric>/<key>` for each value of a metric with several",
+            "9.1",
+        ),
+        "metric/<metric>/weighted": ("the same weighted by the samples that each client claims", "9.1"),
+        "metric/<metric>/worst": ("the worst of these values; `[evaluate.metrics]` says which is better", "9.1"),
+        "metric/<metric>/best": ("the best of these values", "9.1"),
+        "stop/value": ("the value by which `[stop]` ends the run", "12"),
+        "stop/since": ("evaluations since the best of these values; 0 if it is this one", "12"),
         "loss/worst": ("the highest loss of a client, for a task without accuracy", "9.1"),
         "loss/jain": ("(sum F)² / (N sum F²) of the clients' losses, for a task without accuracy", _JAIN),
         "improved": (

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from coordinator.rounds import selection
 from coordinator.rounds.client_noise import noisy_steps, over_budget
 from coordinator.rounds.fleets.base import Fleet, Held
+from coordinator.rounds.scores import why_stopped
 from coordinator.rounds.states import move_run
 from storage import audit
 from storage.models import Round, RoundState, Run, RunState
@@ -37,15 +38,15 @@ def open_round(fleet: Fleet) -> Round | None:
 
 
 def _ended(session: Session, fleet: Fleet, number: int, recent: Sequence[Round], overspends: str) -> bool:
-    """Ends the run when its rounds are done, too many in a row were skipped, or another one overspends its budget."""
+    """Ends the run: its rounds are done or enough, too many were skipped, or another one overspends its budget."""
     now, spec = fleet.around.clock(), fleet.run.spec
     limit = spec.limits.skipped_rounds
     run = fleet.run.running(session)
     if len(recent) == limit and all(round_.state is RoundState.SKIPPED for round_ in recent):
         why = f"{limit} rounds in a row were skipped; the last one: {recent[0].reason}"
         move_run(run, RunState.FAILED, now, why)
-    elif number >= spec.rounds:
-        move_run(run, RunState.COMPLETED, now)
+    elif number >= spec.rounds or (enough := why_stopped(fleet.run, recent[0].metrics if recent else {})):
+        move_run(run, RunState.COMPLETED, now, "" if number >= spec.rounds else enough)
     elif overspends:
         move_run(run, RunState.STOPPED, now, overspends)
     else:

@@ -19,7 +19,8 @@ from coordinator.rounds.conversation import bare_context
 from coordinator.rounds.manifest import read_session, step_manifest
 from coordinator.rounds.private import bare_private
 from coordinator.rounds.private_record import RoundRecord, RunRecord
-from coordinator.rounds.record import finite, scores_of_means
+from coordinator.rounds.record import finite
+from coordinator.rounds.scores import scores_of_means
 from coordinator.rounds.step import Standing, Stepped, take_step
 from federation.digests import DEFAULT_ALGORITHM
 from federation.envelope import envelope_digest, unseal
@@ -207,8 +208,9 @@ def _verify_metrics(reading: _Reading, model: str, found: RoundRecord) -> None:
     """Verifies the metrics that follow from the session in which the model of a round was evaluated."""
     run = reading.record.run
     replies, asked = reading.replies(found.evaluations, model)
-    means = verify_evaluation(run.spec, replace(reading.context(model), state={}), replies, asked)
-    for name, value in finite(scores_of_means(means.metrics, means.members, run.objectives)).items():
+    means = verify_evaluation(run.spec, run.evaluation, replace(reading.context(model), state={}), replies, asked)
+    scores = scores_of_means(means.metrics, means.members, run.objectives, run.metrics)
+    for name, value in finite(scores).items():
         if found.metrics.get(name) != value:
             raise Unverified(f"the record says {name} = {found.metrics.get(name)}; the signed replies give {value}")
 

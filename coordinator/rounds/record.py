@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,18 +11,17 @@ from sqlalchemy.orm import Session
 
 from coordinator.aggregation.base import conflicts
 from coordinator.aggregation.direction import Direction
-from coordinator.aggregation.phases import Replies, Reply, Step
+from coordinator.aggregation.phases import Step
 from coordinator.rounds import metrics
 from coordinator.rounds.client_noise import noisy_steps, spent
 from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile
 from coordinator.rounds.manifest import step_manifest, weights
-from coordinator.rounds.revoked import REVOKED, left_out, revoked_clients
+from coordinator.rounds.revoked import left_out, revoked_clients
 from coordinator.rounds.states import move_round
 from coordinator.rounds.step import Standing, Stepped
 from storage.models import (
     Assignment,
     AssignmentState,
-    Evaluation,
     Input,
     Model,
     Phase,
@@ -173,118 +172,6 @@ def _stated_of_samples(session: Session, current: Round) -> dict[str, float]:
     here = replies.where(Phase.round_id == current.round_id, Phase.attempt == current.attempt, Update.accepted)
     stated = [privacy["epsilon"] for privacy in session.scalars(here) if "epsilon" in privacy]
     return {"epsilon/samples": max(stated)} if stated else {}
-
-
-def evaluations(round_id: int, model: str, replies: Replies, splits: tuple[str, ...]) -> list[Evaluation]:
-    """What every client measured, split by split, as rows of the database."""
-    return [
-        Evaluation(
-            round_id=round_id,
-            client_id=reply.client_id,
-            model=model,
-            split=split,
-            loss=reply.metrics.get(f"{split}/loss"),
-            accuracy=_accuracy(reply, split),
-            objectives={
-                f"{kind}/{name}": reply.metrics[f"{split}/{kind}/{name}"]
-                for kind in ("loss", "accuracy")
-                for name in reply.objectives
-                if f"{split}/{kind}/{name}" in reply.metrics
-            },
-            samples=int(min(max(reply.metrics.get(f"{split}/samples", 0.0), 0.0), 2.0**53)),  # a claim, of any size
-        )
-        for reply in replies
-        for split in splits
-    ]
-
-
-def _accuracy(reply: Reply, split: str, objective: str = "") -> float | None:
-    """The accuracy that a client claims; None where it claims none, or one that is no share."""
-    value = reply.metrics.get(f"{split}/accuracy/{objective}".removesuffix("/"), math.nan)
-    return value if 0 <= value <= 1 else None
-
-
-def scores(replies: Replies, names: tuple[str, ...]) -> dict[str, float]:
-    """The metrics of the clients' accuracies, on the first of `SCORED` that was measured, and of their losses.
-
-    Several objectives have their own metrics.
-    """
-    found: dict[str, float] = {}
-    several = names if len(names) > 1 else ()  # no mutant: != is the same, as there is at least one
-    for split in metrics.SCORED:
-        if values := _accuracies(replies, split):
-            found |= metrics.accuracies(values)
-            for name in several:
-                if own := _accuracies(_serving(replies, name), split, name):
-                    found[f"accuracy/objective/{name}"] = float(np.mean(own))
-            break
-    for name in several:
-        for split in metrics.SCORED:
-            if values := _measured(_serving(replies, name), f"{split}/loss/{name}"):
-                found[f"loss/{split}/{name}"] = float(np.mean(values))
-    losses = {split: _measured(replies, f"{split}/loss") for split in metrics.SCORED}
-    found |= {f"loss/{split}": float(np.mean(values)) for split, values in losses.items() if values}
-    judged = next((values for values in losses.values() if values), [])
-    if judged and "accuracy/mean" not in found:
-        found |= {"loss/worst": max(judged), "loss/jain": metrics.jain(judged)}
-    found["evaluated"] = float(len(replies))
-    return found
-
-
-def scores_of_means(means: Mapping[str, float], members: int, names: tuple[str, ...]) -> dict[str, float]:
-    """The metrics that follow from means over the members alone, of a run with these objectives."""
-    found = {f"loss/{split}": means[f"{split}/loss"] for split in metrics.SCORED if f"{split}/loss" in means}
-    for split in metrics.SCORED:
-        if f"{split}/accuracy" in means:
-            found["accuracy/mean"] = means[f"{split}/accuracy"]
-            several = {name: f"{split}/accuracy/{name}" for name in names}
-            found |= {f"accuracy/objective/{name}": means[key] for name, key in several.items() if key in means}
-            break
-    for name in names if len(names) > 1 else ():
-        for split in metrics.SCORED:
-            if f"{split}/loss/{name}" in means:
-                found[f"loss/{split}/{name}"] = means[f"{split}/loss/{name}"]
-    return {**found, "evaluated": float(members)}
-
-
-def _accuracies(replies: Iterable[Reply], split: str, objective: str = "") -> list[float]:
-    """The accuracies that clients claim."""
-    claims = (_accuracy(reply, split, objective) for reply in replies)
-    return [claim for claim in claims if claim is not None]
-
-
-def _serving(replies: Replies, objective: str) -> list[Reply]:
-    """The replies of clients that serve an objective; measurements of others do not count."""
-    return [reply for reply in replies if objective in reply.objectives]
-
-
-def _measured(replies: Iterable[Reply], name: str) -> list[float]:
-    return [reply.metrics[name] for reply in replies if name in reply.metrics]
-
-
-def improved(session: Session, current: Round, replies: Replies) -> dict[str, float]:
-    """The share of the round's participants whose training loss did not rise. A non-finite new loss counts as worse."""
-    updates = session.scalars(
-        select(Update)
-        .join(Assignment)
-        .join(Phase)
-        .where(
-            Phase.round_id == current.round_id,
-            Phase.attempt == current.attempt,
-            Phase.decides,
-            Update.accepted,
-            Assignment.reason != REVOKED,
-        )
-    )
-    name, count = "train/loss", "train/samples"
-    before = {update.client_id: update.metrics[name] for update in updates if name in update.metrics}
-    after = {
-        reply.client_id: reply.metrics.get(name, math.inf)
-        for reply in replies
-        if name in reply.metrics or reply.metrics.get(count, 0) > 0
-    }
-    share = metrics.improved(before, after, before)
-    return {} if share is None else {"improved": share}
 
 
 def traffic(session: Session, round_id: int) -> dict[str, float]:

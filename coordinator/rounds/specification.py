@@ -9,6 +9,7 @@ from coordinator.aggregation.registry import algorithm, rule_code
 from coordinator.aggregation.rules import HyperparameterError
 from coordinator.aggregation.scalarised import Scalarised
 from coordinator.rounds.client_noise import affordable
+from federation.metrics import BUILT_IN, MetricKind, must_be_metrics
 from federation.objectives import JOINT
 from federation.runs import RunSpec, SpecError
 
@@ -219,6 +220,47 @@ def fitting_objectives(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ..
     with _named(), rule_code(rule, "fitting it to the objectives"):
         rule.fit(named)
     return named
+
+
+def fitting_metrics(spec: RunSpec, metrics: tuple[MetricKind, ...]) -> tuple[MetricKind, ...]:
+    """The metrics of a run: those that the specification names, otherwise those of the task.
+
+    Raises:
+        SpecError: they are not the task's or cannot be used, or `stop` or `privacy` does not suit them.
+    """
+    named = tuple(MetricKind(name, one.better, one.largest) for name, one in spec.evaluate.metrics.items())
+    if metrics and (strange := [kind for kind in named if kind not in metrics]):
+        raise SpecError(
+            f"evaluate.metrics.{strange[0].name}: the metrics of {spec.task} are "
+            + "; ".join(f"{one.name} (better: {one.better}, largest: {one.largest:g})" for one in metrics)
+        )
+    found = named or metrics
+    try:
+        must_be_metrics(found)
+    except ValueError as error:
+        raise SpecError(f"evaluate.metrics: {error}") from None
+    if spec.stop.metric:
+        _must_stop(spec, found)
+    return found
+
+
+def _must_stop(spec: RunSpec, metrics: tuple[MetricKind, ...]) -> None:
+    """Raises SpecError if the coordinator will not know the number by which a run is to be stopped."""
+    stop = spec.stop
+    name, _, key = stop.metric.partition("/")
+    if (known := [kind.name for kind in (*BUILT_IN, *metrics)]) and name not in known:
+        raise SpecError(f"stop.metric: {spec.task} has no metric {name!r}; there are {', '.join(known)}")
+    if stop.split not in spec.evaluated:
+        raise SpecError(f'stop.split: "{stop.split}" is not evaluated; evaluate.splits has {list(spec.evaluated)}')
+    if spec.evaluate.every == 0:
+        raise SpecError("stop: evaluate.every = 0 evaluates no model before the last round")
+    if spec.privacy.client_noise:
+        raise SpecError("stop: privacy.client_noise hides what members measure; choose one of both")
+    if spec.privacy.secure != "off" and "evaluation" not in spec.privacy.disclose and (stop.of != "mean" or key):
+        raise SpecError(
+            f'stop: a private round shows only the mean of a metric: use of = "mean"{" and no class" if key else ""}, '
+            'or privacy.disclose = ["evaluation"], which owners must allow'
+        )
 
 
 @contextmanager

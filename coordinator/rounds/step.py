@@ -26,7 +26,8 @@ from coordinator.aggregation.streaming import Row, one_thread
 from coordinator.rounds.client_noise import ClientNoise, noise_of
 from coordinator.rounds.fleets.base import Fleet, Skipped
 from federation.plugins import Origin
-from federation.runs import RunSpec, ServerSpec
+from federation.run_sections import ServerSpec
+from federation.runs import RunSpec
 from federation.vectors import model_layout, model_row, payload_bytes, update_layout, update_rows
 from storage.blobs import BlobStore, BlobWriter
 from storage.models import Round

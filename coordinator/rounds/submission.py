@@ -1,7 +1,7 @@
 """A run before it is taken: what its specification must be, and which members it would ask."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from sqlalchemy import select
@@ -10,9 +10,10 @@ from sqlalchemy.orm import Session
 from coordinator.aggregation.base import Algorithm
 from coordinator.rounds.fleets.remote import known_clients
 from coordinator.rounds.selection import asked
-from coordinator.rounds.specification import cautions, fitting_objectives, needed_sessions, parse_run
+from coordinator.rounds.specification import cautions, fitting_metrics, fitting_objectives, needed_sessions, parse_run
 from coordinator.rounds.states import RUN_ENDED
 from federation.digests import digest
+from federation.metrics import MetricKind
 from federation.refusals import Refusal
 from federation.runs import RunSpec, SpecError
 from federation.secure.thresholds import SMALLEST, SMALLEST_MGDA, Mode, assumed, smallest_cohort
@@ -27,18 +28,20 @@ class Submission:
     spec: RunSpec  # the same, parsed
     rule: Algorithm  # of the run
     objectives: tuple[str, ...]  # of the task, in its order
+    metrics: tuple[MetricKind, ...]  # of the task, beside loss and accuracy
     warnings: tuple[str, ...]  # what the operator should know about the specification
 
     @classmethod
-    def parse(cls, document: bytes, objectives: tuple[str, ...]) -> "Submission":
-        """Reads a specification, a TOML document, which need not name the task's objectives.
+    def parse(cls, document: bytes, objectives: tuple[str, ...], metrics: tuple[MetricKind, ...] = ()) -> "Submission":
+        """Reads a specification, a TOML document, which need not name the task's objectives and metrics.
 
         Raises:
             Refusal: `spec`.
         """
         try:
             spec, rule = parse_run(document)
-            return cls(document, spec, rule, fitting_objectives(spec, rule, objectives), cautions(spec, rule))
+            fitting = fitting_objectives(spec, rule, objectives), fitting_metrics(spec, metrics)
+            return cls(document, spec, rule, *fitting, cautions(spec, rule))
         except SpecError as error:
             raise Refusal("spec", str(error)) from error
 
@@ -102,7 +105,15 @@ class Submission:
 
 
 def new_run(
-    document: bytes, spec: RunSpec, objectives: tuple[str, ...], *, run_id: str, model: str, by: str, created: datetime
+    document: bytes,
+    spec: RunSpec,
+    objectives: tuple[str, ...],
+    metrics: tuple[MetricKind, ...],
+    *,
+    run_id: str,
+    model: str,
+    by: str,
+    created: datetime,
 ) -> Run:
     """The row of a run that is PENDING, with the digest of its initial model and its submitter."""
     return Run(
@@ -114,6 +125,7 @@ def new_run(
         initial_model=model,
         model=model,
         objectives=list(objectives),
+        metrics=[asdict(kind) for kind in metrics],
         state_data={},
         submitted_by=by,
         created=created,

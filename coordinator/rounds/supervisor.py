@@ -169,7 +169,8 @@ class Supervisor:
         """
         now, spec = self._clock(), submission.spec
         run_id = self._new_id()[:12]
-        run = new_run(submission.document, spec, submission.objectives, run_id=run_id, model=model, by=by, created=now)
+        facts = submission.document, spec, submission.objectives, submission.metrics
+        run = new_run(*facts, run_id=run_id, model=model, by=by, created=now)
         if paused:
             run.state = RunState.PAUSED
         with self._submitting, self._database.begin() as session:

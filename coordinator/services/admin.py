@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from coordinator.disk import open_runs_bytes, run_bytes, usage
 from coordinator.finding import find_round, find_run, model_after, removed_model
 from coordinator.members.messages import NEXT_CHUNK_SECONDS, Context, next_message
+from coordinator.rounds.scores import best_round
 from coordinator.rounds.submission import Submission
 from coordinator.rounds.uploads import Upload
 from coordinator.services import details, views
@@ -21,6 +22,7 @@ from coordinator.services.verification import Verifier
 from coordinator.services.watching import Watching, run_with_members, runs_from
 from federation import digests
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
+from federation.metrics import MetricKind
 from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
@@ -247,13 +249,19 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
     ) -> AsyncIterator[messages.ExportModelResponse]:
         """Streams a model of a run as a safetensors file."""
         by = self._access.caller().uri
-        number = request.round if request.HasField("round") else None
+        if request.HasField("round") and request.HasField("best"):
+            raise Refusal("argument", "give a round or a metric, not both")
 
-        def find(session: Session) -> tuple[Run, str]:
+        def find(session: Session) -> tuple[Run, int | None, messages.BestModel | None, str]:
             run = find_run(session, request.run)
-            return run, model_after(session, run, number)
+            number = request.round if request.HasField("round") else None
+            best = None
+            if request.HasField("best"):
+                number, value = best_round(session, run, request.best.metric, request.best.of, request.best.split)
+                best = messages.BestModel(round=number, value=value)
+            return run, number, best, model_after(session, run, number)
 
-        run, digest = await self._read(find)
+        run, number, best, digest = await self._read(find)
         try:
             source = await self._in_thread(self._blobs.open_range, digest)
         except BlobMissing:
@@ -267,10 +275,11 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
                 audit.record, at=self._clock(), actor=by, action="model.exported", subject=run.run_id, detail=digest
             )
             while chunk := await self._in_thread(source.read, CHUNK_BYTES):
-                yield messages.ExportModelResponse(digest=digest, size=size, chunk=chunk)
+                yield messages.ExportModelResponse(digest=digest, size=size, chunk=chunk, best=best)
 
 
 def _parse(header: messages.RunHeader) -> Submission:
     if len(header.spec) > MAX_SPEC_BYTES:
         raise Refusal("limit:spec", f"a specification of {len(header.spec)} bytes; at most {MAX_SPEC_BYTES}")
-    return Submission.parse(header.spec, tuple(header.objectives))
+    metrics = tuple(MetricKind(one.name, one.better, one.largest) for one in header.metrics)
+    return Submission.parse(header.spec, tuple(header.objectives), metrics)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from federation.objectives import OBJECTIVE
 from federation.refusals import Refusal
-from federation.runs import TASK
+from federation.run_sections import TASK
 from federation.text import escaped
 from federation.v1.federation_pb2 import Decline, Hello, SessionsLeft
 

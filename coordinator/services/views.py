@@ -18,8 +18,10 @@ from coordinator.rounds.states import ROUND_ENDED, RUN_ENDED
 from coordinator.services.messages import like
 from coordinator.services.summaries import concealed, summaries
 from coordinator.services.verification import Place, Verifier, parsed
-from federation.runs import PrivacySpec, RunSpec
+from federation.run_sections import PrivacySpec
+from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as messages
+from federation.v1 import common_pb2 as messages_common
 from storage import models
 from storage.records import RunMemory
 
@@ -106,6 +108,7 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
         parameters=model.parameters,
         latest=None if evaluated is None else summaries(session, [evaluated])[0],
         spec=item.spec.decode() if spec else "",
+        metrics=[messages_common.Metric(**one) for one in item.metrics],
         serving=_serving(session, item, parsed) if spec else (),
         client_privacy=_client_privacy(session, item, parsed.privacy),
     )

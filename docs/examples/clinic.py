@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from sklearn.datasets import load_breast_cancer
 from torch import nn
+from torchmetrics.classification import MulticlassAUROC, MulticlassCalibrationError, MulticlassRecall
 
-from fedpareto import DataError, DataSource, Pool, Task
+from fedpareto import DataError, DataSource, Metric, Pool, Task
 
 
 class Tumours(Task):
@@ -30,3 +31,10 @@ class Tumours(Task):
         # The same scale at every clinic, whatever its own patients look like.
         features = torch.log(torch.from_numpy(x).float() + 1e-3)
         return Pool(features, torch.from_numpy(y).long())
+
+    def metrics(self) -> dict[str, Metric]:
+        return {
+            "auc": Metric(MulticlassAUROC(num_classes=2)),
+            "recall": Metric(MulticlassRecall(num_classes=2, average=None)),
+            "calibration": Metric(MulticlassCalibrationError(num_classes=2), better="lower"),
+        }

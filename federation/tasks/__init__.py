@@ -7,7 +7,7 @@ only when a model or data is asked for, so that a command can list tasks at once
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from federation.metrics import Metric, MetricKind
     from federation.vectors import Layout
 
 _BUILT_IN = {
@@ -263,6 +264,13 @@ class Task(ABC):
         right: torch.Tensor = output.argmax(dim=1) == y
         return right
 
+    def metrics(self) -> "Mapping[str, Metric]":
+        """The task's own metrics by name, made afresh; they are measured when a model is evaluated.
+
+        A name has lower-case letters, digits and hyphens; "loss", "accuracy" and "samples" are taken.
+        """
+        return {}
+
 
 def available() -> tuple[Offer, ...]:
     """The built-in tasks and those of installed packages, by name. Imports none of them."""
@@ -303,6 +311,18 @@ def task_code(name: str, doing: str) -> Iterator[None]:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             raise
         raise TaskError(f"task {name!r}: {doing} failed: {described(error)}") from error
+
+
+def metrics_of(task: Task) -> "tuple[MetricKind, ...]":
+    """What the task's own metrics are, in its order.
+
+    Raises:
+        TaskError: its code raised an exception, or one that cannot be used.
+    """
+    from federation.metrics import kinds  # noqa: PLC0415
+
+    with task_code(task.name, "making its metrics"):
+        return kinds(task.metrics())
 
 
 _TASKS: Plugins[Task] = Plugins("task", "fedpareto.tasks", Task, "fedpareto.Task", _BUILT_IN)

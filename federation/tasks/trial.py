@@ -9,8 +9,9 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import Tensor
 
-from federation.tasks import DataError, Dataset, Pool, Splits, Task, TaskError, task_code
+from federation.tasks import DataError, Dataset, Pool, Splits, Task, TaskError, metrics_of, task_code
 from federation.tasks.parameters import build, trainable
+from federation.training.objectives import OwnMetrics
 from federation.training.objectives import losses as losses_of
 
 _FIRST = 8  # samples from the beginning of a split
@@ -62,6 +63,9 @@ def _losses(task: Task, model: torch.nn.Module, split: Dataset) -> dict[str, Ten
             output = model(x)
             losses = losses_of(task, output, y)
             task.correct(output, y)
+            own = OwnMetrics(task, [kind.name for kind in metrics_of(task)])
+            own.update(output, y)
+            own.compute()
         model.train()
         model.zero_grad()
         trained = task.losses(model(task.augment(x)), y)

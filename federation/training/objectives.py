@@ -2,13 +2,15 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
+from federation import metrics as own
 from federation.objectives import JOINT, OBJECTIVE
 from federation.tasks import Dataset, Task, TaskError
 from federation.training import TrainingStopped
@@ -64,14 +66,15 @@ def weighted(losses: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tens
 
 @dataclass(frozen=True)
 class Measured:
-    """What a model scores on one split, by objective: mean losses and shares of right samples.
+    """What a model scores on one split: mean losses and shares of right samples by objective, and the task's metrics.
 
-    Both are empty for an empty split, or where nothing was measured. An accuracy under "" is for all objectives.
+    All are empty for an empty split, or where nothing was measured. An accuracy under "" is for all objectives.
     """
 
     losses: Mapping[str, float]
     accuracies: Mapping[str, float]
     samples: int
+    others: Mapping[str, float] = field(default_factory=dict)
 
     def reported(self) -> dict[str, float]:
         """The losses as an update reports them: each, and their mean."""
@@ -85,6 +88,7 @@ class Measured:
                 found[f"{split}/{kind}"] = _mean(values)
             if set(self.losses) != {JOINT}:
                 found |= {f"{split}/{kind}/{name}": value for name, value in values.items() if name}
+        found |= {f"{split}/{name}": value for name, value in self.others.items()}
         return {name: value for name, value in found.items() if np.isfinite(value)}
 
 
@@ -100,6 +104,31 @@ def correct(task: Task, output: object, y: Tensor, objectives: Sequence[str]) ->
     return {"": hits} if isinstance(hits, Tensor) else {name: hits[name] for name in objectives if name in hits}
 
 
+class OwnMetrics:
+    """Some of a task's metrics over batches. Names that the task does not have are passed over."""
+
+    def __init__(self, task: Task, names: Collection[str]) -> None:
+        self._task = task
+        self._metrics = {name: one for name, one in task.metrics().items() if name in names} if names else {}
+
+    def update(self, output: object, y: Tensor) -> None:
+        """Takes what the model returned for a batch, and its targets."""
+        if self._metrics:
+            output, y = tree_map_only(Tensor, lambda part: part.detach().cpu(), (output, y))
+        for metric in self._metrics.values():
+            metric.measure.update(output, y)
+
+    def compute(self) -> dict[str, float]:
+        """The values by name, as `federation.metrics.values` names them. Raises TaskError if one is not a number."""
+        found: dict[str, float] = {}
+        for name, metric in self._metrics.items():
+            try:
+                found |= own.values(name, metric.measure.compute())
+            except ValueError as error:
+                raise TaskError(f"task {self._task.name!r}: {error}") from None
+        return found
+
+
 def measure(
     model: torch.nn.Module,
     task: Task,
@@ -107,19 +136,22 @@ def measure(
     objectives: Sequence[str],
     batch_size: int,
     stopped: Callable[[], bool],
+    metrics: Collection[str] = (),
 ) -> Measured:
-    """Mean losses and accuracies of a model over a split; nothing for an empty one.
+    """Mean losses and accuracies of a model over a split, and some of the task's metrics; nothing for an empty one.
 
     `stopped` is asked before every forward pass of `batch_size` samples.
 
     Raises:
         TrainingStopped: `stopped` returned True.
+        TaskError: a metric that is not a number.
     """
     count = len(data)
     if count == 0:
         return Measured({}, {}, 0)
     sums = dict.fromkeys(objectives, 0.0)
     right: dict[str, float] = defaultdict(float)
+    others = OwnMetrics(task, metrics)
     model.eval()
     with torch.no_grad():
         for x, y in zip(torch.split(data.x, batch_size), torch.split(data.y, batch_size), strict=True):
@@ -131,5 +163,6 @@ def measure(
                 sums[name] += values[name].item() * len(y)
             for name, hits in correct(task, output, y, objectives).items():
                 right[name] += hits.sum().item()
+            others.update(output, y)
     means = {name: value / count for name, value in sums.items()}
-    return Measured(means, {name: value / count for name, value in right.items()}, count)
+    return Measured(means, {name: value / count for name, value in right.items()}, count, others.compute())

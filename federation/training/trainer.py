@@ -119,7 +119,7 @@ class Trainer:
         """
         began = time.perf_counter()
         if isinstance(computation, Measure):
-            metrics = self.evaluate(base, computation.splits, stopped=stopped)
+            metrics = self.evaluate(base, computation.splits, computation.metrics, stopped=stopped)
             return Result({}, {}, metrics, self.samples, time.perf_counter() - began)
         if isinstance(computation, MeasureAlong):
             found = {}
@@ -208,34 +208,39 @@ class Trainer:
         self,
         base: NDArray[np.float32],
         splits: tuple[str, ...] = SPLITS,
+        metrics: tuple[str, ...] = (),
         *,
         stopped: Callable[[], bool] = lambda: False,
     ) -> dict[str, float]:
         """Measures a model (d,) on some of the client's splits; `stopped` is asked before every batch.
 
+        `metrics` are those of the task that are measured besides loss and accuracy.
+
         Returns:
             "<split>/samples", "<split>/loss" and "<split>/accuracy" (means over the client's objectives; of objectives
-                with names also "<split>/loss/<objective>" and "<split>/accuracy/<objective>"). What has no value is
-                left out: a loss that is not finite, an accuracy where the task has none, and both for an empty split.
+                with names also "<split>/loss/<objective>" and "<split>/accuracy/<objective>"); "<split>/<metric>",
+                and "<split>/<metric>/<key>" of a metric with several values. What has no value is left out: a number
+                that is not finite, an accuracy where the task has none, and all for an empty split.
 
         Raises:
             TrainingStopped: `stopped` returned True.
+            TaskError: a metric of the task is not a number.
         """
-        metrics: dict[str, float] = {}
+        found: dict[str, float] = {}
         with deterministic(self._device, 0):
             self._buffers.load(base)
             for name in splits:
-                metrics |= self._measure(name, stopped).metrics(name)
-        return metrics
+                found |= self._measure(name, stopped, metrics).metrics(name)
+        return found
 
     def _place(self, data: Dataset) -> Dataset:
         # Always a copy of torch's own: the last bits of a sum depend on how its operands are aligned in memory.
         return Dataset(*(part.detach().to(self._device, copy=True).contiguous() for part in (data.x, data.y)))
 
-    def _measure(self, split: str, stopped: Callable[[], bool]) -> Measured:
+    def _measure(self, split: str, stopped: Callable[[], bool], metrics: Sequence[str] = ()) -> Measured:
         size = self._task.evaluation_batch
         size = min(size, _CACHED) if self._buffers.channels_last else size
-        return measure(self._model, self._task, self._data[split], self.objectives, size, stopped)
+        return measure(self._model, self._task, self._data[split], self.objectives, size, stopped, metrics)
 
     def _descend(
         self,

@@ -777,6 +777,7 @@ class RunHeader(_message.Message):
     PAUSED_FIELD_NUMBER: _builtins.int
     OBJECTIVES_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     spec: _builtins.bytes
     """The run specification: the bytes of a TOML document."""
     model: _builtins.str
@@ -791,6 +792,10 @@ class RunHeader(_message.Message):
     def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The task's objectives, in its order; one called "loss" when none is named."""
 
+    @_builtins.property
+    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Metric]:
+        """The task's own metrics, which members measure when they evaluate a model."""
+
     def __init__(
         self,
         *,
@@ -800,10 +805,11 @@ class RunHeader(_message.Message):
         paused: _builtins.bool = ...,
         objectives: _abc.Iterable[_builtins.str] | None = ...,
         dry_run: _builtins.bool = ...,
+        metrics: _abc.Iterable[_common_pb2.Metric] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "model", b"model", "model_bytes", b"model_bytes", "objectives", b"objectives", "paused", b"paused", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "metrics", b"metrics", "model", b"model", "model_bytes", b"model_bytes", "objectives", b"objectives", "paused", b"paused", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -998,6 +1004,7 @@ class Run(_message.Message):
     MEMBERS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     CLIENT_PRIVACY_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id, unique in the federation."""
     name: _builtins.str
@@ -1060,6 +1067,10 @@ class Run(_message.Message):
         is in no answer: no weights, norms, cosines, losses, scores, samples or envelopes, and no manifest of a step.
         """
 
+    @_builtins.property
+    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Metric]:
+        """The metrics of the task that members measure, beside loss and accuracy."""
+
     def __init__(
         self,
         *,
@@ -1083,10 +1094,11 @@ class Run(_message.Message):
         members: _abc.Iterable[Global___MemberSummary] | None = ...,
         warnings: _abc.Iterable[Global___RunWarning] | None = ...,
         client_privacy: Global___ClientPrivacy | None = ...,
+        metrics: _abc.Iterable[_common_pb2.Metric] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["client_privacy", b"client_privacy", "created", b"created", "ended", b"ended", "latest", b"latest", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "client_privacy", b"client_privacy", "created", b"created", "ended", b"ended", "latest", b"latest", "members", b"members", "model", b"model", "name", b"name", "objectives", b"objectives", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "serving", b"serving", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "client_privacy", b"client_privacy", "created", b"created", "ended", b"ended", "latest", b"latest", "members", b"members", "metrics", b"metrics", "model", b"model", "name", b"name", "objectives", b"objectives", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "serving", b"serving", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2505,25 +2517,87 @@ class ExportModelRequest(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """The id, an unambiguous beginning of it, or the name."""
     round: _builtins.int
     """The round after which; the model that the run has come to when absent."""
+    @_builtins.property
+    def best(self) -> Global___BestBy:
+        """The round that is best by this metric, in place of `round`."""
+
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         round: _builtins.int | None = ...,
+        best: Global___BestBy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "round", b"round"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "best", b"best", "round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "round", b"round", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "best", b"best", "round", b"round", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__round: _TypeAlias = _typing.Literal["round"]  # noqa: Y015
     _WhichOneofArgType__round: _TypeAlias = _typing.Literal["_round", b"_round"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__round) -> _WhichOneofReturnType__round | None: ...
 
 Global___ExportModelRequest: _TypeAlias = ExportModelRequest  # noqa: Y015
+
+@_typing.final
+class BestBy(_message.Message):
+    """How models are compared."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METRIC_FIELD_NUMBER: _builtins.int
+    OF_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
+    metric: _builtins.str
+    """"accuracy", "loss", or a metric of the task, with "/KEY" where it has several values."""
+    of: _builtins.str
+    """"mean", "weighted" or "worst" of the members' values, or a member by name; empty is "mean"."""
+    split: _builtins.str
+    """The split: "train", "validation" or "test"; empty is "validation"."""
+    def __init__(
+        self,
+        *,
+        metric: _builtins.str = ...,
+        of: _builtins.str = ...,
+        split: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metric", b"metric", "of", b"of", "split", b"split"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BestBy: _TypeAlias = BestBy  # noqa: Y015
+
+@_typing.final
+class BestModel(_message.Message):
+    """The best model of a run by a metric."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """The round that made it."""
+    value: _builtins.float
+    """Its value."""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        value: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BestModel: _TypeAlias = BestModel  # noqa: Y015
 
 @_typing.final
 class ExportModelResponse(_message.Message):
@@ -2534,22 +2608,28 @@ class ExportModelResponse(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """The digest of the whole file."""
     size: _builtins.int
     """The size of the whole file in bytes."""
     chunk: _builtins.bytes
     """At most 1 MiB."""
+    @_builtins.property
+    def best(self) -> Global___BestModel:
+        """The best round and its value, where it was asked for."""
+
     def __init__(
         self,
         *,
         digest: _builtins.str = ...,
         size: _builtins.int = ...,
         chunk: _builtins.bytes = ...,
+        best: Global___BestModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "digest", b"digest", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "chunk", b"chunk", "digest", b"digest", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -488,22 +488,58 @@ class EvaluateWork(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SPLITS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def splits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The splits to evaluate: "train", "validation", "test"."""
+
+    @_builtins.property
+    def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___Metric]:
+        """Metrics of the task that are measured besides loss and accuracy."""
 
     def __init__(
         self,
         *,
         splits: _abc.Iterable[_builtins.str] | None = ...,
+        metrics: _abc.Iterable[Global___Metric] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["splits", b"splits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "splits", b"splits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvaluateWork: _TypeAlias = EvaluateWork  # noqa: Y015
+
+@_typing.final
+class Metric(_message.Message):
+    """A metric of a task, beside loss and accuracy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    BETTER_FIELD_NUMBER: _builtins.int
+    LARGEST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Lower-case letters, digits and hyphens."""
+    better: _builtins.str
+    """"higher" or "lower"."""
+    largest: _builtins.float
+    """In a private evaluation values are clipped to [0, largest]."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        better: _builtins.str = ...,
+        largest: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["better", b"better", "largest", b"largest", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Metric: _TypeAlias = Metric  # noqa: Y015
 
 @_typing.final
 class AssignmentManifest(_message.Message):
@@ -1180,42 +1216,6 @@ class TimeManifest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TimeManifest: _TypeAlias = TimeManifest  # noqa: Y015
-
-@_typing.final
-class CancelManifest(_message.Message):
-    """The reply to an assignment is no longer wanted. Signed by the coordinator; a worker drops work, and erases what it keeps
-    for it, on nothing less.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    FEDERATION_ID_FIELD_NUMBER: _builtins.int
-    CLIENT_ID_FIELD_NUMBER: _builtins.int
-    ASSIGNMENT_ID_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
-    federation_id: _builtins.str
-    """The federation."""
-    client_id: _builtins.str
-    """The client that the assignment was issued to."""
-    assignment_id: _builtins.str
-    """The assignment."""
-    reason: _builtins.str
-    """Why: a stable reason."""
-    def __init__(
-        self,
-        *,
-        federation_id: _builtins.str = ...,
-        client_id: _builtins.str = ...,
-        assignment_id: _builtins.str = ...,
-        reason: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "client_id", b"client_id", "federation_id", b"federation_id", "reason", b"reason"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CancelManifest: _TypeAlias = CancelManifest  # noqa: Y015
 
 @_typing.final
 class RevocationManifest(_message.Message):

@@ -130,9 +130,10 @@ class Differentiate:
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """Loss and accuracy of the base model on some of the client's splits: metrics, no rows."""
+    """Loss, accuracy and these metrics of the task of the base model on some of the client's splits; no rows."""
 
     splits: tuple[str, ...]
+    metrics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

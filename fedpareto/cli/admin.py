@@ -16,12 +16,30 @@ if TYPE_CHECKING:
     from federation.v1 import admin_pb2 as v1
     from federation.v1.admin_pb2_grpc import AdminStub
     from fedpareto import messages
-    from fedpareto.cli import document, download, participation, render, render_envelopes, render_rounds, upload
+    from fedpareto.cli import (
+        document,
+        download,
+        participation,
+        render,
+        render_envelopes,
+        render_metrics,
+        render_rounds,
+        upload,
+    )
 else:
     v1, messages = map(Late, ("federation.v1.admin_pb2", "fedpareto.messages"))
-    document, download, participation, render, render_envelopes, render_rounds, upload = (
+    document, download, participation, render, render_envelopes, render_metrics, render_rounds, upload = (
         Late(f"fedpareto.cli.{name}")
-        for name in ("document", "download", "participation", "render", "render_envelopes", "render_rounds", "upload")
+        for name in (
+            "document",
+            "download",
+            "participation",
+            "render",
+            "render_envelopes",
+            "render_metrics",
+            "render_rounds",
+            "upload",
+        )
     )
 
 __all__ = ["app", "members"]  # importing `members` adds its commands before those of this file
@@ -211,6 +229,25 @@ def rounds(stub: "AdminStub", run: RunName) -> Answer:
     return response, lambda: render_rounds.rounds(response.rounds)
 
 
+@command(reads=True)
+def compare(
+    stub: "AdminStub",
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN ...", help="Runs by id or name, two or more.")],
+) -> Answer:
+    """Show runs beside each other.
+
+    That is: the numbers of their last evaluated rounds, their bytes and their time.
+    """
+    if len(runs) < 2:
+        raise Failure("name two runs or more: fedpareto admin compare RUN RUN", code=USAGE)
+    found = []
+    for run in runs:
+        response = stub.GetRun(v1.GetRunRequest(run=run))
+        found.append((response.run, messages.whole(stub.ListRounds, v1.ListRoundsRequest(run=run)).rounds))
+    table = render_metrics.comparison(found)
+    return table, lambda: render_metrics.compared(table)
+
+
 @command("round", reads=True, context_settings={"ignore_unknown_options": True})
 def show_round(
     stub: "AdminStub",
@@ -259,14 +296,30 @@ def export(
     number: Annotated[
         int | None, typer.Option("--round", min=0, help="The model after this round. Default: the newest.")
     ] = None,
+    best: Annotated[
+        str, typer.Option("--best", metavar="METRIC", help="The best model by accuracy, loss or a metric of the task.")
+    ] = "",
+    of: Annotated[str, typer.Option(help="With --best: mean, weighted or worst of the members, or a member.")] = "mean",
+    split: Annotated[str, typer.Option(help="With --best: train, validation or test.")] = "validation",
     force: ForceOption = False,
     home: Home = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a model of a run to a file."""
+    """Write a model of a run to a file.
+
+    Its newest model, the model after one round, or with --best the best one: `--best auc --of worst` is the model
+    whose worst member is best off. Choose by the validation split, so that the test split stays an honest measure.
+    """
+    if best and number is not None:
+        raise Failure("give --round or --best, not both", code=USAGE)
     if out.exists() and not force:
         raise Failure(f"{out} exists: give --force to overwrite it", code=USAGE)
     with connected(context, home, reads=True) as stub:
-        digest, size = download.save(stub.ExportModel(v1.ExportModelRequest(run=run, round=number)), out)
-    found = {"file": str(out), "digest": digest, "size": size}
-    show(as_json, found, f"{out}: {size:,} bytes, {digest}")
+        by = v1.BestBy(metric=best, of=of, split=split) if best else None
+        saved = download.save(stub.ExportModel(v1.ExportModelRequest(run=run, round=number, best=by)), out)
+    found: dict[str, Any] = {"file": str(out), "digest": saved.digest, "size": saved.size}
+    words = f"{out}: {saved.size:,} bytes, {saved.digest}"
+    if saved.best is not None:
+        found |= {"round": saved.best.round, "value": saved.best.value}
+        words += f"; round {saved.best.round}, {split} {best} ({of}) = {saved.best.value:.6g}"
+    show(as_json, found, words)

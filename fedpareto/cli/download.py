@@ -3,16 +3,26 @@
 import os
 import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from federation import digests
-from federation.v1.admin_pb2 import ExportModelResponse
+from federation.v1.admin_pb2 import BestModel, ExportModelResponse
 from fedpareto.cli.failure import Failure, failing
 
 
-def save(pieces: Iterable[ExportModelResponse], path: Path) -> tuple[str, int]:
-    """Writes the pieces to `path`; returns the digest and the size in bytes.
+@dataclass(frozen=True)
+class Saved:
+    """A model that was written: its digest, its size in bytes, and the round if it was chosen by a metric."""
+
+    digest: str
+    size: int
+    best: BestModel | None
+
+
+def save(pieces: Iterable[ExportModelResponse], path: Path) -> Saved:
+    """Writes the pieces to `path`.
 
     Raises:
         Failure: the bytes are not those that the coordinator named, or the file cannot be written; an older file stays.
@@ -22,21 +32,23 @@ def save(pieces: Iterable[ExportModelResponse], path: Path) -> tuple[str, int]:
         temporary = Path(name)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                digest, size = _write(pieces, file)
+                saved = _write(pieces, file)
                 file.flush()
                 os.fsync(descriptor)
             temporary.chmod(0o644)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-    return digest, size
+    return saved
 
 
-def _write(pieces: Iterable[ExportModelResponse], file: BinaryIO) -> tuple[str, int]:
+def _write(pieces: Iterable[ExportModelResponse], file: BinaryIO) -> Saved:
+    best = None
     digest, size, count, state = "", 0, 0, digests.hasher()
     for piece in pieces:
         if not digest:
             digest, size = piece.digest, piece.size
+            best = piece.best if piece.HasField("best") else None
             state = digests.hasher(digests.parse(digest)[0])
         state.update(piece.chunk)
         count += file.write(piece.chunk)
@@ -45,4 +57,4 @@ def _write(pieces: Iterable[ExportModelResponse], file: BinaryIO) -> tuple[str, 
     found = f"{digests.parse(digest)[0]}:{state.hexdigest()}"
     if found != digest or count != size:
         raise Failure(f"the model that arrived is {found} ({count} bytes); expected {digest} ({size} bytes)")
-    return digest, size
+    return Saved(digest, size, best)

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, dataclass
+from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 from coordinator.aggregation.registry import common_hyperparameters, listed
-from federation.runs import OPTIMISER_KEYS, RunSpec, ServerSpec
+from federation.run_sections import OPTIMISER_KEYS, ServerSpec
+from federation.runs import RunSpec
 
 # For the keys without a default: something that a reader can begin with.
 _EXAMPLES = {"name": '"my-run"', "task": '"digits"', "rounds": "30"}
@@ -23,7 +25,7 @@ class Key:
     Attributes:
         path: with its section in front.
         type: in words, with its bounds.
-        default: as TOML; None when the key must be given.
+        default: as TOML; None when the key must be given, empty when it has no value unless it is given.
         meaning: in words.
         algorithm: of which it is a hyper-parameter; empty for other keys.
         optimisers: of the server that take it, if not all do.
@@ -59,7 +61,7 @@ def template(items: Iterable[Key]) -> str:
         owners = key.algorithm or ", ".join(key.optimisers)  # others refuse it
         lines.append(f"# {owners + ': ' if owners else ''}{key.meaning or name} ({what})")
         value = _EXAMPLES.get(name, '""') if key.default is None else key.default
-        lines.append(f"{'# ' if owners else ''}{name} = {value}")
+        lines.append(f"{'# ' if owners or not value else ''}{name} = {value or '...'}")
     return "\n".join(lines)
 
 
@@ -90,8 +92,8 @@ def _bound(constraint: Any) -> str:
 
 
 def _type(kind: Any) -> str:
-    if get_origin(kind) is Union:
-        return " or ".join(map(_type, get_args(kind)))
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_type(one) for one in get_args(kind) if one is not NoneType)
     if get_origin(kind) is Literal:
         return " or ".join(f'"{value}"' for value in get_args(kind))
     if get_origin(kind) is tuple:
@@ -101,6 +103,8 @@ def _type(kind: Any) -> str:
 
 
 def _toml(value: Any) -> str:
+    if value is None:
+        return ""
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     return json.dumps(value) if isinstance(value, str | bool) else repr(value)

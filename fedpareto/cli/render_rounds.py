@@ -15,14 +15,17 @@ from federation.v1.secure_pb2 import SecureTerms
 from fedpareto.cli import render_envelopes
 from fedpareto.cli.heat_map import heat_map
 from fedpareto.cli.render import OF_OBJECTIVES, SCORED, new_table, state, state_of
+from fedpareto.cli.render_metrics import members, own_metrics
 from fedpareto.formatting import UNKNOWN, local, number, percent, seconds, short, size, when
 from fedpareto.messages import accepted, duration, name_of
-from fedpareto.series import metric
+from fedpareto.series import OWN, metric, own_names
 
 # A round's numbers, line by line; what an algorithm adds of its own comes last.
 _MEASURED = {
     "accuracy": (
-        *(f"accuracy/{name}" for name in ("mean", "std", "variance", "worst5", "best5", "p5", "p95", "best", "jain")),
+        "accuracy/mean",
+        "accuracy/weighted",
+        *(f"accuracy/{name}" for name in ("std", "variance", "worst5", "best5", "p5", "p95", "best", "jain")),
         "backdoor",
         "evaluated",
         "private/members",
@@ -31,6 +34,7 @@ _MEASURED = {
     "direction": ("direction_norm", "stationarity", "stationarity/relative", "descent_min", "descent_share"),
     "conflicts": ("conflicts", "conflict_depth", "conflict_mean"),
     "weights": ("entropy", "step/rate"),
+    "stopping": ("stop/value", "stop/since"),
     "epsilon": ("epsilon/clients", "epsilon/samples"),
     "objectives": (
         *(f"objective/{name}" for name in ("conflicts", "conflict_depth", "conflict_mean", "stationarity")),
@@ -39,9 +43,10 @@ _MEASURED = {
 }
 _ELSEWHERE = ("accuracy/worst", "loss/worst", "bytes/up", "bytes/refused", "bytes/down", "stationary")
 _MODE, _ALARM = 20, 300  # characters of words in signed steps
-_COUNTS = ("conflicts", "evaluated", "iterations", "objective/conflicts", "private/members")
+_COUNTS = ("conflicts", "evaluated", "iterations", "objective/conflicts", "private/members", "stop/since")
 _WORDS = {  # where the name says too little without its group
     "stationarity/relative": "relative",
+    "stop/since": "evaluations since the best",
     "epsilon/clients": "of clients",
     "epsilon/samples": "of samples, the largest of a client",
     "direction_norm": "norm",
@@ -135,7 +140,11 @@ def round_(item: GetRoundResponse) -> RenderableType:
     parts: list[RenderableType] = [head, Text()]
     if item.HasField("objectives"):
         parts += [*_objectives(item), Text()]
+    if own_names(summary.metrics):
+        parts += [own_metrics(summary), Text()]
     parts.append(participations(item))
+    if own := list(members(item.participations)):
+        parts += [Text("\nthe members' own metrics", style="bold"), *own]
     if item.gram_clients:
         title = Text("\ncosines between the accepted updates", style="bold")
         parts += [title, heat_map(item.gram_clients, item.cosines)]
@@ -212,7 +221,7 @@ def _measured(summary: RoundSummary) -> Iterator[tuple[str, str]]:
         value = f"accuracy {percent(accuracy)}" if math.isfinite(accuracy) else f"loss {number(loss)}"
         yield "worst client", f"{summary.worst_client}: {value}"
     known = {name for names in _MEASURED.values() for name in names} | set(_ELSEWHERE)
-    own = {name for name in set(summary.metrics) - known if not name.startswith(OF_OBJECTIVES)}
+    own = {name for name in set(summary.metrics) - known if not name.startswith((*OF_OBJECTIVES, OWN))}
     groups = {**_MEASURED, "algorithm": tuple(sorted(own))}
     for label, names in groups.items():
         found = [_named(name, summary.metrics[name]) for name in names if name in summary.metrics]

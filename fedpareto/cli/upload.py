@@ -1,21 +1,27 @@
 """Submitting a run: its specification, checked here first, and its initial model, in chunks."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from federation.channels import CHUNK_BYTES
 from federation.digests import DEFAULT_ALGORITHM, hasher
+from federation.metrics import MetricKind
 from federation.plugins import PluginError
 from federation.refusals import Refusal
 from federation.runs import RunSpec, SpecError
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
 from federation.v1.admin_pb2_grpc import AdminStub
+from federation.v1.common_pb2 import Metric
 from fedpareto.cli.document import dumps
 from fedpareto.cli.failure import USAGE, Failure, failing
 from fedpareto.formatting import size
+
+if TYPE_CHECKING:
+    from federation.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -27,20 +33,30 @@ class InitialModel:
         size: bytes.
         digest: of all bytes.
         objectives: of the task, in its order; none where the task is not installed here.
+        metrics: of the task, likewise.
     """
 
     pieces: Callable[[], Iterator[bytes]]
     size: int
     digest: str
     objectives: tuple[str, ...] = ()
+    metrics: tuple[MetricKind, ...] = ()
 
     @classmethod
-    def of(cls, pieces: Callable[[], Iterator[bytes]], size: int, objectives: Iterable[str]) -> "InitialModel":
-        """Computes the digest."""
+    def of(cls, pieces: Callable[[], Iterator[bytes]], size: int, task: "Task | None") -> "InitialModel":
+        """Computes the digest; without a task here, there are no objectives and metrics.
+
+        Raises:
+            TaskError: the task's code raised an exception, or one of its metrics cannot be used.
+        """
         state = hasher()
         for piece in pieces():
             state.update(piece)
-        return cls(pieces, size, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", tuple(objectives))
+        if task is None:
+            return cls(pieces, size, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}")
+        from federation.tasks import metrics_of
+
+        return cls(pieces, size, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", task.objectives, metrics_of(task))
 
 
 def read_spec(path: Path) -> tuple[bytes, RunSpec]:
@@ -90,7 +106,8 @@ def made_model(task_name: str, seed: int) -> InitialModel:
             for start in range(0, len(part), CHUNK_BYTES):
                 yield bytes(part[start : start + CHUNK_BYTES])
 
-    return InitialModel.of(pieces, len(header) + len(data), found.objectives)
+    with failing(TaskError, code=USAGE):
+        return InitialModel.of(pieces, len(header) + len(data), found)
 
 
 def model_file(path: Path, task_name: str) -> InitialModel:
@@ -113,11 +130,11 @@ def model_file(path: Path, task_name: str) -> InitialModel:
             while piece := file.read(CHUNK_BYTES):
                 yield piece
 
+    size = path.stat().st_size
     try:
-        objectives = task(task_name).objectives
-    except (TaskError, ModuleNotFoundError):  # a task of the members' own: the specification may name its objectives
-        objectives = ()
-    return InitialModel.of(pieces, path.stat().st_size, objectives)
+        return InitialModel.of(pieces, size, task(task_name))
+    except (TaskError, ModuleNotFoundError):  # a task of the members' own: the specification may name what it has
+        return InitialModel.of(pieces, size, None)
 
 
 def submit(
@@ -139,6 +156,7 @@ def submit(
             paused=paused,
             objectives=model.objectives,
             dry_run=dry_run,
+            metrics=[Metric(**asdict(kind)) for kind in model.metrics],
         )
         yield SubmitRunRequest(header=header)
         for piece in () if dry_run else model.pieces():

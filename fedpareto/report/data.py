@@ -20,7 +20,7 @@ from federation.v1.admin_pb2 import (
 )
 from federation.v1.admin_pb2_grpc import AdminStub
 from fedpareto.messages import accepted, whole
-from fedpareto.series import known, last, metric
+from fedpareto.series import known, last, metric, own_names
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,11 @@ class RunData:
                     if values:
                         return Final(item.summary.round, split, measure, values)
         return None
+
+    @cached_property
+    def own_metrics(self) -> list[str]:
+        """The values of the task's own metrics, such as "auc" or "recall/3", by name."""
+        return own_names({name: value for item in self.rounds for name, value in item.summary.metrics.items()})
 
     # --- objectives
 

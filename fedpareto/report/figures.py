@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fedpareto.formatting import number, percent
-from fedpareto.report import charts, objectives, traffic
+from fedpareto.report import charts, metrics, objectives, traffic
 from fedpareto.report.charts import ACCURACY, COSINE, Axis, Series, general
 from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, table
@@ -21,6 +21,8 @@ def all_figures(data: RunData, beside: Sequence[RunData]) -> Iterator[tuple[str,
     if data.objectives:
         yield "objectives", "The objectives", list(objectives.figures(data, beside))
     yield "accuracy", "Accuracy, and how evenly it is spread", [_accuracy(data), _spread(data), _final(data)]
+    if data.own_metrics:
+        yield "metrics", "The task's own metrics", list(metrics.figures(data))
     yield "loss", "Loss, and who was better off", [_losses(data), _improved(data)]
     yield "weights", "Who decided: the weights", [_weights(data), _entropy(data)]
     yield "conflicts", "Conflicts, and the direction that was taken", [_conflicts(data), _cosines(data), _norms(data)]

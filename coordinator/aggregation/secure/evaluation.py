@@ -23,9 +23,7 @@ class Means:
     members: int
 
 
-def evaluation(
-    context: RoundContext, splits: tuple[str, ...], clients: Sequence[str]
-) -> Generator[Phase, Replies, Means]:
+def evaluation(context: RoundContext, asked: Evaluate, clients: Sequence[str]) -> Generator[Phase, Replies, Means]:
     """One evaluation of the model that `context.private` names.
 
     Raises:
@@ -37,13 +35,13 @@ def evaluation(
     who = [name for name in sorted(clients) if name in private.keys and name not in private.named]
     if not who:
         raise TooFewUpdatesError("no member can evaluate")
-    length = 2 * len(metric_names(splits, context.objectives))
+    length = 2 * len(metric_names(asked, context.objectives))
     clip = math.sqrt(length)  # no vector of entries in [0, 1] is longer
     chosen = who[:LARGEST]
     setting = make_setting(context, private, Mode.SUM, length, clip=clip, purpose="evaluation", who=chosen)
 
-    def inner(asked: Asked) -> Work:
-        return Evaluate(splits=splits)
+    def inner(_: Asked) -> Work:
+        return asked
 
     def equal(cohort: Cohort) -> list[int]:
         return truncated([1 / len(cohort.members)] * len(cohort.members))
@@ -52,4 +50,4 @@ def evaluation(
     members = len(total.record.survivors)
     share = float(total.weights.sum())
     mean = total.vector(clip / share).astype(float)
-    return Means(metric_means(mean, splits, context.objectives, 1 / members), members)
+    return Means(metric_means(mean, asked, context.objectives, 1 / members), members)

@@ -27,6 +27,7 @@ from federation.secure.errors import Malformed
 from federation.sketches.base import SketchError
 from federation.vectors import DTYPES, Array, RowFile, payload_bytes, update_layout
 from federation.work.base import Shape, Work, payload_layout
+from federation.work.evaluate.work import Evaluate
 from federation.work.secure.ready import Ready
 from federation.work.secure.stage import CIPHERTEXTS
 from federation.work.secure.terms import SessionTerms, Stage
@@ -84,12 +85,13 @@ def verify_secure_step(rule: Algorithm, spec: "RunSpec", context: RoundContext, 
 
 
 def verify_evaluation(
-    spec: "RunSpec", context: RoundContext, replies: Sequence[Reply], asked: Mapping[str, Work]
+    spec: "RunSpec", wanted: Evaluate, context: RoundContext, replies: Sequence[Reply], asked: Mapping[str, Work]
 ) -> Means:
     """The means that follow from the signed replies of an evaluation, whose terms are in the work of READY.
 
     Args:
         spec: of the run.
+        wanted: what the run measures.
         context: of the evaluation, as of `verify_secure_step`; `private.origin` has the model that was evaluated.
         replies: all that were accepted; their signatures have been verified.
         asked: as of `SecureEvidence`.
@@ -106,7 +108,7 @@ def verify_evaluation(
         purpose="evaluation", agreed=ready.agreed, terms_bytes=terms, taus=lambda view, V, inputs: (b"", b"")
     )
     answers = _Answers(spec, context, replies, asked)
-    return _replayed(lambda again: evaluation(again, spec.evaluated, ids), context, [setting], answers)
+    return _replayed(lambda again: evaluation(again, wanted, ids), context, [setting], answers)
 
 
 def _recorded(record: Record) -> Setting:

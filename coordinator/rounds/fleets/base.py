@@ -16,8 +16,10 @@ from coordinator.aggregation.phases import Phase, Replies, Selected
 from coordinator.rounds.evidence import Evidence, RecordError, SignatureMemory
 from federation.digests import digest
 from federation.envelope import ManifestT
+from federation.metrics import MetricKind, kind_of
 from federation.runs import RunSpec
 from federation.v1.common_pb2 import SignedEnvelope
+from federation.work.evaluate.work import Evaluate
 from storage import models
 from storage.blobs import BlobStore
 from storage.database import Database
@@ -46,6 +48,7 @@ class RunFacts:
     spec_digest: str  # the digest of what was submitted
     parameters: int  # d, the number of the model's trainable parameters
     objectives: tuple[str, ...]  # of the task, in its order
+    metrics: tuple[MetricKind, ...]  # of the task, beside loss and accuracy
 
     @classmethod
     def load(cls, database: Database, run_id: str) -> "RunFacts":
@@ -59,7 +62,19 @@ class RunFacts:
             if digest(run.spec) != run.spec_digest:
                 raise RecordError("runs", run_id, "spec", f"its digest is not {run.spec_digest}")
             parameters = session.get_one(Model, run.initial_model).parameters
-            return cls(run_id, RunSpec.parse(run.spec), run.spec_digest, parameters, tuple(run.objectives))
+            metrics = tuple(MetricKind(**one) for one in run.metrics)
+            spec = RunSpec.parse(run.spec)
+            return cls(run_id, spec, run.spec_digest, parameters, tuple(run.objectives), metrics)
+
+    @property
+    def evaluation(self) -> Evaluate:
+        """What clients measure of a model after a round."""
+        return Evaluate(splits=self.spec.evaluated, metrics=self.metrics)
+
+    @property
+    def stopped_by(self) -> MetricKind | None:
+        """The metric by which the run is stopped before its last round; None if by none."""
+        return kind_of(self.spec.stop.metric, self.metrics)
 
     def must_run(self, session: Session) -> None:
         """Raises Held if the run is not RUNNING."""

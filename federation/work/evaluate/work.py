@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from federation.metrics import MetricKind, must_be_metrics
 from federation.work.base import Client, RowSchema, Shape, Shows, Terms, Work, WorkError
 from federation.work.computation import SPLITS, Measure
 
@@ -12,7 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Work):
-    """Evaluate the base model on some of the splits. The reply has metrics, and no payload."""
+    """Evaluate the base model on some of the splits. The reply has metrics, and no payload.
+
+    `metrics` are those of the task that are measured besides loss and accuracy; one that the client's task does not
+    have is left out.
+    """
 
     name: ClassVar[str] = "evaluate"
     doing: ClassVar[str] = "evaluating"
@@ -21,6 +26,7 @@ class Evaluate(Work):
     shows: ClassVar[Shows] = Shows.METRICS
 
     splits: tuple[str, ...]
+    metrics: tuple[MetricKind, ...] = ()
 
     @classmethod
     def terms(cls, spec: "RunSpec") -> Terms:
@@ -30,8 +36,12 @@ class Evaluate(Work):
         known = all(split in SPLITS for split in self.splits)
         if not self.splits or not known or len(set(self.splits)) < len(self.splits):
             raise WorkError(f"cannot evaluate the splits {list(self.splits)}; there are {', '.join(SPLITS)}")
+        try:
+            must_be_metrics(self.metrics)
+        except ValueError as error:
+            raise WorkError(str(error)) from None
         return ()
 
     def computation(self, client: Client) -> Measure:
         """The measurement; `answer` hands in its metrics."""
-        return Measure(splits=self.splits)
+        return Measure(splits=self.splits, metrics=tuple(kind.name for kind in self.metrics))

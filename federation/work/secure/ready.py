@@ -2,7 +2,6 @@
 
 import secrets
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
 from federation.secure import hashing
@@ -31,7 +30,6 @@ class Ready(Work):
     name: ClassVar[str] = Stage.READY.value
     doing: ClassVar[str] = "preparing a private round"
     shows: ClassVar[Shows] = Shows.NOTHING
-    ends_after: ClassVar[timedelta | None] = timedelta(days=1)
 
     agreed: SessionTerms
     terms_bytes: bytes
@@ -70,7 +68,7 @@ class Ready(Work):
     def length(self, shape: Shape) -> int:
         """Coordinates of the vector."""
         if isinstance(self.inner, Evaluate):
-            return 2 * len(vector.metric_names(self.inner.splits, shape.objectives))
+            return 2 * len(vector.metric_names(self.inner, shape.objectives))
         return sum(row.length for row in self.inner.rows(shape))
 
     def computation(self, client: Client) -> Computation | None:
@@ -95,11 +93,11 @@ class Ready(Work):
         refusals.check_order(journal, Stage.READY, 0, again=client.again)
         found = self.inner.answer(client, computed)
         if isinstance(self.inner, Evaluate):
-            made = vector.of_metrics(found.metrics, self.inner.splits, client.shape.objectives)
+            made = vector.of_metrics(found.metrics, self.inner, client.shape.objectives)
         else:
             made = vector.joined([found.rows[row.name] for row in self.inner.rows(client.shape)])
         divisor = vector.divisor(made, agreed.clip) / client.site.stretch
-        kept = journal.keep_vector(made, divisor)
+        journal.keep_vector(made, divisor)
         journal.agree(
             Stage.READY,
             0,
@@ -112,7 +110,6 @@ class Ready(Work):
                 "spec": agreed.spec,
                 "invited": list(agreed.ids),
                 "evaluation": self.evaluates,
-                "vector": kept,
             },
         )
         public = journal.keys.public

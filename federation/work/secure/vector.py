@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from federation.secure.blocks import blocks, norm
 from federation.vectors import Array
 from federation.work.base import WorkError
+from federation.work.evaluate.work import Evaluate
 
 LARGEST_LOSS = 10.0
 """Losses of an evaluation are clipped to [0, LARGEST_LOSS]."""
@@ -37,21 +38,21 @@ def divisor(vector: NDArray[np.float32], clip: float) -> float:
     return max(length, clip)
 
 
-def metric_names(splits: Sequence[str], objectives: Sequence[str]) -> list[tuple[str, float]]:
-    """The metrics of an evaluation in the order of its vector, each with its largest value."""
-    several = objectives if len(objectives) > 1 else ()
-    return [
-        (f"{split}/{kind}{suffix}", largest)
-        for split in splits
-        for suffix in ("", *(f"/{name}" for name in several))
-        for kind, largest in _KINDS
-    ]
+def metric_names(evaluation: Evaluate, objectives: Sequence[str]) -> list[tuple[str, float]]:
+    """The metrics of an evaluation in the order of its vector, each with its largest value.
+
+    Of a task's own metric with several values none is summed.
+    """
+    suffixes = ("", *(f"/{name}" for name in objectives if len(objectives) > 1))
+    names = [(kind + suffix, largest) for suffix in suffixes for kind, largest in _KINDS]
+    names += [(own.name, own.largest) for own in evaluation.metrics]
+    return [(f"{split}/{name}", largest) for split in evaluation.splits for name, largest in names]
 
 
-def of_metrics(metrics: Mapping[str, float], splits: Sequence[str], objectives: Sequence[str]) -> NDArray[np.float32]:
+def of_metrics(metrics: Mapping[str, float], evaluation: Evaluate, objectives: Sequence[str]) -> NDArray[np.float32]:
     """Two entries in [0, 1] for each metric, (2 n,): 1 where it is reported, and its value over the largest value."""
     entries = []
-    for name, largest in metric_names(splits, objectives):
+    for name, largest in metric_names(evaluation, objectives):
         value = metrics.get(name, math.nan)
         there = math.isfinite(value)
         entries += [float(there), min(max(value, 0.0), largest) / largest if there else 0.0]
@@ -59,7 +60,7 @@ def of_metrics(metrics: Mapping[str, float], splits: Sequence[str], objectives: 
 
 
 def metric_means(
-    total: NDArray[np.float64], splits: Sequence[str], objectives: Sequence[str], share: float
+    total: NDArray[np.float64], evaluation: Evaluate, objectives: Sequence[str], share: float
 ) -> dict[str, float]:
     """The mean of each metric over the clients that report it, from the sum of vectors, (2 n,).
 
@@ -68,6 +69,6 @@ def metric_means(
     pairs = total.reshape(-1, 2)
     return {
         name: float(value / there) * largest
-        for (name, largest), (there, value) in zip(metric_names(splits, objectives), pairs, strict=True)
+        for (name, largest), (there, value) in zip(metric_names(evaluation, objectives), pairs, strict=True)
         if there > share / 2
     }

@@ -11,7 +11,8 @@ from federation.work.base import Client, Demand, RowSchema, Shape, Terms, Work, 
 from federation.work.computation import Descend, LocalSgd, PrivateSgd
 
 if TYPE_CHECKING:
-    from federation.runs import LimitsSpec, RunSpec
+    from federation.run_sections import LimitsSpec
+    from federation.runs import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,6 +99,7 @@ def upgrade() -> None:
         _column("initial_model", DIGEST, sa.ForeignKey("models.digest")),
         _column("model", DIGEST, sa.ForeignKey("models.digest")),
         _column("objectives", sa.JSON),
+        _column("metrics", sa.JSON),
         _column("state_data", sa.JSON),
         _column("submitted_by", sa.String(200)),
         _column("created", TIME),
@@ -140,7 +141,7 @@ def upgrade() -> None:
         _column("split", sa.String(20)),
         _column("loss", sa.Float, nullable=True),
         _column("accuracy", sa.Float, nullable=True),
-        _column("objectives", sa.JSON),
+        _column("others", sa.JSON),
         _column("samples", sa.BigInteger),
         sa.UniqueConstraint("round_id", "client_id", "split"),
     )

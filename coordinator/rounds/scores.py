@@ -1,0 +1,289 @@
+"""What members measured of a round's model: what is recorded of it, and by what a run is stopped."""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.aggregation.phases import Replies, Reply
+from coordinator.rounds import metrics
+from coordinator.rounds.fleets.base import RunFacts
+from coordinator.rounds.revoked import REVOKED
+from federation.metrics import BUILT_IN, MOST_VALUES, MetricKind, kind_of
+from federation.refusals import Refusal
+from federation.runs import RunSpec
+from federation.work.evaluate.work import Evaluate
+from storage.models import Assignment, Evaluation, Phase, Round, Run, Update
+
+Measurements = Mapping[str, float]  # of one member, as a reply names them
+
+
+def evaluations(round_id: int, model: str, replies: Replies, asked: Evaluate) -> list[Evaluation]:
+    """What every client measured, split by split, as rows of the database."""
+    return [
+        Evaluation(
+            round_id=round_id,
+            client_id=reply.client_id,
+            model=model,
+            split=split,
+            loss=reply.metrics.get(f"{split}/loss"),
+            accuracy=_accuracy(reply, split),
+            others={
+                f"{kind}/{name}": reply.metrics[f"{split}/{kind}/{name}"]
+                for kind in ("loss", "accuracy")
+                for name in reply.objectives
+                if f"{split}/{kind}/{name}" in reply.metrics
+            }
+            | {name: value for kind in asked.metrics for name, value in _own(reply, split, kind).items()},
+            samples=_samples(reply.metrics, split),
+        )
+        for reply in replies
+        for split in asked.splits
+    ]
+
+
+def _samples(measured: Measurements, split: str) -> int:
+    """The samples of a split that a client claims, a number of any size."""
+    return int(min(max(measured.get(f"{split}/samples", 0.0), 0.0), 2.0**53))
+
+
+def _own(reply: Reply, split: str, kind: MetricKind) -> dict[str, float]:
+    """The values of one of the task's metrics that a client claims, by name."""
+    whole = f"{split}/{kind.name}"
+    found = {
+        name.removeprefix(f"{split}/"): value
+        for name, value in reply.metrics.items()
+        if name == whole or name.startswith(f"{whole}/")
+    }
+    return dict(sorted(found.items())[:MOST_VALUES])
+
+
+def _accuracy(reply: Reply, split: str, objective: str = "") -> float | None:
+    """The accuracy that a client claims; None where it claims none, or one that is no share."""
+    value = reply.metrics.get(f"{split}/accuracy/{objective}".removesuffix("/"), math.nan)
+    return value if 0 <= value <= 1 else None
+
+
+def scores(replies: Replies, names: tuple[str, ...], kinds: Sequence[MetricKind] = ()) -> dict[str, float]:
+    """The metrics of the clients' accuracies, on the first of `SCORED` that was measured, and of their losses.
+
+    Several objectives have their own metrics, and so do the metrics of the task.
+    """
+    found: dict[str, float] = {}
+    several = names if len(names) > 1 else ()  # no mutant: != is the same, as there is at least one
+    for split in metrics.SCORED:
+        if values := _accuracies(replies, split):
+            found |= metrics.accuracies(values)
+            claims = [(reply, _accuracy(reply, split)) for reply in replies]
+            shares = [(value, _samples(reply.metrics, split)) for reply, value in claims if value is not None]
+            found["accuracy/weighted"] = weighted_mean(shares)
+            for name in several:
+                if own := _accuracies(_serving(replies, name), split, name):
+                    found[f"accuracy/objective/{name}"] = float(np.mean(own))
+            break
+    for name in several:
+        for split in metrics.SCORED:
+            if values := _measured(_serving(replies, name), f"{split}/loss/{name}"):
+                found[f"loss/{split}/{name}"] = float(np.mean(values))
+    losses = {split: _measured(replies, f"{split}/loss") for split in metrics.SCORED}
+    found |= {f"loss/{split}": float(np.mean(values)) for split, values in losses.items() if values}
+    judged = next((values for values in losses.values() if values), [])
+    if judged and "accuracy/mean" not in found:
+        found |= {"loss/worst": max(judged), "loss/jain": metrics.jain(judged)}
+    for kind in kinds:
+        found |= _spread(replies, kind)
+    found["evaluated"] = float(len(replies))
+    return found
+
+
+def _spread(replies: Replies, kind: MetricKind) -> dict[str, float]:
+    """Mean, mean by samples, worst and best of a task's metric, on the first of `SCORED` that was measured."""
+    for split in metrics.SCORED:
+        claims: dict[str, list[tuple[float, int]]] = {}
+        for reply in replies:
+            for name, value in _own(reply, split, kind).items():
+                claims.setdefault(name, []).append((value, _samples(reply.metrics, split)))
+        if claims:
+            # A client can claim any names: those that most clients claim are recorded.
+            chosen = sorted(claims, key=lambda name: (-len(claims[name]), name))[:MOST_VALUES]
+            return {
+                f"metric/{name}/{of}": summary(claims[name], of, higher=kind.higher)
+                for name in sorted(chosen)
+                for of in ("mean", "weighted", "worst", "best")
+            }
+    return {}
+
+
+def summary(claims: Sequence[tuple[float, int]], of: str, *, higher: bool) -> float:
+    """One number of what members measured: pairs of a value and the samples that it was measured on, at least one.
+
+    `of` is "mean", "weighted", "worst" or "best"; `higher` says whether higher values are better.
+    """
+    own = [value for value, _ in claims]
+    match of:
+        case "mean":
+            return float(np.mean(own))
+        case "weighted":
+            return weighted_mean(claims)
+        case "worst":
+            return min(own) if higher else max(own)
+        case "best":
+            return max(own) if higher else min(own)
+    raise ValueError(f"no summary {of!r}")
+
+
+def weighted_mean(claims: Sequence[tuple[float, int]]) -> float:
+    """The mean of values weighted by samples; NaN without samples."""
+    total = sum(samples for _, samples in claims)
+    return math.fsum(value * (samples / total) for value, samples in claims) if total else math.nan
+
+
+def scores_of_means(
+    means: Mapping[str, float], members: int, names: tuple[str, ...], kinds: Sequence[MetricKind] = ()
+) -> dict[str, float]:
+    """The metrics that follow from means over the members alone, of a run with these objectives and metrics."""
+    found = {f"loss/{split}": means[f"{split}/loss"] for split in metrics.SCORED if f"{split}/loss" in means}
+    for split in metrics.SCORED:
+        if f"{split}/accuracy" in means:
+            found["accuracy/mean"] = means[f"{split}/accuracy"]
+            several = {name: f"{split}/accuracy/{name}" for name in names}
+            found |= {f"accuracy/objective/{name}": means[key] for name, key in several.items() if key in means}
+            break
+    for name in names if len(names) > 1 else ():
+        for split in metrics.SCORED:
+            if f"{split}/loss/{name}" in means:
+                found[f"loss/{split}/{name}"] = means[f"{split}/loss/{name}"]
+    for kind in kinds:
+        known = (f"{split}/{kind.name}" for split in metrics.SCORED if f"{split}/{kind.name}" in means)
+        found |= {f"metric/{kind.name}/mean": means[name] for name in itertools.islice(known, 1)}
+    return {**found, "evaluated": float(members)}
+
+
+def _accuracies(replies: Iterable[Reply], split: str, objective: str = "") -> list[float]:
+    """The accuracies that clients claim."""
+    claims = (_accuracy(reply, split, objective) for reply in replies)
+    return [claim for claim in claims if claim is not None]
+
+
+def _serving(replies: Replies, objective: str) -> list[Reply]:
+    """The replies of clients that serve an objective; measurements of others do not count."""
+    return [reply for reply in replies if objective in reply.objectives]
+
+
+def _measured(replies: Iterable[Reply], name: str) -> list[float]:
+    return [reply.metrics[name] for reply in replies if name in reply.metrics]
+
+
+def improved(session: Session, current: Round, replies: Replies) -> dict[str, float]:
+    """The share of the round's participants whose training loss did not rise. A non-finite new loss counts as worse."""
+    updates = session.scalars(
+        select(Update)
+        .join(Assignment)
+        .join(Phase)
+        .where(
+            Phase.round_id == current.round_id,
+            Phase.attempt == current.attempt,
+            Phase.decides,
+            Update.accepted,
+            Assignment.reason != REVOKED,
+        )
+    )
+    name, count = "train/loss", "train/samples"
+    before = {update.client_id: update.metrics[name] for update in updates if name in update.metrics}
+    after = {
+        reply.client_id: reply.metrics.get(name, math.inf)
+        for reply in replies
+        if name in reply.metrics or reply.metrics.get(count, 0) > 0
+    }
+    share = metrics.improved(before, after, before)
+    return {} if share is None else {"improved": share}
+
+
+def watched(session: Session, current: Round, run: RunFacts, measured: Sequence[Measurements]) -> dict[str, float]:
+    """The record of the value by which a run is stopped; nothing where the run has none, or nobody measured it.
+
+    `stop/value` is the value, and `stop/since` the number of evaluations since the best one, 0 for the best.
+    """
+    stop, kind = run.spec.stop, run.stopped_by
+    name = f"{stop.split}/{stop.metric}"
+    claims = [(found[name], _samples(found, stop.split)) for found in measured if name in found]
+    if kind is None or not claims:
+        return {}
+    value = summary(claims, stop.of, higher=kind.higher)
+    query = select(Round.metrics).where(Round.run_id == current.run_id, Round.number < current.number)
+    values = [found["stop/value"] for found in session.scalars(query.order_by(Round.number)) if "stop/value" in found]
+    sign = 1.0 if kind.higher else -1.0
+    best, since = -math.inf, 0
+    for one in (*values, value):
+        better = sign * one > best + stop.improvement or best == -math.inf
+        best, since = (sign * one, 0) if better else (best, since + 1)
+    return {"stop/value": value, "stop/since": float(since)}
+
+
+def why_stopped(run: RunFacts, found: Mapping[str, float]) -> str:
+    """Why a run ends after a round with these metrics; empty if it goes on."""
+    stop, kind = run.spec.stop, run.stopped_by
+    if kind is None or "stop/value" not in found:
+        return ""
+    value, since = found["stop/value"], int(found["stop/since"])
+    what = f"{stop.split} {stop.metric} ({stop.of})"
+    if stop.target is not None and (value >= stop.target if kind.higher else value <= stop.target):
+        return f"target reached: {what} = {value:.6g}, target {stop.target:g}"
+    if stop.patience and since >= stop.patience:
+        return f"no better {what} in {since} evaluations; the last one is {value:.6g}"
+    return ""
+
+
+def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> tuple[int, float]:
+    """The round with the best model by one metric, the first one of equals, and the value.
+
+    Args:
+        session: reads the record.
+        run: whose rounds.
+        metric: "accuracy", "loss" or one of the task's, with "/KEY" if it has several values.
+        of: "mean", "weighted" or "worst" of the members' values, or a member by name; empty is "mean".
+        split: "train", "validation" or "test"; empty is "validation".
+
+    Raises:
+        Refusal: `metric-unknown`: no model was measured so.
+    """
+    of, split = of or "mean", split or "validation"
+    kinds = [MetricKind(**one) for one in run.metrics]
+    kind = kind_of(metric, kinds)
+    if kind is None:
+        known = ", ".join(one.name for one in (*BUILT_IN, *kinds))
+        raise Refusal("metric-unknown", f"run {run.run_id} has no metric {metric[:80]!r}; there are {known}")
+    claims: dict[int, list[tuple[float, int]]] = {}
+    query = select(Round.number, Evaluation).join(Round, Round.round_id == Evaluation.round_id)
+    for number, row in session.execute(query.where(Round.run_id == run.run_id, Evaluation.split == split)):
+        own = of not in ("mean", "weighted", "worst")
+        value = {"loss": row.loss, "accuracy": row.accuracy, **row.others}.get(metric)
+        if value is not None and (not own or row.client_id == of):
+            claims.setdefault(number, []).append((value, row.samples))
+    chosen = of if of in ("weighted", "worst") else "mean"  # of one member, the mean is its value
+    values = {number: summary(found, chosen, higher=kind.higher) for number, found in claims.items()}
+    if not values and of == "mean":
+        values = _means_on_record(session, run, metric, split)
+    known_values = {number: value for number, value in values.items() if math.isfinite(value)}
+    if not known_values:
+        raise Refusal(
+            "metric-unknown",
+            f"no model of run {run.run_id} has a {split} {metric} ({of}) on record; `fedpareto admin round "
+            f"{run.run_id} -1` shows what was measured",
+        )
+    sign = -1.0 if kind.higher else 1.0
+    number = min(known_values, key=lambda one: (sign * known_values[one], one))
+    return number, known_values[number]
+
+
+def _means_on_record(session: Session, run: Run, metric: str, split: str) -> dict[int, float]:
+    """The means of private evaluations, by round: of losses on each split, of others on the first of `SCORED`."""
+    evaluated = RunSpec.parse(run.spec).evaluated
+    if metric != "loss" and split != next((one for one in metrics.SCORED if one in evaluated), ""):
+        return {}
+    name = {"loss": f"loss/{split}", "accuracy": "accuracy/mean"}.get(metric, f"metric/{metric}/mean")
+    query = select(Round.number, Round.metrics).where(Round.run_id == run.run_id)
+    return {number: found[name] for number, found in session.execute(query) if name in found}

@@ -1,0 +1,339 @@
+"""The sections of a run specification, such as `[train]`: keys, bounds and defaults."""
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from federation.accounting import DELTA, LEAST_NOISE
+from federation.objectives import OBJECTIVE
+from federation.problems import Section
+from federation.tasks import Part
+
+if TYPE_CHECKING:
+    from federation.work.computation import PrivateSgd
+
+IDENTIFIER = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
+
+MAX_COUNT = 2**31 - 1  # of epochs, steps, clients
+MAX_DEADLINE = 366 * 86_400.0
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+Natural = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_DEADLINE)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+
+Split = Literal["train", "validation", "test"]
+METRIC = r"^([a-z][a-z0-9-]{0,31}(/[a-z0-9.-]{1,32})?)?$"  # of a metric, or of one of its values
+TASK = r"[A-Za-z0-9_.:-]{1,120}"  # the form of a task's name
+Objective = Annotated[str, Field(pattern=f"^{OBJECTIVE}$")]
+Names = Annotated[tuple[Objective, ...], Field(strict=False)]  # TOML has lists
+
+
+def _share_or_majority(value: Any) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value != "majority" and not (number and 0 <= value <= 1):
+        raise ValueError('a share from 0 to 1 is needed, or "majority"')
+    return value
+
+
+Quorum = Annotated[
+    float | Literal["majority"],
+    BeforeValidator(_share_or_majority),
+    Field(description="replies that a round needs: a share of those wanted, from 0 to 1, or more than half of them"),
+]
+
+
+class AlgorithmSpec(BaseModel):
+    """The aggregation rule: `name`, `prior`, and the rule's own hyper-parameters beside them."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    name: str = Field("fedmgda+", description="a rule of `fedpareto aggregate --list`")
+    prior: Literal["uniform", "samples"] = Field(
+        "uniform", description="lambda0, the weights of plain averaging: 1/m, or in proportion to the samples"
+    )
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The keys that belong to the rule itself; the coordinator's registry validates them."""
+        return dict(self.model_extra or {})
+
+
+# The settings of the server's step that each optimiser takes; the others would do nothing, and are refused.
+OPTIMISER_KEYS = {
+    "sgd": (),
+    "momentum": ("beta1",),
+    "adam": ("beta1", "beta2", "tau"),
+    "yogi": ("beta1", "beta2", "tau"),
+    "adagrad": ("beta1", "tau"),
+}
+
+
+class ServerSpec(Section):
+    """The server's step: w <- w - learning_rate_t * step, which the optimiser makes from the direction."""
+
+    learning_rate: Positive = Field(1.0, description="eta_0")
+    decay: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="eta_t = eta_0 * decay^(P/T * floor(t/P)) (FedMGDA+ section 6.1.5); 0 means no decay",
+    )
+    decay_every: Count = Field(100, description="P, the rounds between two reductions of the rate; for decay > 0")
+    optimiser: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
+        "sgd", description="sgd steps along the direction itself; the others remember (Reddi et al., 2021)"
+    )
+    beta1: BelowOne = Field(0.9, description="what is left of the momentum after a round")
+    beta2: BelowOne = Field(0.99, description="what is left of the squared directions after a round")
+    tau: Positive = Field(1e-3, description="adaptivity: smaller adapts more")
+
+    @model_validator(mode="after")
+    def _settings_of_the_optimiser(self) -> "ServerSpec":
+        for key in ("beta1", "beta2", "tau"):
+            if key in self.model_fields_set and key not in OPTIMISER_KEYS[self.optimiser]:
+                able = [name for name, keys in OPTIMISER_KEYS.items() if key in keys]
+                raise ValueError(f'{key} is for optimiser = {" or ".join(able)}, not for "{self.optimiser}"')
+        return self
+
+
+class TrainSpec(Section):
+    """Local training at each selected client."""
+
+    epochs: Natural = Field(1, description="passes over the training split; not together with `steps`")
+    steps: Natural = Field(0, description="optimiser steps, in place of `epochs`")
+    batch_size: Natural = Field(10, description="samples in a minibatch; 0 is the whole split")
+    learning_rate: Positive = 0.1
+    proximal_mu: NotNegative = Field(0.0, description="mu of the proximal term (FedProx, MGDA-Prox)")
+    momentum: BelowOne = 0.0
+    weight_decay: NotNegative = 0.0
+    measure: bool = Field(
+        True, description="measure the model of the round on the whole training split first: losses, `improved`"
+    )
+    deadline_seconds: Seconds = Field(3600.0, description="later replies are refused")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_replace_epochs(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("steps") and "epochs" not in data:
+            return {**data, "epochs": 0}
+        return data
+
+    @model_validator(mode="after")
+    def _one_measure(self) -> "TrainSpec":
+        if (self.epochs > 0) == (self.steps > 0):
+            raise ValueError(f"give either epochs or steps, not epochs = {self.epochs} and steps = {self.steps}")
+        return self
+
+
+class MetricSpec(Section):
+    """A metric of the task."""
+
+    better: Literal["higher", "lower"] = Field("higher", description="which values are better")
+    largest: Positive = Field(1.0, description="private evaluations clip values to [0, largest]")
+
+
+class EvaluateSpec(Section):
+    """Evaluation of the new model on every member's own splits."""
+
+    every: Natural = Field(1, description="rounds between evaluations; 0 is only after the last round")
+    splits: tuple[Split, ...] = Field(("train", "validation", "test"), strict=False, min_length=1)
+    deadline_seconds: Seconds = 600.0
+    metrics: dict[str, MetricSpec] = Field(
+        {}, description="metrics of the task that are measured; empty is what the task says where the run is submitted"
+    )
+
+
+class StopSpec(Section):
+    """The end of a run before its last round, by what members measured of its models."""
+
+    metric: str = Field(
+        "", pattern=METRIC, description='"accuracy", "loss" or a metric of the task; empty: the run is not stopped'
+    )
+    of: Literal["mean", "weighted", "worst"] = Field(
+        "mean", description="of the members' values: the mean, the mean by samples, or the worst"
+    )
+    split: Split = "validation"
+    target: float | None = Field(None, description="the run ends when the value is at least this good")
+    patience: Natural = Field(
+        0, description="the run ends after this number of evaluations in a row without a better value; 0: never"
+    )
+    improvement: NotNegative = Field(0.0, description="by how much a value must be better to count as better")
+
+    @model_validator(mode="after")
+    def _complete(self) -> "StopSpec":
+        if bool(self.metric) != (self.target is not None or self.patience > 0):
+            raise ValueError("give a metric, and with it a target or a patience, or both")
+        return self
+
+
+class ObjectivesSpec(Section):
+    """The objectives of a task that has several, and who serves which: the indicator matrix."""
+
+    names: Names = Field(
+        (), description="of the task, in its order; empty is what the task says where the run is submitted"
+    )
+    serve: dict[str, Names] = Field(
+        {}, description="which of them a client serves, by its name; of the others, what they declare counts"
+    )
+
+
+class JacobianSpec(Section):
+    """The phase in which clients send sketches of their gradients (FedCMOO), and its second leg."""
+
+    deadline_seconds: Seconds = Field(600.0, description="later replies are refused")
+    quorum: Quorum = "majority"
+
+
+class PrivacySpec(Section):
+    """What the coordinator may learn of the clients' updates, and noise that protects their samples."""
+
+    secure: Literal["off", "sum", "private", "verified"] = Field(
+        "off",
+        description="what is opened in a round: every update, one weighted sum, that and the Gram matrix of sketches, "
+        "or the same with proofs of every member's length",
+    )
+    disclose: Annotated[tuple[Literal["accuracy", "evaluation", "loss", "norm"], ...], Field(strict=False)] = Field(
+        (), description="numbers that members show besides, for rules that read them; their owners must allow it"
+    )
+    clip: NotNegative = Field(0.0, description="C of fedavg in a sum: updates longer than C are shortened to it")
+    stage_seconds: Seconds = Field(120.0, description="the time of each stage after the training")
+    sample_noise: NotNegative = Field(
+        0.0,
+        description="noise on the gradients of every client's samples (DP-SGD): its standard deviation in units of "
+        f"`sample_clip`, at least {LEAST_NOISE}; 0 is none, but a client whose owner asks for noise adds it anyway",
+    )
+    sample_clip: Positive = Field(1.0, description="the norm to which the gradient of a sample is clipped")
+    client_noise: NotNegative = Field(
+        0.0,
+        description="noise on every step, which protects clients from those who see the models: its standard deviation "
+        f"as a multiple of the most that one client moves the step, at least {LEAST_NOISE}; 0 is none",
+    )
+    client_epsilon: NotNegative = Field(
+        0.0, description="the budget of that noise: the run is stopped before a round would exceed it; 0 is no budget"
+    )
+    client_delta: float = Field(DELTA, gt=0, lt=1, description="for which it holds; below 1 / the number of clients")
+
+    @model_validator(mode="after")
+    def _of_private_rounds(self) -> "PrivacySpec":
+        if self.secure == "off" and (self.disclose or self.clip):
+            raise ValueError('disclose and clip are for private rounds; secure is "off"')
+        return self
+
+    @field_validator("sample_noise", "client_noise")
+    @classmethod
+    def _enough(cls, value: float) -> float:
+        if 0 < value < LEAST_NOISE:
+            raise ValueError(f"noise below {LEAST_NOISE} protects nothing: 0, or at least {LEAST_NOISE}")
+        return value
+
+    @property
+    def of_samples(self) -> "PrivateSgd | None":
+        """How clients train; None without noise."""
+        from federation.work.computation import PrivateSgd  # noqa: PLC0415 - it needs NumPy
+
+        return PrivateSgd(noise=self.sample_noise, clip=self.sample_clip) if self.sample_noise else None
+
+
+class SelectionSpec(Section):
+    """Who is asked to train in a round, and how many must answer."""
+
+    method: Literal["all", "fraction", "count"] = "all"
+    fraction: float = Field(1.0, gt=0, le=1, description="for method = fraction: max(1, ceil(fraction * pool))")
+    count: Count = Field(1, description="for method = count")
+    by: Literal["uniform", "samples"] = Field("uniform", description="the chance of each client to be drawn")
+    always: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        (), description="clients, by name, that are asked in every round in which the pool has them; others are drawn"
+    )
+    pool: Literal["attending", "enrolled"] = Field(
+        "attending", description="clients that attend now, or every active client that offers the task"
+    )
+    minimum: Count = Field(1, description="a round waits until the pool holds at least this number of clients")
+    over_selection: float = Field(
+        1.0, ge=1, le=10, description="ask this many times the clients that are needed; the first replies count"
+    )
+    quorum: Quorum = "majority"
+    grace_seconds: float = Field(
+        300.0,
+        ge=0,
+        le=MAX_DEADLINE,
+        description="how long a phase waits for a client that hung up and is not back; 0 does not wait for it",
+    )
+
+
+class LimitsSpec(Section):
+    """Bounds on what clients send, and on failing rounds."""
+
+    samples: int = Field(
+        10_000_000,
+        ge=1,
+        le=2**53,
+        description="an update that claims more training samples is refused; an offer of more counts as this many",
+    )
+    norm: Positive = Field(
+        1e12, description="an update is refused when the Euclidean norm of one of its rows is larger"
+    )
+    attempts: Count = Field(5, description="at a round; when the last one is voided, the round is skipped")
+    skipped_rounds: Count = Field(3, description="this number of skipped rounds in a row fails the run")
+
+
+class SimulationSpec(Section):
+    """The clients that `fedpareto simulate` makes up; a federation of real workers has its own and reads none of it."""
+
+    clients: int = Field(10, ge=1, le=100_000, description="how many: client-000, client-001, ...")
+    partition: str = Field("iid", description="who holds which samples: iid, shards:S, dirichlet:ALPHA or natural")
+    sizes: str = Field(
+        "equal", description="how many samples each holds, for iid and dirichlet: see `data show --help`"
+    )
+    partition_seed: int = Field(0, ge=0, description="of the partition; the run's `seed` is of everything else")
+    objectives: str = Field(
+        "all", description="which objectives each client serves: all, or cycle:K, K of them in turn"
+    )
+    attackers: int = Field(0, ge=0, description="how many of the clients, the last by name, are attackers")
+    attack: str = Field("", description='what they do, such as "sign-flip" or "scale=100,bias=1000"')
+
+    @field_validator("partition")
+    @classmethod
+    def _a_partition(cls, value: str) -> str:
+        Part(0, 1, value)
+        return value
+
+    @field_validator("sizes")
+    @classmethod
+    def _sizes_of_the_partition(cls, value: str, info: ValidationInfo) -> str:
+        if "partition" in info.data:  # a wrong one was left out
+            Part(0, 1, info.data["partition"], sizes=value)
+        return value
+
+    @field_validator("objectives")
+    @classmethod
+    def _of_the_objectives(cls, value: str) -> str:
+        if re.fullmatch(r"all|cycle:[1-9][0-9]{0,3}", value) is None:
+            raise ValueError(f"unknown choice of objectives {value!r}: use all or cycle:K")
+        return value
+
+    @field_validator("attack")
+    @classmethod
+    def _an_attack(cls, value: str) -> str:
+        from federation.attacks import must_exist  # noqa: PLC0415 - it needs NumPy, which `fedpareto --help` does not
+
+        if value:
+            must_exist(value)
+        return value
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> "SimulationSpec":
+        if (self.attackers > 0) != bool(self.attack):
+            raise ValueError(f"attackers = {self.attackers} and attack = {self.attack!r}: give both or neither")
+        if self.attackers > self.clients:
+            raise ValueError(f"{self.attackers} attackers among {self.clients} clients")
+        return self

@@ -1,0 +1,114 @@
+"""Tables of a task's own metrics, and of several runs beside each other."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from federation.v1.admin_pb2 import Participation, RoundSummary, Run
+from fedpareto.cli.render import NAME_WIDTH, SCORED, new_table, state
+from fedpareto.formatting import DIGITS, UNKNOWN, number, percent, seconds, size
+from fedpareto.messages import name_of
+from fedpareto.series import OWN, known, metric, own_names
+
+_OF = ("mean", "weighted", "worst", "best")
+_COLUMNS = 6  # metrics that the table of members has room for
+
+
+def own_metrics(summary: RoundSummary) -> RenderableType:
+    """A row for each value of the task's metrics: mean, mean by samples, worst and best member."""
+    table = new_table("metric", *(f">{of}" for of in _OF))
+    for name in own_names(summary.metrics):
+        table.add_row(name, *(number(metric(summary, f"{OWN}{name}/{of}")) for of in _OF))
+    return table
+
+
+def members(parts: Sequence[Participation]) -> Iterator[RenderableType]:
+    """What each member measured in the task's metrics, on the first split of each that it evaluated."""
+    found = {part.client_id: dict(_own(part)) for part in parts}
+    names = sorted({name for values in found.values() for name in values})
+    if not names:
+        return
+    table = new_table("client", *(f">{name}" for name in names[:_COLUMNS]))
+    for client, values in found.items():
+        table.add_row(client, *(number(values.get(name, math.nan)) for name in names[:_COLUMNS]))
+    yield table
+    if more := names[_COLUMNS:]:
+        yield Text(f"{len(more)} more with --json: {', '.join(more[:_COLUMNS])}{', ...' if more[_COLUMNS:] else ''}")
+
+
+def _own(part: Participation) -> Iterator[tuple[str, float]]:
+    split = next((one for one in SCORED if any(name.startswith(f"{one}/") for name in part.evaluation)), "")
+    for name, value in part.evaluation.items():
+        at, _, own = name.partition("/")
+        if at == split and own.partition("/")[0] not in ("loss", "accuracy"):
+            yield own, value
+
+
+def comparison(runs: Sequence[tuple[Run, Sequence[RoundSummary]]]) -> dict[str, Any]:
+    """Several runs beside each other: their states, the numbers of the last evaluated round, and what they cost.
+
+    A number that a run does not have is None.
+    """
+    found = []
+    for run, rounds in runs:
+        latest = run.latest
+        scores = {name: value for name, value in sorted(latest.metrics.items()) if math.isfinite(value)}
+        found.append(
+            {
+                "run": run.run_id,
+                "name": run.name,
+                "task": run.task,
+                "algorithm": run.algorithm,
+                "state": name_of(run, "state"),
+                "reason": run.reason,
+                "rounds": run.rounds_done,
+                "evaluated_round": latest.round if run.HasField("latest") else None,
+                "metrics": scores,
+                "bytes_up": math.fsum(known(metric(item, "bytes/up") for item in rounds)),
+                "bytes_down": math.fsum(known(metric(item, "bytes/down") for item in rounds)),
+                "seconds": math.fsum(known(item.seconds for item in rounds)),
+            }
+        )
+    return {"runs": found}
+
+
+def compared(found: Mapping[str, Any]) -> RenderableType:
+    """The same as a table: a column for each run, a row for each number."""
+    runs = found["runs"]
+    table = new_table("", *(f">{run['name'][:NAME_WIDTH]}" for run in runs))
+
+    def row(title: str, words: Callable[[Any], Any]) -> None:
+        table.add_row(title, *(words(run) for run in runs))
+
+    row("run", lambda run: run["run"][:DIGITS])
+    row("task", lambda run: run["task"])
+    row("algorithm", lambda run: run["algorithm"])
+    row("state", lambda run: state(run["state"]))
+    row("rounds", lambda run: str(run["rounds"]))
+    row("evaluated after", lambda run: UNKNOWN if run["evaluated_round"] is None else f"round {run['evaluated_round']}")
+    for name, words in _numbers(run["metrics"] for run in runs):
+        table.add_row(name, *(words(run["metrics"].get(name, math.nan)) for run in runs))
+    row("bytes up", lambda run: size(run["bytes_up"]))
+    row("bytes down", lambda run: size(run["bytes_down"]))
+    row("time", lambda run: seconds(run["seconds"]))
+    notes = [Text(f"{run['name']}: {run['reason']}") for run in runs if run["reason"]]
+    if len({run["task"] for run in runs}) > 1:
+        notes.append(Text("These runs have different tasks: their numbers are not comparable.", style="yellow"))
+    return Group(table, *notes)
+
+
+def _numbers(metrics: Iterable[Mapping[str, float]]) -> Iterator[tuple[str, Callable[[float], str]]]:
+    """The numbers that are worth a row, in order, with their format."""
+    there = {name for one in metrics for name in one}
+    chosen: list[tuple[str, Callable[[float], str]]] = [
+        *((f"accuracy/{of}", percent) for of in ("mean", "weighted", "std", "worst5", "worst")),
+        *((f"loss/{split}", number) for split in ("train", "validation", "test")),
+        *((f"{OWN}{name}/{of}", number) for name in own_names(dict.fromkeys(there, 0.0)) for of in _OF[:3]),
+        ("improved", percent),
+        ("epsilon/clients", number),
+        ("epsilon/samples", number),
+    ]
+    return ((name, words) for name, words in chosen if name in there)

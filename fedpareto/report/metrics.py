@@ -1,0 +1,26 @@
+"""The figures of a task's own metrics over the rounds."""
+
+from collections.abc import Iterator
+
+from fedpareto.formatting import number
+from fedpareto.report.charts import Axis, Series, general
+from fedpareto.report.data import RunData
+from fedpareto.report.html import Html
+from fedpareto.report.layout import line_figure
+
+_MOST = 12  # figures
+
+
+def figures(data: RunData) -> Iterator[Html]:
+    """A figure for each metric, or for each of its values: mean, mean by samples, worst and best member."""
+    better = {kind.name: kind.better for kind in data.run.metrics}
+    for name in data.own_metrics[:_MOST]:
+        columns = [(of, data.metric(f"metric/{name}/{of}"), number) for of in ("mean", "weighted", "worst", "best")]
+        series = [Series(of, values, place, dashed=of == "weighted") for place, (of, values, _) in enumerate(columns)]
+        caption = (
+            f"Every member measures {name} on its own data; {better.get(name.partition('/')[0], 'higher')} values are "
+            "better. The mean counts every member the same, the weighted mean by the samples that it claims. A mean "
+            "that improves while the worst member stays behind is bought at that member's expense."
+        )
+        absence = "No round of this run measured it."
+        yield line_figure(data, name, absence, series, Axis(name, general), caption, columns)
