@@ -30,7 +30,8 @@ def rehearse(
     Raises:
         Failure: the specification, the task or the data cannot be used, or the training diverges.
     """
-    from federation.runs import RunSpec, SpecError, TrainSpec
+    from federation.run_sections import TrainSpec
+    from federation.runs import RunSpec, SpecError
     from federation.tasks import DataError
     from federation.training import TrainingDiverged
     from federation.training.determinism import pick_device
