@@ -74,7 +74,8 @@ def test_a_member_joins_renews_and_attends_and_an_administrator_asks_through_a_p
     assert log.read_text() == newcomers * 2 + members
 
     shutil.copytree(served.home.admin_dir, tmp_path / "admin")  # as on another machine
-    done = CliRunner().invoke(app, ["admin", "--home", str(tmp_path / "admin"), "clients", "--json"], env=env)
+    given = ["--home", str(tmp_path / "admin"), "--proxy", f"@{tmp_path / 'proxy'}"]
+    done = CliRunner().invoke(app, ["admin", *given, "clients", "--json"])
     assert '"ann"' in done.output, done.exception
     assert log.read_text() == newcomers * 2 + members * 2
 

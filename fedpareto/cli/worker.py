@@ -74,7 +74,7 @@ def join(
         document,
         f"{member.client_id} is a member of {member.federation_id}; keys and certificate are in {home}",
         *([approval] if enrolled.approval_pending else []),
-        f"Next: fedpareto worker run --home {home} --task NAME --data DIR",
+        f"Next: fedpareto worker run --home {home} --task NAME --data DIR" + (f" --proxy {proxy}" if proxy else ""),
     )
 
 
