@@ -1,0 +1,155 @@
+"""What a coordinator with t members learns of a session: what follows from the sum and the Gram matrix, no more."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import chi2_contingency
+from secure_session import Session, session
+
+from federation.secure import hashing, masks, openings
+from federation.secure.dealing import DealShares
+from federation.secure.fields import F_P, Elements
+from federation.secure.masks import Mask
+from federation.secure.openings import noise, noise_bound
+from federation.secure.shamir import weights
+from federation.secure.streams import Stream
+from federation.secure.thresholds import Mode, Thresholds
+
+SPY = 0  # the place of the member that works with the coordinator; t = 1 of 5
+D = 20_000
+
+
+def same_distribution(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
+    """The probability of so unequal counts if both are drawn alike."""
+    size = int(max(one.max(), other.max())) + 1
+    table = np.array([np.bincount(one, minlength=size), np.bincount(other, minlength=size)])
+    return float(chi2_contingency(table[:, table.sum(axis=0) > 0]).pvalue)
+
+
+def pairs(values: NDArray[np.int64], bins: int) -> NDArray[np.int64]:
+    """The values of each two members as one number: (members, n) in [0, bins) to (pairs * n,)."""
+    m = len(values)
+    return np.concatenate(
+        [bins * bins * (i * m + j) + bins * values[i] + values[j] for i in range(m) for j in range(i + 1, m)]
+    )
+
+
+def stripped(played: Session, a: dict[str, int]) -> NDArray[np.uint32]:
+    """The masked vectors of the honest members without all masks that the coordinator and the spy know, (m - 1, d)."""
+    view, names = played.view_mask(a), played.ids
+    spy = names[SPY]
+    found = []
+    for name in names[:SPY] + names[SPY + 1 :]:
+        keys = played.keys[name]
+        publics = {other: played.keys[other].public.s for other in (name, spy)}
+        known: tuple[Mask, ...] = masks.member_masks(name, keys.s, publics, keys.sigma_b, view)
+        words = played.masked(name, a)
+        for mask in known:
+            stream = Stream(mask.key).words(len(words))
+            words = words - stream if mask.sign > 0 else words + stream
+        found.append(words)
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("alike", [True, False], ids=["equal updates", "random updates"])
+def test_masked_vectors_have_the_distribution_of_any_vectors_with_the_same_sum(alike: bool) -> None:
+    """The simulated record: uniform words of all honest members but one, whose words make up the sum."""
+    played = session(5, Mode.PRIVATE, D, rows=4)
+    if alike:
+        one = np.sign(next(iter(played.updates.values()))) / math.sqrt(D)
+        played = Session(dict.fromkeys(played.ids, one), played.secrets, played.mode, played.terms, played.rows)
+    a = dict.fromkeys(played.ids, 2**32 // 5)
+    real = stripped(played, a)
+    total = real.sum(axis=0, dtype=np.uint32)
+    rng = np.random.default_rng(0)
+    simulated = rng.integers(0, 2**32, real.shape, dtype=np.uint32)
+    simulated[-1] = total - simulated[:-1].sum(axis=0, dtype=np.uint32)
+    exact = sum(
+        (np.rint(played.updates[name] * np.ldexp(a[name], -4)).astype(np.int64) for name in played.ids[1:]),
+        start=np.zeros(D, np.int64),
+    )
+    assert (total.view(np.int32) == exact).all(), "the sum of the honest members is what is learned"
+    high = [(words >> np.uint32(29)).astype(np.int64) for words in (real, simulated)]
+    assert same_distribution(*(pairs(bins, 8) for bins in high)) > 1e-3
+    for row, name in zip(high[0], played.ids[1:], strict=True):
+        positive = (played.updates[name] > 0).astype(np.int64)
+        table = np.array([np.bincount(row[positive == sign], minlength=8) for sign in (0, 1)])
+        assert chi2_contingency(table).pvalue > 1e-4, "a member's words do not depend on its update"
+    naked = [np.rint(played.updates[name] * np.ldexp(a[name], -4)).astype(np.int64) for name in played.ids[1:]]
+    bare = (np.stack(naked).astype(np.uint32) >> np.uint32(29)).astype(np.int64)
+    assert same_distribution(pairs(bare, 8), pairs(high[1], 8)) < 1e-9, "without masks it would show"
+
+
+def known_elements(played: Session, name: str, attempt: int) -> Elements:
+    """A member's elements of an opening without the masks that the spy knows."""
+    view, spy = hashing.view_open(played.view1, attempt, played.ids), played.ids[SPY]
+    elements = played.opening(name, played.ids, attempt)
+    for mask in openings.open_masks(name, played.keys[name].c, {spy: played.keys[spy].public.c}, view):
+        words = Stream(mask.key).elements(F_P, len(elements))
+        elements = F_P.sub(elements, words) if mask.sign > 0 else F_P.add(elements, words)
+    return elements
+
+
+def test_openings_have_the_distribution_of_any_elements_with_the_same_sum() -> None:
+    real: list[Elements] = []
+    for number in range(40):
+        played = session(5, Mode.PRIVATE, 50, rows=4)
+        secrets = {name: bytes([number]) + secret[1:] for name, secret in played.secrets.items()}
+        played = Session(played.updates, secrets, played.mode, played.terms, played.rows)
+        real.append(np.stack([known_elements(played, name, 1) for name in played.ids[1:]]))
+    joined = np.hstack(real)
+    rng = np.random.default_rng(1)
+    simulated = rng.integers(0, F_P.modulus, joined.shape, dtype=np.uint64)
+    rest = joined.sum(axis=0) + (len(joined) * F_P.modulus) - simulated[:-1].sum(axis=0)
+    simulated[-1] = rest % F_P.modulus
+    high = [(elements >> np.uint64(F_P.bits - 2)).astype(np.int64) for elements in (joined, simulated)]
+    assert same_distribution(*(pairs(bins, 4) for bins in high)) > 1e-3
+
+
+def test_a_malformed_dealer_learns_one_number_of_each_member_in_an_opening_with_fresh_noise() -> None:
+    """Its shares lie on no polynomial. The answers add up to a linear functional of each honest sketch, and noise."""
+    played = session(5, Mode.PRIVATE, 300)
+    names = played.ids
+    honest = {attempt: played.gram(W, attempt) for attempt, W in ((1, names), (2, names[:4]))}
+    rng = np.random.default_rng(2)
+    spy = names[SPY]
+    forged = {name: rng.integers(0, F_P.modulus, played.k, dtype=np.uint64) for name in names}
+    for name in names:
+        held = played.held[name][spy]
+        played.held[name][spy] = DealShares(held.sigma_b, held.sigma_s, forged[name])
+    left: dict[int, list[int]] = {}
+    for attempt, W in ((1, names), (2, names[:4])):
+        view, m = hashing.view_open(played.view1, attempt, W), len(W)
+        total = sum((played.opening(name, W, attempt) for name in W), start=np.zeros(m * (m + 1) // 2, np.uint64))
+        opened = np.zeros((m, m), np.uint64)
+        opened[np.triu_indices(m)] = total % np.uint64(F_P.modulus)
+        L = weights(F_P, [played.points[name] for name in W])
+        added = np.zeros((m, m), np.int64)
+        added[np.triu_indices(m)] = sum(noise(played.secrets[name], view, played.k, m) for name in W)
+        for j, other in enumerate(W[1:], 1):
+            functional = 0
+            for i, name in enumerate(W):
+                shares = played.held[name][other].sketch
+                product = sum(int(x) * int(y) for x, y in zip(forged[name], shares, strict=True))
+                functional += int(L[i]) * product
+            assert (int(opened[0, j]) - functional - int(added[0, j])) % F_P.modulus == 0
+        left[attempt] = added[0, 1:4].tolist()
+        rest = np.ldexp(F_P.decode(opened[np.triu_indices(m)]).astype(np.float64), -28)
+        mine = np.zeros((m, m))
+        mine[np.triu_indices(m)] = rest
+        upper = np.triu_indices(m - 1)
+        assert (mine[1:, 1:][upper] == honest[attempt][1:, 1:][upper]).all(), "nothing more of the others"
+    assert not set(left[1]) & set(left[2])
+
+
+@pytest.mark.parametrize("mode", [Mode.PRIVATE, Mode.VERIFIED])
+def test_a_number_that_an_opening_shows_has_nine_bits_at_most(mode: Mode) -> None:
+    """An element of F_p less the entropy of the honest members' noise, whose sum is nearly normal."""
+    for m in range(5, 101):
+        cohort = Thresholds(m, mode)
+        for W in (m, cohort.n_min):
+            variance = (W - cohort.t) * noise_bound(cohort.k, W) * (noise_bound(cohort.k, W) + 1) / 3
+            bits = math.log2(F_P.modulus) - math.log2(2 * math.pi * math.e * variance) / 2
+            assert 7 < bits < 9.01
