@@ -88,7 +88,7 @@ def same(mode: Mode, name: str, near: float = 1.0, *, clip: float = 0.0, **value
 def of_units(mode: Mode, name: str, near: float, disclose: tuple[str, ...] = (), **values: Any) -> Case:
     """A rule that sees updates of length 1."""
     algorithm = {"name": name, **values}
-    pre = ["normalise", *values.get("pre", [])]
+    pre = list(dict.fromkeys(["normalise", *values.get("pre", [])]))
     return Case(mode, algorithm, {**algorithm, "pre": pre}, near, disclose)
 
 
@@ -131,7 +131,6 @@ MORE = {
     "clip": of_units(PRIVATE, "geometric-median", 0.95, pre=["clip"]),
     "nnm": of_units(VERIFIED, "geometric-median", 0.95, pre=["nnm"]),
     "bucket": of_units(PRIVATE, "geometric-median", 0.9, pre=["bucket"]),
-    "adafed": of_units(PRIVATE, "adafed", 0.9, ("loss",)),
     "fedfv": Case(PRIVATE, {"name": "fedfv"}, {"name": "fedfv"}, 0.9, ("loss", "norm")),
     "fedfv, normalise": of_units(PRIVATE, "fedfv", 0.9, ("loss",), pre=["normalise"]),
 }
