@@ -7,7 +7,8 @@ from sqlalchemy import select
 from stage import LAYOUT, LONG, Player, Stage, spec
 
 from coordinator.rounds.evidence import SignatureMemory
-from coordinator.rounds.intake import MAX_EQUIVOCATIONS, Admission, Intake
+from coordinator.rounds.intake import Admission, Intake
+from coordinator.rounds.recorder import MAX_EQUIVOCATIONS
 from federation.envelope import envelope_digest
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as admin
@@ -115,10 +116,10 @@ def test_of_two_replies_that_were_admitted_the_first_counts_and_the_second_is_ev
     stage.submit(spec(f"race-{stage.count}", task, algorithm="fedavg"))
     order = ann.order()
     intake, (first, again, second) = admitted(stage, ann, order, 0, 0, 1)
-    receipt = intake.accept(first, None)
-    assert intake.accept(again, None) == receipt
+    receipt = intake.record(first, None)
+    assert intake.record(again, None) == receipt
     with pytest.raises(Refusal, match="assignment-fulfilled"):
-        intake.accept(second, None)
+        intake.record(second, None)
     (entry,) = entries(stage, order.assignment_id)
     assert second.digest in entry.detail
 
@@ -131,7 +132,7 @@ def test_a_reply_that_was_admitted_before_its_run_was_stopped_is_refused_and_no_
     intake, (admission,) = admitted(stage, ann, order, 0)
     stage.stop_run(run)
     with pytest.raises(Refusal, match="assignment-closed"):
-        intake.accept(admission, None)
+        intake.record(admission, None)
     rows = select(Update).where(Update.assignment_id == order.assignment_id)
     assert stage.look(lambda session: list(session.scalars(rows))) == []
 
@@ -143,4 +144,4 @@ def test_a_reply_that_was_admitted_before_the_deadline_comes_too_late_after_it(s
     intake, (admission,) = admitted(stage, ann, ann.order(), 0)
     stage.clock.ahead += LONG  # the conductor has not looked yet: the assignment is open
     with pytest.raises(Refusal, match=r"^deadline"):
-        intake.accept(admission, None)
+        intake.record(admission, None)

@@ -5,7 +5,6 @@ and the client may try again. A reply with a valid signature and wrong content i
 and the client gets a signed receipt of the refusal.
 """
 
-import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,19 +17,11 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.content import (
-    content_problem,
-    must_be_a_time,
-    must_match,
-    payload_problem,
-    privacy_problem,
-)
+from coordinator.rounds.content import content_problem, must_be_a_time, must_match, privacy_problem
 from coordinator.rounds.evidence import SignatureMemory
 from coordinator.rounds.recorder import FULFILLED, Signed, record_equivocation, record_reply
 from coordinator.rounds.states import end_assignment
 from federation.envelope import envelope_digest
-from federation.identity import client_uri
-from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.run_sections import LimitsSpec
 from federation.runs import RunSpec
@@ -38,14 +29,10 @@ from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, Signed
 from federation.vectors import Layout, update_layout
 from federation.work.base import Work
 from federation.work.registry import kind, statement_problem
-from storage import audit
 from storage.database import Database
 from storage.models import Assignment, AssignmentState, Client, Update
 
-log = logging.getLogger(__name__)
-
 MAX_ENVELOPE_BYTES = 64 * 1024
-MAX_EQUIVOCATIONS = 3  # further replies to one assignment that are kept as evidence
 ASSIGNMENT_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -67,13 +54,9 @@ class Admission(Signed):
         if now > self.deadline:
             raise _late(self.manifest.assignment_id, self.deadline)
 
-    def problem(self, check: PayloadCheck) -> Refusal | None:
-        """What is wrong with the content of the payload that arrived whole; None when nothing is."""
-        return payload_problem(check, self.kind, self.limits)
-
 
 class Intake:
-    """Admits, accepts and refuses replies.
+    """Admits and records replies.
 
     Args:
         database: where they are recorded.
@@ -133,31 +116,43 @@ class Intake:
             must_match(manifest, order)
         except Refusal as refusal:
             raise closed or refusal from None
-        if closed is not None:
-            self._keep_equivocation(Signed(envelope, name, manifest))
-            raise closed
         layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows]) if order.rows else None
         asked = kind(order.kind).work
         admission = Admission(envelope, name, manifest, layout, asked, spec.limits, deadline)
         problem = content_problem(manifest, asked, spec.limits) or privacy_problem(manifest, order)
         if problem is None and (wrong := statement_problem(order.kind, order.work, manifest.statement)):
             problem = Refusal("statement", wrong[:400])  # no mutant: any length that is easy to read
-        if problem is not None:
-            self._refuse_for_good(admission, problem)
+        if closed is not None or problem is not None:
+            return self.record(admission, problem)
         return admission
 
-    def accept(self, admission: Admission, check: PayloadCheck | None) -> SignedEnvelope:
-        """Accepts an admitted reply: one transaction for update, assignment and receipt. Returns the signed receipt.
+    def record(self, admission: Admission, problem: Refusal | None) -> SignedEnvelope:
+        """Records an admitted reply: one transaction for update, assignment and receipt. Returns the signed receipt.
 
-        `check` is that of the payload, finished, whose blob is stored; None where there is no payload.
+        `problem` says what is wrong with its content; None when nothing is, and its payload is stored. A reply after
+        which another one came first is kept as evidence.
 
         Raises:
-            Refusal: the content is wrong, or another reply or the deadline came first.
+            Refusal: `problem`, with the signed receipt; or another reply or the deadline came first.
         """
-        problem = admission.problem(check) if check is not None else None
+        with self._database.begin() as session:
+            assignment = session.get_one(Assignment, admission.manifest.assignment_id, with_for_update=True)
+            stored = _stored_receipt(session, assignment, admission.digest)
+            if stored is not None:
+                return stored
+            now = self._clock()
+            closed = self._closed(assignment)
+            if closed is None:
+                receipt = self._receipt(admission, problem, now)
+                record_reply(assignment, admission, problem, now, receipt=receipt.SerializeToString())
+            elif closed.reason == FULFILLED:
+                record_equivocation(session, assignment, admission, now)
+        if closed is not None:
+            raise closed
+        self._changed(admission.manifest.run_id)
         if problem is not None:
-            self._refuse_for_good(admission, problem)
-        return self._record(admission, None)
+            raise Refusal(problem.reason, problem.message, signed=receipt)
+        return receipt
 
     def decline(self, client_id: str, assignment_id: str, reason: str, message: str) -> None:
         """Closes an assignment that its client will not do.
@@ -172,51 +167,6 @@ class Intake:
             end_assignment(assignment, AssignmentState.DECLINED, self._clock(), reason, message)
             run_id = assignment.phase.round.run_id
         self._changed(run_id)
-
-    def _refuse_for_good(self, admission: Admission, refusal: Refusal) -> None:
-        receipt = self._record(admission, refusal)
-        raise Refusal(refusal.reason, refusal.message, signed=receipt)
-
-    def _keep_equivocation(self, reply: Signed) -> None:
-        """Records a second, different reply that a client signed to a fulfilled assignment, as evidence."""
-        manifest, now = reply.manifest, self._clock()
-        with self._database.begin() as session:
-            assignment = session.get_one(Assignment, manifest.assignment_id, with_for_update=True)
-            replies = session.execute(
-                select(Update.envelope_digest, Update.accepted).where(Update.assignment_id == assignment.assignment_id)
-            ).all()
-            if len(replies) > MAX_EQUIVOCATIONS or reply.digest in {name for name, _ in replies}:
-                return
-            first = next((name for name, accepted in replies if accepted), "")
-            record_equivocation(assignment, reply, now)
-            where = f"run {manifest.run_id} round {manifest.round}"
-            audit.record(
-                session,
-                at=now,
-                actor=client_uri(manifest.federation_id, assignment.client_id),
-                action="update.equivocation",
-                subject=assignment.assignment_id,
-                detail=f"{where}: accepted was {first}; signed too is {reply.digest}",
-            )
-        log.warning("%s signed two different replies to assignment %s", manifest.client_id, manifest.assignment_id)
-
-    def _record(self, admission: Admission, refusal: Refusal | None) -> SignedEnvelope:
-        """Records a reply, unless another one came first: then it is kept as evidence."""
-        with self._database.begin() as session:
-            assignment = session.get_one(Assignment, admission.manifest.assignment_id, with_for_update=True)
-            stored = _stored_receipt(session, assignment, admission.digest)
-            if stored is not None:
-                return stored
-            if (closed := self._closed(assignment)) is None:
-                now = self._clock()
-                receipt = self._receipt(admission, refusal, now)
-                record_reply(assignment, admission, refusal, now, receipt=receipt.SerializeToString())
-        if closed is not None:
-            if closed.reason == FULFILLED:
-                self._keep_equivocation(admission)
-            raise closed
-        self._changed(admission.manifest.run_id)
-        return receipt
 
     def _receipt(self, admission: Admission, refusal: Refusal | None, now: datetime) -> SignedEnvelope:
         repeated: dict[str, Any] = {name: getattr(admission.manifest, name) for name in _REPEATED}

@@ -1,16 +1,24 @@
 """Records a reply of a worker or a simulated client: accepted, refused for its content, or kept as evidence."""
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from sqlalchemy.orm import Session
+
 from coordinator.rounds.states import end_assignment
+from federation.identity import client_uri
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
+from storage import audit
 from storage.models import Assignment, AssignmentState, Update
 
+log = logging.getLogger(__name__)
+
 FULFILLED = "assignment-fulfilled"
+MAX_EQUIVOCATIONS = 3  # further replies to one assignment that are kept as evidence
 _LARGEST = 2**63 - 1  # that the column holds
 
 
@@ -48,9 +56,26 @@ def record_reply(
     return update
 
 
-def record_equivocation(assignment: Assignment, reply: Signed, now: datetime) -> None:
-    """Records another signed reply to an assignment that is fulfilled. Its payload was never seen."""
+def record_equivocation(session: Session, assignment: Assignment, reply: Signed, now: datetime) -> None:
+    """Records another signed reply to a fulfilled assignment, as evidence. Its payload was never seen.
+
+    Does nothing if this very reply is on record, or MAX_EQUIVOCATIONS others are.
+    """
+    replies = assignment.updates
+    if len(replies) > MAX_EQUIVOCATIONS or reply.digest in {update.envelope_digest for update in replies}:
+        return
+    first = next(update.envelope_digest for update in replies if update.accepted)
     _add_row(assignment, reply, now, FULFILLED, b"")
+    manifest, name = reply.manifest, assignment.assignment_id
+    audit.record(
+        session,
+        at=now,
+        actor=client_uri(manifest.federation_id, assignment.client_id),
+        action="update.equivocation",
+        subject=name,
+        detail=f"run {manifest.run_id} round {manifest.round}: accepted was {first}; signed too is {reply.digest}",
+    )
+    log.warning("%s signed two different replies to assignment %s", manifest.client_id, name)
 
 
 def _add_row(assignment: Assignment, reply: Signed, now: datetime, reason: str, receipt: bytes) -> Update:

@@ -14,6 +14,7 @@ from coordinator.members.limits import DECLINE, MESSAGE
 from coordinator.members.messages import NEXT_CHUNK_SECONDS, REQUEST_SECONDS, Context, next_message
 from coordinator.members.renewal import renew, retire_older
 from coordinator.restored import newest_restore
+from coordinator.rounds.content import payload_problem
 from coordinator.rounds.intake import Admission, Intake
 from coordinator.rounds.presence import Assigned, Attendance, Message
 from coordinator.rounds.uploads import ReplyUpload
@@ -191,20 +192,20 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
         if isinstance(admitted, SignedEnvelope):
             yield messages.SubmitResponse(receipt=admitted)
             return
-        check = None
+        problem = None
         if admitted.layout is not None:
             size = admitted.manifest.payload_bytes
             async with self._upload(admitted, admitted.layout) as upload:
-                check = upload.check
                 yield messages.SubmitResponse(window=messages.Window(offset=upload.arrived, limit=size))
                 while (request := await self._next_chunk(request_iterator, admitted)) is not None:
                     await self._take(request, upload)
                 upload.finish()
-                if admitted.problem(check) is None:  # what is wrong with the content is in `check`
+                problem = payload_problem(upload.check, admitted.kind, admitted.limits)
+                if problem is None:
                     await self._in_thread(upload.store)
         elif await next_message(request_iterator, NEXT_CHUNK_SECONDS) is not None:
             raise Refusal("payload-length", "0 bytes were declared, and more arrived")
-        receipt = await self._in_thread(self._intake.accept, admitted, check)
+        receipt = await self._in_thread(self._intake.record, admitted, problem)
         yield messages.SubmitResponse(receipt=receipt)
 
     @asynccontextmanager
