@@ -7,6 +7,7 @@ from typing import ClassVar
 import grpc
 import numpy as np
 import pytest
+from sqlalchemy import select
 from stage import Player, Stage, spec
 
 from coordinator.aggregation import registry
@@ -17,7 +18,7 @@ from coordinator.aggregation.rules import Combination, Rows
 from federation.channels import refusal_from_rpc_error
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from federation.vectors import read_vector, update_rows
-from storage.models import RoundState, RunState
+from storage.models import AuditEntry, RoundState, RunState
 
 NAMES = ("ann", "ben", "cleo")
 
@@ -37,7 +38,7 @@ class SecondThoughts(Algorithm):
         """See the class."""
         replies = yield Training()
         if context.attempt < self.given_up:
-            raise Voided(f"{len(replies)} replies are not trusted")
+            raise Voided(f"{len(replies)} replies are not trusted", named={"cleo": "its sums differ"})
         return Step(replies, self.combine(replies.rows(context)))
 
 
@@ -108,6 +109,10 @@ def test_a_voided_attempt_is_followed_by_another_one_and_skips_no_round(stage: S
         assert round_.step is not None
         step = StepManifest.FromString(SignedEnvelope.FromString(round_.step).manifest)
         assert sorted(step.updates) == sorted(u.envelope_digest for u in stage.updates(run, number, 1).values())
+        assert [(void["attempt"], void["named"]) for void in round_.voided] == [(0, {"cleo": "its sums differ"})]
+    named = select(AuditEntry.detail).where(AuditEntry.action == "member.named", AuditEntry.subject == "cleo")
+    details = [f"run {run} round {number} attempt 0: its sums differ" for number in (0, 1)]
+    assert stage.look(lambda session: list(session.scalars(named))) == details
 
 
 def test_the_last_voided_attempt_skips_the_round_and_says_why(stage: Stage) -> None:
@@ -152,16 +157,20 @@ def test_a_restart_goes_on_with_the_round_that_was_under_way(stage: Stage) -> No
 
 
 def test_a_reply_counts_in_its_own_attempt_alone(stage: Stage) -> None:
-    run, players = begin(stage, "second-thoughts")
+    run, players = begin(stage, "second-thoughts", "selection.quorum = 0.5")
     stage.play(run, *players, until=lambda: stage.assignments(run, 0, 1), phases=1)
-    ann = players[0]
+    ann, ben, cleo = players
     order = ann.order()
     assert order.attempt == 1
     with pytest.raises(grpc.RpcError) as refused:
         ann.submit(order, attempt=0)
     assert refusal_from_rpc_error(refused.value).reason == "mismatch:attempt"
     ann.reply(order)
-    stage.play(run, *players)
+    ben.reply(ben.order())
+    cleo.decline(cleo.order(), "busy")
+    for player, loss in ((ann, 0.0), (ben, 0.0), (cleo, 9.0)):
+        player.reply(player.order(), metrics={"train/loss": loss})
+    assert stage.wait_round(run, 0).metrics["improved"] == 1.0  # of ann and ben, who took part in the second attempt
 
 
 def test_a_member_that_is_revoked_after_a_voided_attempt_does_not_stop_the_next_one(stage: Stage) -> None:

@@ -249,16 +249,22 @@ def test_a_pool_of_those_who_attend_leaves_the_absent_alone_and_a_pool_of_the_en
 def test_a_round_waits_for_its_minimum_and_says_so(stage: Stage) -> None:
     task = stage.task()
     ann, _ = stage.cast(task, "ann", "ben", samples=(10, 0))  # ben offers the task, and holds nothing to train on
-    run = stage.submit(spec("minimum", task, more="selection.minimum = 2"))
+    run = stage.submit(spec("minimum", task, more="selection.minimum = 3"))
     wait_for(lambda: stage.run(run).reason, "a reason")
-    assert stage.run(run).reason == f"waiting for clients: 1 of 2 are ready for {task}"
+    assert stage.run(run).reason == f"waiting for clients: 1 of 3 are ready for {task}"
     assert stage.run(run).state is RunState.RUNNING
     assert (stage.rounds(run), ann.orders()) == ([], [])
+    changes: list[str] = []
+    unwatch = stage.served.coordinator._supervisor.watch(changes.append)
     (cleo,) = stage.cast(task, "cleo")
+    wait_for(lambda: run in changes, "a word to those that watch the run")
+    unwatch()
+    assert stage.run(run).reason == f"waiting for clients: 2 of 3 are ready for {task}"
+    (dan,) = stage.cast(task, "dan")
     wait_for(lambda: stage.rounds(run), "the first round")
     assert stage.run(run).reason == ""  # while the run is RUNNING: its end would clear the reason, too
-    stage.play(run, ann, cleo)
-    assert stage.rounds(run)[0].selected == ["ann", "cleo"]
+    stage.play(run, ann, cleo, dan)
+    assert stage.rounds(run)[0].selected == ["ann", "cleo", "dan"]
 
 
 def test_a_client_that_joins_while_a_run_is_under_way_takes_part_from_the_next_round_on(stage: Stage) -> None:

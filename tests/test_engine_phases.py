@@ -1,19 +1,22 @@
 """The engine knows phases, not algorithms: it carries any sequence that an algorithm asks for, across restarts."""
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
 import pytest
+from running import wait_for
 from stage import Player, Stage, spec, vector
 from works import work_of
 
 from coordinator.aggregation import registry
 from coordinator.aggregation.base import Algorithm, describe
 from coordinator.aggregation.phase_kinds import Evaluation, Training
-from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step
-from coordinator.aggregation.rules import Combination, Rows
+from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Voided
+from coordinator.aggregation.rules import Combination, Rows, TooFewUpdatesError
 from federation.envelope import unseal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import read_vector
@@ -91,9 +94,31 @@ class NobodyFirst(FirstThoughts):
         return Step(trained, self.combine(trained.rows(context)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Interrupted(FirstThoughts):
+    """While it thinks about how its first attempt ends, an operator acts."""
+
+    name: ClassVar[str] = "interrupted"
+    operator: ClassVar[Callable[[], object]]
+    ends: str
+
+    def round(self, context: RoundContext) -> RoundGenerator:
+        """See the class."""
+        trained = yield Training()
+        type(self).operator()
+        if self.ends == "skipped":
+            raise TooFewUpdatesError("another time")
+        if self.ends == "voided" and context.attempt == 0:
+            raise Voided("once more")
+        return Step(trained, self.combine(trained.rows(context)))
+
+
+TOYS = (Rehearsed, FirstThoughts, DrawnAnew, NobodyFirst, Interrupted)
+
+
 @pytest.fixture(autouse=True)
 def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {**registry.ALGORITHMS, **{toy.name: toy for toy in (Rehearsed, FirstThoughts, DrawnAnew, NobodyFirst)}}
+    known = {**registry.ALGORITHMS, **{toy.name: toy for toy in TOYS}}
     monkeypatch.setattr(registry, "ALGORITHMS", MappingProxyType(known))
 
 
@@ -249,3 +274,23 @@ def test_an_algorithm_that_breaks_fails_its_run_alone_and_says_how(stage: Stage)
     assert row.model == row.initial_model
     assert stage.rounds(run)[0].state is RoundState.SKIPPED
     stage.play(beside, *players)
+
+
+@pytest.mark.parametrize(
+    ("ends", "state", "attempt"),
+    [("stepped", RoundState.COMPLETED, 0), ("skipped", RoundState.SKIPPED, 0), ("voided", RoundState.COMPLETED, 1)],
+)
+def test_the_end_of_a_round_is_not_recorded_while_its_run_is_paused(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, ends: str, state: RoundState, attempt: int
+) -> None:
+    run, players = begin(stage, "interrupted", more=f'algorithm.ends = "{ends}"')
+    pauses = iter([stage.pause])
+    monkeypatch.setattr(Interrupted, "operator", lambda: [pause(run) for pause in pauses], raising=False)
+    stage.play(run, *players, until=lambda: stage.run(run).state is RunState.PAUSED)
+    wait_for(lambda: f"run-{run}" not in [thread.name for thread in threading.enumerate()], "the conductor to stop")
+    (held,) = stage.rounds(run)
+    assert (held.state, held.attempt, held.step) == (RoundState.OPEN, 0, None)
+    stage.resume(run)
+    stage.play(run, *players)
+    (ended,) = stage.rounds(run)
+    assert (ended.state, ended.attempt) == (state, attempt)

@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session
 from coordinator.aggregation.phases import Replies, Reply
 from coordinator.rounds import metrics
 from coordinator.rounds.fleets.base import RunFacts
-from coordinator.rounds.revoked import REVOKED
 from federation.metrics import BUILT_IN, MOST_VALUES, MetricKind, kind_of
 from federation.refusals import Refusal
 from federation.runs import RunSpec
@@ -179,17 +178,9 @@ def _measured(replies: Iterable[Reply], name: str) -> list[float]:
 
 def improved(session: Session, current: Round, replies: Replies) -> dict[str, float]:
     """The share of the round's participants whose training loss did not rise. A non-finite new loss counts as worse."""
+    attempt = (Phase.round_id == current.round_id, Phase.attempt == current.attempt)
     updates = session.scalars(
-        select(Update)
-        .join(Assignment)
-        .join(Phase)
-        .where(
-            Phase.round_id == current.round_id,
-            Phase.attempt == current.attempt,
-            Phase.decides,
-            Update.accepted,
-            Assignment.reason != REVOKED,
-        )
+        select(Update).join(Assignment).join(Phase).where(*attempt, Phase.decides, Update.accepted)
     )
     name, count = "train/loss", "train/samples"
     before = {update.client_id: update.metrics[name] for update in updates if name in update.metrics}
