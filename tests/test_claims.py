@@ -1,5 +1,7 @@
 """What members claim of themselves: how far it counts, and what an operator is told about it."""
 
+from datetime import UTC, timedelta
+
 import numpy as np
 import pytest
 from running import SECONDS, refused
@@ -38,6 +40,7 @@ def test_a_row_beyond_the_limit_is_refused_for_good_and_adam_goes_on_without_it(
     receipt = receipt_of(stage, "ann")
     assert (receipt.accepted, receipt.reason) == (False, "limit:norm")
     assert receipt.message == messages[0]
+    assert abs(receipt.created.ToDatetime(UTC) - stage.clock()) < timedelta(minutes=10)
     stage.play(run, ann, ben, cleo)
     assert stage.rounds(run)[0].state is RoundState.COMPLETED
     assert stage.run(run).model != digest(MODEL)

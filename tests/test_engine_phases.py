@@ -1,7 +1,7 @@
 """The engine knows phases, not algorithms: it carries any sequence that an algorithm asks for, across restarts."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
@@ -9,15 +9,19 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from running import wait_for
-from stage import Player, Stage, spec, vector
+from stage import MODEL, Player, Stage, spec, vector
 from works import work_of
 
 from coordinator.aggregation import registry
 from coordinator.aggregation.base import Algorithm, describe
 from coordinator.aggregation.phase_kinds import Evaluation, Training
-from coordinator.aggregation.phases import RoundContext, RoundGenerator, Step, Voided
+from coordinator.aggregation.phases import Replies, RoundContext, RoundGenerator, Step, Voided
+from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.rules import Combination, Rows, TooFewUpdatesError
+from coordinator.rounds.conversation import _continued
+from coordinator.rounds.fleets.base import Skipped
 from federation.envelope import unseal
+from federation.sketches.base import SketchError
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import read_vector
 from storage.models import RoundState, RunState
@@ -113,7 +117,28 @@ class Interrupted(FirstThoughts):
         return Step(trained, self.combine(trained.rows(context)))
 
 
-TOYS = (Rehearsed, FirstThoughts, DrawnAnew, NobodyFirst, Interrupted)
+@dataclass(frozen=True, kw_only=True)
+class TrainingWithInput(Training):
+    """Training for which every client needs a word besides the model."""
+
+    def inputs(self) -> Mapping[str, bytes]:
+        """See the class."""
+        return {"word": b"a word"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithInputs(FirstThoughts):
+    """Everybody trains, with an input besides the model."""
+
+    name: ClassVar[str] = "with-inputs"
+
+    def round(self, context: RoundContext) -> RoundGenerator:
+        """See the class."""
+        trained = yield TrainingWithInput()
+        return Step(trained, self.combine(trained.rows(context)))
+
+
+TOYS = (Rehearsed, FirstThoughts, DrawnAnew, NobodyFirst, Interrupted, WithInputs)
 
 
 @pytest.fixture(autouse=True)
@@ -223,6 +248,25 @@ def test_a_rule_that_has_too_few_replies_skips_the_round_and_says_how_many_it_ne
     skipped = stage.rounds(run)[0]
     assert skipped.state is RoundState.SKIPPED
     assert skipped.reason == "aggregation: trimmed-mean with byzantine = 3 needs at least 7 updates; there are 6"
+
+
+@pytest.mark.parametrize("kind", [TooFewUpdatesError, UnsolvedError, SketchError])
+def test_a_rule_that_cannot_use_its_replies_gives_no_step(kind: type[Exception]) -> None:
+    def conversation() -> RoundGenerator:
+        yield Training()
+        raise kind("not with these")
+
+    replies = conversation()
+    _continued(replies, None)
+    with pytest.raises(Skipped, match=r"^aggregation: not with these$"):
+        _continued(replies, Replies([]))
+
+
+def test_the_inputs_of_a_round_count_as_its_traffic(stage: Stage) -> None:
+    run, players = begin(stage, "with-inputs", rounds=3, more="evaluate.every = 0")
+    stage.play(run, *players)
+    _, second, _ = stage.rounds(run)
+    assert second.metrics["bytes/down"] == len(NAMES) * (len(MODEL) + len(b"a word"))
 
 
 @pytest.mark.parametrize("phase", [1, 2])

@@ -1,5 +1,8 @@
 """A client that signs two different replies to one assignment: both envelopes are kept, with an audit entry."""
 
+from collections.abc import Callable
+from datetime import timedelta
+
 import numpy as np
 import pytest
 from running import SECONDS, refused
@@ -8,12 +11,12 @@ from stage import LAYOUT, LONG, Player, Stage, spec
 
 from coordinator.rounds.evidence import SignatureMemory
 from coordinator.rounds.intake import Admission, Intake
-from coordinator.rounds.recorder import MAX_EQUIVOCATIONS
+from coordinator.rounds.states import end_assignment
 from federation.envelope import envelope_digest
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
-from storage.models import AuditEntry, Update
+from storage.models import Assignment, AssignmentState, AuditEntry, Update
 
 
 def answered(stage: Stage) -> tuple[str, Player, AssignmentManifest]:
@@ -59,12 +62,12 @@ def test_two_different_replies_to_one_assignment_are_both_kept_as_evidence(stage
 
 def test_the_evidence_of_one_assignment_is_bounded(stage: Stage) -> None:
     _, ann, order = answered(stage)
-    for number in range(MAX_EQUIVOCATIONS + 2):
+    for number in range(5):
         with refused("ALREADY_EXISTS", "assignment-fulfilled"):
             ann.submit(order, different(number))
     rows = select(Update).where(Update.assignment_id == order.assignment_id)
-    assert len(stage.look(lambda session: list(session.scalars(rows)))) == 1 + MAX_EQUIVOCATIONS
-    assert len(entries(stage, order.assignment_id)) == MAX_EQUIVOCATIONS
+    assert len(stage.look(lambda session: list(session.scalars(rows)))) == 1 + 3
+    assert len(entries(stage, order.assignment_id)) == 3
 
 
 def test_what_the_client_has_not_signed_is_no_evidence_against_it(stage: Stage) -> None:
@@ -90,16 +93,14 @@ def test_what_the_client_has_not_signed_is_no_evidence_against_it(stage: Stage) 
 # --- replies that are admitted at the same time; the intake is called without gRPC
 
 
+def intake_of(stage: Stage, changed: Callable[[str], None] = lambda _: None) -> Intake:
+    key = stage.served.home.signing_key
+    return Intake(stage.served.database, key, changed=changed, clock=stage.clock, signatures=SignatureMemory())
+
+
 def admitted(stage: Stage, player: Player, order: AssignmentManifest, *seeds: int) -> tuple[Intake, list[Admission]]:
     """An intake that has admitted a reply for each seed."""
-    home = stage.served.home
-    intake = Intake(
-        stage.served.database,
-        home.signing_key,
-        changed=lambda _: None,
-        clock=stage.clock,
-        signatures=SignatureMemory(),
-    )
+    intake = intake_of(stage)
     found = []
     for seed in seeds:
         payload = player.member.payload(order, seed)
@@ -142,6 +143,40 @@ def test_a_reply_that_was_admitted_before_the_deadline_comes_too_late_after_it(s
     (ann,) = stage.cast(task, "ann")
     stage.submit(spec(f"late-{stage.count}", task, algorithm="fedavg"))
     intake, (admission,) = admitted(stage, ann, ann.order(), 0)
+    admission.must_be_in_time(admission.deadline)
+    with pytest.raises(Refusal, match=r"^deadline"):
+        admission.must_be_in_time(admission.deadline + timedelta(microseconds=1))
     stage.clock.ahead += LONG  # the conductor has not looked yet: the assignment is open
     with pytest.raises(Refusal, match=r"^deadline"):
         intake.record(admission, None)
+
+
+def test_a_reply_of_a_client_that_was_absent_too_long_is_not_called_late(stage: Stage) -> None:
+    task = stage.task()
+    (ann,) = stage.cast(task, "ann")
+    stage.submit(spec(f"absent-{stage.count}", task, algorithm="fedavg"))
+    intake, (admission,) = admitted(stage, ann, ann.order(), 0)
+    with stage.served.database.begin() as session:
+        assignment = session.get_one(Assignment, admission.manifest.assignment_id)
+        end_assignment(assignment, AssignmentState.EXPIRED, stage.clock(), "absent")
+    with pytest.raises(Refusal, match=r"^assignment-closed: .* is EXPIRED: absent"):
+        intake.record(admission, None)
+
+
+def test_the_conductor_is_told_of_declines_once(stage: Stage) -> None:
+    task = stage.task()
+    ann, _ = stage.cast(task, "ann", "ben")
+    run = stage.submit(spec(f"told-{stage.count}", task, algorithm="fedavg", more="selection.minimum = 2"))
+    order = ann.order()
+    told: list[str] = []
+    for _ in range(2):
+        intake_of(stage, told.append).decline("ann", order.assignment_id, "busy", "")
+    assert told == [run]
+
+
+@pytest.mark.parametrize(("size", "reason"), [(64 * 1024, "manifest"), (64 * 1024 + 1, "limit:manifest")])
+def test_an_envelope_has_at_most_64_kibibytes(stage: Stage, size: int, reason: str) -> None:
+    envelope = SignedEnvelope(manifest=b"\xff" * (size - 4))
+    assert envelope.ByteSize() == size
+    with pytest.raises(Refusal, match=f"^{reason}"):
+        intake_of(stage).admit("ann", envelope)

@@ -65,6 +65,7 @@ SUBJECTS = {
             "tests/test_engine_record.py",
             "tests/test_engine_phases.py",
             "tests/test_engine.py",
+            "tests/test_private_evaluation.py",
         ),
         (
             "before[sqlite-2]",

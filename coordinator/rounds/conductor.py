@@ -99,7 +99,6 @@ class Conductor:
                 detail = f"{where}: {reason}"
                 audit.record(session, at=now, actor="coordinator", action="member.named", subject=member, detail=detail)
         log.warning("%s: voided: %s", where, why)
-        self._around.changed()
         if last:
             raise Skipped(f"voided: {attempts} attempts; the last one: {why}")
         return round_
@@ -111,7 +110,6 @@ class Conductor:
             record = VoidRecord(attempt=current.attempt, reason=why, paused=True)
             self._note_void(session, current, record, begins_next=True)
         log.warning("run %s: paused: %s", self._run.run_id, why)
-        self._around.changed()
         raise Held
 
     def _note_void(self, session: Session, current: Round, record: VoidRecord, *, begins_next: bool) -> Round:

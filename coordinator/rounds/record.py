@@ -50,7 +50,7 @@ class Share:
 def shares(step: Step, direction: Direction) -> dict[str, Share]:
     """Each client's share in the step, by its name. Of a step that is combined already only the weights are known."""
     if step.combined is not None:
-        weighed = zip(step.replies, step.combination.weights.tolist(), strict=True)
+        weighed = zip(step.replies, step.combination.weights.tolist(), strict=True)  # no mutant: a weight for each
         return {reply.client_id: Share(math.nan, weight, math.nan, math.nan) for reply, weight in weighed}
     gram, answer = step.gram, step.combination
     coefficients = np.full(len(gram), np.nan) if answer.coordinates is not None else answer.coefficients
@@ -156,7 +156,6 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
         row.model = made.model
         row.state_data = made.memory.encode()
     log.info("run %s round %d: stepped to %s", run.run_id, current.number, made.model)
-    around.changed()
 
 
 def _spent_on_clients(fleet: Fleet) -> dict[str, float]:

@@ -1,0 +1,49 @@
+"""Rounds with a private evaluation end with means over their members, or say why there are none."""
+
+import pytest
+
+from coordinator.aggregation.phases import Voided, Waiting
+from coordinator.rounds import finish
+from coordinator.rounds.fleets.base import RevokedMeanwhile, Skipped
+from fedpareto import simulate
+
+RUN = """\
+name = "private"
+task = "digits"
+rounds = 1
+algorithm.name = "fedavg-n"
+selection.minimum = 5
+train = { steps = 1, batch_size = 20 }
+evaluate.splits = ["test"]
+privacy.secure = "sum"
+simulation.clients = 5
+"""
+
+
+def test_a_private_evaluation_gives_means_over_the_members() -> None:
+    (row,) = simulate(RUN, threads=1, progress=lambda _: None).rounds.to_dict("records")
+    assert (row["state"], row["reason"], row["evaluated"]) == ("COMPLETED", "", 5.0)
+    assert 0 <= row["accuracy/mean"] <= 1
+    assert row["bytes/up"] > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (Skipped("quorum: 1 of 4"), "quorum: 1 of 4"),
+        (Voided("a share is wrong"), "a share is wrong"),
+        (Waiting("an owner must agree"), "an owner must agree"),
+        (RevokedMeanwhile(), "a member of the round was revoked"),
+    ],
+)
+def test_a_round_whose_private_evaluation_fails_keeps_its_step_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(finish, "hold_evaluation", fail)
+    (row,) = simulate(RUN, threads=1, progress=lambda _: None).rounds.to_dict("records")
+    assert (row["state"], row["reason"]) == ("COMPLETED", f"evaluation: {why}")
+    assert row["step/rate"] == 1.0
+    assert "evaluated" not in row
