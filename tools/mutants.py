@@ -57,7 +57,10 @@ SUBJECTS = {
         ("tests/test_aggregation_qp.py",),
     ),
     "conductor": Subject(
-        tuple(f"{ROUNDS}/{name}.py" for name in ("conductor", "conversation", "opening", "finish", "step", "record")),
+        tuple(
+            f"{ROUNDS}/{name}.py"
+            for name in ("conductor", "conversation", "opening", "finish", "step", "record", "manifest")
+        ),
         (
             "tests/test_metrics.py",
             "tests/test_attempts.py",
