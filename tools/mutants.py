@@ -59,7 +59,7 @@ SUBJECTS = {
     "conductor": Subject(
         tuple(
             f"{ROUNDS}/{name}.py"
-            for name in ("conductor", "conversation", "opening", "finish", "step", "record", "manifest")
+            for name in ("conductor", "conversation", "opening", "finish", "step", "record", "scores", "manifest")
         ),
         (
             "tests/test_metrics.py",
