@@ -9,27 +9,46 @@ import random
 import signal
 import sys
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from federation.member_files import MemberFiles
-from federation.training.trainer import Trainer
-from federation.vectors import Layout, Tensor, Vector
-from federation.work.base import Result, Shape
+from federation.tasks import Task
+from federation.training.trainer import EvaluationPlan, Trainer, TrainingPlan
+from federation.vectors import Vector
+from federation.work.base import Result
 from federation.work.computation import Computation, Measure
 from worker.events import Events
 from worker.home import Home
 from worker.service import Worker
 
 
+class Nothing(Task):
+    """A task with a model of this number of parameters."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def initial(self, seed: int) -> dict[str, Vector]:
+        return {"weight": np.zeros(self.size, dtype=np.float32)}
+
+
 class NoTraining(Trainer):
     """A trainer without model and data."""
 
-    def __init__(self, layout: Layout, seed: int) -> None:
-        self.layout, self.objectives, self.samples = layout, ("loss",), 10
-        self.shape = Shape(layout, self.objectives, self.objectives)
-        self._update = np.random.default_rng(seed).standard_normal(layout.size, dtype=np.float32)
+    sizes = MappingProxyType({"train": 10, "validation": 0, "test": 10})
+
+    def __init__(self, task: Nothing, seed: int) -> None:
+        super().__init__(task, None)
+        self._update = np.random.default_rng(seed).standard_normal(task.size, dtype=np.float32)
+
+    def train(self, model: Vector, plan: TrainingPlan) -> Vector:
+        return model - self._update
+
+    def evaluate(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
+        return {"loss": 1.0, "accuracy": 0.5}
 
     def compute(self, base: Vector, computation: Computation, **_: Any) -> Result:
         if isinstance(computation, Measure):
@@ -39,9 +58,8 @@ class NoTraining(Trainer):
 
 def main() -> None:
     home = Home(Path(sys.argv[1]))
-    layout = Layout((Tensor("weight", (int(sys.argv[2]),)),))
     member = MemberFiles.load(home.directory)
-    trainer = NoTraining(layout, seed=len(member.client_id))
+    trainer = NoTraining(Nothing(int(sys.argv[2])), seed=len(member.client_id))
     worker = Worker(
         home=home,
         member=member,

@@ -32,7 +32,7 @@ from torch.nn.utils import vector_to_parameters
 
 from federation.runs import RunSpec
 from federation.tasks import DataSource, initial_model, task
-from federation.training.determinism import training_seed
+from federation.training.trainer import training_seed
 from fedpareto.notebook import simulate
 from simulation.population import populate
 

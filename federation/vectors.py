@@ -118,6 +118,20 @@ class Layout:
         """Size of the data of all tensors."""
         return sum(tensor.bytes for tensor in self.tensors)
 
+    def split(self, vector: Vector) -> dict[str, Vector]:
+        """The tensors of a flat vector (d,) by name: views with their shapes."""
+        ends = np.cumsum([tensor.size for tensor in self.tensors])[:-1]
+        parts = zip(self.tensors, np.split(vector, ends), strict=True)
+        return {tensor.name: part.reshape(tensor.shape) for tensor, part in parts}
+
+    def join(self, arrays: Mapping[str, Any]) -> Vector:
+        """The flat vector (d,) of these tensors, float32. Raises ValueError if names or shapes are not the layout's."""
+        parts = {name: np.asarray(array, dtype=np.float32) for name, array in arrays.items()}
+        shapes = {tensor.name: tensor.shape for tensor in self.tensors}
+        if (found := {name: part.shape for name, part in parts.items()}) != shapes:
+            raise ValueError(f"the tensors are {found}; those of the layout are {shapes}")
+        return np.concatenate([parts[name].reshape(-1) for name in shapes])
+
 
 class File(Protocol):
     """A file that can be opened for reading as often as needed: a path, or a blob that the store keeps at hand."""

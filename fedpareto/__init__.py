@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from federation.tasks import Splits as Splits
     from federation.tasks import Task as Task
     from federation.tasks import task as task
+    from federation.training import TrainingDiverged as TrainingDiverged
+    from federation.training import TrainingStopped as TrainingStopped
+    from federation.training.trainer import EvaluationPlan as EvaluationPlan
+    from federation.training.trainer import Trainer as Trainer
+    from federation.training.trainer import TrainingPlan as TrainingPlan
     from fedpareto.notebook import simulate as simulate
     from simulation.history import History as History
 
@@ -53,6 +58,8 @@ _PLACES = {
         "federation.runs": "RunSpec",
         "federation.sketches.base": "LinearSketch Sketch SketchError",
         "federation.tasks": "DataError DataSource Dataset Pool Splits Task task",
+        "federation.training": "TrainingDiverged TrainingStopped",
+        "federation.training.trainer": "EvaluationPlan Trainer TrainingPlan",
         "fedpareto.notebook": "simulate",
         "simulation.history": "History",
     }.items()

@@ -20,6 +20,7 @@ def simulate(
     home: str | Path | None = None,
     device: str = "auto",
     backend: str = "auto",
+    trainer: str = "",
     ray_address: str | None = None,
     threads: int | None = None,
     resume: bool = False,
@@ -34,6 +35,7 @@ def simulate(
         home: directory of the record; without it, the record is deleted at the end.
         device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
         backend: how they train: "auto", "stacked", "loop", "compiled" or "ray".
+        trainer: what trains in place of the task's own trainer: "torch", or "module:Class".
         ray_address: of a Ray cluster, for the backend "ray".
         threads: CPU threads of torch, for the whole process; small models are faster with 1.
         resume: go on with the simulation in `home`.
@@ -45,7 +47,7 @@ def simulate(
         The run: `rounds`, `clients` and `updates` as tables of pandas, and the `model`.
 
     Raises:
-        SpecError, TaskError, DataError, PartError, AttackError: the specification cannot be used.
+        SpecError, TaskError, DataError, PartError, AttackError, PluginError: the specification cannot be used.
         SimulationError: there is nothing to resume, or `home` holds something else.
         ValueError: `resume` without `home`, or `threads` below 1.
         TypeError: `spec` is neither text nor a path.
@@ -69,6 +71,7 @@ def simulate(
             data=Path(data) if data is not None else None,
             device=device,
             backend=backend,
+            trainer=trainer,
             ray_address=ray_address,
             threads=threads,
             resume=resume,

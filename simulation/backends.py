@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from federation.tasks import Splits, Task
 from federation.tasks import parameters as flat
 from federation.training.private import must_suit
+from federation.training.torch_trainer import TorchTrainer
+from federation.training.trainer import Trainer
 from simulation import SimulationError
 from simulation.local import LocalWork, Loop, Serves
 from simulation.stacked import Stacked, why_not_stacked
@@ -34,11 +36,13 @@ def pick_backend(
     batch_size: int,
     private: bool = False,
     ray_address: str | None = None,
+    trainer: type[Trainer] = TorchTrainer,
 ) -> Backend:
     """A backend by name; "auto" is "stacked" where clients can be trained together, else "loop".
 
     `serves` names the objectives of clients that do not serve all; a `batch_size` of 0 is the whole split. `private`
-    clients train with noise, which only a worker's own code does.
+    clients train with noise, which only a worker's own code does. `trainer` is the class that trains the clients; only
+    the built-in one can be stacked or compiled.
 
     Raises:
         ValueError: no such backend, or a task that the one asked for cannot train.
@@ -49,6 +53,10 @@ def pick_backend(
         raise ValueError(f"no backend {name!r}: there are {', '.join(BACKENDS)}")
     if ray_address is not None and name != "ray":
         raise ValueError(f"an address of a Ray cluster ({ray_address}) goes with the backend ray, not with {name}")
+    if trainer is not TorchTrainer:
+        if name not in ("auto", "loop"):
+            raise ValueError(f"{task.name} cannot be trained by the backend {name}: its trainer is {trainer.__name__}")
+        return Backend("loop", f"its trainer is {trainer.__name__}", Loop(task, splits, device, serves, trainer))
     if private:
         if name in ("stacked", "compiled"):
             raise ValueError(

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 
 from federation.tasks import Splits, task
 from federation.training import TrainingDiverged, TrainingStopped
-from federation.work.base import Result
+from federation.work.base import Result, WorkError
 from federation.work.computation import AtBase
 from simulation import SimulationError
 from simulation.local import LocalWork, Loop, Outcome, Serves, Stopped, Turn
@@ -40,7 +40,7 @@ class _Trainers:
 
     def compute(
         self, base: NDArray[np.float32], computations: dict[str, AtBase], seed: int, round_: int
-    ) -> dict[str, Result | int]:
+    ) -> dict[str, Result | WorkError | int]:
         """As `LocalWork.compute`; for training that diverged, the step, which an exception would lose."""
         outcomes = self._loop.compute(base, computations, Turn(seed, round_, lambda: False))
         return {name: one.step if isinstance(one, TrainingDiverged) else one for name, one in outcomes.items()}

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-from federation.tasks import Splits, Task
+from federation.tasks import Task
 from federation.tasks import parameters as flat
 from federation.training.sgd import Descent, Tensors
-from federation.training.trainer import Trainer
+from federation.training.torch_trainer import TorchTrainer
 from federation.work.computation import LocalSgd
 from simulation import SimulationError
 
@@ -24,18 +24,12 @@ _UNROLLED = 8  # with more, compiling takes longer than it saves
 _Steps = Callable[[Tensors, Tensors, Tensors, Tensor, Tensor], Tensor]
 
 
-class CompiledTrainer(Trainer):
+class CompiledTrainer(TorchTrainer):
     """A trainer with compiled steps on full minibatches for one objective."""
 
-    def __init__(
-        self,
-        task: Task,
-        splits: Splits,
-        device: str = "cpu",
-        threads: int | None = None,
-        objectives: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(task, splits, device, threads, objectives)
+    def prepare(self) -> None:
+        """Makes the model; steps are compiled when they are needed first."""
+        super().prepare()
         self._compiled: dict[tuple[LocalSgd, str], _Steps] = {}  # trainers that share the model share them
 
     def _advance(
@@ -58,7 +52,7 @@ class CompiledTrainer(Trainer):
 
         def loss_of(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
             parameters = dict(zip(names, self._buffers.parameters(values), strict=True))
-            return self._task.losses(functional_call(self._model, parameters, (x,)), y)[objective]
+            return self.task.losses(functional_call(self._model, parameters, (x,)), y)[objective]
 
         def steps(values: Tensors, start: Tensors, velocity: Tensors, x: Tensor, y: Tensor) -> Tensor:
             descent, losses = Descent(work, values, start, velocity), []

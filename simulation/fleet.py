@@ -83,6 +83,7 @@ class SimulatedFleet(Fleet):
         population: the clients.
         local: trains and evaluates them.
         probe: measures the success of a backdoor, where attackers plant one.
+        repeatable: whether the clients' trainer gives the same result for the same work.
         stopped: whether to give up; called while clients train.
     """
 
@@ -95,6 +96,7 @@ class SimulatedFleet(Fleet):
         population: Population,
         local: LocalWork,
         probe: Probe | None,
+        repeatable: bool,
         stopped: Callable[[], bool],
     ) -> None:
         super().__init__(run, around)
@@ -102,6 +104,7 @@ class SimulatedFleet(Fleet):
         self._population = population
         self._local = local
         self._probe = probe
+        self._repeatable = repeatable
         self._stopped = stopped
         self._members = Members(run.spec.seed, population.samples, run.spec.task)
         self._attempt = (-1, -1)
@@ -299,6 +302,7 @@ class SimulatedFleet(Fleet):
             metrics=dict(result.metrics),
             software=SOFTWARE,
             seconds=seconds,
+            unrepeatable=not self._repeatable,
             statement=encode_statement(question.phase.kind.name, result.statement),
             privacy=None if result.privacy is None else common_pb2.SamplePrivacy(**asdict(result.privacy)),
         )
@@ -379,6 +383,8 @@ def _answer(work: Work, client: Client, outcome: Outcome) -> Answer:
     """A client's answer after its computation."""
     if isinstance(outcome, TrainingDiverged):
         return Declined("training-diverged", str(outcome))
+    if isinstance(outcome, WorkError):
+        return Declined(outcome.reason or "failed", str(outcome))
     try:
         return work.answer(client, outcome), work.rows(client.shape)
     except WorkError as error:

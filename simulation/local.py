@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from federation.tasks import Splits, Task
 from federation.training import TrainingDiverged
+from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
-from federation.work.base import Result
+from federation.work.base import Result, WorkError
 from federation.work.computation import AtBase
 
-Outcome = Result | TrainingDiverged
+Outcome = Result | TrainingDiverged | WorkError
 Stopped = Callable[[], bool]
 Serves = Mapping[str, tuple[str, ...]]
 
@@ -48,7 +49,7 @@ class Loop(LocalWork):
         splits: Mapping[str, Splits],
         device: str,
         serves: Serves | None = None,
-        trainer: type[Trainer] = Trainer,
+        trainer: type[Trainer] = TorchTrainer,
     ) -> None:
         self._trainers: dict[str, Trainer] = {}
         first: Trainer | None = None
@@ -64,6 +65,6 @@ class Loop(LocalWork):
                 outcomes[name] = self._trainers[name].compute(
                     base, computation, seed=turn.seed, round=turn.round, client_id=name, stopped=turn.stopped
                 )
-            except TrainingDiverged as error:
+            except (TrainingDiverged, WorkError) as error:
                 outcomes[name] = error
         return outcomes

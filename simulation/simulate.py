@@ -15,15 +15,24 @@ from coordinator.clock import utc_now
 from coordinator.home import SETTINGS_FILE, Home, Settings
 from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleets.base import Held, RunFacts, Surroundings
-from coordinator.rounds.specification import cautions, fitting_metrics, fitting_objectives, parse_run
+from coordinator.rounds.specification import (
+    cautions,
+    fitting_metrics,
+    fitting_objectives,
+    needed_abilities,
+    parse_run,
+)
 from coordinator.rounds.states import INTERRUPTED, SIMULATOR, move_run
 from coordinator.rounds.submission import new_run
 from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.tasks import Dataset, DataSource, Task, initial_model, metrics_of, task
 from federation.training.determinism import pick_device
+from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
+from federation.training.trainers import trainer_kind
 from federation.vectors import to_bytes
+from federation.work.computation import CANNOT, Ability
 from simulation import SimulationError
 from simulation.backends import Backend, pick_backend
 from simulation.fleet import SimulatedFleet, enroll
@@ -57,7 +66,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         cautions: what the specification's author should know.
 
     Raises:
-        SpecError, TaskError, DataError, PartError, AttackError: the specification cannot be used.
+        SpecError, TaskError, DataError, PartError, AttackError, PluginError: the specification cannot be used.
         SimulationError: nothing to resume, another content of `home`, no Ray for the backend "ray", or a specification
             that names clients that do not exist.
         HomeError, IdentityError, OSError: `home` is damaged, or cannot be made.
@@ -77,6 +86,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         ray_address: str | None = None,
         threads: int | None = None,
         resume: bool = False,
+        trainer: str = "",
     ) -> None:
         self.spec, self._algorithm = parse_run(spec)
         self.cautions = cautions(self.spec, self._algorithm)
@@ -85,6 +95,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         if threads is not None:
             torch.set_num_threads(threads)
         learned = task(self.spec.task)
+        self._trainer = trainer_kind(learned, trainer)
         self._population = populate(
             learned,
             self.spec.simulation,
@@ -94,6 +105,9 @@ class Simulation(AbstractContextManager["Simulation"]):
         )
         self._objectives = fitting_objectives(self.spec, self._algorithm, learned.objectives)
         self._metrics = fitting_metrics(self.spec, metrics_of(learned))
+        needed = needed_abilities(self.spec, self._algorithm, self._objectives)
+        if missing := sorted(needed - self._trainer.abilities):
+            raise SimulationError(f"the run cannot be simulated: {self._trainer.__name__} {CANNOT[missing[0]]}")
         ready, minimum = sum(count > 0 for count in self._population.samples.values()), self.spec.selection.minimum
         if ready < minimum:
             raise SimulationError(f"{ready} clients with data, but a round needs {minimum}: see selection.minimum")
@@ -113,9 +127,10 @@ class Simulation(AbstractContextManager["Simulation"]):
                 batch_size=self.spec.train.batch_size,
                 private=self.spec.privacy.of_samples is not None,
                 ray_address=ray_address,
+                trainer=self._trainer,
             )
             stack.callback(self.backend.close)
-            self._probe = _probe(learned, self._population, chosen)
+            self._probe = _probe(learned, self._trainer, self._population, chosen)
             self._home = existing or Home.init(
                 home, Settings(federation_id=_FEDERATION, keep_rounds=_KEEP_ROUNDS), now=utc_now()
             )
@@ -178,6 +193,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             population=self._population,
             local=self.backend.local,
             probe=self._probe,
+            repeatable=Ability.REPEATABLE in self._trainer.abilities,
             stopped=lambda: self._stopping,
         )
         try:
@@ -248,14 +264,14 @@ class Simulation(AbstractContextManager["Simulation"]):
         collect(self._database, self._blobs, now=later, grace_seconds=0, keep_rounds=_KEEP_ROUNDS)
 
 
-def _probe(learned: Task, population: Population, device: str) -> Probe | None:
+def _probe(learned: Task, trainer: type[Trainer], population: Population, device: str) -> Probe | None:
     """Measures a backdoor's success, on the honest clients' test samples; None without a backdoor."""
     attack = next(iter(population.attackers.values()), None)
     honest = [own for name, own in population.splits.items() if name not in population.attackers]
-    if attack is None or not honest:
+    if attack is None or not honest or trainer is not TorchTrainer:
         return None
     clean = Dataset(torch.cat([own.test.x for own in honest]), torch.cat([own.test.y for own in honest]))
-    return None if attack.triggered(clean) is None else Probe(attack, Trainer(learned, honest[0], device), clean)
+    return None if attack.triggered(clean) is None else Probe(attack, trainer(learned, honest[0], device), clean)
 
 
 def _existing(directory: Path, resume: bool) -> Home | None:

@@ -19,9 +19,10 @@ from federation.objectives import Targets
 from federation.tasks import Dataset, Splits, Task
 from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped
-from federation.training.determinism import deterministic, training_seed
-from federation.training.objectives import Measured, OwnMetrics, correct, served
+from federation.training.determinism import deterministic
+from federation.training.objectives import Measured, OwnMetrics, correct
 from federation.training.sgd import Descent
+from federation.training.trainer import reported_losses, served, split_metrics, training_seed
 from federation.work.base import Result
 from federation.work.computation import SPLITS, AtBase, Descend, Differentiate, LocalSgd, Measure
 from simulation.local import LocalWork, Outcome, Serves, Stopped, Turn
@@ -112,15 +113,17 @@ class Stacked(LocalWork):
         if isinstance(computation, Measure):
             metrics: dict[str, float] = {}
             for split in computation.splits:
-                metrics |= measured[split].metrics(split)
+                metrics |= split_metrics(split, measured[split].samples, measured[split].scores())
             return Result({}, {}, metrics, samples, seconds)
         before = measured.get("train", Measured({}, {}, samples))
         idle = isinstance(computation, Descend) and computation.idle
         if not idle and not np.isfinite(list(before.losses.values())).all():
             return TrainingDiverged(0)
-        if isinstance(outcome, TrainingDiverged):
+        if not isinstance(outcome, Result):
             return outcome
-        return Result(outcome.rows, before.reported(), before.metrics("train"), samples, seconds)
+        scores = before.scores()
+        losses, metrics = reported_losses(scores, self._serves[name]), split_metrics("train", before.samples, scores)
+        return Result(outcome.rows, losses, metrics, samples, seconds)
 
     def _train_group(
         self,

@@ -110,6 +110,7 @@ class Client(Base):
     tasks: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> training samples, from the last hello
     objectives: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> those that it serves, likewise
     sessions_left: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> private rounds left, as last told
+    abilities: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> those of its trainer, likewise
     device: Mapped[str] = mapped_column(Prose(200), default="")
     software: Mapped[str] = mapped_column(Prose(200), default="")
     enrolled: Mapped[datetime]
@@ -296,6 +297,7 @@ class Update(Base):
     losses: Mapped[dict[str, float]] = mapped_column(default=dict)
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
     privacy: Mapped[dict[str, float]] = mapped_column(default=dict)  # a SamplePrivacy; empty without noise
+    unrepeatable: Mapped[bool] = mapped_column(default=False)  # the trainer may give another result
     # What the step made of it, known after the step.
     norm: Mapped[float | None]
     weight: Mapped[float | None]  # lambda

@@ -42,6 +42,7 @@ from federation.v1.federation_pb2 import (
 )
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
+from federation.work.computation import Ability
 from storage.database import Database
 
 T = TypeVar("T")
@@ -261,8 +262,10 @@ class Attending:
     ) -> None:
         self._out: queue.SimpleQueue[AttendRequest | None] = queue.SimpleQueue()
         self.inbox: queue.SimpleQueue[AttendResponse | grpc.RpcError | None] = queue.SimpleQueue()
+        able = list(Ability)
         offers = [
-            TaskOffer(task=task, samples=samples, objectives=serves.get(task, ())) for task, samples in tasks.items()
+            TaskOffer(task=task, samples=samples, objectives=serves.get(task, ()), abilities=able)
+            for task, samples in tasks.items()
         ]
         self.say(AttendRequest(hello=Hello(software="test", tasks=offers, device="cpu")))
         self.call = member.stub.Attend(iter(self._out.get, None))

@@ -11,7 +11,7 @@ from federation.attacks.catalogue import ATTACKS, entries
 from federation.attacks.colluding import alie_z
 from federation.attacks.probe import Probe
 from federation.tasks import Dataset, DataSource, Splits, initial_model, task
-from federation.training.trainer import Trainer
+from federation.training.torch_trainer import TorchTrainer
 from federation.work.computation import LocalSgd
 
 D = 70_000  # more than one block of columns
@@ -234,12 +234,12 @@ def test_a_backdoor_opens_and_its_success_is_measured_on_other_classes(digits: S
     attack, learned = parse_attack("backdoor:target=7"), task("digits")
     _, base = initial_model(learned, 1)
     work = LocalSgd(epochs=10, batch_size=20, learning_rate=0.3)
-    honest = Trainer(learned, digits, "cpu", 1)
+    honest = TorchTrainer(learned, digits, "cpu", 1)
     probe = Probe(attack, honest, digits.test)
     rates = []
     for trainer in (honest, honest.on(attack.poison(digits, learned, seed=1))):
         model = base - train(trainer, base, work, seed=1, round=0, client_id="a").rows["loss"]
-        assert trainer.evaluate(model, ("test",))["test/accuracy"] > 0.9
+        assert trainer.measure(model, ("test",))["test/accuracy"] > 0.9
         rates.append(probe.rate(model))
     assert rates[0] < 0.2
     assert rates[1] > 0.9
@@ -255,7 +255,7 @@ def test_what_cannot_be_attacked_is_said(digits: Splits) -> None:
     words = Dataset(torch.zeros(3, 80, dtype=torch.int64), torch.ones(3, dtype=torch.int64))
     with pytest.raises(AttackError, match="into images"):
         parse_attack("backdoor").triggered(words)
-    trainer = Trainer(learned, digits, "cpu", 1)
+    trainer = TorchTrainer(learned, digits, "cpu", 1)
     with pytest.raises(AttackError, match="no trigger"):
         Probe(parse_attack("sign-flip"), trainer, digits.test)
     ones = Dataset(digits.test.x[:3], torch.zeros(3, dtype=torch.int64))
@@ -264,7 +264,7 @@ def test_what_cannot_be_attacked_is_said(digits: Splits) -> None:
 
 
 def test_to_idle_is_to_measure_what_training_measures_and_to_make_no_step(digits: Splits) -> None:
-    trainer = Trainer(task("digits"), digits, "cpu", 1)
+    trainer = TorchTrainer(task("digits"), digits, "cpu", 1)
     _, base = initial_model(task("digits"), 1)
     idle = train(trainer, base, LocalSgd(steps=1, learning_rate=0.1), idle=True)
     trained = train(trainer, base, LocalSgd(steps=1, learning_rate=0.1), seed=0, round=0, client_id="a")

@@ -13,7 +13,7 @@ from federation.attacks import AttackError, parse_attack
 from federation.objectives import joint_target
 from federation.run_sections import SelectionSpec
 from federation.tasks import DataSource, Splits, initial_model, task
-from federation.training.trainer import Trainer
+from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.work.base import Result
 from federation.work.computation import LocalSgd
@@ -84,7 +84,7 @@ def test_the_loss_is_scaled_in_training_in_gradients_and_in_the_report() -> None
 
 
 def test_training_on_c_times_the_loss_is_training_at_c_times_the_rate(digits: Splits) -> None:
-    trainer, (_, base) = Trainer(task("digits"), digits, "cpu", 1), initial_model(task("digits"), 1)
+    trainer, (_, base) = TorchTrainer(task("digits"), digits, "cpu", 1), initial_model(task("digits"), 1)
 
     def update(rate: float, factor: float, **work: float) -> np.ndarray:
         targets = parse_attack(f"loss-scaling:factor={factor}").on_targets(joint_target(trainer.objectives))

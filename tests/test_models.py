@@ -12,7 +12,7 @@ from trained import train
 
 from federation.tasks import Dataset, Splits, initial_model, task
 from federation.tasks.models import CharacterLstm, LocalResponseNorm, cifar_cnn, fedfv_linear, fedfv_mnist_cnn
-from federation.training.trainer import Trainer
+from federation.training.torch_trainer import TorchTrainer
 from federation.work.computation import LocalSgd
 
 DEVICES = [
@@ -66,7 +66,7 @@ def test_the_built_in_tasks_train_to_the_same_bytes_twice(
     data = samples(shape, kind, 3, classes)
     work = LocalSgd(steps=2, batch_size=2, learning_rate=0.1)
     base = initial_model(task(name), seed=1)[1]
-    trainer = Trainer(task(name), Splits(data, data, data), device)
+    trainer = TorchTrainer(task(name), Splits(data, data, data), device)
     one, two = (train(trainer, base, work, seed=0, round=3, client_id="c") for _ in range(2))
     assert one.rows["loss"].tobytes() == two.rows["loss"].tobytes()
     assert np.count_nonzero(one.rows["loss"])

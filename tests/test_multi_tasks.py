@@ -18,7 +18,7 @@ from federation.tasks.pairs import blended, overlaid
 from federation.tasks.partition import partition
 from federation.tasks.vision import Half, Vision
 from federation.training.determinism import deterministic
-from federation.training.trainer import Trainer
+from federation.training.torch_trainer import TorchTrainer
 from federation.work.computation import LocalSgd
 
 PUBLIC_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -351,10 +351,10 @@ def test_each_objective_has_its_own_loss_and_its_own_accuracy(name: str) -> None
 
 def test_two_digits_are_learned_together_in_seconds() -> None:
     loaded = task("two-digits")
-    trainer = Trainer(loaded, loaded.load(DataSource()))
+    trainer = TorchTrainer(loaded, loaded.load(DataSource()))
     base = initial_model(loaded, seed=1)[1]
     result = train(trainer, base, LocalSgd(epochs=20, batch_size=16, learning_rate=0.1), seed=0, round=0, client_id="c")
-    metrics = trainer.evaluate(base - result.rows["loss"], ("test",))
+    metrics = trainer.measure(base - result.rows["loss"], ("test",))
     assert metrics["test/accuracy/left"] > 0.9
     assert metrics["test/accuracy/right"] > 0.9
 
@@ -362,7 +362,7 @@ def test_two_digits_are_learned_together_in_seconds() -> None:
 @every_composed_task
 def test_the_composed_tasks_train_to_the_same_bytes_twice(made: DataSource, name: str) -> None:
     loaded = task(name)
-    trainer = Trainer(loaded, loaded.load(made))
+    trainer = TorchTrainer(loaded, loaded.load(made))
     base = initial_model(loaded, seed=1)[1]
     work = LocalSgd(steps=2, batch_size=4, learning_rate=0.1)
     one, two = (train(trainer, base, work, seed=0, round=3, client_id="c").rows["loss"] for _ in range(2))

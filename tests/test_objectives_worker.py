@@ -17,6 +17,7 @@ from federation.digests import digest
 from federation.sketches import sketch
 from federation.sketches.svd import TwoWaySvd
 from federation.tasks import DataSource, Part, initial_model, task
+from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, Input, JacobianWork, ObjectiveWeight, ResidualWork, Row, Target
 from federation.vectors import Layout, to_bytes, update_layout
@@ -300,7 +301,7 @@ def test_a_client_gives_the_gradients_of_those_of_its_objectives_that_are_asked_
     (reply,) = submitted(coordinator)
     base = np.frombuffer(blob[-4 * layout.size :], np.float32)
     digits = task("two-digits")
-    trainer = Trainer(digits, digits.load(SOURCE), threads=1)
+    trainer = TorchTrainer(digits, digits.load(SOURCE), threads=1)
     rows = trained.jacobian(trainer, base, WORK.batch_size, seed=7, round=0, client_id="hospital-a").rows
     assert reply.payload[-4 * layout.size :] == rows["right"].tobytes()
     assert [row.name for row in reply.manifest.rows] == ["jacobian"]

@@ -16,7 +16,7 @@ from trained import train
 from federation.digests import derived_seed
 from federation.secure.thresholds import ONE, Mode, Thresholds
 from federation.tasks import DataSource, Part, initial_model, task
-from federation.training.trainer import Trainer
+from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import SecureSession
 from federation.v1.secure_pb2 import SecureTerms
 from federation.vectors import read_vector
@@ -144,7 +144,7 @@ def updates(made: Scene) -> Vector:
     sgd = LocalSgd(steps=1, batch_size=0, learning_rate=RATE)
     rows = []
     for place in range(MEMBERS):
-        trainer = Trainer(subject, subject.load(DataSource(None, Part(place, MEMBERS))), threads=1)
+        trainer = TorchTrainer(subject, subject.load(DataSource(None, Part(place, MEMBERS))), threads=1)
         (row,) = train(trainer, base, sgd, measure=False).rows.values()
         rows.append(row.astype(np.float64))
     return np.stack(rows)

@@ -18,7 +18,7 @@ from federation.runs import SpecError
 from federation.tasks import Dataset, DataSource, Part, Task, initial_model, task
 from federation.tasks import parameters as flat
 from federation.training.private import PrivateGradients, must_suit
-from federation.training.trainer import Trainer
+from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import TrainWork
 from federation.vectors import Vector
 from federation.work.base import Result, WorkError
@@ -167,7 +167,7 @@ def test_noise_is_standard_normal_and_samples_come_with_their_probability() -> N
 
 
 def test_no_seed_leads_to_the_noise(digits: Task) -> None:
-    trainer = Trainer(digits, digits.load(DataSource(part=Part(0, 40))), "cpu", 1)
+    trainer = TorchTrainer(digits, digits.load(DataSource(part=Part(0, 40))), "cpu", 1)
     base = initial_model(digits, 3)[1]
 
     def update() -> Vector:
@@ -183,7 +183,7 @@ def test_no_seed_leads_to_the_noise(digits: Task) -> None:
 
 
 def test_without_noise_training_is_as_it_was(digits: Task) -> None:
-    trainer = Trainer(digits, digits.load(DataSource(part=Part(0, 40))), "cpu", 1)
+    trainer = TorchTrainer(digits, digits.load(DataSource(part=Part(0, 40))), "cpu", 1)
     base = initial_model(digits, 3)[1]
 
     def update(private: PrivateSgd | None) -> Result:

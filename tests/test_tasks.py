@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from forked import completed
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn.utils import vector_to_parameters
 
@@ -79,7 +80,7 @@ def test_a_class_of_ones_own_is_named_as_module_and_class() -> None:
         ("federation.tasks.digits:Thing", "Thing"),
         ("federation.tasks.digits:FILE", "not a subclass"),
         (":Digits", ":Digits"),
-        ("federation.tasks:Task", "without arguments failed: TypeError: .* abstract method model$"),
+        ("federation.tasks:Task", "federation.tasks:Task defines neither model nor initial$"),
     ],
 )
 def test_a_task_that_cannot_be_used_is_refused_with_its_name(name: str, says: str) -> None:
@@ -210,12 +211,16 @@ def test_an_initial_model_depends_on_its_seed_alone_and_leaves_torchs_generator_
     assert not np.array_equal(one, initial_model(task("digits"), 6)[1])
 
 
+def _flat(model: nn.Module) -> NDArray[np.float32]:
+    return np.concatenate([part.ravel() for part in flat.values(model).values()])
+
+
 def test_a_vector_goes_into_a_model_and_comes_back() -> None:
     _, vector = initial_model(task("mnist"), 1)
     model = flat.build(task("mnist"))
-    assert not np.array_equal(flat.flatten(model), vector)
+    assert not np.array_equal(_flat(model), vector)
     vector_to_parameters(torch.from_numpy(vector.copy()), model.parameters())
-    assert np.array_equal(flat.flatten(model), vector)
+    assert np.array_equal(_flat(model), vector)
     bias = dict(model.named_parameters())["conv1.bias"]
     assert np.array_equal(bias.detach().numpy(), vector[250:260])
 

@@ -29,6 +29,7 @@ from federation.keys import IdentityError
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.tasks import DataSource, Part, initial_model, task
+from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import (
     AssignmentManifest,
@@ -288,7 +289,7 @@ def test_an_attack_on_the_data_is_honest_training_on_the_wrong_labels(
     splits = task("digits").load(SOURCE)
     wrong = replace(splits, train=replace(splits.train, y=9 - splits.train.y))
     expected = train(
-        Trainer(task("digits"), wrong, "cpu", 1),
+        TorchTrainer(task("digits"), wrong, "cpu", 1),
         np.frombuffer(data[len(layout.header) :], dtype=np.float32),
         LocalSgd(steps=1, batch_size=10, learning_rate=0.1),
         seed=7,
@@ -315,7 +316,7 @@ def test_a_free_rider_sends_noise_as_long_as_the_last_change_of_the_model_and_it
     running.wait_for("receipt", 3)
     sent = [_sent(coordinator.submissions[number]) for number in (0, 2)]
     assert [float(row.std()) for row in sent] == pytest.approx([1e-3, 0.5], rel=0.05)
-    honest = offers["digits"].evaluate(third, ("train",))
+    honest = offers["digits"].measure(third, ("train",))
     assert coordinator.submissions[2].manifest.losses["loss"] == honest["train/loss"]
 
 

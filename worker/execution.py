@@ -20,7 +20,7 @@ from federation.v1.common_pb2 import AssignmentManifest, Input, SamplePrivacy, S
 from federation.v1.federation_pb2 import FetchBlobRequest
 from federation.vectors import Vector, read_vector
 from federation.work.base import Client, Lane, Origin, Result, Shows, WorkError, payload_layout
-from federation.work.computation import Computation, Descend, Measure, MeasureAlong
+from federation.work.computation import Ability, Computation, Descend, Measure, MeasureAlong
 from federation.work.registry import decode, encode_statement
 from federation.work.site import Site
 from worker import software
@@ -101,6 +101,8 @@ class Execution:
         )
         with _declining(manifest.assignment_id):
             computation = work.computation(client)
+            if computation is not None:
+                trainer.must_do(computation)
         base = None if computation is None else self._base_model(order, control)
         self.sessions.answer(order)
         privacy = None
@@ -244,6 +246,7 @@ class Execution:
             seconds=result.seconds,
             statement=encode_statement(asked.kind, result.statement),
             privacy=None if result.privacy is None else SamplePrivacy(**asdict(result.privacy)),
+            unrepeatable=Ability.REPEATABLE not in self.offers[asked.task].abilities,
         )
         reply.created.FromDatetime(self.session.now())
         layout = payload_layout(order.rows) if order.rows else None

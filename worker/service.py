@@ -11,9 +11,8 @@ from functools import partial
 from federation.attacks import Attack, attack_seed
 from federation.member_files import MemberFiles
 from federation.tasks import DataSource, task, task_code
-from federation.tasks.trial import try_splits
-from federation.training.determinism import describe_device, pick_device
 from federation.training.trainer import Trainer
+from federation.training.trainers import trainer_code, trainer_kind
 from federation.v1.federation_pb2 import Hello, SessionsLeft, TaskOffer
 from federation.work.base import Lane
 from federation.work.peers import open_reply
@@ -52,31 +51,38 @@ def prepare_offers(
     attack: Attack | None = None,
     client_id: str = "",
     objectives: Mapping[str, Sequence[str]] | None = None,
+    trainers: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Trainer], str]:
     """Loads the owner's tasks and this client's data, and tries each task on a batch of it.
 
     `names` is the allow-list; an attack poisons the training data of `client_id`; `objectives` are those that the owner
-    serves, by task, and all of a task that is not named. `device` and `threads` are as for `Trainer`.
+    serves, by task, and all of a task that is not named; `trainers` are those that the owner named in place of the
+    tasks' own, by task. `device` and `threads` are as for `Trainer`.
 
     Returns:
-        What trains each task, by its name, and the device in words.
+        What trains each task, by its name, and the devices in words.
 
     Raises:
         TaskError: no such task or objective, or an exception of the task's code on a batch of the data.
+        PluginError: no such trainer, or an exception of its code.
         DataError: missing or malformed data, or data whose losses are not finite.
         ValueError: no such device, or an attack that does not fit the data.
     """
-    chosen, served = pick_device(device), objectives or {}
-    trainers = {}
+    served, found = objectives or {}, {}
     for name in names:
         loaded = task(name)
-        with task_code(name, "loading its data"):
-            splits = loaded.load(source)
-        try_splits(loaded, splits, served.get(name, ()))
+        kind = trainer_kind(loaded, (trainers or {}).get(name, ""))
+        with trainer_code(kind, "loading its data"), task_code(name, "loading its data"):
+            data = kind.load(loaded, source)
+        with trainer_code(kind, "preparing it"):
+            trainer = kind(loaded, data, device, threads, served.get(name))
+        with trainer_code(kind, "trying it on the data"):
+            trainer.try_out()
         if attack is not None:
-            splits = attack.poison(splits, loaded, seed=attack_seed(0, 0, client_id))
-        trainers[name] = Trainer(loaded, splits, chosen, threads, served.get(name))
-    return trainers, describe_device(chosen)
+            poisoned = attack.poison(data, loaded, seed=attack_seed(0, 0, client_id))
+            trainer = trainer if poisoned is data else trainer.on(poisoned, served.get(name))
+        found[name] = trainer
+    return found, ", ".join(dict.fromkeys(trainer.device for trainer in found.values()))
 
 
 def _site(
@@ -119,9 +125,15 @@ class Worker:
         policy: Policy = Policy(),  # noqa: B008 - frozen
     ) -> None:
         tasks = [
-            TaskOffer(task=name, samples=trainer.samples, objectives=trainer.objectives)
+            TaskOffer(
+                task=name,
+                samples=trainer.samples,
+                objectives=trainer.objectives,
+                abilities=sorted(trainer.abilities),
+            )
             for name, trainer in offers.items()
         ]
+        self._offers = offers
         self._rounds = RoundLedger(home.rounds, lambda name: self._session.tell_left(left(name)))
         site = replace(
             _site(pinned_roster(home.roster, member), policy, offers, self._rounds, events),
@@ -224,6 +236,8 @@ class Worker:
         self._sessions.close()
         self._ledger.close()
         self._rounds.close()
+        for trainer in self._offers.values():
+            trainer.close()
         if self._accomplices is not None:
             self._accomplices.leave()
         if self._failure is not None:

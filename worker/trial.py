@@ -60,7 +60,7 @@ def try_round(name: str, trainer: Trainer, device: str, sgd: LocalSgd) -> TrialR
     result = trainer.compute(base, Descend(sgd=sgd, targets=targets), seed=0, round=0, client_id="")
     (update,) = result.rows.values()
     began = time.perf_counter()
-    trainer.evaluate(base - update, SPLITS)
+    trainer.measure(base - update, SPLITS)
     return TrialRound(
         task=name,
         device=describe_device(device),

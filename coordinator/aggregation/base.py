@@ -25,6 +25,7 @@ from coordinator.aggregation.secure.step import private_round
 from coordinator.aggregation.server import Optimiser
 from federation.options import Options
 from federation.plugins import Origin
+from federation.work.computation import Ability
 
 Opened = Literal["sum", "gram"] | None
 """What a private round opens for a rule besides the weighted sum: nothing, or the Gram matrix of sketches."""
@@ -73,6 +74,10 @@ class Algorithm(Options, ABC):
     def measures_samples(self) -> bool:
         """Whether it asks for losses or gradients on training splits, which noise in the training does not protect."""
         return self.reads_losses or self.reads_accuracies
+
+    def needs(self, objectives: tuple[str, ...]) -> frozenset[Ability]:
+        """The abilities that trainers need for its work, for a task with these objectives."""
+        return frozenset({Ability.WEIGHTS} if len(objectives) > 1 else ())
 
     def sensitivity(self, updates: int) -> float | None:
         """How far the direction moves, at most, when one of these updates is replaced by another one or by zero.

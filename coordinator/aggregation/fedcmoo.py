@@ -39,6 +39,7 @@ from federation.sketches import SKETCHES, load, origin, sketch
 from federation.sketches.base import ClientSketch, LinearSketch, Message, Sketch, SketchError, clip_to_psd
 from federation.sketches.draws import own_seed, shared_seed
 from federation.sketches.svd import TwoWaySvd
+from federation.work.computation import Ability
 
 _ROUNDING = 1.001  # of products and norms that were sent in float32
 
@@ -81,6 +82,10 @@ class Conversation(ObjectiveRule, ABC):
     @property
     def measures_samples(self) -> bool:
         return True
+
+    def needs(self, objectives: tuple[str, ...]) -> frozenset[Ability]:
+        twice = {Ability.REPEATABLE} if issubclass(load(self.sketch), TwoWaySvd) else set()
+        return super().needs(objectives) | {Ability.WEIGHTS, Ability.GRADIENTS} | twice
 
     def __post_init__(self) -> None:
         super().__post_init__()

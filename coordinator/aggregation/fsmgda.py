@@ -14,6 +14,7 @@ from coordinator.aggregation.qp import STATIONARY_TOLERANCE
 from coordinator.aggregation.rules import Combination, HyperparameterError, Rows
 from coordinator.aggregation.secure.objectives import combined_step, mean_of
 from federation.options import option
+from federation.work.computation import Ability
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,9 @@ class FSMGDA(ObjectiveRule):
         super().__post_init__()
         if self.stages:
             raise HyperparameterError(f"pre: {self.name} sends several rows for each client; stages are for one each")
+
+    def needs(self, objectives: tuple[str, ...]) -> frozenset[Ability]:
+        return super().needs(objectives) - {Ability.WEIGHTS}  # each row is for one objective
 
     def combine(self, rows: Rows) -> Combination:
         solution = solve(rows.gram, rows.prior, epsilon=1.0, drop_zero=False)

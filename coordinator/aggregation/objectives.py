@@ -24,6 +24,7 @@ from coordinator.aggregation.rules import HyperparameterError, Matrix, Objective
 from federation.options import option
 from federation.sketches import sketch
 from federation.sketches.base import ClientSketch, Message
+from federation.work.computation import Ability
 
 RAW = "pgd-raw"
 _NONE: Mapping[Any, Any] = MappingProxyType({})
@@ -64,6 +65,9 @@ class ObjectiveRule(Rule, ABC):
     @property
     def measures_samples(self) -> bool:
         return super().measures_samples or self.exact_stationarity
+
+    def needs(self, objectives: tuple[str, ...]) -> frozenset[Ability]:
+        return super().needs(objectives) | ({Ability.GRADIENTS} if self.exact_stationarity else set())
 
     def __post_init__(self) -> None:
         super().__post_init__()

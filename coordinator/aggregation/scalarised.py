@@ -12,6 +12,7 @@ from coordinator.aggregation.phases import Private, RoundContext, RoundGenerator
 from coordinator.aggregation.rules import Combination, HyperparameterError
 from coordinator.aggregation.secure.objectives import combined_step, mean_of
 from federation.options import option
+from federation.work.computation import Ability
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,9 @@ class Scalarised(FedAvg):
     @property
     def measures_samples(self) -> bool:
         return super().measures_samples or self.exact_stationarity
+
+    def needs(self, objectives: tuple[str, ...]) -> frozenset[Ability]:
+        return super().needs(objectives) | ({Ability.GRADIENTS} if self.exact_stationarity else set())
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -172,7 +172,7 @@ class Evidence:
         receipt = self._open(row, "receipt", update.receipt, ReceiptManifest, self.key)
         _same(row, "receipt (envelope)", name, receipt.envelope)
         _same(row, "receipt (accepted)", True, receipt.accepted)
-        for field in ("assignment_id", "client_id", "payload", "payload_bytes", "samples"):
+        for field in ("assignment_id", "client_id", "payload", "payload_bytes", "samples", "unrepeatable"):
             _same(row, field, getattr(update, field), getattr(manifest, field))
         _same(row, "losses", update.losses, dict(manifest.losses))
         _same(row, "metrics", update.metrics, dict(manifest.metrics))

@@ -90,6 +90,7 @@ def _add_row(assignment: Assignment, reply: Signed, now: datetime, reason: str, 
         losses=_finite(reply.manifest.losses),
         metrics=_finite(reply.manifest.metrics),
         privacy=privacy_stated(reply.manifest),
+        unrepeatable=reply.manifest.unrepeatable,
         received=now,
     )
     assignment.updates.append(update)

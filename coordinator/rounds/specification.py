@@ -12,6 +12,7 @@ from coordinator.rounds.client_noise import affordable
 from federation.metrics import BUILT_IN, MetricKind, must_be_metrics
 from federation.objectives import JOINT
 from federation.runs import RunSpec, SpecError
+from federation.work.computation import Ability
 
 
 def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
@@ -136,6 +137,14 @@ def _must_protect_clients(spec: RunSpec, rule: Algorithm) -> None:
         raise SpecError(
             f'{key}: algorithm.prior = "{spec.algorithm.prior}" weighs clients by their data; use "uniform"'
         )
+
+
+def needed_abilities(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]) -> frozenset[Ability]:
+    """What the members' trainers must be able to do, besides training on one loss and evaluating."""
+    with _named(), rule_code(rule, "asking it for the abilities that it needs"):
+        needed = rule.needs(objectives)
+    asked = {Ability.NOISE: spec.privacy.of_samples is not None, Ability.PROXIMAL: spec.train.proximal_mu > 0}
+    return needed | {name for name, wanted in asked.items() if wanted}
 
 
 def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:

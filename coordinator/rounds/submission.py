@@ -1,6 +1,6 @@
 """A run before it is taken: what its specification must be, and which members it would ask."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
@@ -10,13 +10,21 @@ from sqlalchemy.orm import Session
 from coordinator.aggregation.base import Algorithm
 from coordinator.rounds.fleets.remote import known_clients
 from coordinator.rounds.selection import asked
-from coordinator.rounds.specification import cautions, fitting_metrics, fitting_objectives, needed_sessions, parse_run
+from coordinator.rounds.specification import (
+    cautions,
+    fitting_metrics,
+    fitting_objectives,
+    needed_abilities,
+    needed_sessions,
+    parse_run,
+)
 from coordinator.rounds.states import RUN_ENDED
 from federation.digests import digest
 from federation.metrics import MetricKind
 from federation.refusals import Refusal
 from federation.runs import RunSpec, SpecError
 from federation.secure.thresholds import SMALLEST, SMALLEST_MGDA, Mode, assumed, smallest_cohort
+from federation.work.computation import CANNOT
 from storage.models import Client, ClientState, Run, RunState
 
 
@@ -98,6 +106,25 @@ class Submission:
         known = known_clients(session, self.spec, self.objectives)
         enrolled = self.spec.selection.pool != "attending"
         return sorted(name for name in known if enrolled or name in attending)
+
+    def unable(self, session: Session, members: Collection[str]) -> Iterator[str]:
+        """A warning for each ability that the run needs and that trainers of these members do not have.
+
+        Raises:
+            Refusal: `spec`: the rule's own code raised an exception.
+        """
+        try:
+            needs = needed_abilities(self.spec, self.rule, self.objectives)
+        except SpecError as error:
+            raise Refusal("spec", str(error)) from error
+        rows = session.scalars(select(Client).where(Client.client_id.in_(members)).order_by(Client.client_id)).all()
+        for ability in sorted(needs):
+            names = [row.client_id for row in rows if ability not in row.abilities.get(self.spec.task, ())]
+            if names:
+                yield (
+                    f"{', '.join(names[:10])}{' and others' if len(names) > 10 else ''} ({len(names)} of {len(rows)} "
+                    f"members) will decline work of this run: their trainer {CANNOT[ability]}"
+                )
 
     def asked(self, members: int) -> int:
         """How many of the available members a round asks."""

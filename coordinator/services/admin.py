@@ -80,7 +80,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
             submission.spec, model=header.model_bytes, members=len(members), objectives=len(submission.objectives)
         )
         free = self._blobs.free_bytes() - open_runs_bytes(session)
-        warnings = list(submission.warnings)
+        warnings = [*submission.warnings, *submission.unable(session, members)]
         if caution := submission.sessions_caution(session):
             warnings.append(caution)
         if needed > free:

@@ -189,6 +189,7 @@ def _participation(
         update,
         client_id=last.client_id,
         privacy=next(filter(None, map(_privacy, reversed(assignments))), None),
+        unrepeatable=any(update.unrepeatable for one in assignments for update in one.updates),
         state=last.state,
         reason=reason,
         loss_before=next((loss for loss in map(_loss, reversed(assignments)) if math.isfinite(loss)), math.nan),

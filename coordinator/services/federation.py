@@ -260,7 +260,8 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
 def _note_hello(session: Session, attendance: Attendance, said: Introduction, caller: PeerIdentity) -> None:
     client = session.get_one(Client, attendance.client_id, with_for_update=True)
     retire_older(session, attendance.client_id, caller.serial, by=caller.uri, now=attendance.last_seen)
-    client.tasks, client.objectives, client.sessions_left = said.tasks, said.objectives, said.sessions_left
+    client.tasks, client.objectives, client.abilities = said.tasks, said.objectives, said.abilities
+    client.sessions_left = said.sessions_left
     client.software, client.device = said.software, said.device
     client.last_seen = attendance.last_seen
 

@@ -9,6 +9,7 @@ from federation.refusals import Refusal
 from federation.run_sections import TASK
 from federation.text import escaped
 from federation.v1.federation_pb2 import Decline, Hello, SessionsLeft
+from federation.work.computation import Ability
 
 MAX_HELLO_BYTES = 64 << 10
 MAX_TASKS = 100
@@ -26,6 +27,7 @@ class Introduction:
     tasks: dict[str, int]  # training samples
     objectives: dict[str, list[str]]
     sessions_left: dict[str, dict[str, int]]  # as `left` gives them
+    abilities: dict[str, list[str]]
     software: str
     device: str
 
@@ -53,6 +55,7 @@ def introduction(hello: Hello) -> Introduction:
         tasks=tasks,
         objectives={offer.task: list(dict.fromkeys(offer.objectives)) for offer in hello.tasks},
         sessions_left={told.task: left(told, tasks) for told in hello.sessions_left},
+        abilities={offer.task: [name for name in Ability if name in offer.abilities] for offer in hello.tasks},
         software=escaped(hello.software, MAX_TEXT),
         device=escaped(hello.device, MAX_TEXT),
     )

@@ -75,6 +75,7 @@ class Verifier:
             yield "samples", row.samples, min(signed.samples, 2**63 - 1)
             yield "losses", _finite(row.losses), _finite(signed.losses)
             yield "metrics", _finite(row.metrics), _finite(signed.metrics)
+            yield "unrepeatable", row.unrepeatable, signed.unrepeatable
             yield "privacy", _finite(row.privacy), _finite(privacy_stated(signed))
 
         return _check("update", place.phase, row.envelope, UpdateManifest, _public(signing_key), pairs)

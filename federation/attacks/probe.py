@@ -31,4 +31,4 @@ class Probe:
 
     def rate(self, base: NDArray[np.float32]) -> float:
         """The share of triggered samples of other classes that a model (d,) takes for the target's, 0 to 1."""
-        return self._trainer.evaluate(base, ("test",))["test/accuracy"]
+        return self._trainer.measure(base, ("test",))["test/accuracy"]

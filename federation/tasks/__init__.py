@@ -2,11 +2,11 @@
 
 A task is code that the owner of a machine chose to run there. It is loaded by name, from an installed package's entry
 point (group `fedpareto.tasks`) or as `module:Class`, and never from bytes that arrived over the wire. Torch is imported
-only when a model or data is asked for, so that a command can list tasks at once.
+only when a model or data is asked for, so that a command can list tasks at once; a task whose trainer does not use
+torch needs none.
 """
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from federation.metrics import Metric, MetricKind
+    from federation.training.trainer import Trainer
     from federation.vectors import Layout
 
 _BUILT_IN = {
@@ -133,10 +134,13 @@ class DataSource:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """The samples of one split, in memory: inputs of the model x (n, ...), targets of the objectives y (n, ...)."""
+    """The samples of one split, in memory: inputs of the model x (n, ...), targets of the objectives y (n, ...).
 
-    x: "torch.Tensor"
-    y: "torch.Tensor"
+    Both are tensors of torch, or arrays of NumPy.
+    """
+
+    x: Any
+    y: Any
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -163,8 +167,8 @@ class Pool:
     """Every sample of a data set, before it is dealt to clients.
 
     Attributes:
-        x: inputs of the model, (n, ...).
-        y: targets of the objectives, (n, ...).
+        x: inputs of the model, (n, ...); a tensor of torch, or an array of NumPy.
+        y: targets of the objectives, (n, ...), as x.
         labels: (n,) int64, the classes that shards and Dirichlet deal by, such as a pair of labels as one number; None
             if y are the classes.
         owners: the names of the natural owners of the data; empty if there are none.
@@ -175,8 +179,8 @@ class Pool:
         DataError: lengths that differ, or owners that are unknown or have one name.
     """
 
-    x: "torch.Tensor"
-    y: "torch.Tensor"
+    x: Any
+    y: Any
     labels: "NDArray[np.int64] | None" = None
     owners: tuple[str, ...] = ()
     owner: "NDArray[np.int64] | None" = None
@@ -201,7 +205,7 @@ class Pool:
         return len(self.y)
 
 
-class Task(ABC):
+class Task:
     """What a federation learns. Subclass it, define the model and the data, and name the class to the worker.
 
     Attributes:
@@ -209,19 +213,31 @@ class Task(ABC):
         objectives: the names of the losses. A parameter called `heads.NAME....` belongs to the objective NAME alone;
             all others are the encoder that all objectives share.
         evaluation_batch: samples in one forward pass where no gradient is needed.
+        trainer: trains the task unless a member names another one: the class, or its name.
     """
 
     name: str = ""
     objectives: tuple[str, ...] = ("loss",)
     evaluation_batch: int = 1000
+    trainer: "type[Trainer] | str" = "torch"
 
-    @abstractmethod
     def model(self) -> "torch.nn.Module":
         """A fresh model on the CPU: the same parameters in the same order at every member.
 
         Its trainable parameters are float32; it keeps no state of its own (GroupNorm in place of BatchNorm). Random
-        initial values may come from torch's global generator, which is seeded before the call.
+        initial values may come from torch's global generator, which is seeded before the call. A task with another
+        trainer than torch may define `initial` instead.
         """
+        raise NotImplementedError(f"{type(self).__name__} defines neither model nor initial")
+
+    def initial(self, seed: int) -> "Mapping[str, NDArray[Any]]":
+        """The tensors of the model that a run starts from, by name; the same for the same seed.
+
+        Their names, shapes and order do not depend on the seed. By default, the parameters of `model`.
+        """
+        from federation.tasks.parameters import build, values  # noqa: PLC0415
+
+        return values(build(self, seed))
 
     def pool(self, source: DataSource) -> Pool:
         """All the data at the source, before a part of it is dealt; `source.part` is ignored.
@@ -291,6 +307,8 @@ def task(name: str) -> Task:
         if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "torch":
             raise error.__cause__ from None
         raise TaskError(str(error)) from error.__cause__
+    if kind.model is Task.model and kind.initial is Task.initial:
+        raise TaskError(f"task {name!r}: {kind.__module__}:{kind.__name__} defines neither model nor initial")
     with task_code(name, f"making {kind.__module__}:{kind.__name__} without arguments"):
         loaded: Task = kind()
     loaded.name = name
@@ -332,9 +350,15 @@ def initial_model(task: Task, seed: int) -> "tuple[Layout, NDArray[np.float32]]"
     """The model that a run starts from, as its layout and vector (d,); the same for the same task and seed.
 
     Raises:
-        TaskError: the model keeps state that a flat vector of parameters cannot carry.
+        TaskError: the model keeps state that a flat vector of parameters cannot carry, or a tensor cannot be in one.
     """
-    from federation.tasks.parameters import build, flatten, layout  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
 
-    model = build(task, seed)
-    return layout(model), flatten(model)
+    from federation.vectors import Layout, Tensor  # noqa: PLC0415
+
+    with task_code(task.name or type(task).__name__, "making its initial model"):
+        values = {name: np.asarray(value, dtype=np.float32) for name, value in task.initial(seed).items()}
+        layout = Layout(tuple(Tensor(name, value.shape) for name, value in values.items()))
+    if wrong := [name for name, value in values.items() if not np.isfinite(value).all()]:
+        raise TaskError(f"task {task.name!r}: the initial values of {wrong[0]} are not finite")
+    return layout, layout.join(values)

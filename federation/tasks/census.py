@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import DataSource, Part, PartError, Pool, Task, task_code
-from federation.tasks.partition import classes, deal_all, holders
+from federation.tasks import DataSource, Part, PartError, Pool, Splits, Task, task_code
+from federation.tasks.partition import classes, deal, deal_all, holders
 from federation.tasks.trial import try_pool, try_splits
+from federation.training.torch_trainer import TorchTrainer
+from federation.training.trainers import trainer_code, trainer_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +55,15 @@ def census(task: Task, source: DataSource, part: Part, *, tried: bool = False) -
         with task_code(task.name, "loading its data"):
             dealt = [task.load(own) for own in parts]
         for index, own in enumerate(dealt if tried else ()):
-            try_splits(task, own, whose=f"client {index}")
+            _try(task, own, f"client {index}")
     else:
         with task_code(task.name, "loading its data"):
             pool = task.pool(source)
         if tried:
-            try_pool(task, pool)
+            if trainer_kind(task) is TorchTrainer:
+                try_pool(task, pool)
+            else:
+                _try(task, deal(pool, None))
         dealt = deal_all(_without_samples(pool), part)
         if part.scheme == "natural":
             owners = tuple(pool.owners[owner] for owner in holders(pool, part.count))
@@ -72,13 +77,20 @@ def census(task: Task, source: DataSource, part: Part, *, tried: bool = False) -
     return Census(sizes, known, counts, owners)
 
 
+def _try(task: Task, splits: Splits, whose: str = "") -> None:
+    kind = trainer_kind(task)
+    if kind is TorchTrainer:
+        try_splits(task, splits, whose=whose)
+    else:
+        with trainer_code(kind, "trying it on the data"):
+            kind(task, splits).try_out()
+
+
 def _without_samples(pool: Pool) -> Pool:
     """The same pool with the classes in the place of samples and targets: nothing large is copied."""
-    import torch  # noqa: PLC0415
-
     test = None if pool.test is None else _without_samples(pool.test)
     try:
-        labels = torch.from_numpy(classes(pool))
+        labels = classes(pool)
     except PartError:
         return replace(pool, x=pool.y, test=test)
     return replace(pool, x=labels, y=labels, test=test)

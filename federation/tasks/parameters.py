@@ -34,9 +34,9 @@ def layout(model: nn.Module) -> Layout:
     return Layout(tuple(Shape(name, tuple(parameter.shape)) for name, parameter in trainable(model)))
 
 
-def flatten(model: nn.Module) -> NDArray[np.float32]:
-    """The trainable parameters as one vector (d,), a copy."""
-    return torch.cat([parameter.detach().reshape(-1).cpu() for _, parameter in trainable(model)]).numpy()
+def values(model: nn.Module) -> dict[str, NDArray[np.float32]]:
+    """The trainable parameters by name, in the model's order: views."""
+    return {name: parameter.detach().cpu().numpy() for name, parameter in trainable(model)}
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

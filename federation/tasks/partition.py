@@ -4,7 +4,9 @@ Every client computes the whole partition and keeps its own part, so that client
 seed hold disjoint parts without any message.
 """
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,13 +83,13 @@ def classes(pool: Pool) -> Indices:
     """(n,) the class of each sample, which shards and Dirichlet deal by. Raises PartError if the pool has none."""
     if pool.labels is not None:
         return pool.labels
-    if pool.y.dim() != 1 or pool.y.is_floating_point() or pool.y.is_complex():
+    whole = re.fullmatch(r"(torch\.)?(bool|u?int[0-9]+)", str(pool.y.dtype)) is not None
+    if pool.y.ndim != 1 or not whole:
         shape = ", ".join(["n", *map(str, pool.y.shape[1:])])
         raise PartError(
             f"targets ({shape}) of {pool.y.dtype} are no classes to deal by; use iid, or a task whose pool has labels"
         )
-    labels: Indices = pool.y.numpy().astype(np.int64)
-    return labels
+    return np.asarray(pool.y).astype(np.int64)
 
 
 def holders(pool: Pool, count: int) -> list[int]:
@@ -153,11 +155,15 @@ def _dealt(pool: Pool, part: Part) -> list[tuple[Indices, Indices | None]]:
 
 
 def _cut(pool: Pool, own: Indices, official: Indices | None, part: Part) -> Splits:
-    from torch import from_numpy  # noqa: PLC0415
+    def chosen(values: Any, indices: Indices) -> Any:
+        if isinstance(values, np.ndarray):
+            return values[indices]
+        from torch import from_numpy  # noqa: PLC0415
+
+        return values.index_select(0, from_numpy(indices))
 
     def dataset(whole: Pool, indices: Indices) -> Dataset:
-        chosen = from_numpy(indices)
-        return Dataset(whole.x.index_select(0, chosen), whole.y.index_select(0, chosen))
+        return Dataset(chosen(whole.x, indices), chosen(whole.y, indices))
 
     train, validation, test = split(len(own), seed=part.seed, index=part.index, test=official is None)
     kept = dataset(pool, own[test]) if pool.test is None or official is None else dataset(pool.test, official)

@@ -62,10 +62,6 @@ class ParameterBuffers:
         """Back to w_t."""
         self.values.copy_(self.start)
 
-    def update(self) -> NDArray[np.float32]:
-        """The update w_t - w, (d,)."""
-        return self.flat(self.start - self.values)
-
     def flat(self, buffer: Tensor) -> NDArray[np.float32]:
         """What a buffer holds, without its gaps, (d,)."""
         row = torch.empty(self._size)

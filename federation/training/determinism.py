@@ -6,13 +6,6 @@ from contextlib import contextmanager
 
 import torch
 
-from federation.digests import derived_seed
-
-
-def training_seed(seed: int, round_: int, client_id: str) -> int:
-    """The seed of one client's work in one round, 0 to 2^63 - 1."""
-    return derived_seed(f"fedpareto/train\0{seed}\0{round_}\0{client_id}")
-
 
 def seed_torch(device: torch.device, seed: int) -> None:
     """Seeds the generators that a model on this device draws from."""

@@ -1,48 +1,17 @@
-"""The objectives of a task that a client serves, their losses, and what a model scores on them."""
+"""The losses of a task's objectives, and what a model scores on them."""
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from federation import metrics as own
-from federation.objectives import JOINT, OBJECTIVE
+from federation.objectives import JOINT
 from federation.tasks import Dataset, Task, TaskError
 from federation.training import TrainingStopped
-
-
-def served(task: Task, objectives: Sequence[str] | None) -> tuple[str, ...]:
-    """The objectives that a client serves, in the task's order; all of them for None.
-
-    Raises:
-        TaskError: none, or one that the task does not have.
-    """
-    wanted = task.objectives if objectives is None else tuple(objectives)
-    if not wanted or not set(wanted) <= set(task.objectives):
-        raise TaskError(
-            f"task {task.name!r}: cannot serve {', '.join(wanted) or 'nothing'}; "
-            f"its objectives are {', '.join(task.objectives)}"
-        )
-    return tuple(name for name in task.objectives if name in wanted)
-
-
-def must_have_objectives(task: Task) -> None:
-    """Raises TaskError if the name of an objective cannot stand in metrics, layouts and rows."""
-    names = task.objectives
-    several = len(names) > 1
-    for name in names:
-        if re.fullmatch(OBJECTIVE, name) is None or (several and name == JOINT) or name in ("accuracy", "samples"):
-            raise TaskError(
-                f"task {task.name!r}: {name!r} cannot be the name of an objective: lower-case letters, digits and "
-                f"hyphens, and not accuracy, samples or (with others) {JOINT}"
-            )
-    if not names or len(set(names)) < len(names):
-        raise TaskError(f"task {task.name!r}: its objectives are {names}; each needs a name of its own")
 
 
 def losses(task: Task, output: object, y: Tensor) -> dict[str, Tensor]:
@@ -76,24 +45,15 @@ class Measured:
     samples: int
     others: Mapping[str, float] = field(default_factory=dict)
 
-    def reported(self) -> dict[str, float]:
-        """The losses as an update reports them: each, and their mean."""
-        return {**self.losses, JOINT: _mean(self.losses)} if self.losses else {}
-
-    def metrics(self, split: str) -> dict[str, float]:
-        """As replies name it; see `Trainer.evaluate`."""
-        found = {f"{split}/samples": float(self.samples)}
+    def scores(self) -> dict[str, float]:
+        """What `Trainer.evaluate` returns."""
+        found = {}
         for kind, values in (("loss", self.losses), ("accuracy", self.accuracies)):
             if values:
-                found[f"{split}/{kind}"] = _mean(values)
+                found[kind] = sum(values.values()) / len(values)
             if set(self.losses) != {JOINT}:
-                found |= {f"{split}/{kind}/{name}": value for name, value in values.items() if name}
-        found |= {f"{split}/{name}": value for name, value in self.others.items()}
-        return {name: value for name, value in found.items() if np.isfinite(value)}
-
-
-def _mean(values: Mapping[str, float]) -> float:
-    return sum(values.values()) / len(values)
+                found |= {f"{kind}/{name}": value for name, value in values.items() if name}
+        return {**found, **self.others}
 
 
 def correct(task: Task, output: object, y: Tensor, objectives: Sequence[str]) -> dict[str, Tensor]:

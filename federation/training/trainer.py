@@ -1,29 +1,28 @@
-"""Training, gradients and evaluation of one model on one client's data."""
+"""The contract of a trainer: what code has to define that trains one client's models. It needs no PyTorch."""
 
-import copy
-import os
+import math
+import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
-import torch
-from blake3 import blake3
 from numpy.typing import NDArray
-from torch import Tensor
 
-from federation.noise import Noise
-from federation.tasks import DataError, Dataset, Splits, Task
-from federation.tasks import parameters as flat
+from federation.digests import derived_seed
+from federation.metrics import NAME
+from federation.objectives import JOINT, OBJECTIVE
+from federation.tasks import DataError, DataSource, Task, TaskError, initial_model
 from federation.training import TrainingDiverged, TrainingStopped
-from federation.training.buffers import ParameterBuffers
-from federation.training.determinism import deterministic, pick_device, seed_torch, training_seed
-from federation.training.objectives import Measured, losses, measure, must_have_objectives, served, weighted
-from federation.training.private import PrivateGradients, must_suit
-from federation.training.sgd import Descent, minibatches
-from federation.vectors import Layout
-from federation.work.base import Result, Shape
+from federation.vectors import Array, Layout, Vector
+from federation.work.base import Result, Shape, WorkError
 from federation.work.computation import (
+    CANNOT,
     SPLITS,
+    Ability,
     Computation,
     Descend,
     Differentiate,
@@ -34,65 +33,217 @@ from federation.work.computation import (
     training_losses,
 )
 
-# Steps between looks at the losses: on a GPU each look waits for the device.
-_LOOK_EVERY = 50
-# Samples that pass through convolutions at a time on a CPU, so that what is between layers stays in its caches.
-_CACHED = 64
+# The names of what is measured: an objective may follow a loss, a key another metric.
+_METRIC = rf"(loss|accuracy)(/{OBJECTIVE})?|{NAME}(/[a-z0-9.-]{{1,32}})?"
 
 
-class Trainer:
-    """Trains and evaluates one task's model on one client's data. Build it once; each call starts afresh.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingPlan:
+    """What one model is trained for, and how.
 
-    A base model must have its `layout`; `objectives` are those that the client serves, in the task's order; `samples`
-    are training samples.
+    Attributes:
+        sgd: epochs or steps, size of a minibatch and rates, as the run asks for them.
+        weights: of the objectives in the loss. A trainer without the ability "weights" is only given one objective.
+        seed: of all random choices, 0 to 2^63 - 1.
+        samples: training samples.
+        from_gradients: the first step is made from what `gradients` gives for the same model, batch size and seed.
+        private: the noise on the gradients of samples; None is no noise.
+        stopped: whether the result is no longer wanted.
+        tell: takes the share of the training that is done, 0 to 1.
     """
+
+    sgd: LocalSgd
+    weights: Mapping[str, float]
+    seed: int
+    samples: int
+    from_gradients: bool = False
+    private: PrivateSgd | None = None
+    stopped: Callable[[], bool] = lambda: False
+    tell: Callable[[float], None] = lambda share: None
+
+    @property
+    def steps(self) -> int:
+        """Steps of the optimiser."""
+        return self.sgd.count(self.samples)
+
+    def progress(self, share: float) -> None:
+        """Tells the share that is done, 0 to 1. Raises TrainingStopped if the result is no longer wanted."""
+        if self.stopped():
+            raise TrainingStopped
+        self.tell(share)
+
+    def minibatches(self) -> Iterator[NDArray[np.int64]]:
+        """The samples of each step, as indices (n,); they are reshuffled in every epoch, and follow from the seed.
+
+        Between two steps, it tells the progress.
+
+        Raises:
+            TrainingStopped: the result is no longer wanted.
+        """
+        generator, total, done = np.random.default_rng(self.seed), self.steps, 0
+        size = self.sgd.batch_size or self.samples
+        while done < total:
+            order = generator.permutation(self.samples)
+            for start in range(0, min(self.samples, size * (total - done)), size):
+                self.progress(done / total)
+                yield order[start : start + size]
+                done += 1
+        self.progress(1.0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EvaluationPlan:
+    """What one model is measured on.
+
+    Attributes:
+        split: "train", "validation" or "test"; it is not empty.
+        metrics: the task's own that are wanted, besides loss and accuracy; others are left out.
+        stopped: whether the result is no longer wanted.
+    """
+
+    split: str
+    metrics: tuple[str, ...] = ()
+    stopped: Callable[[], bool] = lambda: False
+
+
+class Trainer(ABC):
+    """Trains and evaluates models of one task on one client's data. A model is a float32 vector (d,).
+
+    A subclass defines `train` and `evaluate`, and names in `abilities` what else it can do. Each call starts afresh
+    from the model that it is given. One call is made at a time.
+
+    Attributes:
+        abilities: see `Ability`. Work that needs another one is declined.
+        task: of the models.
+        data: the client's, as `load` returned it.
+        objectives: those that the client serves, in the task's order.
+        device: where it computes: as the owner names it, or in words.
+        threads: CPU threads that it may use; None for any number.
+    """
+
+    abilities: frozenset[str] = frozenset()
 
     def __init__(
         self,
         task: Task,
-        splits: Splits,
+        data: Any,
         device: str = "cpu",
         threads: int | None = None,
         objectives: Sequence[str] | None = None,
     ) -> None:
-        """Moves the model and the data to the device, as torch names it, or "auto" (see `pick_device`).
-
-        `threads` are CPU threads of torch, for the whole process; None leaves torch's own choice. Another number may
-        give other last bits. `objectives` are those that the client serves; None for all of the task's.
+        """Calls `prepare`. `objectives` are those that the client serves; None for all of the task's.
 
         Raises:
-            TaskError: the model does not fit a flat vector, or an objective has a reserved name or does not exist.
+            TaskError: an objective has a reserved name or does not exist, or the model cannot be a flat vector.
         """
         must_have_objectives(task)
-        if threads is not None:
-            torch.set_num_threads(threads)
-        self._device = torch.device(pick_device(device))
-        if self._device.type == "cuda":
-            # Without this cuBLAS has no deterministic workspace; it is read when the first kernel runs.
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        self._task = task
-        model = flat.build(task)
-        self.layout: Layout = flat.layout(model)
-        self._model = model.to(self._device)
-        self._buffers = ParameterBuffers(self._model, self.layout, self._device)
-        self._hold(splits, objectives)
+        self.task, self.device, self.threads = task, device, threads
+        self.objectives = served(task, objectives)
+        self.data = data
+        self.prepare()
+        if unknown := sorted(set(self.abilities) - set(Ability)):
+            raise TaskError(f"a trainer cannot have the ability {unknown[0]!r}: there are {', '.join(Ability)}")
 
-    def on(self, splits: Splits, objectives: Sequence[str] | None = None) -> "Trainer":
-        """A trainer for another client's data; it shares the model and its buffers, so only one may work at a time."""
-        other = copy.copy(self)
-        other._hold(splits, objectives)
-        return other
+    # --- what a subclass defines
 
-    def _hold(self, splits: Splits, objectives: Sequence[str] | None) -> None:
-        self.objectives = served(self._task, objectives)
-        self.shape = Shape(self.layout, tuple(self._task.objectives), self.objectives)
-        self._data = {name: self._place(getattr(splits, name)) for name in SPLITS}
-        self.samples = len(splits.train)
-        self._jacobian: tuple[object, Tensor] | None = None
+    @classmethod
+    def load(cls, task: Task, source: DataSource) -> Any:
+        """The client's data. Raises DataError."""
+        return task.load(source)
+
+    def prepare(self) -> None:  # noqa: B027 - optional
+        """Prepares what all trainings share; called once, when everything but the abilities is known."""
+
+    @abstractmethod
+    def train(self, model: Vector, plan: TrainingPlan) -> Array:
+        """The model (d,) after training from a model (d,), which must not be changed.
+
+        Raises:
+            TrainingDiverged: a loss or a parameter is no longer finite.
+            TrainingStopped: `plan.progress` raised it.
+        """
+
+    @abstractmethod
+    def evaluate(self, model: Vector, plan: EvaluationPlan) -> Mapping[str, float]:
+        """Measures a model (d,) on a split of the data.
+
+        Returns:
+            "loss", the mean over the client's objectives; with several objectives "loss/NAME" for each. Everything else
+            is optional: "accuracy", "accuracy/NAME", and the task's own metrics, "NAME" or "NAME/KEY".
+
+        Raises:
+            TrainingStopped: `plan.stopped` returned True. It may be asked at any time, or never.
+        """
+
+    def gradients(self, model: Vector, batch_size: int, seed: int) -> Mapping[str, Array]:
+        """The gradient (d,) of each of the client's objectives on one minibatch; 0 is the whole training split.
+
+        A trainer with the ability "gradients" defines it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define gradients()")
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The tensors of a model."""
+        return initial_model(self.task, 0)[0]
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The number of samples of each split."""
+        return {name: len(getattr(self.data, name)) for name in SPLITS}
+
+    def try_out(self) -> None:
+        """Tries the data on the initial model, before the client takes part.
+
+        Raises:
+            DataError: a loss is not finite.
+        """
+        model = initial_model(self.task, 0)[1]
+        for name in SPLITS:
+            losses = reported_losses(self._scores(model, EvaluationPlan(split=name)), self.objectives)
+            if not all(map(math.isfinite, losses.values())):
+                raise DataError(f"task {self.task.name!r}: the initial model has no finite loss on the {name} split")
+
+    def must_be_private(self) -> None:
+        """Checks that the model can be trained with noise.
+
+        Raises:
+            WorkError: it cannot; the reason is that of the decline.
+        """
+        self._must_be_able({Ability.NOISE})
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Releases what `prepare` took, such as processes."""
+
+    # --- help for subclasses
+
+    def arrays(self, model: Vector) -> dict[str, Vector]:
+        """The tensors of a model (d,) by name: views with the shapes of the layout."""
+        return self.layout.split(model)
+
+    def vector(self, arrays: Mapping[str, Any]) -> Vector:
+        """The model (d,) that these tensors make up. Raises ValueError if they do not have the layout's shapes."""
+        return self.layout.join(arrays)
+
+    # --- what clients call
+
+    @property
+    def samples(self) -> int:
+        """Training samples."""
+        return self.sizes["train"]
+
+    @property
+    def shape(self) -> Shape:
+        """Of the model and the objectives."""
+        return Shape(self.layout, tuple(self.task.objectives), self.objectives)
+
+    def on(self, data: Any, objectives: Sequence[str] | None = None) -> Self:
+        """A trainer for another client's data. It may share with this one, so only one of them may work at a time."""
+        return type(self)(self.task, data, self.device, self.threads, objectives)
 
     def compute(
         self,
-        base: NDArray[np.float32],
+        base: Vector,
         computation: Computation,
         *,
         seed: int,
@@ -104,221 +255,207 @@ class Trainer:
         """Rows and losses of the base model (d,) on this client's data, as work needs them.
 
         A descent gives a row w_t - w for each target, a differentiation a gradient for each objective, (d,) both. An
-        idle descent measures as training does, makes no step, and gives rows of zeros. One with noise gives other rows
-        each time. The gradients are kept until the
-        next call, for a first step made of them; where they are missing, they are made again, to the same bytes.
-        `progress` is told the share of the steps that is done; `stopped` is asked before every step and every batch of
-        evaluation.
+        idle descent measures as training does, makes no step, and gives rows of zeros. `progress` is told the share of
+        the computation that is done; where `stopped` returns True, the computation ends soon.
 
         Raises:
             DataError: the training split is empty, and steps or gradients are wanted.
             TrainingDiverged: a loss, a gradient or a parameter is not finite.
             TrainingStopped: `stopped` returned True.
             ValueError: a base of another length, or targets that name an objective which this client does not serve.
-            WorkError: noise is asked for, and the model cannot be trained with it.
+            WorkError: the trainer lacks an ability, or returned what it should not.
         """
         began = time.perf_counter()
-        if isinstance(computation, Measure):
-            metrics = self.evaluate(base, computation.splits, computation.metrics, stopped=stopped)
-            return Result({}, {}, metrics, self.samples, time.perf_counter() - began)
-        if isinstance(computation, MeasureAlong):
-            found = {}
-            for place, (name, model) in enumerate(computation.models(base)):
-                found[name] = self.evaluate(model, ("train",), stopped=stopped)
-                progress((place + 1) / len(computation.steps))
-            return Result({}, {}, training_losses(found), self.samples, time.perf_counter() - began)
-        idle = isinstance(computation, Descend) and computation.idle
-        if self.samples == 0 and not idle:
-            raise DataError(f"no training samples for {self._task.name}")
-        chosen = computation.secret_seed
-        key = training_seed(seed, round, client_id) if chosen is None else chosen
-        with deterministic(self._device, key):
-            self._buffers.load(base)
-            measured = Measured({}, {}, self.samples)
-            if computation.measure or idle:
-                measured = self._measure("train", stopped)
-                if not idle and not np.isfinite(list(measured.losses.values())).all():
-                    raise TrainingDiverged(0)
-            match computation:
-                case Descend(idle=True):
-                    rows = {name: np.zeros(self.layout.size, dtype=np.float32) for name in computation.targets}
-                case Descend():
-                    rows = self._train(base, computation, key, progress, stopped)
-                case Differentiate():
-                    gradients = self._jacobian_at(base, computation.batch_size, key)
-                    rows = dict(zip(self.objectives, map(self._buffers.flat, gradients), strict=True))
-                    if not all(np.isfinite(row).all() for row in rows.values()):
-                        raise TrainingDiverged(1)
-        seconds = time.perf_counter() - began
-        return Result(rows, measured.reported(), measured.metrics("train"), self.samples, seconds)
+        self.must_do(computation)
+        if base.shape != (self.layout.size,):
+            raise ValueError(f"the model has {self.layout.size} trainable parameters, the base {base.shape}")
+        match computation:
+            case Measure():
+                metrics = self.measure(base, computation.splits, computation.metrics, stopped=stopped)
+                result = Result({}, {}, metrics, self.samples)
+            case MeasureAlong():
+                found = {}
+                for place, (name, model) in enumerate(computation.models(base)):
+                    found[name] = self.measure(model, ("train",), stopped=stopped)
+                    progress((place + 1) / len(computation.steps))
+                result = Result({}, {}, training_losses(found), self.samples)
+            case _:
+                result = self._rows(base, computation, training_seed(seed, round, client_id), progress, stopped)
+        return replace(result, seconds=time.perf_counter() - began)
 
-    def _train(
+    def must_do(self, computation: Computation) -> None:
+        """Raises WorkError if the trainer lacks an ability that a computation needs."""
+        self._must_be_able(computation.needs())
+
+    def measure(
         self,
-        base: NDArray[np.float32],
-        computation: Descend,
-        key: int,
-        progress: Callable[[float], None],
-        stopped: Callable[[], bool],
-    ) -> dict[str, NDArray[np.float32]]:
-        """Local SGD from w_t, which is loaded, once for each target (ALGORITHMS: the local solver)."""
-        work, targets = computation.sgd, computation.targets
-        for weights in targets.values():
-            if unknown := sorted(weights.keys() - set(self.objectives)):
-                raise ValueError(f"this client does not serve {', '.join(unknown)}: it serves {self.objectives}")
-        total = work.count(self.samples)
-        rows: dict[str, NDArray[np.float32]] = {}
-        gradients = self._jacobian_at(base, work.batch_size, key) if computation.from_jacobian else None
-        private = computation.private
-        if private is not None:
-            self.must_be_private()
-        for number, (name, weights) in enumerate(targets.items()):
-
-            def report(share: float, before: int = number) -> None:
-                progress((before + share) / len(targets))
-
-            if private is None:
-                self._descend(weights, work, total, key, gradients, report, stopped)
-            else:
-                self._descend_privately(weights, work, private, total, report, stopped)
-            rows[name] = self._buffers.update()
-            if not np.isfinite(rows[name]).all():
-                raise TrainingDiverged(total)
-            self._buffers.reset()
-        self._jacobian = None
-        return rows
-
-    def _jacobian_at(self, base: NDArray[np.float32], batch_size: int, key: int) -> Tensor:
-        """The gradients at w_t, which is loaded, as buffers, (M, padded); those kept, if they are for w_t."""
-        name = (key, batch_size, blake3(np.ascontiguousarray(base).data.cast("B")).digest())
-        if self._jacobian is None or self._jacobian[0] != name:
-            seed_torch(self._device, key)
-            x, y = next(minibatches(self._data["train"], batch_size, key))
-            self._model.train()
-            values = losses(self._task, self._model(self._task.augment(x)), y)
-            found = []
-            for objective in self.objectives:
-                self._buffers.gradient.zero_()
-                last = objective == self.objectives[-1]
-                values[objective].backward(retain_graph=not last)  # type: ignore[no-untyped-call]
-                found.append(self._buffers.gradient.clone())
-            self._jacobian = (name, torch.stack(found))
-        return self._jacobian[1]
-
-    def evaluate(
-        self,
-        base: NDArray[np.float32],
+        model: Vector,
         splits: tuple[str, ...] = SPLITS,
         metrics: tuple[str, ...] = (),
         *,
         stopped: Callable[[], bool] = lambda: False,
     ) -> dict[str, float]:
-        """Measures a model (d,) on some of the client's splits; `stopped` is asked before every batch.
+        """Measures a model (d,) on some of the client's splits.
 
         `metrics` are those of the task that are measured besides loss and accuracy.
 
         Returns:
-            "<split>/samples", "<split>/loss" and "<split>/accuracy" (means over the client's objectives; of objectives
-                with names also "<split>/loss/<objective>" and "<split>/accuracy/<objective>"); "<split>/<metric>",
-                and "<split>/<metric>/<key>" of a metric with several values. What has no value is left out: a number
-                that is not finite, an accuracy where the task has none, and all for an empty split.
+            "<split>/samples", and what `evaluate` returns with "<split>/" in front; for an empty split only the former.
+            What is not finite is left out.
 
         Raises:
             TrainingStopped: `stopped` returned True.
-            TaskError: a metric of the task is not a number.
+            WorkError: `evaluate` returned no loss, or a metric without a proper name.
         """
         found: dict[str, float] = {}
-        with deterministic(self._device, 0):
-            self._buffers.load(base)
-            for name in splits:
-                found |= self._measure(name, stopped, metrics).metrics(name)
+        for split in splits:
+            scores = self._scores(model, EvaluationPlan(split=split, metrics=metrics, stopped=stopped))
+            found |= split_metrics(split, self.sizes[split], scores)
         return found
 
-    def _place(self, data: Dataset) -> Dataset:
-        # Always a copy of torch's own: the last bits of a sum depend on how its operands are aligned in memory.
-        return Dataset(*(part.detach().to(self._device, copy=True).contiguous() for part in (data.x, data.y)))
+    # --- the rest
 
-    def _measure(self, split: str, stopped: Callable[[], bool], metrics: Sequence[str] = ()) -> Measured:
-        size = self._task.evaluation_batch
-        size = min(size, _CACHED) if self._buffers.channels_last else size
-        return measure(self._model, self._task, self._data[split], self.objectives, size, stopped, metrics)
-
-    def _descend(
+    def _rows(
         self,
-        weights: Mapping[str, float],
-        work: LocalSgd,
-        total: int,
+        base: Vector,
+        computation: Descend | Differentiate,
         key: int,
-        gradients: Tensor | None,
         progress: Callable[[float], None],
         stopped: Callable[[], bool],
-    ) -> None:
-        """SGD on a weighted sum of objectives; the parameters move in place.
+    ) -> Result:
+        """The rows of a training or a differentiation, whose seed is `key` unless it has one of its own."""
+        idle = isinstance(computation, Descend) and computation.idle
+        if self.samples == 0 and not idle:
+            raise DataError(f"no training samples for {self.task.name}")
+        key = key if computation.secret_seed is None else computation.secret_seed
+        losses: dict[str, float] = {}
+        metrics = split_metrics("train", self.samples, {})
+        if computation.measure or idle:
+            scores = self._scores(base, EvaluationPlan(split="train", stopped=stopped))
+            losses, metrics = reported_losses(scores, self.objectives), split_metrics("train", self.samples, scores)
+            if not idle and not np.isfinite(list(losses.values())).all():
+                raise TrainingDiverged(0)
+        rows: dict[str, Vector] = {}
+        match computation:
+            case Descend(idle=True):
+                rows = {name: np.zeros(self.layout.size, dtype=np.float32) for name in computation.targets}
+            case Descend():
+                rows = self._trained(base, computation, key, progress, stopped)
+            case Differentiate():
+                gradients = self.gradients(base, computation.batch_size, key)
+                rows = {name: self._checked(gradients[name], f"gradients()[{name!r}]") for name in self.objectives}
+                if not all(np.isfinite(row).all() for row in rows.values()):
+                    raise TrainingDiverged(1)
+        return Result(rows, losses, metrics, self.samples)
 
-        Where `gradients` (M, padded) are given, the first step is made of them, and its minibatch is passed over.
-        """
-        # Every row sees the same batches and the same dropout, so that they differ by what they descend alone.
-        seed_torch(self._device, key)
-        batches = minibatches(self._data["train"], work.batch_size, key)
-        descent = Descent.fresh(work, [self._buffers.values], [self._buffers.start])
-        pending: list[Tensor] = []
-        self._model.train()
-        step = 0
-        while step < total:
-            if stopped():
-                raise TrainingStopped
-            if step == 0 and gradients is not None:
-                next(batches)
-                shares = torch.tensor([weights.get(name, 0.0) for name in self.objectives], device=self._device)
-                self._buffers.gradient.copy_(shares @ gradients)
-                descent.step([self._buffers.gradient])
-                seed_torch(self._device, key ^ 1)  # what the gradients drew depends on whether they had to be made
-                step = 1
-                continue
-            made = self._advance(batches, weights, descent, total - step)
-            step += len(made)
-            pending.extend(made)
-            if len(pending) >= _LOOK_EVERY or step == total:
-                finite = torch.stack(pending).isfinite().tolist()
-                if not all(finite):
-                    raise TrainingDiverged(step - len(finite) + 1 + finite.index(False))
-                pending.clear()
-            progress(step / total)
-
-    def must_be_private(self) -> None:
-        """Checks that the model can be trained with noise. Raises as `federation.training.private.must_suit`."""
-        must_suit(self._model, self._task, self._data["train"])
-
-    def _descend_privately(
+    def _trained(
         self,
-        weights: Mapping[str, float],
-        work: LocalSgd,
-        private: PrivateSgd,
-        total: int,
+        base: Vector,
+        work: Descend,
+        key: int,
         progress: Callable[[float], None],
         stopped: Callable[[], bool],
-    ) -> None:
-        """DP-SGD on a weighted sum of objectives; the parameters move in place. It cannot be repeated."""
-        gradients = PrivateGradients(self._model, self._task, self._data["train"], work, private, Noise())
-        descent = Descent.fresh(work, [self._buffers.values], [self._buffers.start])
-        views = self._buffers.parameters(self._buffers.gradient)
-        self._model.train()
-        for step in range(total):
-            if stopped():
-                raise TrainingStopped
-            for view, part in zip(views, gradients.next(weights), strict=True):
-                view.copy_(part)
-            descent.step([self._buffers.gradient])
-            progress((step + 1) / total)
+    ) -> dict[str, Vector]:
+        """The updates w_t - w, one for each target."""
+        if work.private is not None:
+            self.must_be_private()
+        for weights in work.targets.values():
+            if unknown := sorted(weights.keys() - set(self.objectives)):
+                raise ValueError(f"this client does not serve {', '.join(unknown)}: it serves {self.objectives}")
+        rows: dict[str, Vector] = {}
+        for number, (name, weights) in enumerate(work.targets.items()):
 
-    def _advance(
-        self, batches: Iterator[tuple[Tensor, Tensor]], weights: Mapping[str, float], descent: Descent, room: int
-    ) -> Sequence[Tensor]:
-        """Some of the next steps, at most `room`; their losses."""
-        return [self._step(*next(batches), weights, descent)]
+            def tell(share: float, before: int = number) -> None:
+                progress((before + share) / len(work.targets))
 
-    def _step(self, x: Tensor, y: Tensor, weights: Mapping[str, float], descent: Descent) -> Tensor:
-        loss = weighted(losses(self._task, self._model(self._task.augment(x)), y), weights)
-        self._buffers.gradient.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
-        descent.step([self._buffers.gradient])
-        return loss.detach()
+            plan = TrainingPlan(
+                sgd=work.sgd,
+                weights=weights,
+                seed=key,
+                samples=self.samples,
+                from_gradients=work.from_jacobian,
+                private=work.private,
+                stopped=stopped,
+                tell=tell,
+            )
+            with np.errstate(over="ignore", invalid="ignore"):
+                rows[name] = base - self._checked(self.train(base, plan), "train()")
+            if not np.isfinite(rows[name]).all():
+                raise TrainingDiverged(plan.steps)
+        return rows
+
+    def _checked(self, found: Any, what: str) -> Vector:
+        """What a method returned, as a vector (d,)."""
+        vector: Vector = np.asarray(found, dtype=np.float32)
+        if vector.shape != (self.layout.size,):
+            raise WorkError(
+                f"{what} of the trainer has the shape {vector.shape}; the model has {self.layout.size} parameters",
+                reason="trainer:result",
+            )
+        return vector
+
+    def _scores(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
+        """What `evaluate` returns of what is wanted; nothing for an empty split."""
+        if not self.sizes[plan.split]:
+            return {}
+        wanted = {"loss", "accuracy", *plan.metrics}
+        found = self.evaluate(model, plan).items()
+        scores = {name: float(value) for name, value in found if name.partition("/")[0] in wanted}
+        if wrong := [name for name in scores if re.fullmatch(_METRIC, name) is None]:
+            raise WorkError(f"evaluate() of the trainer has a metric {wrong[0][:120]!r}", reason="trainer:result")
+        several = [f"loss/{name}" for name in self.objectives] if len(self.task.objectives) > 1 else ["loss"]
+        if missing := [name for name in several if name not in scores]:
+            raise WorkError(f"evaluate() of the trainer has no {missing[0]!r}", reason="trainer:result")
+        return scores if "loss" in scores else {"loss": sum(scores[name] for name in several) / len(several), **scores}
+
+    def _must_be_able(self, needed: frozenset[Ability] | set[Ability]) -> None:
+        if missing := sorted(needed - self.abilities):
+            words = CANNOT[missing[0]]
+            raise WorkError(f"the trainer of this worker {words}", reason=f"ability:{missing[0]}")
+
+
+def reported_losses(scores: Mapping[str, float], objectives: Sequence[str]) -> dict[str, float]:
+    """The losses as an update reports them: of each objective, and their mean. `scores` are those of `evaluate`."""
+    if not scores:
+        return {}
+    return {**{name: scores.get(f"loss/{name}", scores["loss"]) for name in objectives}, JOINT: scores["loss"]}
+
+
+def split_metrics(split: str, samples: int, scores: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of a split as a reply names them; those that are not finite are left out."""
+    found = {f"{split}/{name}": value for name, value in scores.items() if math.isfinite(value)}
+    return {f"{split}/samples": float(samples), **found}
+
+
+def training_seed(seed: int, round_: int, client_id: str) -> int:
+    """The seed of one client's work in one round, 0 to 2^63 - 1."""
+    return derived_seed(f"fedpareto/train\0{seed}\0{round_}\0{client_id}")
+
+
+def served(task: Task, objectives: Sequence[str] | None) -> tuple[str, ...]:
+    """The objectives that a client serves, in the task's order; all of them for None.
+
+    Raises:
+        TaskError: none, or one that the task does not have.
+    """
+    wanted = task.objectives if objectives is None else tuple(objectives)
+    if not wanted or not set(wanted) <= set(task.objectives):
+        raise TaskError(
+            f"task {task.name!r}: cannot serve {', '.join(wanted) or 'nothing'}; "
+            f"its objectives are {', '.join(task.objectives)}"
+        )
+    return tuple(name for name in task.objectives if name in wanted)
+
+
+def must_have_objectives(task: Task) -> None:
+    """Raises TaskError if the name of an objective cannot stand in metrics, layouts and rows."""
+    names = task.objectives
+    several = len(names) > 1
+    for name in names:
+        if re.fullmatch(OBJECTIVE, name) is None or (several and name == JOINT) or name in ("accuracy", "samples"):
+            raise TaskError(
+                f"task {task.name!r}: {name!r} cannot be the name of an objective: lower-case letters, digits and "
+                f"hyphens, and not accuracy, samples or (with others) {JOINT}"
+            )
+    if not names or len(set(names)) < len(names):
+        raise TaskError(f"task {task.name!r}: its objectives are {names}; each needs a name of its own")

@@ -2047,6 +2047,7 @@ class Participation(_message.Message):
     ANSWERED_FIELD_NUMBER: _builtins.int
     ENVELOPES_FIELD_NUMBER: _builtins.int
     PRIVACY_FIELD_NUMBER: _builtins.int
+    UNREPEATABLE_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The client."""
     state: _common_pb2.AssignmentState.ValueType
@@ -2073,6 +2074,8 @@ class Participation(_message.Message):
     """Bytes of its payload."""
     seconds: _builtins.float
     """Seconds from the assignment to the receipt."""
+    unrepeatable: _builtins.bool
+    """True when it says that its trainer may give another result for the same assignment."""
     @_builtins.property
     def evaluation(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Measurements of the model after the step on its own splits."""
@@ -2114,10 +2117,11 @@ class Participation(_message.Message):
         answered: _abc.Iterable[_builtins.int] | None = ...,
         envelopes: _abc.Iterable[Global___EnvelopeCheck] | None = ...,
         privacy: _common_pb2.SamplePrivacy | None = ...,
+        unrepeatable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["privacy", b"privacy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "client_id", b"client_id", "coefficient", b"coefficient", "cosine", b"cosine", "envelope", b"envelope", "envelopes", b"envelopes", "evaluation", b"evaluation", "key_id", b"key_id", "loss_before", b"loss_before", "objectives", b"objectives", "payload_bytes", b"payload_bytes", "privacy", b"privacy", "reason", b"reason", "samples", b"samples", "seconds", b"seconds", "state", b"state", "update_norm", b"update_norm", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "client_id", b"client_id", "coefficient", b"coefficient", "cosine", b"cosine", "envelope", b"envelope", "envelopes", b"envelopes", "evaluation", b"evaluation", "key_id", b"key_id", "loss_before", b"loss_before", "objectives", b"objectives", "payload_bytes", b"payload_bytes", "privacy", b"privacy", "reason", b"reason", "samples", b"samples", "seconds", b"seconds", "state", b"state", "unrepeatable", b"unrepeatable", "update_norm", b"update_norm", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -770,6 +770,7 @@ class UpdateManifest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     STATEMENT_FIELD_NUMBER: _builtins.int
     PRIVACY_FIELD_NUMBER: _builtins.int
+    UNREPEATABLE_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """Copied from the assignment."""
     run_id: _builtins.str
@@ -804,6 +805,8 @@ class UpdateManifest(_message.Message):
     """What the client says besides, where the kind of work has statements: a serialized message of the type that belongs
     to the kind, such as SecureStatement.
     """
+    unrepeatable: _builtins.bool
+    """True when the client's trainer may give another result for the same assignment."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Row]:
         """The rows in the payload."""
@@ -848,10 +851,11 @@ class UpdateManifest(_message.Message):
         attempt: _builtins.int = ...,
         statement: _builtins.bytes = ...,
         privacy: Global___SamplePrivacy | None = ...,
+        unrepeatable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "privacy", b"privacy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "attempt", b"attempt", "base_model", b"base_model", "client_id", b"client_id", "created", b"created", "federation_id", b"federation_id", "losses", b"losses", "metrics", b"metrics", "payload", b"payload", "payload_bytes", b"payload_bytes", "phase", b"phase", "privacy", b"privacy", "round", b"round", "rows", b"rows", "run_id", b"run_id", "samples", b"samples", "seconds", b"seconds", "software", b"software", "spec", b"spec", "statement", b"statement", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "attempt", b"attempt", "base_model", b"base_model", "client_id", b"client_id", "created", b"created", "federation_id", b"federation_id", "losses", b"losses", "metrics", b"metrics", "payload", b"payload", "payload_bytes", b"payload_bytes", "phase", b"phase", "privacy", b"privacy", "round", b"round", "rows", b"rows", "run_id", b"run_id", "samples", b"samples", "seconds", b"seconds", "software", b"software", "spec", b"spec", "statement", b"statement", "task", b"task", "unrepeatable", b"unrepeatable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

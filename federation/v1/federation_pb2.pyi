@@ -194,6 +194,7 @@ class TaskOffer(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     OBJECTIVES_FIELD_NUMBER: _builtins.int
+    ABILITIES_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """The task's name."""
     samples: _builtins.int
@@ -202,16 +203,23 @@ class TaskOffer(_message.Message):
     def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The objectives of the task that this client serves."""
 
+    @_builtins.property
+    def abilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What its trainer can do, besides training on one loss and evaluating: "weights", "gradients", "proximal", "noise",
+        "repeatable". Unknown ones are ignored.
+        """
+
     def __init__(
         self,
         *,
         task: _builtins.str = ...,
         samples: _builtins.int = ...,
         objectives: _abc.Iterable[_builtins.str] | None = ...,
+        abilities: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "samples", b"samples", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "objectives", b"objectives", "samples", b"samples", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from math import inf, isfinite
 from typing import Any
 
@@ -12,6 +13,26 @@ from federation.objectives import Targets
 from federation.vectors import Vector
 
 SPLITS = ("train", "validation", "test")
+
+
+class Ability(StrEnum):
+    """What a trainer may be able to do, besides training on one loss and evaluating models."""
+
+    WEIGHTS = "weights"  # train on a weighted sum of objectives, or on a loss with a weight other than 1
+    GRADIENTS = "gradients"  # give the gradient of each objective, and make the first step of training from them
+    PROXIMAL = "proximal"  # add the term of FedProx to the loss (train.proximal_mu)
+    NOISE = "noise"  # add noise to the gradient of each sample (DP-SGD)
+    REPEATABLE = "repeatable"  # give the same bytes for the same computation, also after a restart
+
+
+CANNOT: Mapping[Ability, str] = {
+    Ability.WEIGHTS: "cannot train on a weighted sum of objectives",
+    Ability.GRADIENTS: "cannot give gradients",
+    Ability.PROXIMAL: "cannot add a proximal term (train.proximal_mu)",
+    Ability.NOISE: "cannot add noise to the gradients of samples",
+    Ability.REPEATABLE: "cannot repeat its work with the same result",
+}
+"""What a trainer without an ability cannot do, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,18 +135,37 @@ class Descend:
     secret_seed: int | None = None
     private: PrivateSgd | None = None
 
+    def needs(self) -> frozenset[Ability]:
+        """The abilities that a trainer needs for it."""
+        alone = all(tuple(weights.values()) == (1.0,) for weights in self.targets.values())
+        wanted = {
+            Ability.WEIGHTS: not alone,
+            Ability.GRADIENTS: self.from_jacobian,
+            Ability.PROXIMAL: self.sgd.proximal_mu > 0,
+            Ability.NOISE: self.private is not None,
+        }
+        return frozenset() if self.idle else frozenset(name for name, needed in wanted.items() if needed)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Differentiate:
     """The gradient of each of the client's objectives at the base model on its first minibatch: a row (d,) for each.
 
-    A `batch_size` of 0 is the whole training split; `measure` measures the base model on it first; `secret_seed` as of
-    `Descend`.
+    Attributes:
+        batch_size: samples in the minibatch; 0 is the whole training split.
+        measure: measure the base model on the whole training split first.
+        secret_seed: as of `Descend`.
+        again: they must be the gradients of an earlier phase of the round.
     """
 
     batch_size: int
     measure: bool = True
     secret_seed: int | None = None
+    again: bool = False
+
+    def needs(self) -> frozenset[Ability]:
+        """The abilities that a trainer needs for it."""
+        return frozenset({Ability.GRADIENTS, Ability.REPEATABLE} if self.again else {Ability.GRADIENTS})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +174,10 @@ class Measure:
 
     splits: tuple[str, ...]
     metrics: tuple[str, ...] = ()
+
+    def needs(self) -> frozenset[Ability]:
+        """None: every trainer can evaluate."""
+        return frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -149,6 +193,10 @@ class MeasureAlong:
     direction: Vector
     steps: tuple[float, ...]
     names: tuple[str, ...]
+
+    def needs(self) -> frozenset[Ability]:
+        """None: every trainer can evaluate."""
+        return frozenset()
 
     def models(self, base: Vector) -> Iterator[tuple[str, Vector]]:
         """Each model by the name of its metric, from w_t, (d,); none that is not finite, which has no loss."""

@@ -278,5 +278,7 @@ def participations(item: GetRoundResponse) -> RenderableType:
         )
         if part.reason:
             notes.append(Text(f"{part.client_id}: {part.reason}"))
+    if marked := [part.client_id for part in item.participations if part.unrepeatable]:
+        notes.append(Text(f"The trainer of {', '.join(marked)} cannot repeat its work with the same result."))
     notes += render_envelopes.doubts([(part.client_id, part.envelopes) for part in item.participations])
     return Group(table, *notes)

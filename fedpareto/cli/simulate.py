@@ -39,6 +39,10 @@ def simulate_command(
             "a C++ compiler), ray (in several processes), or auto (stacked if possible and fast, else loop)."
         ),
     ] = "auto",
+    trainer: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="What trains, in place of the task's own trainer: torch, or module:Class."),
+    ] = "",
     ray_address: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="A running Ray cluster, for --backend ray. Default: start one here."),
@@ -98,6 +102,7 @@ def simulate_command(
                 download=download,
                 device=device,
                 backend=backend,
+                trainer=trainer,
                 ray_address=ray_address,
                 threads=threads,
                 resume=resume,

@@ -105,6 +105,14 @@ def run(
             "With several tasks: TASK=left,right, repeated.",
         ),
     ] = None,
+    trainer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[TASK=]NAME",
+            help="What trains, in place of the task's own trainer: torch, the name that a package gives, or "
+            "module:Class. With several tasks: TASK=NAME, repeated.",
+        ),
+    ] = None,
     sketch: Annotated[
         list[str] | None,
         typer.Option(
@@ -170,6 +178,7 @@ def run(
         return
     with failing(PolicyError), _connecting(home, passphrase_file, proxy) as (place, member, _):
         policy, served = Policy.load(place.policy), _served(objectives or [], task)
+        trainers = _by_task("--trainer", trainer or [], task)
         from worker.attacker import Attacker  # loads PyTorch
         from worker.service import Worker, prepare_offers
 
@@ -186,6 +195,7 @@ def run(
                 attack=rehearsal,
                 client_id=member.client_id,
                 objectives=served,
+                trainers=trainers,
             )
             worker = Worker(
                 home=place,
@@ -347,16 +357,22 @@ def attacks(code: CodeOption = None, as_json: JsonOption = False) -> None:
 
 def _served(texts: list[str], tasks: list[str]) -> dict[str, tuple[str, ...]]:
     """The objectives that the owner serves, by task."""
-    served: dict[str, tuple[str, ...]] = {}
+    named = _by_task("--objectives", texts, tasks)
+    return {name: tuple(part.strip() for part in names.split(",") if part.strip()) for name, names in named.items()}
+
+
+def _by_task(option: str, texts: list[str], tasks: list[str]) -> dict[str, str]:
+    """What an option of the form [TASK=]VALUE says, by task."""
+    found: dict[str, str] = {}
     for text in texts:
-        name, equals, names = text.rpartition("=")
+        name, equals, value = text.partition("=")
         if not equals and len(set(tasks)) > 1:
-            raise Failure(f"--objectives {text}: of which task? Write TASK={text}", code=USAGE)
-        name = name if equals else tasks[0]
-        if name not in tasks or name in served:
-            raise Failure(f"--objectives {text}: name each task of --task at most once", code=USAGE)
-        served[name] = tuple(part.strip() for part in names.split(",") if part.strip())
-    return served
+            raise Failure(f"{option} {text}: of which task? Write TASK={text}", code=USAGE)
+        name, value = (name, value) if equals else (tasks[0], text)
+        if name not in tasks or name in found:
+            raise Failure(f"{option} {text}: name each task of --task at most once", code=USAGE)
+        found[name] = value
+    return found
 
 
 @contextmanager

@@ -48,7 +48,7 @@ class Residual(Work):
 
     def computation(self, client: Client) -> Differentiate:
         """The gradients once more; clients usually have them still."""
-        return Differentiate(batch_size=self.jacobian.batch_size, measure=False)
+        return Differentiate(batch_size=self.jacobian.batch_size, measure=False, again=True)
 
     def answer(self, client: Client, computed: Result) -> Result:
         """The inner products of what the sketch lost with the reference."""

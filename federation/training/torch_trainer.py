@@ -1,0 +1,206 @@
+"""The built-in trainer: local SGD with PyTorch, and evaluation."""
+
+import copy
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from federation.noise import Noise
+from federation.tasks import Dataset, Splits
+from federation.tasks import parameters as flat
+from federation.tasks.trial import try_splits
+from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.buffers import ParameterBuffers
+from federation.training.determinism import describe_device, deterministic, pick_device, seed_torch
+from federation.training.objectives import losses, measure, weighted
+from federation.training.private import PrivateGradients, must_suit
+from federation.training.sgd import Descent, minibatches
+from federation.training.trainer import EvaluationPlan, Trainer, TrainingPlan, served
+from federation.vectors import Layout, Vector
+from federation.work.base import Result
+from federation.work.computation import SPLITS, Ability, Computation, Descend
+
+# Steps between looks at the losses: on a GPU each look waits for the device.
+_LOOK_EVERY = 50
+# Samples that pass through convolutions at a time on a CPU, so that what is between layers stays in its caches.
+_CACHED = 64
+
+
+class TorchTrainer(Trainer):
+    """Trains the module that `Task.model` makes, with SGD, on a CPU or a GPU.
+
+    The device is named as torch names it, or "auto" (see `pick_device`). `threads` are CPU threads of torch, for the
+    whole process; None leaves torch's own choice. Another number may give other last bits.
+    """
+
+    abilities = frozenset(Ability)
+
+    def prepare(self) -> None:
+        """Makes the model, and moves it and the data to the device. Raises ValueError: no such device."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        self._device = torch.device(pick_device(self.device))
+        self.device = describe_device(str(self._device))
+        if self._device.type == "cuda":
+            # Without this cuBLAS has no deterministic workspace; it is read when the first kernel runs.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        model = flat.build(self.task)
+        self._layout = flat.layout(model)
+        self._model = model.to(self._device)
+        self._buffers = ParameterBuffers(self._model, self.layout, self._device)
+        self._hold(self.data)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The trainable parameters of the model."""
+        return self._layout
+
+    def on(self, data: Any, objectives: Sequence[str] | None = None) -> "TorchTrainer":
+        """A trainer for another client's data; it shares the model and its buffers."""
+        other = copy.copy(self)
+        other.objectives = served(self.task, objectives)
+        other._hold(data)
+        return other
+
+    def _hold(self, splits: Splits) -> None:
+        self.data = splits
+        self._data = {name: self._place(getattr(splits, name)) for name in SPLITS}
+        self._jacobian: tuple[object, Tensor] | None = None
+
+    def _place(self, data: Dataset) -> Dataset:
+        # Always a copy of torch's own: the last bits of a sum depend on how its operands are aligned in memory.
+        return Dataset(*(part.detach().to(self._device, copy=True).contiguous() for part in (data.x, data.y)))
+
+    def try_out(self) -> None:
+        """Tries the model on a batch of the data; see `try_splits`."""
+        try_splits(self.task, self.data, self.objectives)
+
+    def must_be_private(self) -> None:
+        """Checks that the model can be trained with noise. Raises as `federation.training.private.must_suit`."""
+        must_suit(self._model, self.task, self._data["train"])
+
+    def compute(self, base: Vector, computation: Computation, **given: Any) -> Result:
+        """As `Trainer.compute`. Gradients are kept until the next training.
+
+        Where they are missing then, they are made again, to the same bytes.
+        """
+        result = super().compute(base, computation, **given)
+        if isinstance(computation, Descend):
+            self._jacobian = None
+        return result
+
+    def train(self, model: Vector, plan: TrainingPlan) -> Vector:
+        """SGD on a weighted sum of objectives (ALGORITHMS: the local solver); DP-SGD cannot be repeated."""
+        with deterministic(self._device, plan.seed):
+            self._buffers.load(model)
+            if plan.private is None:
+                self._descend(model, plan)
+            else:
+                self._descend_privately(plan)
+            return self._buffers.flat(self._buffers.values)
+
+    def gradients(self, model: Vector, batch_size: int, seed: int) -> dict[str, Vector]:
+        """The gradients on the first minibatch."""
+        with deterministic(self._device, seed):
+            self._buffers.load(model)
+            found = self._jacobian_at(model, batch_size, seed)
+            return dict(zip(self.objectives, map(self._buffers.flat, found), strict=True))
+
+    def evaluate(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
+        """Losses, accuracies where the task has them, and the task's metrics that are wanted.
+
+        `plan.stopped` is asked before every batch.
+        """
+        size = self.task.evaluation_batch
+        size = min(size, _CACHED) if self._buffers.channels_last else size
+        with deterministic(self._device, 0):
+            self._buffers.load(model)
+            data = self._data[plan.split]
+            found = measure(self._model, self.task, data, self.objectives, size, plan.stopped, plan.metrics)
+            return found.scores()
+
+    def _jacobian_at(self, base: Vector, batch_size: int, key: int) -> Tensor:
+        """The gradients at w_t, which is loaded, as buffers, (M, padded); those kept, if they are for w_t."""
+        name = (key, batch_size, blake3(np.ascontiguousarray(base).data.cast("B")).digest())
+        if self._jacobian is None or self._jacobian[0] != name:
+            seed_torch(self._device, key)
+            x, y = next(minibatches(self._data["train"], batch_size, key))
+            self._model.train()
+            values = losses(self.task, self._model(self.task.augment(x)), y)
+            found = []
+            for objective in self.objectives:
+                self._buffers.gradient.zero_()
+                last = objective == self.objectives[-1]
+                values[objective].backward(retain_graph=not last)  # type: ignore[no-untyped-call]
+                found.append(self._buffers.gradient.clone())
+            self._jacobian = (name, torch.stack(found))
+        return self._jacobian[1]
+
+    def _descend(self, base: Vector, plan: TrainingPlan) -> None:
+        """SGD from w_t, which is loaded; the parameters move in place.
+
+        A first step that is made from gradients passes over its minibatch.
+        """
+        work, key, total = plan.sgd, plan.seed, plan.steps
+        gradients = self._jacobian_at(base, work.batch_size, key) if plan.from_gradients else None
+        # Every row sees the same batches and the same dropout, so that they differ by what they descend alone.
+        seed_torch(self._device, key)
+        batches = minibatches(self._data["train"], work.batch_size, key)
+        descent = Descent.fresh(work, [self._buffers.values], [self._buffers.start])
+        pending: list[Tensor] = []
+        self._model.train()
+        step = 0
+        while step < total:
+            if plan.stopped():
+                raise TrainingStopped
+            if step == 0 and gradients is not None:
+                next(batches)
+                shares = torch.tensor([plan.weights.get(name, 0.0) for name in self.objectives], device=self._device)
+                self._buffers.gradient.copy_(shares @ gradients)
+                descent.step([self._buffers.gradient])
+                seed_torch(self._device, key ^ 1)  # what the gradients drew depends on whether they had to be made
+                step = 1
+                continue
+            made = self._advance(batches, plan.weights, descent, total - step)
+            step += len(made)
+            pending.extend(made)
+            if len(pending) >= _LOOK_EVERY or step == total:
+                finite = torch.stack(pending).isfinite().tolist()
+                if not all(finite):
+                    raise TrainingDiverged(step - len(finite) + 1 + finite.index(False))
+                pending.clear()
+            plan.tell(step / total)
+
+    def _descend_privately(self, plan: TrainingPlan) -> None:
+        """DP-SGD from w_t, which is loaded; the parameters move in place."""
+        assert plan.private is not None  # noqa: S101
+        gradients = PrivateGradients(self._model, self.task, self._data["train"], plan.sgd, plan.private, Noise())
+        descent = Descent.fresh(plan.sgd, [self._buffers.values], [self._buffers.start])
+        views = self._buffers.parameters(self._buffers.gradient)
+        self._model.train()
+        for step in range(plan.steps):
+            if plan.stopped():
+                raise TrainingStopped
+            for view, part in zip(views, gradients.next(plan.weights), strict=True):
+                view.copy_(part)
+            descent.step([self._buffers.gradient])
+            plan.tell((step + 1) / plan.steps)
+
+    def _advance(
+        self, batches: Iterator[tuple[Tensor, Tensor]], weights: Mapping[str, float], descent: Descent, room: int
+    ) -> Sequence[Tensor]:
+        """Some of the next steps, at most `room`; their losses."""
+        return [self._step(*next(batches), weights, descent)]
+
+    def _step(self, x: Tensor, y: Tensor, weights: Mapping[str, float], descent: Descent) -> Tensor:
+        loss = weighted(losses(self.task, self._model(self.task.augment(x)), y), weights)
+        self._buffers.gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        descent.step([self._buffers.gradient])
+        return loss.detach()
