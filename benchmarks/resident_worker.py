@@ -65,7 +65,7 @@ def main() -> None:
         member=member,
         offers={"nothing": trainer},
         device="none",
-        events=Events(),
+        events=Events(sys.stdout),
         uniform=random.uniform,
     )
     signal.signal(signal.SIGTERM, lambda *_: worker.stop())

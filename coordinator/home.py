@@ -3,25 +3,21 @@
 import contextlib
 import json
 import os
-import re
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Self
 
-import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coordinator.members.administrators import end_certificates
 from coordinator.members.certificates import Authority, register
 from coordinator.ownership import HomeError, claim_database, lost_database, must_own
+from coordinator.settings import SETTINGS_FILE, SQLITE, Settings
 from federation.certificates import ADMIN_LIFETIME, SERVER_LIFETIME, load_certificate_file, make_ca, pem
 from federation.identity import Role, admin_uris, check_name, coordinator_uri
 from federation.keys import (
@@ -35,141 +31,12 @@ from federation.keys import (
     write_private_key,
 )
 from federation.member_files import AdminFiles, move_address
-from federation.problems import Section, explain
 from storage import audit
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.directory import DirectoryStore
 
-SETTINGS_FILE = "coordinator.toml"
 FIRST_ADMIN = "admin"
-_SQLITE = "sqlite:///"
-_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
-
-
-class Settings(Section):
-    """The settings in `coordinator.toml`. A relative path is relative to the directory of the file."""
-
-    federation_id: str = Field(description="The federation's name; every certificate and signature carries it.")
-    hosts: tuple[str, ...] = Field(
-        ("localhost", "127.0.0.1"),
-        strict=False,  # TOML has lists
-        min_length=1,
-        description="Names and addresses under which members reach this machine; the first one is given to them.",
-    )
-    bind: str = Field("127.0.0.1", description="The address to listen on; 0.0.0.0 is every one of this machine.")
-    federation_port: int = Field(
-        0, ge=0, le=65535, description="For members, mutual TLS; 0 is one that the kernel picks and that is kept."
-    )
-    enrollment_port: int = Field(
-        0, ge=0, le=65535, description="For newcomers, server TLS; 0 is one that the kernel picks and that is kept."
-    )
-    enrollment_host: str = Field(
-        "", description="A second name of this machine, for newcomers: then the federation port serves them, too."
-    )
-    database: str = Field(
-        "sqlite:///coordinator.db", description="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME."
-    )
-    blobs: str = Field("blobs", description="The directory of models and updates.")
-    approval: bool = Field(False, description="Whether a new client waits for `fedpareto admin approve`.")
-    join_string_lifetime_seconds: int = Field(
-        86_400, ge=60, le=30 * 86_400, description="How long a join string holds unless its maker says otherwise."
-    )
-    heartbeat_seconds: float = Field(5.0, ge=0.1, le=300, description="How often a worker gives a sign of life.")
-    max_model_bytes: int = Field(
-        8 << 30, ge=1 << 10, description="The largest model that is taken; an update is bounded by its run's model."
-    )
-    upload_bytes: int = Field(
-        16 << 30,
-        ge=1 << 10,
-        description="What uploads of one member that broke off or are under way may take; a single one may be larger.",
-    )
-    keep_rounds: int = Field(
-        0,
-        ge=0,
-        description="How many of the last rounds of each run keep models and updates, with the first and best; 0: all.",
-    )
-    device: Literal["cpu", "cuda"] = Field("cpu", description="Where updates are aggregated.")
-
-    @field_validator("federation_id")
-    @classmethod
-    def _name(cls, value: str) -> str:
-        return check_name(value, "federation")
-
-    @field_validator("hosts")
-    @classmethod
-    def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for host in value:
-            try:
-                _HOST_NAME.fullmatch(host) or ip_address(host)
-            except ValueError:
-                raise ValueError(f"{host!r} is not a host name or an address; a port does not belong here") from None
-        return value
-
-    @field_validator("enrollment_host")
-    @classmethod
-    def _enrollment_host(cls, value: str) -> str:
-        if value and (_HOST_NAME.fullmatch(value) is None or value.replace(".", "").isdigit()):
-            raise ValueError(f"{value!r} is not a host name: TLS asks for servers by name, not by address")
-        return value.lower()
-
-    @field_validator("database")
-    @classmethod
-    def _database(cls, value: str) -> str:
-        if not value.startswith((_SQLITE, "postgresql://", "postgres://")):
-            raise ValueError("expected sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
-        return value
-
-    @model_validator(mode="after")
-    def _ports(self) -> Self:
-        if (port := self.federation_port) == self.enrollment_port != 0:
-            raise ValueError(
-                f"federation_port and enrollment_port are both {port}: give each a port of its own, or leave "
-                "enrollment_port away and name an enrollment_host"
-            )
-        if self.enrollment_host and (self.enrollment_port or self.enrollment_host in map(str.lower, self.hosts)):
-            raise ValueError("enrollment_host: it is none of hosts, and goes without enrollment_port")
-        return self
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names and addresses of this machine, for its certificate."""
-        return tuple(filter(None, (*self.hosts, self.enrollment_host)))
-
-    @classmethod
-    def parse(cls, text: str, source: str) -> Self:
-        """Reads a TOML document; messages call it `source`.
-
-        Raises:
-            HomeError: not TOML (with the line), or keys that are unknown, missing or wrong (each named).
-        """
-        try:
-            values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise HomeError(f"{source} is not TOML: {error}") from None
-        return cls.check(values, source)
-
-    @classmethod
-    def check(cls, values: Mapping[str, Any], source: str) -> Self:
-        """Makes settings of values by key; messages name their source.
-
-        Raises:
-            HomeError: keys that are unknown, missing or wrong, each named.
-        """
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            known = f"there are {', '.join(cls.model_fields)}"
-            # The database's URL may hold a password.
-            problems = [explain(problem, known, secret={"database"}) for problem in error.errors()]
-            raise HomeError(f"{source}: {'; '.join(problems)}") from None
-
-    def render(self) -> str:
-        """The TOML document, with a description of each key."""
-        lines = ["# A federation's coordinator. Read when it starts."]
-        for name, field in type(self).model_fields.items():
-            lines += ["", f"# {field.description}", tomli_w.dumps({name: getattr(self, name)}).rstrip()]
-        return "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True)
@@ -374,9 +241,9 @@ def address(host: str, port: int) -> str:
 
 
 def _database_url(directory: Path, settings: Settings) -> str:
-    if not settings.database.startswith(_SQLITE):
+    if not settings.database.startswith(SQLITE):
         return settings.database
-    return _SQLITE + str((directory / settings.database.removeprefix(_SQLITE)).absolute())
+    return SQLITE + str((directory / settings.database.removeprefix(SQLITE)).absolute())
 
 
 def _must_be_vacant(directory: Path) -> None:

@@ -31,6 +31,7 @@ from coordinator.services.base import Parts
 from coordinator.services.enrollment import EnrollmentService
 from coordinator.services.federation import FederationService
 from coordinator.services.health import HealthService
+from coordinator.services.transfers import LARGEST_WINDOW
 from coordinator.threads import Threads
 from federation.certificates import pem
 from federation.channels import Option
@@ -55,10 +56,10 @@ _OPTIONS: tuple[Option, ...] = (
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.max_concurrent_streams", 100),  # of one connection
-    # How much of an upload may wait in memory for the disk: fixed, or gRPC lets it grow with the line's speed until
-    # every member's whole update is in memory at once. 1 MiB fills a line of 80 Mbit/s at 100 ms.
+    # How much of a stream may wait in memory to be read: fixed, or gRPC lets it grow with the line's speed until every
+    # member's whole update is in memory at once. How much an upload uses of it is up to its own windows.
     ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 1 << 20),
+    ("grpc.http2.lookahead_bytes", LARGEST_WINDOW),
     ("grpc.server_handshake_timeout_ms", 20_000),
     ("grpc.max_connection_idle_ms", 600_000),
     # A worker whose machine disappears is noticed within a minute; one that pings too often is disconnected.

@@ -21,8 +21,9 @@ import torch
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
-from coordinator.home import SETTINGS_FILE, Home
+from coordinator.home import Home
 from coordinator.ownership import HomeError
+from coordinator.settings import SETTINGS_FILE
 from experiments import measures, record
 from experiments.leakage.laboratory import Laboratory
 from experiments.leakage.specification import Specification

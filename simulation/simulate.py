@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from coordinator.clock import utc_now
-from coordinator.home import SETTINGS_FILE, Home, Settings
+from coordinator.home import Home
 from coordinator.rounds.conductor import Conductor
 from coordinator.rounds.fleets.base import Held, RunFacts, Surroundings
 from coordinator.rounds.specification import (
@@ -24,6 +24,7 @@ from coordinator.rounds.specification import (
 )
 from coordinator.rounds.states import INTERRUPTED, SIMULATOR, move_run
 from coordinator.rounds.submission import new_run
+from coordinator.settings import SETTINGS_FILE, Settings
 from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.tasks import Dataset, DataSource, Task, initial_model, metrics_of, task

@@ -13,9 +13,10 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
-from coordinator.home import Home, Settings
+from coordinator.home import Home
 from coordinator.members.certificates import register
 from coordinator.server import Coordinator
+from coordinator.settings import Settings
 from federation.certificates import issue_certificate, make_csr, pem
 from federation.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
 from federation.identity import Role, client_uri

@@ -91,6 +91,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     serve_blob: Callable[[bytes, int], Iterator[bytes]] | None = None
     receipt: Callable[[Submission, ReceiptManifest], SignedEnvelope] | None = None
     hold_submissions: threading.Event | None = None
+    window_bytes: int = 1 << 20
+    chunks: list[tuple[int, int]] = field(default_factory=list)  # offset and length of each that came
     enrollment_refusal: Refusal | None = None
     change_enrollment: Callable[[EnrollResponse], None] | None = None
 
@@ -292,9 +294,15 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
 
     def Submit(self, request_iterator: Any, context: grpc.ServicerContext) -> Iterator[SubmitResponse]:  # noqa: N802
         envelope = next(request_iterator).update
-        if size := UpdateManifest.FromString(envelope.manifest).payload_bytes:
-            yield SubmitResponse(window=Window(offset=0, limit=size))
-        payload = b"".join(request.chunk for request in request_iterator)
+        size, payload, limit = UpdateManifest.FromString(envelope.manifest).payload_bytes, b"", self.window_bytes
+        if size:
+            yield SubmitResponse(window=Window(offset=0, limit=limit))
+        for request in request_iterator:
+            self.chunks.append((request.offset, len(request.chunk)))
+            payload += request.chunk
+            if len(payload) == limit < size:
+                limit += self.window_bytes
+                yield SubmitResponse(window=Window(offset=len(payload), limit=limit))
         submission = Submission(envelope, UpdateManifest.FromString(envelope.manifest), payload)
         self.submissions.append(submission)
         if self.hold_submissions is not None:

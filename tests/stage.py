@@ -18,8 +18,10 @@ from running import SECONDS, Clock, Running, wait_for
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from coordinator.home import Home, Settings
+from coordinator.home import Home
+from coordinator.settings import Settings
 from federation.certificates import fingerprint
+from federation.channels import MAX_CHUNK_BYTES
 from federation.digests import digest
 from federation.identity import Role
 from federation.join_string import JoinString
@@ -240,7 +242,8 @@ class Stage:
 
     def submit(self, document: bytes, *, model: bytes = MODEL, paused: bool = False) -> str:
         header = admin.RunHeader(spec=document, model=digest(model), model_bytes=len(model), paused=paused)
-        requests = [admin.SubmitRunRequest(header=header), admin.SubmitRunRequest(chunk=model)]
+        chunks = [model[start : start + MAX_CHUNK_BYTES] for start in range(0, len(model), MAX_CHUNK_BYTES)]
+        requests = [admin.SubmitRunRequest(header=header), *(admin.SubmitRunRequest(chunk=chunk) for chunk in chunks)]
         return str(self._admin.SubmitRun(iter(requests), timeout=SECONDS).run.run_id)
 
     def pause(self, run: str) -> None:

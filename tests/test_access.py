@@ -115,7 +115,8 @@ import asyncio, os, sys
 os.environ.pop("GRPC_SSL_CIPHER_SUITES", None)
 from datetime import UTC, datetime
 from pathlib import Path
-from coordinator.home import Home, Settings
+from coordinator.home import Home
+from coordinator.settings import Settings
 from coordinator.server import serve
 serve(Home.init(Path(sys.argv[1]), Settings.check({"federation_id": "test"}, "test"), now=datetime.now(UTC)))
 """
@@ -335,6 +336,14 @@ def test_health_and_reflection_answer_on_both_ports(served: Running) -> None:
             answer = next(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asks, timeout=SECONDS))
             names = {service.name for service in answer.list_services_response.service}
             assert names >= {"federation.v1.Federation", "federation.v1.Admin", "federation.v1.Enrollment"}
+
+
+def test_an_rpc_that_takes_one_request_takes_no_second_one(served: Running) -> None:
+    with served.member("talkative") as channel:
+        call = channel.stream_stream("/federation.v1.Federation/FetchBlob")
+        for count in (0, 2):
+            with refused("INVALID_ARGUMENT", "argument"):
+                list(call(iter([FetchBlobRequest().SerializeToString()] * count), timeout=SECONDS))
 
 
 def test_one_caller_has_so_many_calls_under_way_and_no_more(served: Running) -> None:

@@ -14,7 +14,8 @@ from stored import blob_file, stored
 from typer.testing import CliRunner
 
 from coordinator.check import check_home
-from coordinator.home import Home, Settings
+from coordinator.home import Home
+from coordinator.settings import Settings
 from federation.findings import Outcome
 from fedpareto.cli.failure import Failure
 from fedpareto.cli.main import app

@@ -11,8 +11,8 @@ from command_lines import problem
 from pydantic import BaseModel
 
 from coordinator.aggregation.registry import algorithm
-from coordinator.home import Settings
 from coordinator.rounds.metrics import DEFINITIONS
+from coordinator.settings import Settings
 from federation.refusals import REASONS
 from federation.runs import RunSpec
 from worker.policy import Policy

@@ -6,7 +6,8 @@ import pytest
 from authority import NOW
 from cryptography import x509
 
-from coordinator.home import Home, HomeError, Settings
+from coordinator.home import Home, HomeError
+from coordinator.settings import Settings
 from federation.certificates import fingerprint
 from federation.identity import Role, parse_peer
 from federation.keys import IdentityError

@@ -8,7 +8,8 @@ import pytest
 from authority import NOW, Authority
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.home import Home, Settings
+from coordinator.home import Home
+from coordinator.settings import Settings
 from federation.certificates import pem
 from federation.identity import Role, admin_uris, client_uri
 from federation.keys import IdentityError, load_signing_key, load_tls_key, new_tls_key, write_private_key

@@ -9,8 +9,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from running import running
 
-from coordinator.home import Home, HomeError, Settings
+from coordinator.home import Home, HomeError
 from coordinator.server import serve
+from coordinator.settings import Settings
 from federation.certificates import issue_certificate, pem
 from federation.identity import Role, client_uri
 from federation.keys import IdentityError, new_tls_key, private_key_pem

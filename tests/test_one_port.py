@@ -21,8 +21,9 @@ from running import SECONDS, Running, refused, running
 from coordinator.front.hello import MOST_BYTES, server_name
 from coordinator.front.limits import Limits
 from coordinator.front.process import Connection, Forwarder
-from coordinator.home import Home, Settings
+from coordinator.home import Home
 from coordinator.ownership import HomeError
+from coordinator.settings import Settings
 from federation.certificates import fingerprint, issue_certificate, pem
 from federation.channels import mutual_channel, server_verified_channel
 from federation.identity import Role, client_uri

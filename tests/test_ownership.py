@@ -11,8 +11,9 @@ from forked import completed
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from coordinator.home import Home, HomeError, Settings
+from coordinator.home import Home, HomeError
 from coordinator.server import Coordinator
+from coordinator.settings import Settings
 from storage.database import Database, DatabaseBusy, DatabaseMissing
 
 NOW = datetime.now(UTC)

@@ -96,11 +96,11 @@ def ended(lines: Stage, assignment_id: str) -> bool:
     return row.state is not AssignmentState.OPEN
 
 
-def begin(lines: Stage, *names: str) -> tuple[str, list[Reply]]:
+def begin(lines: Stage, *names: str, model: bytes = MODEL) -> tuple[str, list[Reply]]:
     """A run that waits for these clients."""
     task = lines.task()
     players = lines.cast(task, *names)
-    run = lines.submit(spec(task, task, more=f"selection.minimum = {len(names)}"), model=MODEL)
+    run = lines.submit(spec(task, task, more=f"selection.minimum = {len(names)}"), model=model)
     return run, [Reply.to(player, player.order()) for player in players]
 
 
@@ -173,6 +173,21 @@ def test_too_many_bytes_are_refused_and_what_arrived_before_them_stays(lines: St
         reply.send(1500, size + 1000, step=size).result(60)
     assert list(partial(lines).values()) == [1500]
     reply.payload = reply.payload[:size]
+    assert reply.hand_in()
+    lines.play(run, reply.player)
+
+
+def test_a_chunk_beyond_the_window_is_refused_and_harms_nothing(lines: Stage) -> None:
+    layout = Layout((Tensor("weight", (350_000,)),))  # more than a window
+    model = to_bytes(layout, np.ones(layout.size, np.float32))
+    run, (reply,) = begin(lines, "ann", model=model)
+    chunks = [(0, 500_000), (500_000, 1_200_000)]  # the second comes before half of the window has arrived
+    requests = [SubmitRequest(update=reply.envelope)]
+    requests += [SubmitRequest(chunk=reply.payload[start:end], offset=start) for start, end in chunks]
+    with refused("RESOURCE_EXHAUSTED", "limit:window") as messages:
+        Handing(reply.player.member.stub, requests).result(60)
+    assert messages == [f"a chunk beyond byte {1 << 20}, the limit of the last window"]
+    assert lines.served.refusals("Submit")[-1].outcome == "limit:window"
     assert reply.hand_in()
     lines.play(run, reply.player)
 

@@ -18,9 +18,10 @@ from harness import SECONDS, federation
 from typer.testing import CliRunner
 
 from coordinator.clock import utc_now
-from coordinator.home import Home, Settings
+from coordinator.home import Home
 from coordinator.services import views
 from coordinator.services.verification import Verifier
+from coordinator.settings import Settings
 from federation.attacks.lone import SignFlip
 from federation.keys import IdentityError
 from federation.runs import SpecError

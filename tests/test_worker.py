@@ -543,6 +543,18 @@ def test_the_same_signed_reply_is_sent_until_it_is_acknowledged(
     assert len(running.events("training")) == 1
 
 
+def test_no_byte_goes_out_before_a_window_allows_it(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    coordinator.window_bytes = 1000
+    coordinator.assign(coordinator.assignment(*model))
+    running = start()
+    running.wait_for("receipt")
+    size = len(coordinator.submissions[0].payload)
+    assert size > 2000
+    assert coordinator.chunks == [(place, min(1000, size - place)) for place in range(0, size, 1000)]
+
+
 @pytest.mark.parametrize(
     ("reason", "declined"),
     [

@@ -68,11 +68,18 @@ async def next_message(requests: AsyncIterator[T], seconds: float) -> T | None:
 
 
 async def only_request(requests: AsyncIterator[Any]) -> Any:
-    """The request of an rpc that takes one."""
+    """The request of an rpc that takes one; more would wait in memory, unread, for as long as the rpc lasts."""
     request = await next_message(requests, REQUEST_SECONDS)
     if request is None:
         raise Refusal("argument", "this rpc takes one request, and none arrived")
-    return _checked(request)
+    try:
+        async with asyncio.timeout(REQUEST_SECONDS):
+            await anext(requests)
+    except StopAsyncIteration:
+        return _checked(request)
+    except TimeoutError:
+        pass
+    raise Refusal("argument", "this rpc takes one request; end your side of the stream after it")
 
 
 async def checked_requests(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:

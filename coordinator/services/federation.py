@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
+from time import monotonic
 from weakref import WeakValueDictionary
 
 from sqlalchemy import or_, select
@@ -20,6 +21,7 @@ from coordinator.rounds.presence import Assigned, Attendance, Message
 from coordinator.rounds.uploads import ReplyUpload
 from coordinator.services.base import Parts, Service
 from coordinator.services.stream_words import Introduction, declined, introduction, left
+from coordinator.services.transfers import Transfer, Transfers
 from coordinator.threads import wait_ended
 from federation.certificates import pem
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
@@ -54,6 +56,7 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
             signatures=self._supervisor.signatures,
         )
         self._uploads = parts.uploads
+        self._transfers = Transfers(self._settings.transfer_bytes, self._settings.transfers)
         self._enders: dict[str, Callable[[Refusal], None]] = {}  # of uploads under way, by assignment
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # likewise
 
@@ -195,10 +198,18 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
         problem = None
         if admitted.layout is not None:
             size = admitted.manifest.payload_bytes
-            async with self._upload(admitted, admitted.layout) as upload:
-                yield messages.SubmitResponse(window=messages.Window(offset=upload.arrived, limit=size))
-                while (request := await self._next_chunk(request_iterator, admitted)) is not None:
-                    await self._take(request, upload)
+            async with self._upload(admitted, admitted.layout) as (upload, transfer):
+                while True:
+                    arrived = upload.arrived
+                    if transfer.limit < size and transfer.allow(arrived):
+                        window = messages.Window(offset=arrived, limit=transfer.limit)
+                        yield messages.SubmitResponse(window=window)
+                    began = monotonic()
+                    request = await self._next_chunk(request_iterator, admitted)
+                    if request is None:
+                        break
+                    transfer.note(arrived, monotonic() - began)
+                    await self._take(request, upload, transfer)
                 upload.finish()
                 problem = payload_problem(upload.check, admitted.kind, admitted.limits)
                 if problem is None:
@@ -209,13 +220,15 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
         yield messages.SubmitResponse(receipt=receipt)
 
     @asynccontextmanager
-    async def _upload(self, admitted: Admission, layout: Layout) -> AsyncIterator[ReplyUpload]:
-        """The upload of a reply's payload, begun or gone on with."""
-        check = PayloadCheck(layout, admitted.manifest.payload.partition(":")[0])
-        async with self._only_upload(admitted.manifest.assignment_id):
+    async def _upload(self, admitted: Admission, layout: Layout) -> AsyncIterator[tuple[ReplyUpload, Transfer]]:
+        """The upload of a reply's payload, begun or gone on with, and its place among those under way."""
+        manifest = admitted.manifest
+        check = PayloadCheck(layout, manifest.payload.partition(":")[0])
+        place = self._transfers.place(manifest.client_id, self._access.ender())
+        async with self._only_upload(manifest.assignment_id), place as transfer:
             beginning = asyncio.ensure_future(self._in_thread(self._uploads.begin, admitted, check))
             try:
-                yield await asyncio.shield(beginning)
+                yield await asyncio.shield(beginning), transfer
             finally:
                 await wait_ended(asyncio.create_task(self._end_upload(beginning)))
 
@@ -240,11 +253,13 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
             if self._enders.get(assignment_id) is end:
                 del self._enders[assignment_id]
 
-    async def _take(self, request: messages.SubmitRequest, upload: ReplyUpload) -> None:
+    async def _take(self, request: messages.SubmitRequest, upload: ReplyUpload, transfer: Transfer) -> None:
         if request.WhichOneof("message") != "chunk":
             raise Refusal("header", "only chunks may follow the signed update")
         if len(request.chunk) > MAX_CHUNK_BYTES:
             raise Refusal("limit:chunk", f"a chunk of {len(request.chunk)} bytes; at most {MAX_CHUNK_BYTES}")
+        if upload.arrived + len(request.chunk) > transfer.limit:
+            raise Refusal("limit:window", f"a chunk beyond byte {transfer.limit}, the limit of the last window")
         await self._in_thread(upload.take, request.chunk, request.offset)
 
     async def _next_chunk(

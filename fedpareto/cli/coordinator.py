@@ -75,7 +75,8 @@ def init(
     This makes a certificate authority, keys, a database, and an administrator with every role.
     """
     from coordinator.clock import utc_now
-    from coordinator.home import Home, Settings
+    from coordinator.home import Home
+    from coordinator.settings import Settings
     from federation.certificates import fingerprint
 
     values: dict[str, Any] = {
@@ -242,7 +243,8 @@ def restored(
 
 
 def _settled(home: Path, bind: str | None, passphrase_file: Path | None) -> "Home":
-    from coordinator.home import SETTINGS_FILE, Home, Settings
+    from coordinator.home import Home
+    from coordinator.settings import SETTINGS_FILE, Settings
 
     passphrase = None
     if (home / SETTINGS_FILE).is_file():

@@ -1,0 +1,144 @@
+"""Windows of uploads: how many bytes of each may be on their way, within a memory budget for all of them.
+
+HTTP/2's own windows only bound what one stream may hold. gRPC's probing lets them grow with a line's speed, without a
+bound for all, and on a fast line most of every member's update would wait in memory. So the coordinator says in each
+upload how far it may go (`Window`): one byte of the budget is taken for each byte that may be on its way.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from time import monotonic
+
+from coordinator.settings import SMALLEST_WINDOW
+from federation.refusals import Refusal
+
+LARGEST_WINDOW = 16 << 20  # bytes; fills a line of 600 Mbit/s at 200 ms
+GROWTH = 4  # the factor by which a window grows that holds its line up
+HELD_UP_SECONDS = 0.02  # waits that are shorter hold no line up: 1 MiB in 20 ms is 400 Mbit/s
+IDLE_SECONDS = 70.0  # longer than a call waits for a chunk
+
+
+class Transfer:
+    """An upload under way, with a window that begins with the smallest one.
+
+    The window holds the line up when the upload stops at its limit: the first chunk beyond a limit then comes much
+    later than other chunks do, since the sender waits for the next window. Then it grows, if the budget has room.
+
+    Args:
+        grow: takes up to so many bytes from the budget; returns how many.
+
+    Attributes:
+        window: the bytes that may be on their way.
+        limit: the byte up to which the upload may go.
+        heard: when the last chunk came, by the monotonic clock.
+        left: whether its place was given away.
+    """
+
+    def __init__(self, grow: Callable[[int], int]) -> None:
+        self._grow = grow
+        self._usual = HELD_UP_SECONDS  # the wait for a chunk, an average
+        self._begin: int | None = None
+        self._limits: deque[int] = deque(maxlen=4)  # the last ones; the upload may have stopped at any of them
+        self.window = SMALLEST_WINDOW
+        self.limit = 0
+        self.heard = monotonic()
+        self.left = False
+
+    def allow(self, arrived: int) -> bool:
+        """Raises the limit at the begin, and when half of the window has arrived; returns whether it did."""
+        if self._begin is None:
+            self._begin = self.limit = arrived
+        if self.limit - arrived > self.window // 2:
+            return False
+        self.limit = arrived + self.window
+        self._limits.append(self.limit)
+        return True
+
+    def note(self, place: int, waited: float) -> None:
+        """Notes how long the chunk for the byte `place` was waited for, in seconds."""
+        self.heard = monotonic()
+        if place == self._begin:
+            return  # it comes a round trip after its window on any line
+        if place not in self._limits:
+            self._usual = (self._usual + waited) / 2
+        elif waited > max(HELD_UP_SECONDS, 2 * self._usual):
+            self.window += self._grow(min(GROWTH * self.window, LARGEST_WINDOW) - self.window)
+
+
+class Transfers:
+    """The uploads under way. Used on the event loop.
+
+    Args:
+        memory: bytes of all windows together, at least the smallest window for each transfer.
+        count: uploads under way at a time. Others wait, and of those the member with the fewest under way goes first.
+    """
+
+    def __init__(self, memory: int, count: int) -> None:
+        self._spare = memory - count * SMALLEST_WINDOW  # bytes by which windows may grow
+        self._free = count
+        self._under_way: Counter[str] = Counter()
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+
+    @asynccontextmanager
+    async def place(self, member: str, end: Callable[[Refusal], None]) -> AsyncIterator[Transfer]:
+        """A place among the uploads under way, after a wait for it if need be.
+
+        An upload that neither sends nor reads loses its place, and its call is ended with `end`.
+        """
+        await self._enter(member)
+        transfer = Transfer(self._take)
+        watch = asyncio.create_task(self._watch(transfer, member, end))
+        try:
+            yield transfer
+        finally:
+            watch.cancel()
+            self._leave(transfer, member)
+
+    async def _watch(self, transfer: Transfer, member: str, end: Callable[[Refusal], None]) -> None:
+        while (left := transfer.heard + IDLE_SECONDS - monotonic()) > 0:
+            await asyncio.sleep(left)
+        self._leave(transfer, member)
+        end(Refusal("limit:idle", f"for {IDLE_SECONDS:.0f} s nothing of this upload was sent, or no window was read"))
+
+    async def _enter(self, member: str) -> None:
+        if self._free:
+            self._free -= 1
+            self._under_way[member] += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        waiting = (member, turn)
+        self._waiting.append(waiting)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            else:
+                self._give_away(member)  # the place came at the same moment
+            raise
+
+    def _leave(self, transfer: Transfer, member: str) -> None:
+        if not transfer.left:
+            transfer.left = True
+            self._spare += transfer.window - SMALLEST_WINDOW
+            self._give_away(member)
+
+    def _give_away(self, member: str) -> None:
+        """Gives the place of a member to the one that waits with the fewest uploads under way, the first of those."""
+        self._under_way[member] -= 1
+        if not self._under_way[member]:
+            del self._under_way[member]
+        if not self._waiting:
+            self._free += 1
+            return
+        first = min(self._waiting, key=lambda waiting: self._under_way[waiting[0]])
+        self._waiting.remove(first)
+        self._under_way[first[0]] += 1
+        first[1].set_result(None)
+
+    def _take(self, wanted: int) -> int:
+        taken = min(wanted, self._spare)
+        self._spare -= taken
+        return taken
