@@ -15,6 +15,7 @@ from federation.digests import digest, hasher
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     AssignmentManifest,
+    CancelManifest,
     ReceiptManifest,
     RestoreManifest,
     RevocationManifest,
@@ -31,6 +32,7 @@ CONTEXTS: dict[type[Message], bytes] = {
     ReceiptManifest: b"fedpareto/v1/receipt",
     StepManifest: b"fedpareto/v1/step",
     TimeManifest: b"fedpareto/v1/time",
+    CancelManifest: b"fedpareto/v1/cancel",
     RevocationManifest: b"fedpareto/v1/revocation",
     RestoreManifest: b"fedpareto/v1/restore",
 }

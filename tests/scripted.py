@@ -30,6 +30,7 @@ from federation.proofs import proves_possession
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     AssignmentManifest,
+    CancelManifest,
     ReceiptManifest,
     Row,
     SignedEnvelope,
@@ -41,7 +42,6 @@ from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentServicer, add_EnrollmentServicer_to_server
 from federation.v1.federation_pb2 import (
     AttendResponse,
-    Cancel,
     Decline,
     FetchBlobResponse,
     Heartbeat,
@@ -201,9 +201,12 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         self.open.append(envelope)
         self._say(AttendResponse(assignment=envelope))
 
-    def cancel(self, assignment_id: str) -> None:
-        self.open.clear()
-        self._say(AttendResponse(cancel=Cancel(assignment_id=assignment_id, reason="run-stopped")))
+    def cancel(self, assignment_id: str, *, key: Ed25519PrivateKey | None = None, **changes: str) -> None:
+        fields = {"federation_id": FEDERATION, "client_id": CLIENT, "reason": "run-ended", **changes}
+        manifest = CancelManifest(assignment_id=assignment_id, **fields)
+        if key is None and not changes.keys() - {"reason"}:
+            self.open.clear()
+        self._say(AttendResponse(cancel=seal(manifest, key or self.signing_key)))
 
     def end_stream(self, refusal: Refusal) -> None:
         wait_for(lambda: bool(self._outboxes), "an attendance")

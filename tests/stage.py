@@ -23,12 +23,13 @@ from coordinator.settings import Settings
 from federation.certificates import fingerprint
 from federation.channels import MAX_CHUNK_BYTES
 from federation.digests import digest
+from federation.envelope import unseal
 from federation.identity import Role
 from federation.join_string import JoinString
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope
-from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Cancel, Decline
+from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, ReceiptManifest, SignedEnvelope
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Decline
 from federation.vectors import Layout, Tensor, to_bytes, update_layout
 from storage.directory import DirectoryStore
 from storage.models import Assignment, Client, ClientState, Evaluation, Phase, Round, RoundState, Run, RunState, Update
@@ -72,7 +73,7 @@ class Player:
         self.tasks: dict[str, int] = {}
         self.serves: dict[str, Sequence[str]] = {}  # objectives, by task; of a task that is not named, all
         self.losses: dict[str, float] = {}  # what it reports besides the mean
-        self.cancelled: list[Cancel] = []
+        self.cancelled: list[CancelManifest] = []
         self.kept: list[tuple[SignedEnvelope, AssignmentManifest]] = []  # to be answered later
         self._seen: set[str] = set()
 
@@ -102,7 +103,8 @@ class Player:
             if not isinstance(message, AttendResponse):
                 break
             if message.WhichOneof("message") == "cancel":
-                self.cancelled.append(message.cancel)
+                key = self.member.files.coordinator_key
+                self.cancelled.append(unseal(message.cancel, CancelManifest, key))
             elif message.WhichOneof("message") == "assignment":
                 order = self.member.open(message.assignment)
                 if order.assignment_id not in self._seen:

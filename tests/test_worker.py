@@ -202,6 +202,15 @@ def test_a_cancelled_assignment_is_dropped_in_the_middle_of_its_training(
     coordinator.assign(endless)
     running = start()
     running.wait_for("training")
+    coordinator.cancel("assignment-0", key=Ed25519PrivateKey.generate())
+    coordinator.cancel("assignment-0", client_id="another")
+    coordinator.cancel("assignment-0", federation_id="another")
+    assert [event["reason"] for event in running.wait_for("cancel-refused", 3)] == [
+        "key-unknown",
+        "mismatch:client_id",
+        "mismatch:federation_id",
+    ]
+    assert not running.events("cancelled")
     coordinator.cancel("assignment-0")
     running.wait_for("cancelled")
     coordinator.assign(coordinator.assignment(*model, 1))

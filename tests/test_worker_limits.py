@@ -21,7 +21,7 @@ from federation.sketches import sketch
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, JacobianWork, ObjectiveWeight, Row, Target, TrainWork
-from federation.v1.federation_pb2 import AttendResponse, Cancel
+from federation.v1.federation_pb2 import AttendResponse
 from federation.vectors import Layout, Tensor, to_bytes
 from federation.work.base import Shape
 from federation.work.site import Site
@@ -306,7 +306,7 @@ def test_a_flood_of_assignments_is_declined_beyond_a_bound_and_does_not_grow_the
     assert {decline.reason for decline in coordinator.declines} == {"limit:waiting"}
     assert len(running.events("declined")) == 1, "the owner hears of a flood once"
     for number in range(6):
-        coordinator._say(AttendResponse(cancel=Cancel(assignment_id=f"assignment-{number}", reason="x")))
+        coordinator.cancel(f"assignment-{number}")
     running.wait_for("cancelled", 6)
     coordinator.assign(coordinator.assignment(*model, 2000))
     running.wait_for("receipt")
@@ -328,7 +328,7 @@ def test_nothing_that_the_coordinator_sends_moves_the_cursor_or_forges_a_line(
         running.wait_for("declined")
         coordinator.assign(long_work(coordinator, model, 2))
         running.wait_for("training", 2)
-        coordinator._say(AttendResponse(cancel=Cancel(assignment_id="assignment-2", reason=NASTY)))
+        coordinator.cancel("assignment-2", reason=NASTY)
         running.wait_for("cancelled")
     lines = [record.getMessage() for record in caplog.records if record.name == "fedpareto.worker"]
     assert any(r"\x1b[2J" in line for line in lines)

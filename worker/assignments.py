@@ -11,7 +11,7 @@ from federation.envelope import unseal
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.training.trainer import Trainer
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, SignedEnvelope
 from federation.work.base import Demand, RowSchema, Shape, Shows, Work, WorkError, payload_layout
 from federation.work.registry import decode
 from federation.work.site import SecurePolicy, Site
@@ -133,6 +133,19 @@ def check_assignment(
         require(item.size <= most, "inputs", f"input {item.name!r} has {item.size} bytes; at most {most} are taken")
         require_digest(item.digest, "inputs", f"input {item.name!r}: ")
     return Order(envelope, manifest, work, shape, rows, deadline)
+
+
+def check_cancel(envelope: SignedEnvelope, member: MemberFiles) -> CancelManifest:
+    """The cancellation in an envelope, verified against the coordinator's key from enrollment.
+
+    Raises:
+        Refusal: the coordinator has not signed it, or not for this client.
+    """
+    manifest = unseal(envelope, CancelManifest, member.coordinator_key)
+    for name in ("federation_id", "client_id"):
+        if getattr(manifest, name) != getattr(member, name):
+            raise Refusal(f"mismatch:{name}", f"the cancellation is for another {name}")
+    return manifest
 
 
 def _deadline(manifest: AssignmentManifest) -> datetime:

@@ -12,10 +12,11 @@ from datetime import datetime
 from functools import partial
 
 from federation.member_files import MemberFiles
+from federation.refusals import Refusal
 from federation.training import TrainingStopped
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.work.base import Lane
-from worker.assignments import Declined, Order, check_assignment
+from worker.assignments import Declined, Order, check_assignment, check_cancel
 from worker.events import Events
 from worker.execution import Control, Execution
 from worker.policy import Limits
@@ -113,8 +114,20 @@ class Runner:
         for envelope in held.values():
             self.assigned(envelope)
 
-    def cancelled(self, assignment_id: str, reason: str) -> None:
-        """Drops an assignment that waits, is in work, or is in the spool, and what is kept for it alone."""
+    def cancelled(self, envelope: SignedEnvelope) -> None:
+        """Drops an assignment that waits, is in work, or is in the spool, and what is kept for it alone.
+
+        Only if the coordinator has signed it: another party on the channel cannot end this member's part in a round.
+        """
+        try:
+            manifest = check_cancel(envelope, self.member)
+        except Refusal as refusal:
+            message = f"a cancelled assignment goes on: {refusal.message}"
+            self.events.warn("cancel-refused", message, reason=refusal.reason)
+            return
+        self._drop(manifest.assignment_id, manifest.reason)
+
+    def _drop(self, assignment_id: str, reason: str) -> None:
         with self._changed:
             dropped = [entry.assignment for entry in self.spool.entries() if entry.assignment_id == assignment_id]
             if (envelope := self._held.pop(assignment_id, None)) is not None:

@@ -223,7 +223,7 @@ class Session:
                 elif response.WhichOneof("message") == "assignment":
                     runner.assigned(response.assignment)
                 elif response.WhichOneof("message") == "cancel":
-                    runner.cancelled(response.cancel.assignment_id, response.cancel.reason)
+                    runner.cancelled(response.cancel)
             return RpcRefusal("OK", "", "the coordinator ended the stream"), welcomed
         except (WelcomeRefused, StatementError, TimeRefused) as error:
             return RpcRefusal("", WELCOME_REFUSED, str(error)), welcomed

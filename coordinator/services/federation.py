@@ -32,7 +32,7 @@ from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.v1 import federation_pb2 as messages
 from federation.v1 import federation_pb2_grpc
-from federation.v1.common_pb2 import SignedEnvelope, TimeManifest
+from federation.v1.common_pb2 import CancelManifest, SignedEnvelope, TimeManifest
 from federation.vectors import Layout
 from storage.blobs import BlobCorrupt, BlobMissing
 from storage.models import Assignment, AssignmentState, Client, ClientState, Input
@@ -87,11 +87,11 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
         try:
             yield await self._in_thread(self._welcome, client_id, first.hello.nonce)
             for envelope in await self._read(_open_assignments, client_id):
-                yield _response(envelope)
+                yield self._response(client_id, envelope)
             while (message := await attendance.outbox.get()) is not None:
                 if isinstance(message, Refusal):
                     raise message
-                yield _response(message)
+                yield self._response(client_id, message)
         finally:
             listener.cancel()
             self._presence.leave(attendance, self._clock())
@@ -133,6 +133,18 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
             await self._write(_note_left, attendance.client_id, told.task, left(told, attendance.tasks))
         else:
             raise Refusal("hello", "a stream has one Hello, and no messages but those of a worker may follow it")
+
+    def _response(self, client_id: str, message: Message) -> messages.AttendResponse:
+        """A conductor's message to a worker, for its stream."""
+        if isinstance(message, Assigned):
+            return messages.AttendResponse(assignment=SignedEnvelope.FromString(message.envelope))
+        manifest = CancelManifest(
+            federation_id=self._home.federation_id,
+            client_id=client_id,
+            assignment_id=message.assignment_id,
+            reason=message.reason,
+        )
+        return messages.AttendResponse(cancel=seal(manifest, self._home.signing_key))
 
     def _welcome(self, client_id: str, nonce: bytes) -> messages.AttendResponse:
         federation_id = self._home.federation_id
@@ -311,13 +323,3 @@ def _offering(session: Session, client_id: str, digest: str) -> str:
     if assignment_id is None:
         raise Refusal("blob-not-offered", "no assignment of this client names that blob")
     return assignment_id
-
-
-def _response(message: Message) -> messages.AttendResponse:
-    """A conductor's message to a worker, for its stream."""
-    response = messages.AttendResponse()
-    if isinstance(message, Assigned):
-        response.assignment.ParseFromString(message.envelope)
-    else:
-        response.cancel.assignment_id, response.cancel.reason = message.assignment_id, message.reason
-    return response

@@ -1222,6 +1222,42 @@ class TimeManifest(_message.Message):
 Global___TimeManifest: _TypeAlias = TimeManifest  # noqa: Y015
 
 @_typing.final
+class CancelManifest(_message.Message):
+    """The reply to an assignment is no longer wanted. Signed by the coordinator; a worker drops work, and erases what it keeps
+    for it, on nothing less.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    client_id: _builtins.str
+    """The client that the assignment was issued to."""
+    assignment_id: _builtins.str
+    """The assignment."""
+    reason: _builtins.str
+    """Why: a stable reason."""
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        assignment_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "client_id", b"client_id", "federation_id", b"federation_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelManifest: _TypeAlias = CancelManifest  # noqa: Y015
+
+@_typing.final
 class RevocationManifest(_message.Message):
     """A client, or one of its certificates, has been shut out. Signed by the coordinator; a worker stops for good on nothing
     less.

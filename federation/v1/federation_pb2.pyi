@@ -299,15 +299,15 @@ class AttendResponse(_message.Message):
         """Work: a signed AssignmentManifest."""
 
     @_builtins.property
-    def cancel(self) -> Global___Cancel:
-        """Drop the named assignment: its reply is no longer wanted."""
+    def cancel(self) -> _common_pb2.SignedEnvelope:
+        """A signed CancelManifest: the reply to an assignment is no longer wanted."""
 
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         assignment: _common_pb2.SignedEnvelope | None = ...,
-        cancel: Global___Cancel | None = ...,
+        cancel: _common_pb2.SignedEnvelope | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -356,32 +356,6 @@ class Welcome(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
-
-@_typing.final
-class Cancel(_message.Message):
-    """The named assignment is no longer wanted."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ASSIGNMENT_ID_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
-    assignment_id: _builtins.str
-    """The assignment."""
-    reason: _builtins.str
-    """Why: a stable reason."""
-    def __init__(
-        self,
-        *,
-        assignment_id: _builtins.str = ...,
-        reason: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "reason", b"reason"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
 
 @_typing.final
 class FetchBlobRequest(_message.Message):
