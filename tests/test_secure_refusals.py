@@ -356,6 +356,21 @@ def test_a_session_whose_memory_is_gone_is_over() -> None:
     assert tried(scene.members[VICTIM], asked[Stage.READY.value]) == "session-over"
 
 
+def test_a_member_with_another_update_than_it_became_ready_with_drops_out() -> None:
+    scene = cast(8, assumed=1)
+
+    def change(stage: str, member: Member, work: Work, inputs: Inputs) -> Question:
+        if (stage, member.name) == (Stage.MASK.value, VICTIM):
+            (name,) = (name for name in member.memory.values if name.endswith("/vector"))
+            member.memory.values[name] = (2 * member.vector).tobytes()
+        return work, inputs
+
+    scene.change = change
+    total = play(scene, Mode.PRIVATE)
+    assert scene.declined == {(Stage.MASK.value, VICTIM): "session-over"}
+    assert VICTIM not in total.record.survivors
+
+
 def test_sessions_from_one_model_are_counted_from_the_first_opening() -> None:
     scene = cast(8, assumed=1)
     victim = scene.members[VICTIM]

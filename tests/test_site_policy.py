@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -268,7 +269,7 @@ def test_a_worker_evaluates_in_the_clear_what_the_ledger_allows_and_declines_the
     assert {event["reason"] for event in running.events("declined")} == {"policy:required"}
 
 
-def test_a_cancel_erases_what_is_kept_of_the_session_and_of_no_other(
+def test_a_session_ends_by_a_cancel_or_a_day_after_the_worker_was_ready_and_no_other_does(
     coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], tmp_path: Path
 ) -> None:
     member, home = coordinator.member(), Home(tmp_path / "home")
@@ -278,9 +279,9 @@ def test_a_cancel_erases_what_is_kept_of_the_session_and_of_no_other(
     cards = "".join(Card(FEDERATION, name, key.public_bytes_raw()).text() for name, key in keys.items())
     Roster.parse(cards, member).pin(home.roster)
 
-    def ready(number: int) -> AssignmentManifest:
+    def ready(number: int, steps: int = 1_000_000) -> AssignmentManifest:
         asked = coordinator.assignment(*model, number, run_id="run", round=0)
-        set_train(asked, steps=1_000_000)
+        set_train(asked, steps=steps)
         terms = SessionTerms(
             nonce=secrets.token_bytes(16), federation_id=FEDERATION, run_id="run", round=0, mode=Mode.SUM,
             base_model=asked.base_model, spec=asked.spec, task="digits", length=model[0].size, clip=0.0, disclose=(),
@@ -307,6 +308,15 @@ def test_a_cancel_erases_what_is_kept_of_the_session_and_of_no_other(
     assert kept() == {second}
     coordinator.cancel("assignment-1")
     wait_for(lambda: not kept(), "the second session to be erased")
+    coordinator.assign(ready(2, steps=1))
+    running.wait_for("receipt")
+    sessions = running.worker._sessions
+    sessions.clock = lambda: datetime.now(UTC) + timedelta(hours=23, minutes=59)
+    sessions.sweep(datetime.now(UTC))
+    assert len(kept()) == 1
+    sessions.clock = lambda: datetime.now(UTC) + timedelta(hours=24, minutes=1)
+    sessions.sweep(datetime.now(UTC))
+    assert not kept()
     for gone in ({"kind": "gone"}, {"task": "gone"}):
         running.worker._runner.execution.forget(seal(coordinator.assignment(*model, **gone), coordinator.signing_key))
     running.stop()

@@ -171,6 +171,28 @@ def test_the_values_of_one_private_round_are_erased_and_no_others(sessions: Sess
     assert other.get("first/secret") == b"of another run"
 
 
+def test_a_private_round_ends_a_day_after_its_reply_by_the_own_clock_whatever_its_deadline(tmp_path: Path) -> None:
+    path, made = tmp_path / "sessions.db", order(deadline=NOW + timedelta(days=1000))
+    first = Sessions(path, KEY, lambda: NOW)
+    memory = first.begin(made)
+    for name in ("first/secret", "second/secret"):
+        memory.put(name, b"value", durable=True)
+    first.end_after(made.manifest, "first/", timedelta(days=1))
+    first.sweep(NOW)
+    assert memory.get("first/secret") == b"value"
+    first.clock = lambda: NOW + timedelta(hours=20)
+    first.end_after(made.manifest, "first/", timedelta(days=1))  # the same reply once more
+    first.close()
+    second = Sessions(path, KEY, lambda: NOW + timedelta(hours=25))
+    second.sweep(NOW)
+    memory = second.begin(made)
+    assert (memory.get("first/secret"), memory.get("second/secret")) == (None, b"value")
+    memory.put("first/secret", b"of a later step", durable=True)
+    second.sweep(NOW)
+    assert memory.get("first/secret") == b"of a later step", "it ends once"
+    second.close()
+
+
 def test_a_private_round_that_the_disk_does_not_let_go_is_erased_later(sessions: Sessions, tmp_path: Path) -> None:
     made = order()
     memory = sessions.begin(made)

@@ -121,6 +121,8 @@ class Execution:
             result = replace(work.answer(client, result), privacy=privacy)
         words, seconds = f"{work.doing} done in {result.seconds:.2f} s", result.seconds
         self.events.tell_of(manifest, "done", words, kind=manifest.kind, seconds=seconds)
+        if work.ends_after is not None:
+            self.sessions.end_after(manifest, work.kept_under(), work.ends_after)
         self._reply(order, result, control.wanted)
 
     def forget(self, assignment: SignedEnvelope, *, acknowledged: bool = False) -> None:

@@ -2,13 +2,14 @@
 
 Values live in memory, or, where they must survive a restart, encrypted in the worker's home. They are erased when work
 of a later attempt or round of the run arrives, or a day after the last deadline; those of a private round already when
-it is over. The ledger of answered questions stays.
+it is over, or a day after the first reply in it by this machine's own clock, which no coordinator can set. The ledger
+of answered questions stays.
 """
 
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,6 +34,9 @@ CREATE TABLE IF NOT EXISTS kept (
     run TEXT, round INTEGER, attempt INTEGER, name TEXT, value BLOB, deadline TEXT,
     PRIMARY KEY (run, round, attempt, name)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ends (
+    run TEXT, round INTEGER, attempt INTEGER, names TEXT, at TEXT, PRIMARY KEY (run, round, attempt, names)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS answered (
     run TEXT, round INTEGER, attempt INTEGER, question TEXT, asked TEXT, PRIMARY KEY (run, round, attempt, question)
 ) WITHOUT ROWID;
@@ -45,14 +49,17 @@ class Sessions:
     """The rounds that are under way. Any thread may call.
 
     The database at `path` is made when it is missing. The key that encrypts values is derived from the member's signing
-    key.
+    key. `clock` is this machine's, aware.
 
     Raises:
         HomeError: the database is damaged.
     """
 
-    def __init__(self, path: Path, signing_key: Ed25519PrivateKey) -> None:
+    def __init__(
+        self, path: Path, signing_key: Ed25519PrivateKey, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
         self._path = path
+        self.clock = clock
         derived = HKDF(SHA256(), 32, salt=None, info=b"fedpareto/v1/worker/sessions")
         self._cipher = ChaCha20Poly1305(derived.derive(signing_key.private_bytes_raw()))
         self._lock = threading.RLock()
@@ -127,6 +134,26 @@ class Sessions:
                 self._forgotten.add((_key(manifest), names))
                 self._forget()
 
+    def end_after(self, manifest: AssignmentManifest, names: str, time: timedelta) -> None:
+        """Has the values of an attempt whose names begin with `names` erased after some time, by this machine's clock.
+
+        A later call for the same names changes nothing. Raises OSError if the disk does not take it.
+        """
+        at = (self.clock() + time).isoformat()
+        with self._lock, self._writing() as connection:
+            connection.execute("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?)", (*_key(manifest), names, at))
+
+    def _end(self) -> None:
+        """Erases what `end_after` says; what the disk does not let go is due again at the next sweep."""
+        rows = self._connection.execute("SELECT run, round, attempt, names, at FROM ends").fetchall()
+        due = [(tuple(key), names) for *key, names, at in rows if datetime.fromisoformat(at) < self.clock()]
+        self._forgotten.update(due)
+        self._forget()
+        with suppress(OSError), self._writing() as connection:
+            for key, names in set(due) - self._forgotten:
+                place = (*key, names)
+                connection.execute("DELETE FROM ends WHERE run = ? AND round = ? AND attempt = ? AND names = ?", place)
+
     def _forget(self) -> None:
         for key, names in list(self._forgotten):
             held = self._values.get(key, {})
@@ -140,9 +167,13 @@ class Sessions:
                 self._forgotten.discard((key, names))
 
     def sweep(self, now: datetime) -> None:
-        """Erases the values of attempts whose last deadline passed a day ago, and what could not be erased before."""
+        """Erases what is kept too long, and what could not be erased before.
+
+        That is what belongs to an attempt whose last deadline passed a day before `now`, by the coordinator's clock,
+        and what `end_after` says.
+        """
         with self._lock:
-            self._forget()
+            self._end()
             for key, deadline in list(self._deadlines.items()):
                 if deadline + KEPT_AFTER_DEADLINE < now:
                     self._erase(key)

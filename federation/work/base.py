@@ -7,6 +7,7 @@ for each client and signs its message, from which the worker makes the same obje
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -177,6 +178,8 @@ class Work(ABC):
         needs_samples: whether a reply must claim training samples.
         shows: what a reply shows in the clear. An owner who requires private rounds declines kinds that show updates.
         forgets: whether the client erases what `kept_under` names once the reply is acknowledged.
+        ends_after: the time after the client's first reply, by its own clock, after which it erases the same; None
+            where only the deadline counts.
     """
 
     name: ClassVar[str]
@@ -186,6 +189,7 @@ class Work(ABC):
     needs_samples: ClassVar[bool] = True
     shows: ClassVar[Shows] = Shows.UPDATE
     forgets: ClassVar[bool] = False
+    ends_after: ClassVar[timedelta | None] = None
 
     @classmethod
     @abstractmethod

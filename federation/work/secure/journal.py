@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from federation.digests import digest
 from federation.secure import hashing
 from federation.secure.blocks import Blocks, blocks, unit
 from federation.secure.dealing import DealShares, deal_bytes
@@ -68,15 +69,23 @@ class Journal:
         """The member's own keys."""
         return member_keys(self.secret, self.session)
 
-    def keep_vector(self, vector: NDArray[np.float32], divisor: float) -> None:
-        """Keeps the vector, and what it is divided by."""
-        self._put("vector", vector.tobytes())
+    def keep_vector(self, vector: NDArray[np.float32], divisor: float) -> str:
+        """Keeps the vector, and what it is divided by. Returns the vector's digest."""
+        kept = vector.tobytes()
+        self._put("vector", kept)
         self._put("divisor", np.float64(divisor).tobytes())
+        return digest(kept)
 
     def vector(self) -> Blocks:
-        """The blocks of the vector of length at most 1."""
-        (divisor,) = np.frombuffer(self._must("divisor"), np.float64)
-        return unit(blocks(np.frombuffer(self._must("vector"), np.float32)), float(divisor))
+        """The blocks of the vector of length at most 1.
+
+        Raises:
+            WorkError: it is not the one with which the member became ready.
+        """
+        (divisor,), kept = np.frombuffer(self._must("divisor"), np.float64), self._must("vector")
+        if digest(kept) != self.agreed(Stage.READY)["vector"]:
+            raise WorkError("the update that is kept is not the one of this session", reason="session-over")
+        return unit(blocks(np.frombuffer(kept, np.float32)), float(divisor))
 
     # --- what was agreed, stage by stage
 

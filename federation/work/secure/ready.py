@@ -2,6 +2,7 @@
 
 import secrets
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
 from federation.secure import hashing
@@ -30,6 +31,7 @@ class Ready(Work):
     name: ClassVar[str] = Stage.READY.value
     doing: ClassVar[str] = "preparing a private round"
     shows: ClassVar[Shows] = Shows.NOTHING
+    ends_after: ClassVar[timedelta | None] = timedelta(days=1)
 
     agreed: SessionTerms
     terms_bytes: bytes
@@ -97,7 +99,7 @@ class Ready(Work):
         else:
             made = vector.joined([found.rows[row.name] for row in self.inner.rows(client.shape)])
         divisor = vector.divisor(made, agreed.clip) / client.site.stretch
-        journal.keep_vector(made, divisor)
+        kept = journal.keep_vector(made, divisor)
         journal.agree(
             Stage.READY,
             0,
@@ -110,6 +112,7 @@ class Ready(Work):
                 "spec": agreed.spec,
                 "invited": list(agreed.ids),
                 "evaluation": self.evaluates,
+                "vector": kept,
             },
         )
         public = journal.keys.public
