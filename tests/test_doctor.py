@@ -213,3 +213,16 @@ def test_a_rehearsal_trains_as_the_specification_says(tmp_path: Path) -> None:
     _, error = rehearse("--spec", str(tmp_path / "missing.toml"))
     assert isinstance(error, Failure)
     assert "missing.toml: No such file" in error.message
+
+
+def test_another_trainer_is_tried_and_one_that_is_not_there_is_named() -> None:
+    found = json.loads(rehearse("--json", "--trainer", "test_trainers:Halving")[0])
+    assert (found["task"], found["samples"], found["parameters"]) == ("digits", 1437, 4810)
+    arguments = ("--address", "localhost:1", "--task", "digits")
+    checked, _ = doctor(*arguments, "--trainer", "test_trainers:Halving")
+    assert (checked["task"][0], checked["data"][0]) == (OK, OK)
+    checked, _ = doctor(*arguments, "--trainer", "nowhere:Thing")
+    assert checked["task"][0] == FAILED
+    assert "nowhere" in checked["task"][1]
+    _, error = rehearse("--trainer", "nowhere:Thing")
+    assert isinstance(error, Failure)

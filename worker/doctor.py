@@ -8,8 +8,9 @@ import secrets
 import shutil
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 import grpc
@@ -21,7 +22,7 @@ from federation.certificates import fingerprint, issuer_in, load_certificate
 from federation.findings import Finding
 from federation.member_files import MemberFiles
 from federation.proxies import Proxy, RouteError, dial
-from federation.tasks import DataError, DataSource, TaskError
+from federation.tasks import DataError, DataSource
 from federation.text import escaped
 from federation.v1.federation_pb2 import AttendRequest, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
@@ -174,7 +175,11 @@ def check_disk(directory: Path, model_bytes: int) -> Finding:
 
 def check_device(name: str) -> Finding:
     """The device that trains; no GPU is no error."""
-    import torch  # noqa: PLC0415 - a worker that cannot train yet is checked too
+    if find_spec("torch") is None:
+        return Finding.warning(
+            "device", "PyTorch is not installed: install fedpareto[torch], unless your trainer does without"
+        )
+    import torch  # noqa: PLC0415 - it may be missing
 
     from federation.training.determinism import describe_device, pick_device  # noqa: PLC0415
 
@@ -194,22 +199,25 @@ def check_device(name: str) -> Finding:
     return Finding.ok("device", f"no GPU; training uses the CPU, {os.cpu_count()} cores")
 
 
-def check_tasks(names: Sequence[str], source: DataSource, device: str) -> Iterator[tuple[Finding, int]]:
+def check_tasks(
+    names: Sequence[str], source: DataSource, device: str, trainers: Mapping[str, str]
+) -> Iterator[tuple[Finding, int]]:
     """Loads each task and this client's data, and tries a batch; each finding with the size of the model in bytes."""
     from worker.service import prepare_offers  # noqa: PLC0415 - loads PyTorch
 
     for name in names:
         try:
-            offers, _ = prepare_offers([name], source, device=device, threads=None)
+            offers, _ = prepare_offers([name], source, device=device, threads=None, trainers=trainers)
         except DataError as error:
             yield Finding.ok("task", f"{name} is found"), 0
             yield Finding.failed("data", f"{name}: {error}"), 0
-        except (TaskError, ValueError, RuntimeError, MemoryError) as error:  # RuntimeError: a GPU out of memory, say
+        except (ImportError, ValueError, RuntimeError, MemoryError) as error:  # RuntimeError: a GPU out of memory, say
             yield Finding.failed("task", f"{name}: {error}"), 0
         else:
             trainer = offers[name]
             size = trainer.layout.file_bytes
             yield Finding.ok("task", f"{name}: {trainer.layout.size} parameters, {size / 1e6:.3g} MB a model"), size
+            trainer.close()
             samples = f"{name}: {trainer.samples} training samples; a batch of each split has finite losses"
             yield (Finding.ok if trainer.samples else Finding.warning)("data", samples), size
 

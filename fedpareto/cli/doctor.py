@@ -1,18 +1,20 @@
 """`fedpareto worker doctor`."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedpareto.cli import completion
-from fedpareto.cli.failure import Failure, failing, require
-from fedpareto.cli.options import CodeOption, DownloadOption, JsonOption, PassphraseOption, ProxyOption
-from fedpareto.cli.secret_input import passphrase_for, proxy_for
+from fedpareto.cli.failure import Failure
+from fedpareto.cli.options import CodeOption, DownloadOption, JsonOption, PassphraseOption, ProxyOption, by_task
+from fedpareto.cli.secret_input import proxy_for
+from fedpareto.cli.worker import membership
 
 if TYPE_CHECKING:
     from federation.findings import Finding
@@ -34,6 +36,9 @@ def doctor_command(
     data: Annotated[Path | None, typer.Option(help="Directory of this client's data.")] = None,
     code: CodeOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    trainer: Annotated[
+        list[str] | None, typer.Option(metavar="[TASK=]NAME", help="What trains; as for `fedpareto worker run`.")
+    ] = None,
     download: DownloadOption = False,
     passphrase_file: PassphraseOption = None,
     proxy: ProxyOption = None,
@@ -47,9 +52,10 @@ def doctor_command(
     from federation.findings import Outcome
     from federation.tasks import DataSource
 
+    source, trainers = DataSource(data, None, download), by_task("--trainer", trainer or [], task or [])
     findings = []
-    for finding in _examine(
-        home, address, task or [], DataSource(data, None, download), device, passphrase_file, proxy
+    for finding in chain(
+        _way(home, address, passphrase_file, proxy), _train(home, task or [], source, device, trainers)
     ):
         findings.append(finding)
         if not as_json:
@@ -61,43 +67,24 @@ def doctor_command(
         raise Failure(f"{failed} of {len(findings)} checks failed")
 
 
-def _examine(
-    home: Path,
-    address: str | None,
-    tasks: Sequence[str],
-    source: "DataSource",
-    device: str,
-    passphrase_file: Path | None,
-    proxy: str | None,
-) -> "Iterator[Finding]":
+def _way(home: Path, address: str | None, passphrase_file: Path | None, proxy: str | None) -> "Iterator[Finding]":
+    """Checks the membership and the way to the coordinator, or only the way to an address."""
     from federation.findings import Finding
     from worker import doctor
-    from worker.home import Home
 
-    place = Home(home)
     if address is not None:
         yield from doctor.check_network(address, proxy_for(address, proxy), None)
         yield Finding.skipped("coordinator", "only members are let in: join first")
     else:
         try:
-            member = _member(place, passphrase_file)
+            with membership(home, passphrase_file) as (place, member, _):
+                pass
         except Failure as failure:
             yield Finding.failed(
                 "membership", f"{failure.message}; before that, check the way with --address HOST:PORT"
             )
         else:
             yield from _reach(place, replace(member, proxy=proxy_for(member.address, proxy)))
-    yield from _train(home, tasks, source, device)
-
-
-def _member(place: "Home", passphrase_file: Path | None) -> "MemberFiles":
-    from federation.keys import IdentityError
-    from federation.member_files import MemberFiles
-    from worker.home import HomeError
-
-    with failing(HomeError, IdentityError, OSError):
-        place.require_joined()
-        return MemberFiles.load(place.directory, passphrase_for(place.directory / "tls.key", passphrase_file))
 
 
 def _reach(place: "Home", member: "MemberFiles") -> "Iterator[Finding]":
@@ -120,21 +107,18 @@ def _reach(place: "Home", member: "MemberFiles") -> "Iterator[Finding]":
     yield doctor.check_clock(place, member) if fine else Finding.skipped("clock", "the coordinator tells the time")
 
 
-def _train(home: Path, tasks: Sequence[str], source: "DataSource", device: str) -> "Iterator[Finding]":
+def _train(
+    home: Path, tasks: Sequence[str], source: "DataSource", device: str, trainers: Mapping[str, str]
+) -> "Iterator[Finding]":
     from federation.findings import Finding, Outcome
     from worker import doctor
 
     largest = 0
-    try:
-        require("a worker trains with", "torch")
-    except Failure as failure:
-        yield Finding.failed("device", failure.message)
-    else:
-        yield (chosen := doctor.check_device(device))
-        device = "cpu" if chosen.outcome is Outcome.FAILED else device  # task and data can be tried all the same
-        if not tasks:
-            yield Finding.skipped("task", "name it: --task NAME --data DIR")
-        for finding, size in doctor.check_tasks(tasks, source, device):
-            largest = max(largest, size)
-            yield finding
+    yield (chosen := doctor.check_device(device))
+    device = "cpu" if chosen.outcome is Outcome.FAILED else device  # task and data can be tried all the same
+    if not tasks:
+        yield Finding.skipped("task", "name it: --task NAME --data DIR")
+    for finding, size in doctor.check_tasks(tasks, source, device, trainers):
+        largest = max(largest, size)
+        yield finding
     yield doctor.check_disk(home, largest)

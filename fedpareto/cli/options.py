@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -62,3 +63,17 @@ AskOption = Annotated[bool, typer.Option(help="Ask for a passphrase for the priv
 DataOption = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the task's data.")]
 DownloadOption = Annotated[bool, typer.Option("--download", help="Let the task fetch a public data set into --data.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
+
+
+def by_task(option: str, texts: Sequence[str], tasks: Sequence[str]) -> dict[str, str]:
+    """What an option of the form [TASK=]VALUE says, by task."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals and len(set(tasks)) != 1:
+            raise Failure(f"{option} {text}: of which task? Write TASK={text}", code=USAGE)
+        name, value = (name, value) if equals else (tasks[0], text)
+        if name not in tasks or name in found:
+            raise Failure(f"{option} {text}: name each task of --task at most once", code=USAGE)
+        found[name] = value
+    return found

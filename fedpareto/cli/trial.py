@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ def rehearse(
     device: str,
     threads: int | None,
     objectives: Mapping[str, Sequence[str]],
+    trainers: Mapping[str, str],
     as_json: bool,
 ) -> None:
     """Trains and evaluates one round of each task, and prints what it took. No membership is needed.
@@ -34,19 +36,24 @@ def rehearse(
     from federation.runs import RunSpec, SpecError
     from federation.tasks import DataError
     from federation.training import TrainingDiverged
-    from federation.training.determinism import pick_device
     from federation.work.computation import LocalSgd
-    from worker.service import prepare_offers  # loads PyTorch
+    from worker.service import prepare_offers
     from worker.trial import try_round
 
     with failing(SpecError, OSError):
         train = TrainSpec() if spec is None else RunSpec.parse(spec.read_bytes()).train
     with failing(DataError, ValueError, TrainingDiverged):
         offers, _ = prepare_offers(
-            list(dict.fromkeys(tasks)), source, device=device, threads=threads, objectives=objectives
+            list(dict.fromkeys(tasks)),
+            source,
+            device=device,
+            threads=threads,
+            objectives=objectives,
+            trainers=trainers,
         )
-        for name, trainer in offers.items():
-            found = try_round(name, trainer, pick_device(device), LocalSgd.of(train))
+        for trainer in offers.values():
+            with closing(trainer):
+                found = try_round(trainer, LocalSgd.of(train))
             for line in [json.dumps(asdict(found))] if as_json else _lines(found):
                 typer.echo(line)
 
@@ -61,7 +68,7 @@ def _lines(found: "TrialRound") -> Iterator[str]:
     training, evaluation = formatting.seconds(found.training_seconds), formatting.seconds(found.evaluation_seconds)
     yield f"  time: {training} to train, {evaluation} to evaluate"
     gpu = "" if found.device_bytes is None else f", {formatting.size(found.device_bytes)} on the GPU"
-    yield f"  memory: {formatting.size(found.memory_bytes)} in this process, with PyTorch and the data{gpu}"
+    yield f"  memory: {formatting.size(found.memory_bytes)} in this process, with the data{gpu}"
     yield (
         f"  bytes: {formatting.size(found.download_bytes)} down for the model, "
         f"{formatting.size(found.upload_bytes)} up for an update with one row"

@@ -15,7 +15,7 @@ import typer
 from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, Failure, answer, failing
 from fedpareto.cli.logs import to_standard_error
-from fedpareto.cli.options import AskOption, CodeOption, JsonOption, PassphraseOption, ProxyOption
+from fedpareto.cli.options import AskOption, CodeOption, JsonOption, PassphraseOption, ProxyOption, by_task
 from fedpareto.cli.secret_input import (
     STANDARD_INPUT,
     new_passphrase,
@@ -173,12 +173,20 @@ def run(
     if rehearse:
         from fedpareto.cli.trial import rehearse as rehearse_round
 
-        known = _served(objectives or [], task)
-        rehearse_round(task, source, spec, device=device, threads=threads, objectives=known, as_json=as_json)
+        rehearse_round(
+            task,
+            source,
+            spec,
+            device=device,
+            threads=threads,
+            objectives=_served(objectives or [], task),
+            trainers=by_task("--trainer", trainer or [], task),
+            as_json=as_json,
+        )
         return
     with failing(PolicyError), _connecting(home, passphrase_file, proxy) as (place, member, _):
         policy, served = Policy.load(place.policy), _served(objectives or [], task)
-        trainers = _by_task("--trainer", trainer or [], task)
+        trainers = by_task("--trainer", trainer or [], task)
         from worker.attacker import Attacker  # loads PyTorch
         from worker.service import Worker, prepare_offers
 
@@ -357,22 +365,8 @@ def attacks(code: CodeOption = None, as_json: JsonOption = False) -> None:
 
 def _served(texts: list[str], tasks: list[str]) -> dict[str, tuple[str, ...]]:
     """The objectives that the owner serves, by task."""
-    named = _by_task("--objectives", texts, tasks)
+    named = by_task("--objectives", texts, tasks)
     return {name: tuple(part.strip() for part in names.split(",") if part.strip()) for name, names in named.items()}
-
-
-def _by_task(option: str, texts: list[str], tasks: list[str]) -> dict[str, str]:
-    """What an option of the form [TASK=]VALUE says, by task."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals and len(set(tasks)) > 1:
-            raise Failure(f"{option} {text}: of which task? Write TASK={text}", code=USAGE)
-        name, value = (name, value) if equals else (tasks[0], text)
-        if name not in tasks or name in found:
-            raise Failure(f"{option} {text}: name each task of --task at most once", code=USAGE)
-        found[name] = value
-    return found
 
 
 @contextmanager
