@@ -1,7 +1,7 @@
 """The stages of a private round as phases: whom each asks, for what, and how many replies it needs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from coordinator.aggregation.phases import Asked, Closing, Phase
 from federation.secure.thresholds import Mode
@@ -45,18 +45,18 @@ class _Later(StagePhase):
     Attributes:
         session: its digest.
         replies: an input for all: the signed replies to an earlier stage; None where none is needed.
-        ciphertexts: an input for each: those for this member, by sender; empty where none is needed.
+        ciphertexts: an input for each: gives those for this member, by sender; None where none is needed.
     """
 
     session: bytes
     replies: bytes | None = None
-    ciphertexts: Mapping[str, bytes] = field(default_factory=dict)
+    ciphertexts: Callable[[str], bytes] | None = None
 
     def inputs(self) -> Mapping[str, bytes]:
         return {} if self.replies is None else {REPLIES: self.replies}
 
     def own_inputs(self, client_id: str) -> Mapping[str, bytes]:
-        return {CIPHERTEXTS: self.ciphertexts[client_id]} if self.ciphertexts else {}
+        return {} if self.ciphertexts is None else {CIPHERTEXTS: self.ciphertexts(client_id)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from federation.secure.fields import Elements, Reals
 from federation.secure.hashing import PublicKeys
 from federation.secure.keys import check_keys, pair_private_key
 from federation.secure.payloads import Unmasking as Shares
-from federation.secure.payloads import join_envelopes, split_ciphertexts, unpack_open
+from federation.secure.payloads import join_envelopes, unpack_open
 from federation.secure.thresholds import ONE, SMALLEST, Mode, Thresholds, share_rule
 from federation.secure.verification import confirm_bytes
 from federation.secure.wire import Words
@@ -121,7 +121,7 @@ class _Session:
         self.commitments = {reply.client_id: reply.statement.commitment for reply in dealt}
         self.W = tuple(reply.client_id for reply in dealt)
         self._enough(len(self.W), "have shared their secrets")
-        self.inboxes = _inboxes(dealt, self.ids, deal_bytes(self.cohort.k))
+        self.dealt = dealt
         self.consulted += dealt
 
     # --- OPEN
@@ -152,9 +152,7 @@ class _Session:
             attempt=0,
             members=senders,
             clients=senders,
-            ciphertexts={
-                name: b"".join(self.inboxes[name][other] for other in senders if other != name) for name in senders
-            },
+            ciphertexts=_inbox(self.dealt, self.ids, deal_bytes(self.cohort.k)),
             needed=self.cohort.n_min,
         )
         answers: dict[str, tuple[str, ...]] = {}
@@ -244,14 +242,13 @@ class _Session:
     def unmask(self) -> Conversation:
         who = tuple(reply.client_id for reply in self.confirmed)
         verified = self.mode is Mode.VERIFIED
-        inboxes = _inboxes(self.confirmed, self.V, confirm_bytes()) if verified else {}
         replies = yield Unmasking(
             session=self.digest,
             members=self.V,
             lost=self.lost,
             tau2=self.tau2,
             replies=join_envelopes([reply.signed for reply in self.confirmed]),
-            ciphertexts={name: b"".join(inboxes[name][other] for other in self.V if other != name) for name in inboxes},
+            ciphertexts=_inbox(self.confirmed, self.V, confirm_bytes()) if verified else None,
             clients=who,
         )
         self._refused_shares(replies)
@@ -389,11 +386,16 @@ def _content(reply: Reply) -> bytes:
     return bytes(_row(reply).tobytes())
 
 
-def _inboxes(replies: Sequence[Reply], receivers: Sequence[str], length: int) -> dict[str, dict[str, bytes]]:
-    """The ciphertexts by receiver and sender; a sender made one for each other receiver, in order."""
-    found: dict[str, dict[str, bytes]] = {name: {} for name in receivers}
-    for reply in replies:
-        others = [name for name in receivers if name != reply.client_id]
-        for name, ciphertext in zip(others, split_ciphertexts(_content(reply), len(others), length), strict=True):
-            found[name][reply.client_id] = ciphertext
-    return found
+def _inbox(replies: Sequence[Reply], receivers: Sequence[str], length: int) -> Callable[[str], bytes]:
+    """The ciphertexts for a receiver, by sender; a sender made one for each other receiver, in order.
+
+    They are cut from the replies when they are handed on: m members have m^2 of them, which need not be in memory.
+    """
+    rows = {reply.client_id: _row(reply) for reply in replies}
+    places = {name: place for place, name in enumerate(receivers)}
+
+    def part(sender: str, receiver: str) -> bytes:
+        start = length * (places[receiver] - (places[sender] < places[receiver]))
+        return bytes(rows[sender][start : start + length].tobytes())
+
+    return lambda receiver: b"".join(part(sender, receiver) for sender in rows if sender != receiver)
