@@ -60,13 +60,13 @@ def coordinator(point: str) -> None:
         # the assignments are recorded, nobody has been told
         "dispatching": lambda: before(Presence, "say"),
         # one update is accepted, its client has not heard of it
-        "one-update-in": lambda: after(Intake, "accept", count=1),
+        "one-update-in": lambda: after(Intake, "record", count=1),
         # all updates are accepted, the last client has not heard of it
-        "all-updates-in": lambda: after(Intake, "accept", count=3),
+        "all-updates-in": lambda: after(Intake, "record", count=3),
         # the gradients are in, nobody has been asked to train (of a round that asks for both)
         "gradients-in": lambda: before(RemoteFleet, "_open_phase", count=2),
         # the weights are found and sent, some have trained
-        "some-trained": lambda: after(Intake, "accept", count=5),
+        "some-trained": lambda: after(Intake, "record", count=5),
         # the phase is closed, nothing is computed
         "aggregating": lambda: before(conductor, "make_step"),
         # the new model is a blob that no row names
@@ -74,7 +74,7 @@ def coordinator(point: str) -> None:
         # the step is recorded, nobody has been told
         "stored": lambda: after(conductor, "record_step"),
         # some have evaluated the new model
-        "one-evaluation-in": lambda: after(Intake, "accept", count=4),
+        "one-evaluation-in": lambda: after(Intake, "record", count=4),
         # the evaluation is in, the round is not over
         "evaluated": lambda: before(finish, "complete_round"),
         # the round is over, the next one has not begun

@@ -44,7 +44,7 @@ def doctor_command(
     proxy: ProxyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check membership, name, proxy, TLS, clock, device, task, data, disk.
+    """Check network, certificates, clock, disk, device, data and task.
 
     One line for each, with what to do where something is wrong. Nothing is changed, and nothing of the data is sent.
     The exit code is 1 when a check failed; no GPU is no failure.
