@@ -25,7 +25,7 @@ def rounds_in(database: Path, name: str) -> list[tuple[str, float]]:
     """The digest of each round's model, and the step size that was chosen."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         rows = connection.execute(
-            "select result_model, rounds.metrics from rounds join runs using (run_id) where runs.name = ? order by number",
+            "select result_model, r.metrics from rounds r join runs using (run_id) where runs.name = ? order by number",
             (name,),
         ).fetchall()
     return [(model, json.loads(metrics)["step"]) for model, metrics in rows]
