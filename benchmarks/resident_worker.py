@@ -16,7 +16,8 @@ import numpy as np
 
 from federation.member_files import MemberFiles
 from federation.tasks import Task
-from federation.training.trainer import EvaluationPlan, Trainer, TrainingPlan
+from federation.training.plans import EvaluationPlan, TrainingPlan
+from federation.training.trainer import Trainer
 from federation.vectors import Vector
 from federation.work.base import Result
 from federation.work.computation import Computation, Measure

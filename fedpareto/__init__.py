@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from federation.tasks import task as task
     from federation.training import TrainingDiverged as TrainingDiverged
     from federation.training import TrainingStopped as TrainingStopped
-    from federation.training.trainer import EvaluationPlan as EvaluationPlan
+    from federation.training.plans import EvaluationPlan as EvaluationPlan
+    from federation.training.plans import TrainingPlan as TrainingPlan
     from federation.training.trainer import Trainer as Trainer
-    from federation.training.trainer import TrainingPlan as TrainingPlan
     from fedpareto.notebook import simulate as simulate
     from simulation.history import History as History
 
@@ -59,7 +59,8 @@ _PLACES = {
         "federation.sketches.base": "LinearSketch Sketch SketchError",
         "federation.tasks": "DataError DataSource Dataset Pool Splits Task task",
         "federation.training": "TrainingDiverged TrainingStopped",
-        "federation.training.trainer": "EvaluationPlan Trainer TrainingPlan",
+        "federation.training.plans": "EvaluationPlan TrainingPlan",
+        "federation.training.trainer": "Trainer",
         "fedpareto.notebook": "simulate",
         "simulation.history": "History",
     }.items()

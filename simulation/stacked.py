@@ -21,8 +21,9 @@ from federation.tasks import parameters as flat
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.determinism import deterministic
 from federation.training.objectives import Measured, OwnMetrics, correct
+from federation.training.serving import reported_losses, served, split_metrics
 from federation.training.sgd import Descent
-from federation.training.trainer import reported_losses, served, split_metrics, training_seed
+from federation.training.trainer import training_seed
 from federation.work.base import Result
 from federation.work.computation import SPLITS, AtBase, Descend, Differentiate, LocalSgd, Measure
 from simulation.local import LocalWork, Outcome, Serves, Stopped, Turn

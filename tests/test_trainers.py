@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -13,13 +14,15 @@ import numpy as np
 import pytest
 from harness import Federation, federation
 from numpy.typing import NDArray
+from sklearn.datasets import load_breast_cancer
 from trained import train
 
 from federation.plugins import PluginError
 from federation.tasks import DataError, Dataset, DataSource, Splits, Task, TaskError, initial_model, task
 from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.torch_trainer import TorchTrainer
-from federation.training.trainer import EvaluationPlan, Trainer, TrainingPlan
+from federation.training.trainer import Trainer
 from federation.training.trainers import trainer_code, trainer_kind
 from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
 from federation.vectors import Array, Vector
@@ -302,7 +305,7 @@ def test_a_worker_without_pytorch_trains_a_task_of_scikit_learn() -> None:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Three members: one with the task's trainer, one with Newton's method, one whose trainer varies."""
+    """Members with the task's trainer, with Newton's method, with one in plain Python, and with one that varies."""
     directory = tmp_path_factory.mktemp("trainers")
     code = directory / "code"
     code.mkdir()
@@ -316,8 +319,16 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
             made.join(name)
             own = ["--trainer", f"scikit:Tumours={trainer}"] if trainer else []
             paths = ["--code", str(EXAMPLES), "--code", str(code)]
-            made.work(name, "--task", "scikit:Tumours", "--part", f"{at + 1}/3", *paths, *own)
-        made.attending("ann", "ben", "eve")
+            made.work(name, "--task", "scikit:Tumours", "--part", f"{at + 1}/4", *paths, *own)
+        made.join("dan")
+        x, y = load_breast_cancer(return_X_y=True)
+        header = ",".join(map(str, range(31)))
+        np.savetxt(directory / "tumours.csv", np.c_[x, y][::4], delimiter=",", header=header, comments="")
+        command = shlex.join([sys.executable, "-S", str(EXAMPLES / "plain_trainer.py")])
+        run = ["-m", "fedpareto", "worker", "run", "--home", str(directory / "dan"), "--task", "scikit:Tumours"]
+        data = ["--data", str(directory), "--trainer-command", command]
+        made._spawn([*run, "--code", str(EXAMPLES), *data], "dan")
+        made.attending("ann", "ben", "dan", "eve")
         yield made
 
 
@@ -326,12 +337,14 @@ def test_members_train_one_model_with_trainers_of_their_own_and_replies_that_can
 ) -> None:
     monkeypatch.setenv("FEDPARETO_CODE", str(EXAMPLES))
     text = 'task = "scikit:Tumours"\nrounds = 3\n[train]\nepochs = 3\nbatch_size = 16\nlearning_rate = 0.003\n'
-    run = running.submit("tumours", f'{text}[algorithm]\nname = "fedavg"\n[selection]\nminimum = 3\nquorum = 1.0\n')
+    run = running.submit("tumours", f'{text}[algorithm]\nname = "fedavg"\n[selection]\nminimum = 4\nquorum = 1.0\n')
     running.wait_completed(run)
     replies = running.query("select client_id, unrepeatable, envelope from updates where payload != ''")
     manifests = [UpdateManifest.FromString(SignedEnvelope.FromString(row[2]).manifest) for row in replies]
-    assert len(replies) == 9
-    assert {(row[0], bool(row[1])) for row in replies} == {("ann", False), ("ben", False), ("eve", True)}
+    assert len(replies) == 12
+    assert {(row[0], bool(row[1])) for row in replies} == {
+        *(("ann", False), ("ben", False), ("dan", False), ("eve", True))
+    }
     assert all(one.unrepeatable == (one.client_id == "eve") for one in manifests)
     item = running.admin("rounds", run)["rounds"][-1]
     assert item["metrics"]["accuracy/mean"] > 0.85, item
@@ -347,13 +360,13 @@ def test_a_run_that_needs_more_than_the_trainers_can_do_is_declined_and_submit_w
     path.write_text('name = "proximal"\ntask = "scikit:Tumours"\nrounds = 1\n[train]\nproximal_mu = 0.1\n')
     warnings = running.admin("submit", str(path))["warnings"]
     assert warnings == [
-        "ann, ben, eve (3 of 3 members) will decline work of this run: their trainer cannot add a proximal term "
+        "ann, ben, dan, eve (4 of 4 members) will decline work of this run: their trainer cannot add a proximal term "
         "(train.proximal_mu)"
     ]
     (run,) = running.query("select run_id from runs where name = 'proximal'")[0]
     running.wait_completed(run)
     declined = running.query("select client_id, state, reason, message from assignments where reason != ''")
     assert {row[:3] for row in map(tuple, declined)} == {
-        (name, "DECLINED", "ability:proximal") for name in ("ann", "ben", "eve")
+        (name, "DECLINED", "ability:proximal") for name in ("ann", "ben", "dan", "eve")
     }
     assert {row[3] for row in declined} == {"the trainer of this worker cannot add a proximal term (train.proximal_mu)"}

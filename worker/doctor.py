@@ -24,6 +24,7 @@ from federation.member_files import MemberFiles
 from federation.proxies import Proxy, RouteError, dial
 from federation.tasks import DataError, DataSource
 from federation.text import escaped
+from federation.training.trainers import TrainerChoice
 from federation.v1.federation_pb2 import AttendRequest, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.work.base import Lane
@@ -200,7 +201,7 @@ def check_device(name: str) -> Finding:
 
 
 def check_tasks(
-    names: Sequence[str], source: DataSource, device: str, trainers: Mapping[str, str]
+    names: Sequence[str], source: DataSource, device: str, trainers: Mapping[str, TrainerChoice]
 ) -> Iterator[tuple[Finding, int]]:
     """Loads each task and this client's data, and tries a batch; each finding with the size of the model in bytes."""
     from worker.service import prepare_offers  # noqa: PLC0415 - loads PyTorch

@@ -10,9 +10,9 @@ from functools import partial
 
 from federation.attacks import Attack, attack_seed
 from federation.member_files import MemberFiles
-from federation.tasks import DataSource, task, task_code
+from federation.tasks import DataSource, Splits, task, task_code
 from federation.training.trainer import Trainer
-from federation.training.trainers import trainer_code, trainer_kind
+from federation.training.trainers import TrainerChoice, trainer_code
 from federation.v1.federation_pb2 import Hello, SessionsLeft, TaskOffer
 from federation.work.base import Lane
 from federation.work.peers import open_reply
@@ -51,7 +51,7 @@ def prepare_offers(
     attack: Attack | None = None,
     client_id: str = "",
     objectives: Mapping[str, Sequence[str]] | None = None,
-    trainers: Mapping[str, str] | None = None,
+    trainers: Mapping[str, TrainerChoice] | None = None,
 ) -> tuple[dict[str, Trainer], str]:
     """Loads the owner's tasks and this client's data, and tries each task on a batch of it.
 
@@ -71,14 +71,15 @@ def prepare_offers(
     served, found = objectives or {}, {}
     for name in names:
         loaded = task(name)
-        kind = trainer_kind(loaded, (trainers or {}).get(name, ""))
+        choice = (trainers or {}).get(name, TrainerChoice())
+        kind = choice.kind(loaded)
         with trainer_code(kind, "loading its data"), task_code(name, "loading its data"):
             data = kind.load(loaded, source)
         with trainer_code(kind, "preparing it"):
-            trainer = kind(loaded, data, device, threads, served.get(name))
+            trainer = choice.make(loaded, data, device, threads, served.get(name))
         with trainer_code(kind, "trying it on the data"):
             trainer.try_out()
-        if attack is not None:
+        if attack is not None and isinstance(data, Splits):
             poisoned = attack.poison(data, loaded, seed=attack_seed(0, 0, client_id))
             trainer = trainer if poisoned is data else trainer.on(poisoned, served.get(name))
         found[name] = trainer

@@ -19,9 +19,11 @@ from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.buffers import ParameterBuffers
 from federation.training.determinism import describe_device, deterministic, pick_device, seed_torch
 from federation.training.objectives import losses, measure, weighted
+from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.private import PrivateGradients, must_suit
+from federation.training.serving import served
 from federation.training.sgd import Descent, minibatches
-from federation.training.trainer import EvaluationPlan, Trainer, TrainingPlan, served
+from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector
 from federation.work.base import Result
 from federation.work.computation import SPLITS, Ability, Computation, Descend

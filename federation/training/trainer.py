@@ -4,19 +4,20 @@ import math
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from federation.digests import derived_seed
 from federation.metrics import NAME
-from federation.objectives import JOINT, OBJECTIVE
+from federation.objectives import OBJECTIVE
 from federation.tasks import DataError, DataSource, Task, TaskError, initial_model
-from federation.training import TrainingDiverged, TrainingStopped
+from federation.training import TrainingDiverged
+from federation.training.plans import EvaluationPlan, TrainingPlan
+from federation.training.serving import must_have_objectives, reported_losses, served, split_metrics
 from federation.vectors import Array, Layout, Vector
 from federation.work.base import Result, Shape, WorkError
 from federation.work.computation import (
@@ -26,84 +27,13 @@ from federation.work.computation import (
     Computation,
     Descend,
     Differentiate,
-    LocalSgd,
     Measure,
     MeasureAlong,
-    PrivateSgd,
     training_losses,
 )
 
 # The names of what is measured: an objective may follow a loss, a key another metric.
 _METRIC = rf"(loss|accuracy)(/{OBJECTIVE})?|{NAME}(/[a-z0-9.-]{{1,32}})?"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TrainingPlan:
-    """What one model is trained for, and how.
-
-    Attributes:
-        sgd: epochs or steps, size of a minibatch and rates, as the run asks for them.
-        weights: of the objectives in the loss. A trainer without the ability "weights" is only given one objective.
-        seed: of all random choices, 0 to 2^63 - 1.
-        samples: training samples.
-        from_gradients: the first step is made from what `gradients` gives for the same model, batch size and seed.
-        private: the noise on the gradients of samples; None is no noise.
-        stopped: whether the result is no longer wanted.
-        tell: takes the share of the training that is done, 0 to 1.
-    """
-
-    sgd: LocalSgd
-    weights: Mapping[str, float]
-    seed: int
-    samples: int
-    from_gradients: bool = False
-    private: PrivateSgd | None = None
-    stopped: Callable[[], bool] = lambda: False
-    tell: Callable[[float], None] = lambda share: None
-
-    @property
-    def steps(self) -> int:
-        """Steps of the optimiser."""
-        return self.sgd.count(self.samples)
-
-    def progress(self, share: float) -> None:
-        """Tells the share that is done, 0 to 1. Raises TrainingStopped if the result is no longer wanted."""
-        if self.stopped():
-            raise TrainingStopped
-        self.tell(share)
-
-    def minibatches(self) -> Iterator[NDArray[np.int64]]:
-        """The samples of each step, as indices (n,); they are reshuffled in every epoch, and follow from the seed.
-
-        Between two steps, it tells the progress.
-
-        Raises:
-            TrainingStopped: the result is no longer wanted.
-        """
-        generator, total, done = np.random.default_rng(self.seed), self.steps, 0
-        size = self.sgd.batch_size or self.samples
-        while done < total:
-            order = generator.permutation(self.samples)
-            for start in range(0, min(self.samples, size * (total - done)), size):
-                self.progress(done / total)
-                yield order[start : start + size]
-                done += 1
-        self.progress(1.0)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EvaluationPlan:
-    """What one model is measured on.
-
-    Attributes:
-        split: "train", "validation" or "test"; it is not empty.
-        metrics: the task's own that are wanted, besides loss and accuracy; others are left out.
-        stopped: whether the result is no longer wanted.
-    """
-
-    split: str
-    metrics: tuple[str, ...] = ()
-    stopped: Callable[[], bool] = lambda: False
 
 
 class Trainer(ABC):
@@ -414,48 +344,6 @@ class Trainer(ABC):
             raise WorkError(f"the trainer of this worker {words}", reason=f"ability:{missing[0]}")
 
 
-def reported_losses(scores: Mapping[str, float], objectives: Sequence[str]) -> dict[str, float]:
-    """The losses as an update reports them: of each objective, and their mean. `scores` are those of `evaluate`."""
-    if not scores:
-        return {}
-    return {**{name: scores.get(f"loss/{name}", scores["loss"]) for name in objectives}, JOINT: scores["loss"]}
-
-
-def split_metrics(split: str, samples: int, scores: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of a split as a reply names them; those that are not finite are left out."""
-    found = {f"{split}/{name}": value for name, value in scores.items() if math.isfinite(value)}
-    return {f"{split}/samples": float(samples), **found}
-
-
 def training_seed(seed: int, round_: int, client_id: str) -> int:
     """The seed of one client's work in one round, 0 to 2^63 - 1."""
     return derived_seed(f"fedpareto/train\0{seed}\0{round_}\0{client_id}")
-
-
-def served(task: Task, objectives: Sequence[str] | None) -> tuple[str, ...]:
-    """The objectives that a client serves, in the task's order; all of them for None.
-
-    Raises:
-        TaskError: none, or one that the task does not have.
-    """
-    wanted = task.objectives if objectives is None else tuple(objectives)
-    if not wanted or not set(wanted) <= set(task.objectives):
-        raise TaskError(
-            f"task {task.name!r}: cannot serve {', '.join(wanted) or 'nothing'}; "
-            f"its objectives are {', '.join(task.objectives)}"
-        )
-    return tuple(name for name in task.objectives if name in wanted)
-
-
-def must_have_objectives(task: Task) -> None:
-    """Raises TaskError if the name of an objective cannot stand in metrics, layouts and rows."""
-    names = task.objectives
-    several = len(names) > 1
-    for name in names:
-        if re.fullmatch(OBJECTIVE, name) is None or (several and name == JOINT) or name in ("accuracy", "samples"):
-            raise TaskError(
-                f"task {task.name!r}: {name!r} cannot be the name of an objective: lower-case letters, digits and "
-                f"hyphens, and not accuracy, samples or (with others) {JOINT}"
-            )
-    if not names or len(set(names)) < len(names):
-        raise TaskError(f"task {task.name!r}: its objectives are {names}; each needs a name of its own")

@@ -1,11 +1,15 @@
 """Trainers by name: the built-in ones, those of installed packages, and `module:Class`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from federation.owners_code import described, owners_frame
 from federation.plugins import PluginError, Plugins
 from federation.tasks import DataError, PartError, Task, TaskError
+from federation.training.external import SILENCE_SECONDS, ExternalTrainer
 from federation.training.trainer import Trainer
 
 BUILT_IN = {"torch": "federation.training.torch_trainer:TorchTrainer"}
@@ -31,6 +35,31 @@ def trainer_kind(task: Task, name: str = "") -> type[Trainer]:
         if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "torch":
             raise error.__cause__ from None
         raise
+
+
+@dataclass(frozen=True)
+class TrainerChoice:
+    """What an owner names in place of a task's own trainer: a name, or the command that starts an external trainer.
+
+    `silence` is that of `ExternalTrainer`, in seconds.
+    """
+
+    name: str = ""
+    command: str = ""
+    silence: float = SILENCE_SECONDS
+
+    def kind(self, task: Task) -> type[Trainer]:
+        """The class. Errors as of `trainer_kind`."""
+        return ExternalTrainer if self.command else trainer_kind(task, self.name)
+
+    def make(
+        self, task: Task, data: Any, device: str, threads: int | None, objectives: Sequence[str] | None
+    ) -> Trainer:
+        """The trainer. Errors as of the class."""
+        if self.command:
+            external = partial(ExternalTrainer, command=self.command, silence=self.silence)
+            return external(task, data, device, threads, objectives)
+        return self.kind(task)(task, data, device, threads, objectives)
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpareto.cli import completion
+from fedpareto.cli.by_task import TrainerCommandOption, TrainerOption, TrainerSilenceOption, choices
 from fedpareto.cli.failure import Failure
-from fedpareto.cli.options import CodeOption, DownloadOption, JsonOption, PassphraseOption, ProxyOption, by_task
+from fedpareto.cli.options import CodeOption, DownloadOption, JsonOption, PassphraseOption, ProxyOption
 from fedpareto.cli.secret_input import proxy_for
 from fedpareto.cli.worker import membership
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from federation.findings import Finding
     from federation.member_files import MemberFiles
     from federation.tasks import DataSource
+    from federation.training.trainers import TrainerChoice
     from worker.home import Home
 
 
@@ -36,9 +38,9 @@ def doctor_command(
     data: Annotated[Path | None, typer.Option(help="Directory of this client's data.")] = None,
     code: CodeOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    trainer: Annotated[
-        list[str] | None, typer.Option(metavar="[TASK=]NAME", help="What trains; as for `fedpareto worker run`.")
-    ] = None,
+    trainer: TrainerOption = None,
+    trainer_command: TrainerCommandOption = None,
+    trainer_silence: TrainerSilenceOption = 600.0,
     download: DownloadOption = False,
     passphrase_file: PassphraseOption = None,
     proxy: ProxyOption = None,
@@ -52,7 +54,7 @@ def doctor_command(
     from federation.findings import Outcome
     from federation.tasks import DataSource
 
-    source, trainers = DataSource(data, None, download), by_task("--trainer", trainer or [], task or [])
+    source, trainers = DataSource(data, None, download), choices(trainer, trainer_command, trainer_silence, task or [])
     findings = []
     for finding in chain(
         _way(home, address, passphrase_file, proxy), _train(home, task or [], source, device, trainers)
@@ -108,7 +110,7 @@ def _reach(place: "Home", member: "MemberFiles") -> "Iterator[Finding]":
 
 
 def _train(
-    home: Path, tasks: Sequence[str], source: "DataSource", device: str, trainers: Mapping[str, str]
+    home: Path, tasks: Sequence[str], source: "DataSource", device: str, trainers: "Mapping[str, TrainerChoice]"
 ) -> "Iterator[Finding]":
     from federation.findings import Finding, Outcome
     from worker import doctor

@@ -15,6 +15,7 @@ from federation.text import escaped_lines
 from federation.tls import require_tls13
 from fedpareto.cli import admin, coordinator, data, experiment, roster, worker
 from fedpareto.cli.aggregate import aggregate_command
+from fedpareto.cli.by_task import trainer_command
 from fedpareto.cli.demo import demo_command
 from fedpareto.cli.doctor import doctor_command
 from fedpareto.cli.failure import INTERRUPTED, Failure
@@ -65,6 +66,7 @@ app.command("demo")(demo_command)
 app.add_typer(coordinator.app, name="coordinator")
 worker.app.add_typer(roster.app, name="roster")
 worker.app.command("doctor")(doctor_command)
+worker.app.command("trainer")(trainer_command)
 app.add_typer(worker.app, name="worker")
 app.add_typer(admin.app, name="admin")
 app.command("simulate")(simulate_command)

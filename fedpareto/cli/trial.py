@@ -13,6 +13,7 @@ from fedpareto.cli.failure import failing
 
 if TYPE_CHECKING:
     from federation.tasks import DataSource
+    from federation.training.trainers import TrainerChoice
     from worker.trial import TrialRound
 
 
@@ -24,7 +25,7 @@ def rehearse(
     device: str,
     threads: int | None,
     objectives: Mapping[str, Sequence[str]],
-    trainers: Mapping[str, str],
+    trainers: "Mapping[str, TrainerChoice]",
     as_json: bool,
 ) -> None:
     """Trains and evaluates one round of each task, and prints what it took. No membership is needed.

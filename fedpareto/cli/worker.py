@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedpareto.cli import completion
+from fedpareto.cli.by_task import (
+    ObjectivesOption,
+    TrainerCommandOption,
+    TrainerOption,
+    TrainerSilenceOption,
+    choices,
+    served,
+)
 from fedpareto.cli.failure import USAGE, Failure, answer, failing
 from fedpareto.cli.logs import to_standard_error
-from fedpareto.cli.options import AskOption, CodeOption, JsonOption, PassphraseOption, ProxyOption, by_task
+from fedpareto.cli.options import AskOption, CodeOption, JsonOption, PassphraseOption, ProxyOption
 from fedpareto.cli.secret_input import (
     STANDARD_INPUT,
     new_passphrase,
@@ -97,22 +105,10 @@ def run(
         str, typer.Option(help="Number of samples of a part, for iid and dirichlet: equal or lognormal:SIGMA.")
     ] = "equal",
     part_seed: Annotated[int, typer.Option(help="Seed of the partition; the same for all parts.")] = 0,
-    objectives: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[TASK=]NAMES",
-            help="The objectives that this client serves, for a task with several: left,right. Default: all. "
-            "With several tasks: TASK=left,right, repeated.",
-        ),
-    ] = None,
-    trainer: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[TASK=]NAME",
-            help="What trains, in place of the task's own trainer: torch, the name that a package gives, or "
-            "module:Class. With several tasks: TASK=NAME, repeated.",
-        ),
-    ] = None,
+    objectives: ObjectivesOption = None,
+    trainer: TrainerOption = None,
+    trainer_command: TrainerCommandOption = None,
+    trainer_silence: TrainerSilenceOption = 600.0,
     sketch: Annotated[
         list[str] | None,
         typer.Option(
@@ -170,23 +166,16 @@ def run(
         source = DataSource(data, Part.parse(part, partition, part_seed, sizes) if part is not None else None, download)
         for name in sketch or ():
             load(name)
+    known, trainers = served(objectives, task), choices(trainer, trainer_command, trainer_silence, task)
     if rehearse:
         from fedpareto.cli.trial import rehearse as rehearse_round
 
         rehearse_round(
-            task,
-            source,
-            spec,
-            device=device,
-            threads=threads,
-            objectives=_served(objectives or [], task),
-            trainers=by_task("--trainer", trainer or [], task),
-            as_json=as_json,
+            task, source, spec, device=device, threads=threads, objectives=known, trainers=trainers, as_json=as_json
         )
         return
     with failing(PolicyError), _connecting(home, passphrase_file, proxy) as (place, member, _):
-        policy, served = Policy.load(place.policy), _served(objectives or [], task)
-        trainers = by_task("--trainer", trainer or [], task)
+        policy = Policy.load(place.policy)
         from worker.attacker import Attacker  # loads PyTorch
         from worker.service import Worker, prepare_offers
 
@@ -202,7 +191,7 @@ def run(
                 threads=threads,
                 attack=rehearsal,
                 client_id=member.client_id,
-                objectives=served,
+                objectives=known,
                 trainers=trainers,
             )
             worker = Worker(
@@ -361,12 +350,6 @@ def attacks(code: CodeOption = None, as_json: JsonOption = False) -> None:
         options = (f"      {name}: {words}" for name, words in entry.options.items())
         lines += [entry.spelling, f"    {entry.summary}", *options]
     answer(as_json, [asdict(entry) for entry in entries()], *lines)
-
-
-def _served(texts: list[str], tasks: list[str]) -> dict[str, tuple[str, ...]]:
-    """The objectives that the owner serves, by task."""
-    named = by_task("--objectives", texts, tasks)
-    return {name: tuple(part.strip() for part in names.split(",") if part.strip()) for name, names in named.items()}
 
 
 @contextmanager

@@ -1,0 +1,285 @@
+"""A trainer that runs as a process of its own, which any program may be; docs/external-trainer.md has the protocol."""
+
+import os
+import queue
+import re
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import NoReturn
+
+from federation.tasks import DataSource, Task
+from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.pipe import FLOAT, PROTOCOL, Header, Messages, PipeError
+from federation.training.plans import EvaluationPlan, TrainingPlan
+from federation.training.trainer import Trainer
+from federation.vectors import Array, Vector
+from federation.work.base import WorkError
+from federation.work.computation import SPLITS, Ability
+
+SILENCE_SECONDS = 600.0
+_LOOK_SECONDS = 0.1
+_GRACE_SECONDS = 10.0  # for a stop, and for the end
+_REASON = re.compile(r"[a-z][a-z0-9:-]{0,60}")
+
+_Item = tuple[Header, Vector] | PipeError | None
+
+
+class _Process:
+    """The process, with a thread that reads what it writes."""
+
+    def __init__(self, command: Sequence[str], most: int) -> None:
+        self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        assert self.popen.stdin is not None and self.popen.stdout is not None  # noqa: S101, PT018
+        self._messages = Messages(self.popen.stdout, self.popen.stdin, most)
+        self.inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        # A process that does not read must not hold up the worker: a thread writes.
+        self._outbox: queue.SimpleQueue[tuple[Header, Sequence[Array]] | None] = queue.SimpleQueue()
+        for work in (self._read, self._write):
+            threading.Thread(target=work, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while (item := self._messages.read()) is not None:
+                self.inbox.put(item)
+        except (PipeError, OSError) as error:
+            self.inbox.put(PipeError(str(error)))
+        self.inbox.put(None)
+        self._messages.source.close()
+
+    def _write(self) -> None:
+        with suppress(OSError):  # it has ended; the reader tells
+            while (message := self._outbox.get()) is not None:
+                self._messages.write(*message)
+        with suppress(OSError):
+            self._messages.sink.close()
+
+    def send(self, header: Header, vectors: Sequence[Array] = ()) -> None:
+        """Sends a message, after those before it."""
+        self._outbox.put((header, vectors))
+
+    def how_it_ended(self) -> str:
+        """In words."""
+        try:
+            status = self.popen.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its output"
+        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+
+    def end(self, grace: float) -> None:
+        """Ends its input, then the process and those that it has started: SIGTERM, after some seconds SIGKILL."""
+        self._outbox.put(None)
+        for what in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.popen.pid, what)
+            except ProcessLookupError:
+                break
+            try:
+                self.popen.wait(grace)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+class ExternalTrainer(Trainer):
+    """Has a process train and evaluate. It is started with the worker, and again after it has ended.
+
+    Its data is what the process makes of the data source. Failures are WorkErrors with the reasons `trainer:start`,
+    `trainer:died`, `trainer:silent`, `trainer:protocol`, `trainer:result` and `trainer:error`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        data: DataSource,
+        device: str = "auto",
+        threads: int | None = None,
+        objectives: Sequence[str] | None = None,
+        *,
+        command: str,
+        silence: float = SILENCE_SECONDS,
+    ) -> None:
+        """Starts the command, a line as a shell takes it.
+
+        After `silence` seconds without a message during a piece of work, or during the preparation, the process is
+        taken for dead and is ended.
+
+        Raises:
+            WorkError: it cannot be started, or it does not get ready.
+        """
+        self._command, self._silence = shlex.split(command), silence
+        self._process: _Process | None = None
+        self._asked = device
+        self._count = 0
+        super().__init__(task, data, device, threads, objectives)
+
+    @classmethod
+    def load(cls, task: Task, source: DataSource) -> DataSource:
+        """The source: the process loads the data."""
+        return source
+
+    def prepare(self) -> None:
+        """Starts the process, and has it load the data."""
+        self._start()
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """As the process says."""
+        return self._sizes
+
+    def train(self, model: Vector, plan: TrainingPlan) -> Vector:
+        """Trains in the process."""
+        order = {
+            "type": "train",
+            "sgd": asdict(plan.sgd),
+            "weights": dict(plan.weights),
+            "seed": plan.seed,
+            "from_gradients": plan.from_gradients,
+            "private": None if plan.private is None else asdict(plan.private),
+        }
+        return self._vectors(self._ask(order, "model", model, plan.stopped, plan.tell), 1)[0]
+
+    def gradients(self, model: Vector, batch_size: int, seed: int) -> dict[str, Vector]:
+        """The gradients, from the process."""
+        order = {"type": "gradients", "batch_size": batch_size, "seed": seed}
+        found = self._ask(order, "gradients", model, lambda: False)
+        return dict(zip(self.objectives, self._vectors(found, len(self.objectives)), strict=True))
+
+    def evaluate(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
+        """Evaluates in the process."""
+        order = {"type": "evaluate", "split": plan.split, "metrics": list(plan.metrics)}
+        header, _ = self._ask(order, "scores", model, plan.stopped)
+        scores = header.get("scores")
+        if not isinstance(scores, dict) or not all(isinstance(one, int | float | None) for one in scores.values()):
+            raise WorkError("the scores of the process are no numbers by name", reason="trainer:result")
+        return {str(name): float("nan") if value is None else float(value) for name, value in scores.items()}
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.end(_GRACE_SECONDS)
+            self._process = None
+
+    def _start(self) -> _Process:
+        floats = self.layout.size * max(1, len(self.objectives))
+        try:
+            self._process = _Process(self._command, floats * FLOAT.itemsize)
+        except OSError as error:
+            raise WorkError(f"the trainer's command {self._command}: {error}", reason="trainer:start") from error
+        source = self.data
+        order = {
+            "type": "prepare",
+            "protocol": PROTOCOL,
+            "task": self.task.name,
+            "objectives": list(self.objectives),
+            "tensors": [{"name": tensor.name, "shape": list(tensor.shape)} for tensor in self.layout.tensors],
+            "data": None if source.directory is None else str(source.directory),
+            "part": None if source.part is None else asdict(source.part),
+            "download": source.download,
+            "device": self._asked,
+            "threads": self.threads,
+        }
+        self._process.send(order)
+        try:
+            header, _ = self._answer(self._process, 0, "ready", lambda: False)
+        except WorkError:
+            self.close()
+            raise
+        samples, abilities = header.get("samples"), header.get("abilities", [])
+        counts = isinstance(samples, dict) and all(isinstance(samples.get(name, 0), int) for name in SPLITS)
+        if not counts or not isinstance(abilities, list) or not set(map(str, abilities)) <= set(Ability):
+            self._fail(
+                "trainer:protocol",
+                f"said it is ready without samples by split, or with abilities other than {', '.join(Ability)}: "
+                f"{str(header)[:200]}",
+            )
+        self._sizes = {name: max(0, (samples or {}).get(name, 0)) for name in SPLITS}
+        self.abilities = frozenset(abilities)
+        self.device = str(header.get("device", "external"))[:80]
+        return self._process
+
+    def _ask(
+        self,
+        order: Header,
+        kind: str,
+        model: Vector,
+        stopped: Callable[[], bool],
+        tell: Callable[[float], None] = lambda share: None,
+    ) -> tuple[Header, Vector]:
+        """Sends an order and the model, and waits for the answer of this kind."""
+        process = self._process or self._start()
+        self._count += 1
+        process.send({**order, "id": self._count}, [model])
+        return self._answer(process, self._count, kind, stopped, tell)
+
+    def _answer(
+        self,
+        process: _Process,
+        number: int,
+        kind: str,
+        stopped: Callable[[], bool],
+        tell: Callable[[float], None] = lambda share: None,
+    ) -> tuple[Header, Vector]:
+        """The answer to the order of this number. Raises WorkError, TrainingDiverged or TrainingStopped."""
+        heard, told_to_stop = time.monotonic(), False
+        while True:
+            if not told_to_stop and stopped():
+                process.send({"type": "stop", "id": number})
+                heard, told_to_stop = time.monotonic(), True
+            try:
+                item = process.inbox.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                if time.monotonic() - heard <= (_GRACE_SECONDS if told_to_stop else self._silence):
+                    continue
+                if told_to_stop:
+                    self.close()
+                    raise TrainingStopped from None
+                self._fail("trainer:silent", f"said nothing for {self._silence:g} s")
+            if item is None:
+                how = process.how_it_ended()
+                self._fail("trainer:died", how)
+            if isinstance(item, PipeError):
+                self._fail("trainer:protocol", f"wrote what is no message: {item}")
+            header, floats = item
+            if header.get("id", 0) != number:
+                continue  # the answer to an order that was given up
+            if told_to_stop and header["type"] != "progress":
+                raise TrainingStopped
+            match header["type"]:
+                case "progress":
+                    if not told_to_stop:
+                        heard = time.monotonic()
+                    if isinstance(share := header.get("share"), int | float):
+                        tell(min(max(float(share), 0.0), 1.0))
+                case "diverged":
+                    step = header.get("step", 1)
+                    raise TrainingDiverged(step if isinstance(step, int) else 1)
+                case "error":
+                    reason = str(header.get("reason") or "trainer:error")
+                    said = " ".join(str(header.get("message")).split())[:400]
+                    proper = reason if _REASON.fullmatch(reason) else "trainer:error"
+                    raise WorkError(f"the process of the trainer failed: {said}", reason=proper)
+                case found if found == kind:
+                    return header, floats
+                case found:
+                    self._fail("trainer:protocol", f"answered {found[:40]!r} where {kind!r} is needed")
+
+    def _vectors(self, answer: tuple[Header, Vector], count: int) -> list[Vector]:
+        """The vectors (d,) that follow an answer."""
+        _, floats = answer
+        if len(floats) != count * self.layout.size:
+            raise WorkError(
+                f"the process of the trainer returned {len(floats)} numbers; {count} times "
+                f"{self.layout.size} are needed",
+                reason="trainer:result",
+            )
+        return list(floats.reshape(count, self.layout.size))
+
+    def _fail(self, reason: str, what: str) -> NoReturn:
+        """Ends the process, which is started again when it is needed next. Raises WorkError."""
+        self.close()
+        raise WorkError(f"the process of the trainer {what}", reason=reason)

@@ -1,0 +1,79 @@
+"""What a trainer is asked for: to train a model, or to measure one."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from federation.training import TrainingStopped
+from federation.work.computation import LocalSgd, PrivateSgd
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingPlan:
+    """What one model is trained for, and how.
+
+    Attributes:
+        sgd: epochs or steps, size of a minibatch and rates, as the run asks for them.
+        weights: of the objectives in the loss. A trainer without the ability "weights" is only given one objective.
+        seed: of all random choices, 0 to 2^63 - 1.
+        samples: training samples.
+        from_gradients: the first step is made from what `gradients` gives for the same model, batch size and seed.
+        private: the noise on the gradients of samples; None is no noise.
+        stopped: whether the result is no longer wanted.
+        tell: takes the share of the training that is done, 0 to 1.
+    """
+
+    sgd: LocalSgd
+    weights: Mapping[str, float]
+    seed: int
+    samples: int
+    from_gradients: bool = False
+    private: PrivateSgd | None = None
+    stopped: Callable[[], bool] = lambda: False
+    tell: Callable[[float], None] = lambda share: None
+
+    @property
+    def steps(self) -> int:
+        """Steps of the optimiser."""
+        return self.sgd.count(self.samples)
+
+    def progress(self, share: float) -> None:
+        """Tells the share that is done, 0 to 1. Raises TrainingStopped if the result is no longer wanted."""
+        if self.stopped():
+            raise TrainingStopped
+        self.tell(share)
+
+    def minibatches(self) -> Iterator[NDArray[np.int64]]:
+        """The samples of each step, as indices (n,); they are reshuffled in every epoch, and follow from the seed.
+
+        Between two steps, it tells the progress.
+
+        Raises:
+            TrainingStopped: the result is no longer wanted.
+        """
+        generator, total, done = np.random.default_rng(self.seed), self.steps, 0
+        size = self.sgd.batch_size or self.samples
+        while done < total:
+            order = generator.permutation(self.samples)
+            for start in range(0, min(self.samples, size * (total - done)), size):
+                self.progress(done / total)
+                yield order[start : start + size]
+                done += 1
+        self.progress(1.0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EvaluationPlan:
+    """What one model is measured on.
+
+    Attributes:
+        split: "train", "validation" or "test"; it is not empty.
+        metrics: the task's own that are wanted, besides loss and accuracy; others are left out.
+        stopped: whether the result is no longer wanted.
+    """
+
+    split: str
+    metrics: tuple[str, ...] = ()
+    stopped: Callable[[], bool] = lambda: False

@@ -1,0 +1,74 @@
+"""Options of `worker run` that differ by task: [TASK=]VALUE."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedpareto.cli.failure import USAGE, Failure
+from fedpareto.cli.options import CodeOption, by_task
+
+if TYPE_CHECKING:
+    from federation.training.trainers import TrainerChoice
+
+ObjectivesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[TASK=]NAMES",
+        help="The objectives that this client serves, for a task with several: left,right. Default: all. "
+        "With several tasks: TASK=left,right, repeated.",
+    ),
+]
+TrainerOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[TASK=]NAME",
+        help="What trains, in place of the task's own trainer: torch, the name that a package gives, or module:Class. "
+        "With several tasks: TASK=NAME, repeated.",
+    ),
+]
+TrainerCommandOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[TASK=]COMMAND",
+        help="Train in a process of its own, which this command starts. Write TASK= if the command has a =.",
+    ),
+]
+TrainerSilenceOption = Annotated[
+    float, typer.Option(min=1.0, help="Seconds without a message after which that process is taken for dead.")
+]
+
+
+def served(texts: Sequence[str] | None, tasks: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The objectives that the owner serves, by task."""
+    named = by_task("--objectives", texts or (), tasks)
+    return {name: tuple(part.strip() for part in names.split(",") if part.strip()) for name, names in named.items()}
+
+
+def choices(
+    names: Sequence[str] | None, commands: Sequence[str] | None, silence: float, tasks: Sequence[str]
+) -> "dict[str, TrainerChoice]":
+    """What the owner names in place of the tasks' own trainers.
+
+    Raises:
+        Failure: a trainer and a command for one task.
+    """
+    from federation.training.trainers import TrainerChoice
+
+    named, started = by_task("--trainer", names or (), tasks), by_task("--trainer-command", commands or (), tasks)
+    if both := sorted(named.keys() & started.keys()):
+        raise Failure(f"{both[0]}: choose one of --trainer and --trainer-command", code=USAGE)
+    return {
+        **{task: TrainerChoice(name=name) for task, name in named.items()},
+        **{task: TrainerChoice(command=command, silence=silence) for task, command in started.items()},
+    }
+
+
+def trainer_command(
+    name: Annotated[str, typer.Argument(help="What trains: torch, or module:Class. Default: the task's own.")] = "",
+    code: CodeOption = None,
+) -> None:
+    """Train for a worker that starts this command with --trainer-command, over standard input and output."""
+    from federation.training.child import serve
+
+    serve(name)

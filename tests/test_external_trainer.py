@@ -1,0 +1,257 @@
+"""Trainers in processes of their own: what they answer, and every way in which they can fail."""
+
+import json
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from trained import train
+
+from federation.tasks import DataSource, Task, initial_model, task
+from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.external import ExternalTrainer
+from federation.training.torch_trainer import TorchTrainer
+from federation.work.base import WorkError
+from federation.work.computation import Descend, Differentiate, LocalSgd
+
+SGD = LocalSgd(epochs=1, learning_rate=1.0)
+BASE = np.array([1.0, 2.0, 3.0], dtype=np.float32)
+# A process that answers as its tests tell it: READY, then one of ANSWERS for each order.
+CHILD = """
+import json, os, struct, sys, time
+def say(data="", **header):
+    header |= {"bytes": len(data)} if data else {}
+    sys.stdout.buffer.write(json.dumps(header).encode() + b"\\n" + (data or b""))
+    sys.stdout.buffer.flush()
+def order():
+    line = sys.stdin.buffer.readline()
+    if not line:
+        sys.exit()
+    header = json.loads(line)
+    return header, sys.stdin.buffer.read(header.get("bytes", 0))
+first, _ = order()
+samples = {"train": 10, "validation": 0, "test": 3}
+READY
+while True:
+    header, model = order()
+    id = header.get("id")
+    if header["type"] == "evaluate":
+        SCORES
+    elif header["type"] == "train":
+        TRAIN
+    elif header["type"] == "gradients":
+        say(model + model, type="gradients", id=id)
+"""
+
+
+class Three(Task):
+    """Three parameters; the data is the process's."""
+
+    name = "three"
+
+    def initial(self, seed: int) -> dict[str, NDArray[np.float64]]:
+        return {"a": np.zeros(2), "b": np.zeros(1)}
+
+
+class Pair(Three):
+    objectives = ("left", "right")
+
+
+Start = Callable[..., ExternalTrainer]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a trainer whose process does as it is told; ended after the test."""
+    made: list[ExternalTrainer] = []
+
+    def started(
+        trains: str = "say(model, type='model', id=id)",
+        scores: str = "say(type='scores', id=id, scores={'loss': 1.0, 'accuracy': 0.5})",
+        ready: str = "say(type='ready', id=0, samples=samples, abilities=['repeatable'])",
+        silence: float = 60.0,
+        learned: Task | None = None,
+    ) -> ExternalTrainer:
+        program = CHILD.replace("READY", ready).replace("SCORES", scores).replace("TRAIN", trains)
+        path = tmp_path / f"child-{len(made)}.py"
+        path.write_text(program)
+        command = shlex.join([sys.executable, "-S", str(path)])
+        made.append(ExternalTrainer(learned or Three(), DataSource(), command=command, silence=silence))
+        return made[-1]
+
+    yield started
+    for trainer in made:
+        trainer.close()
+
+
+def declined(trainer: ExternalTrainer) -> str:
+    with pytest.raises(WorkError) as caught:
+        train(trainer, BASE, SGD)
+    return f"{caught.value.reason}: {caught.value}"
+
+
+def test_the_process_trains_and_evaluates_and_tells_its_progress(start: Start) -> None:
+    halves = "say(type='progress', id=id, share=0.5); say(bytes(12), type='model', id=id)"
+    trainer, shares = start(halves), []
+    result = train(trainer, BASE, SGD, progress=shares.append)
+    np.testing.assert_array_equal(result.rows["loss"], BASE)
+    assert (shares, result.samples, result.losses) == ([0.5], 10, {"loss": 1.0})
+    assert trainer.measure(BASE) == {
+        "train/samples": 10.0,
+        "train/loss": 1.0,
+        "train/accuracy": 0.5,
+        "validation/samples": 0.0,
+        "test/samples": 3.0,
+        "test/loss": 1.0,
+        "test/accuracy": 0.5,
+    }
+    assert trainer.abilities == {"repeatable"}
+
+
+def test_gradients_come_as_one_vector_for_each_objective(start: Start) -> None:
+    abilities = "say(type='ready', id=0, samples=samples, abilities=['gradients', 'weights'])"
+    scores = "say(type='scores', id=id, scores={'loss/left': 1.0, 'loss/right': None})"
+    trainer = start(ready=abilities, scores=scores, learned=Pair())
+    work = Differentiate(batch_size=0, measure=False)
+    rows = trainer.compute(BASE, work, seed=0, round=0, client_id="a").rows
+    assert rows.keys() == {"left", "right"}
+    np.testing.assert_array_equal(rows["right"], BASE)
+    with pytest.raises(TrainingDiverged, match="no finite loss"):  # null is no number
+        train(trainer, BASE, SGD)
+
+
+@pytest.mark.parametrize(
+    ("trains", "says"),
+    [
+        ("os._exit(3)", "trainer:died: the process of the trainer ended with exit status 3"),
+        ("os.kill(os.getpid(), 9)", "trainer:died: the process of the trainer was ended by SIGKILL"),
+        ("print('hello', flush=True)", "trainer:protocol: .* wrote what is no message: a line that is not JSON"),
+        ("say(1 and b'', type=7)", "trainer:protocol: .* a line that is no JSON object with a type"),
+        ("print('[1]', flush=True)", "trainer:protocol: .* a line that is no JSON object with a type"),
+        ("say(type='scores', id=id)", "trainer:protocol: .* answered 'scores' where 'model' is needed"),
+        (
+            "say(type='model', id=id, bytes=10**15)",
+            "trainer:protocol: .* 'model' with 1000000000000000 bytes; at most 12",
+        ),
+        (
+            "say(b'12345', type='model', id=id)",
+            "trainer:protocol: .* 'model' with 5 bytes; at most 12, a multiple of 4",
+        ),
+        ("say(type='model', id=id, bytes=12); os._exit(0)", "trainer:protocol: .* ended after 0 of 12 bytes"),
+        ("say(model[:8], type='model', id=id)", "trainer:result: .* returned 2 numbers; 1 times 3 are needed"),
+        ("say(type='error', id=id, message='no GPU')", "trainer:error: the process of the trainer failed: no GPU"),
+        ("say(type='error', id=id, message='x', reason='no-gpu')", "no-gpu: the process of the trainer failed: x"),
+        (
+            "say(type='error', id=id, message='x', reason='NO GPU')",
+            "trainer:error: the process of the trainer failed: x",
+        ),
+    ],
+)
+def test_a_failure_is_declined_with_its_reason_and_the_next_assignment_is_done(
+    start: Start, trains: str, says: str, tmp_path: Path
+) -> None:
+    mark = tmp_path / "failed"
+    once = f"if os.path.exists({str(mark)!r}): say(model, type='model', id=id)\n        else:\n            "
+    trainer = start(f"{once}open({str(mark)!r}, 'w').close(); {trains}")
+    assert re.match(says, declined(trainer))
+    np.testing.assert_array_equal(train(trainer, BASE, SGD).rows["loss"], np.zeros(3))
+
+
+def test_a_diverged_training_and_nan_are_told_as_such(start: Start) -> None:
+    for trains, step in (
+        ("say(type='diverged', id=id, step=7)", 7),
+        ("say(struct.pack('<3f', 1, float('nan'), 1), type='model', id=id)", 1),
+    ):
+        with pytest.raises(TrainingDiverged) as caught:
+            train(start(trains), BASE, SGD)
+        assert caught.value.step == step
+
+
+def test_a_silent_process_is_ended_and_started_again(start: Start) -> None:
+    trainer = start("say(type='progress', id=id, share=0.1); time.sleep(600)", silence=0.5)
+    assert declined(trainer) == "trainer:silent: the process of the trainer said nothing for 0.5 s"
+    assert trainer.measure(BASE, ("test",))["test/loss"] == 1.0
+
+
+def test_a_stop_reaches_the_process_and_a_late_answer_is_not_taken_for_another(start: Start) -> None:
+    late = "stop, _ = order(); assert stop == {'type': 'stop', 'id': id}; say(bytes(12), type='model', id=id)"
+    trainer = start(f"if header['seed'] % 2 == 0: {late}\n        else: say(model, type='model', id=id)")
+    work = Descend(sgd=SGD, targets={"loss": {"loss": 1.0}}, measure=False, secret_seed=2)
+    with pytest.raises(TrainingStopped):
+        trainer.compute(BASE, work, seed=0, round=0, client_id="a", stopped=lambda: True)
+    work = Descend(sgd=SGD, targets={"loss": {"loss": 1.0}}, measure=False, secret_seed=1)
+    rows = trainer.compute(BASE, work, seed=0, round=0, client_id="a").rows
+    np.testing.assert_array_equal(rows["loss"], np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("ready", "says"),
+    [
+        ("os._exit(1)", "trainer:died: the process of the trainer ended with exit status 1"),
+        (
+            "say(type='ready', id=0)",
+            "trainer:protocol: the process of the trainer said it is ready without samples by split",
+        ),
+        (
+            "say(type='ready', id=0, samples=samples, abilities=['telepathy'])",
+            "trainer:protocol: the process of the trainer said it is ready without samples by split, or with abilities",
+        ),
+        ("say(type='error', id=0, message='no data')", "trainer:error: the process of the trainer failed: no data"),
+    ],
+)
+def test_a_process_that_does_not_get_ready_is_no_trainer(start: Start, ready: str, says: str) -> None:
+    with pytest.raises(WorkError) as caught:
+        start(ready=ready)
+    assert f"{caught.value.reason}: {caught.value}".startswith(says)
+
+
+def test_a_command_that_does_not_exist_is_named() -> None:
+    with pytest.raises(WorkError, match=r"the trainer's command \['/no/such/program', '-x'\]") as caught:
+        ExternalTrainer(Three(), DataSource(), command="/no/such/program -x")
+    assert caught.value.reason == "trainer:start"
+
+
+def test_the_process_is_told_the_task_the_data_and_the_tensors_and_ends_with_the_worker(
+    start: Start, tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    trainer = start(
+        ready=f"open({str(told)!r}, 'w').write(json.dumps(first | {{'pid': os.getpid()}})); "
+        "say(type='ready', id=0, samples=samples)"
+    )
+    first = json.loads(told.read_text())
+    assert (first["type"], first["protocol"], first["task"], first["part"]) == ("prepare", 1, "three", None)
+    assert first["tensors"] == [{"name": "a", "shape": [2]}, {"name": "b", "shape": [1]}]
+    os.kill(first["pid"], 0)
+    trainer.close()
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            os.kill(first["pid"], 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.02)
+    else:
+        raise AssertionError("the process has not ended")
+
+
+def test_the_built_in_trainer_gives_the_same_bytes_in_a_process_of_its_own() -> None:
+    digits, source = task("digits"), DataSource()
+    base, work = initial_model(digits, 1)[1], LocalSgd(epochs=1, batch_size=64, learning_rate=0.1)
+    command = shlex.join([sys.executable, "-m", "fedpareto", "worker", "trainer"])
+    other = ExternalTrainer(digits, source, "cpu", 1, command=command)
+    try:
+        here = train(TorchTrainer(digits, digits.load(source), "cpu", 1), base, work)
+        there = train(other, base, work)
+    finally:
+        other.close()
+    assert here.rows["loss"].tobytes() == there.rows["loss"].tobytes()
+    assert (here.losses, here.metrics, here.samples) == (there.losses, there.metrics, there.samples)
+    assert other.abilities == TorchTrainer.abilities
