@@ -185,7 +185,7 @@ def _sign_twice(cheats: Callable[[], dict[str, list[str]]]) -> None:
             statement.keys = statement.keys[::-1]
             other.statement = statement.SerializeToString()
             try:
-                stub.Submit(iter([SubmitRequest(update=seal(other, self.member.signing_key))]), timeout=60)
+                list(stub.Submit(iter([SubmitRequest(update=seal(other, self.member.signing_key))]), timeout=60))
             except grpc.RpcError as error:
                 print(f"the second reply was refused: {error.code()}")
         return done

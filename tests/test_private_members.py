@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,9 @@ Vector = NDArray[np.float64]
 MEMBERS = 10
 CHEAT, OTHER = "m3", "m6"
 CLIP = 0.025  # some updates are longer
-RATE = 0.1
 SEED = 7
+ONE_STEP = LocalSgd(steps=1, batch_size=0, learning_rate=0.1)
+HUNDRED_STEPS = LocalSgd(steps=100, batch_size=0, learning_rate=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +39,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield found
 
 
-def specification(algorithm: Mapping[str, Any], privacy: Mapping[str, Any], *, seed: int = SEED) -> str:
-    """One round of one step on the whole split: the updates do not depend on a seed."""
+def specification(
+    algorithm: Mapping[str, Any], privacy: Mapping[str, Any], *, seed: int = SEED, sgd: LocalSgd = ONE_STEP
+) -> str:
+    """One round of steps on the whole split: the updates do not depend on a seed."""
     return tomli_w.dumps(
         {
             "task": TASK,
@@ -46,7 +50,12 @@ def specification(algorithm: Mapping[str, Any], privacy: Mapping[str, Any], *, s
             "seed": seed,
             "algorithm": algorithm,
             "selection": {"minimum": MEMBERS, "pool": "enrolled"},
-            "train": {"steps": 1, "batch_size": 0, "learning_rate": RATE, "deadline_seconds": 120.0},
+            "train": {
+                "steps": sgd.steps,
+                "batch_size": sgd.batch_size,
+                "learning_rate": sgd.learning_rate,
+                "deadline_seconds": 120.0,
+            },
             "evaluate": {"every": 0, "splits": ["test"]},
             "privacy": privacy,
         }
@@ -68,6 +77,7 @@ class Case:
         algorithm: of the specification.
         opened: of the open run with which it is compared.
         near: the least cosine of the two steps; 1 where they are the same within rounding.
+        sgd: how members train.
     """
 
     mode: Mode
@@ -77,6 +87,7 @@ class Case:
     disclose: tuple[str, ...] = ()
     clip: float = 0.0
     sessions: int = 1
+    sgd: LocalSgd = ONE_STEP
 
 
 def same(mode: Mode, name: str, near: float = 1.0, *, clip: float = 0.0, **values: Any) -> Case:
@@ -128,6 +139,8 @@ MORE = {
     "nash-mtl": of_units(PRIVATE, "nash-mtl", 0.95),
     "torchjd:upgrad": of_units(PRIVATE, "torchjd:upgrad", 0.95),
     "normalise": of_units(PRIVATE, "geometric-median", 0.95, pre=["normalise"]),
+    # after one step, updates are so alike that its coefficients break the share rule: see the test below
+    "adafed": replace(of_units(PRIVATE, "adafed", 0.98, ("loss",)), sgd=HUNDRED_STEPS),
     "clip": of_units(PRIVATE, "geometric-median", 0.95, pre=["clip"]),
     "nnm": of_units(VERIFIED, "geometric-median", 0.95, pre=["nnm"]),
     "bucket": of_units(PRIVATE, "geometric-median", 0.9, pre=["bucket"]),
@@ -136,12 +149,11 @@ MORE = {
 }
 
 
-@pytest.fixture(scope="module")
-def updates(made: Scene) -> Vector:
+@cache
+def updates(sgd: LocalSgd = ONE_STEP) -> Vector:
     """The updates of all members, (m, d), as their workers make them."""
     subject = task(TASK)
     _, base = initial_model(subject, SEED)
-    sgd = LocalSgd(steps=1, batch_size=0, learning_rate=RATE)
     rows = []
     for place in range(MEMBERS):
         trainer = TorchTrainer(subject, subject.load(DataSource(None, Part(place, MEMBERS))), threads=1)
@@ -181,24 +193,24 @@ def check_record(made: Scene, run: str, case: Case) -> SecureSession:
     return step
 
 
-def check_sum(step: SecureSession, case: Case, updates: Vector, delta: Vector) -> None:
+def check_sum(step: SecureSession, case: Case, delta: Vector) -> None:
     """The model moved along the sum of the vectors that the coefficients give, and along nothing else."""
-    lengths = np.linalg.norm(updates, axis=1)
-    U = updates / np.maximum(lengths, case.clip)[:, None]
+    rows = updates(case.sgd)
+    U = rows / np.maximum(np.linalg.norm(rows, axis=1), case.clip)[:, None]
     R = np.array(step.coefficients) / ONE @ U
     assert error(delta / np.linalg.norm(delta), R / np.linalg.norm(R)) < 1e-4
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_mode_sums_what_the_coefficients_say(made: Scene, updates: Vector, name: str) -> None:
+def test_a_mode_sums_what_the_coefficients_say(made: Scene, name: str) -> None:
     case = RULES[name]
     run = made.fed.submit(re.sub("[^a-z0-9]+", "-", name), specification(case.algorithm, private(case.mode)))
     made.fed.wait_completed(run)
     step, delta = check_record(made, run, case), moved(made, run)
-    check_sum(step, case, updates, delta)
+    check_sum(step, case, delta)
     weights = np.array(step.coefficients) / ONE
     if case.mode is Mode.SUM:
-        units = updates / np.linalg.norm(updates, axis=1)[:, None]
+        units = updates() / np.linalg.norm(updates(), axis=1)[:, None]
         assert error(delta, units.mean(axis=0)) < 1e-4
     else:
         assert np.abs(weights - 1 / MEMBERS).max() <= 0.04 + 1e-6
@@ -208,22 +220,32 @@ def test_a_mode_sums_what_the_coefficients_say(made: Scene, updates: Vector, nam
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [*RULES, *MORE])
-def test_each_rule_makes_the_step_of_an_open_round(made: Scene, updates: Vector, name: str) -> None:
+def test_each_rule_makes_the_step_of_an_open_round(made: Scene, name: str) -> None:
     case = (RULES | MORE)[name]
     label = re.sub("[^a-z0-9]+", "-", name)
     secret = private(case.mode, case.disclose, case.clip)
-    run = made.fed.submit(f"private-{label}", specification(case.algorithm, secret))
+    run = made.fed.submit(f"private-{label}", specification(case.algorithm, secret, sgd=case.sgd))
     made.fed.wait_completed(run)
     step, delta = check_record(made, run, case), moved(made, run)
     if case.sessions == 1 and case.algorithm["name"] not in ("fsmgda", "scalarised"):
-        check_sum(step, case, updates, delta)
-    other = made.fed.submit(f"open-{label}", specification(case.opened, {}))
+        check_sum(step, case, delta)
+    other = made.fed.submit(f"open-{label}", specification(case.opened, {}, sgd=case.sgd))
     made.fed.wait_completed(other)
     expected = moved(made, other)
     if case.near == 1.0:
         assert error(delta, expected) < 1e-4
     else:
         assert float(delta @ expected / np.linalg.norm(delta) / np.linalg.norm(expected)) >= case.near
+
+
+@pytest.mark.full
+def test_a_rule_that_would_give_one_member_too_large_a_share_makes_no_step(made: Scene) -> None:
+    """AdaFed of updates that are much alike: in an open round, one member has a quarter of all coefficients."""
+    run = made.fed.submit("adafed-one-step", specification({"name": "adafed"}, private(PRIVATE, ("loss",))))
+    made.fed.wait_completed(run)
+    ((state, reason),) = made.fed.query("select state, reason from rounds where run_id = :run", run=run)
+    assert state == "SKIPPED"
+    assert re.search(r"the coefficients give m\d too large a share \(0\.[12]\d\d\): 3 colluding members could", reason)
 
 
 # --- members that cheat: the table of section 9 of the protocol, and what its text says besides

@@ -6,16 +6,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.stats import chi2_contingency
+from secure_cast import STAGES, Member, cast, play
 from secure_session import Session, session
 
 from federation.secure import hashing, masks, openings
-from federation.secure.dealing import DealShares
-from federation.secure.fields import F_P, Elements
+from federation.secure.dealing import DealShares, deal_shares
+from federation.secure.fields import F_P, F_Q, Elements
 from federation.secure.masks import Mask
 from federation.secure.openings import noise, noise_bound
 from federation.secure.shamir import weights
 from federation.secure.streams import Stream
 from federation.secure.thresholds import Mode, Thresholds
+from federation.secure.wire import pack
+from federation.work.base import Result, Work
+from federation.work.registry import encode_statement
+from federation.work.secure.journal import Journal
+from federation.work.secure.terms import Stage
 
 SPY = 0  # the place of the member that works with the coordinator; t = 1 of 5
 D = 20_000
@@ -142,6 +148,42 @@ def test_a_malformed_dealer_learns_one_number_of_each_member_in_an_opening_with_
         upper = np.triu_indices(m - 1)
         assert (mine[1:, 1:][upper] == honest[attempt][1:, 1:][upper]).all(), "nothing more of the others"
     assert not set(left[1]) & set(left[2])
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_of_no_member_do_the_replies_hold_enough_shares_of_both_mask_secrets(mode: Mode) -> None:
+    """At each stage one member's reply comes too late for the round; here it is on record with the others."""
+    replies: list[bytes] = []
+
+    def keep(stage: str, member: Member, work: Work, result: Result) -> Result:
+        rows = b"".join(row.tobytes() for row in result.rows.values())
+        replies.append(encode_statement(stage, result.statement) + rows)
+        return result
+
+    # both losses would void the session
+    fatal = {(Stage.OPEN, 2), *([(Stage.CONFIRM, 0)] if mode is Mode.VERIFIED else [])}
+    stages = [place for place in STAGES if place not in fatal]
+    late = {(stage.value, attempt): [f"silo-{i:02}"] for i, (stage, attempt) in enumerate(stages)}
+    scene = cast(20, lost=late, lie=keep)
+    told = play(scene, mode).record
+    on_record = b"".join(replies)
+
+    def shown(name: str) -> tuple[int, int]:
+        """How many members' shares of its own mask's secret are on record, and of its pair key's."""
+        journal = Journal(scene.members[name].memory, told.session)
+        no_sketch = np.empty(0, np.uint64)
+        dealt = deal_shares(journal.keys, no_sketch, journal.thresholds, journal.secret, journal.view1)
+        own = sum(pack(F_Q, shares.sigma_b) in on_record for shares in dealt)
+        return own, sum(pack(F_Q, shares.sigma_s) in on_record for shares in dealt)
+
+    found = {name: shown(name) for name in told.ready}
+    needed = Thresholds(len(told.ready), mode).t_mask
+    assert len(told.ready) == 19
+    assert len(told.survivors) == len(told.members) - 1
+    for name, (own, pair) in found.items():
+        assert (own >= needed) == (name in told.survivors)
+        assert (pair >= needed) == (name in told.members and name not in told.survivors)
+        assert min(own, pair) == 0
 
 
 @pytest.mark.parametrize("mode", [Mode.PRIVATE, Mode.VERIFIED])
