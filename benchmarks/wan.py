@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from harness import Federation, federation
+from harness import Federation, federation, wait_for
 from slow_line import slow_line
 
 from federation.vectors import Layout, Tensor, to_bytes
@@ -47,6 +47,7 @@ class Line:
 
 
 MEGABIT = 1e6 / 8
+LONGEST_SECONDS = 1200.0
 LINES = (
     Line("loopback, through the proxy"),
     Line("20 ms, 200 Mbit/s", 0.010, 200 * MEGABIT),
@@ -60,7 +61,7 @@ def events(log: Path) -> list[dict[str, Any]]:
     found = []
     for text in log.read_text(errors="replace").splitlines():
         if text.startswith('{"event"'):
-            record = json.loads(text)
+            record, _ = json.JSONDecoder().raw_decode(text)  # a line of the log may follow on the same line
             found.append({**record, "time": datetime.fromisoformat(record["time"]).timestamp()})
     return found
 
@@ -77,11 +78,12 @@ def measure(fed: Federation, port: int, parameters: int, line: Line, number: int
         (home / "member.toml").write_text(description.replace(f":{port}", f":{proxy.port}"))
         run = fed.submit(f"wan-{number}", SPEC, "--model", str(model))
         worker = fed._spawn([str(WORKER), str(home), str(parameters)], client)
-        worker.wait_for_text('"event": "receipt"')  # in its log, which costs less than looks into the database
+        # In its log, which costs less than looks into the database.
+        wait_for(lambda: '"event": "receipt"' in worker.text, f"a receipt: {worker.log}", seconds=LONGEST_SECONDS)
         fed.wait_completed(run)
         worker.kill()
         told = events(worker.log)
-        carried = proxy.up.carried
+        carried_up, carried_down = proxy.up.carried, proxy.down.carried
 
     def when(name: str) -> float:
         return float(next(event["time"] for event in told if event["event"] == name))
@@ -97,7 +99,8 @@ def measure(fed: Federation, port: int, parameters: int, line: Line, number: int
         "download_mbit": 8 * size / download / 1e6,
         "rate_mbit": line.rate / MEGABIT if line.rate < 1e12 else None,
         "breaks": proxy.cuts,
-        "carried_up": carried,
+        "carried_up": carried_up,
+        "carried_down": carried_down,
     }
 
 
@@ -111,8 +114,8 @@ def show(result: dict[str, Any]) -> None:
         flush=True,
     )
     if result["breaks"]:
-        again = result["carried_up"] - result["bytes"]
-        print(f"  broke {result['breaks']} times; {again / 1e6:.2f} MB more than the update went up", flush=True)
+        up, down = ((result[f"carried_{way}"] - result["bytes"]) / 1e6 for way in ("up", "down"))
+        print(f"  broke {result['breaks']} times; {up:.2f} MB more than needed went up, {down:.2f} MB down", flush=True)
 
 
 def main() -> None:

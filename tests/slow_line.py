@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 PIECE = 1 << 16  # bytes read at a time
-BURST_SECONDS = 0.2  # of the rate that may be made up for after the machine was busy
 
 
 @dataclass
@@ -20,16 +19,18 @@ class Direction:
 
     Attributes:
         rate: bytes per second.
+        burst: seconds of the rate that may be made up for after the machine was busy.
         carried: bytes that have left the line.
     """
 
     rate: float
+    burst: float
     carried: int = 0
     _free: float = field(default=0.0, init=False)  # when the last byte will have entered the line
 
     async def enter(self, count: int) -> float:
         """Waits until bytes have entered the line; returns when the last did."""
-        self._free = max(self._free, time.monotonic() - BURST_SECONDS) + count / self.rate
+        self._free = max(self._free, time.monotonic() - self.burst) + count / self.rate
         free = self._free
         await asyncio.sleep(free - time.monotonic())
         return max(free, time.monotonic())
@@ -42,6 +43,7 @@ class SlowLine:
         target: the port.
         delay: seconds in each direction: half of a round trip.
         rate: bytes per second in each direction.
+        burst: seconds of the rate that may be made up for after the machine was busy.
         cut_after: bytes that a connection carries, both directions together, before it breaks; 0: none breaks.
 
     Attributes:
@@ -49,12 +51,14 @@ class SlowLine:
         cuts: connections that broke.
     """
 
-    def __init__(self, target: int, *, delay: float = 0.0, rate: float = 1e12, cut_after: int = 0) -> None:
+    def __init__(
+        self, target: int, *, delay: float = 0.0, rate: float = 1e12, burst: float = 0.05, cut_after: float = 0
+    ) -> None:
         self.target = target
         self.delay = delay
         self.cut_after = cut_after
         self.cuts = 0
-        self.up, self.down = Direction(rate), Direction(rate)
+        self.up, self.down = Direction(rate, burst), Direction(rate, burst)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -92,6 +96,7 @@ class SlowLine:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+            self.cuts += self.cut_after > 0 and left[0] == 0
         except (OSError, asyncio.CancelledError):
             pass  # nobody listens there at present, or the line is closed
         finally:
@@ -99,7 +104,7 @@ class SlowLine:
                 end.transport.abort()
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction, left: list[int]
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction, left: list[float]
     ) -> None:
         """Carries one direction of a connection, until it ends or breaks."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
@@ -121,7 +126,7 @@ class SlowLine:
         under_way: "asyncio.Queue[tuple[float, bytes]]",
         writer: asyncio.StreamWriter,
         direction: Direction,
-        left: list[int],
+        left: list[float],
     ) -> None:
         while True:
             due, data = await under_way.get()
@@ -129,13 +134,12 @@ class SlowLine:
             if not data:
                 return
             if self.cut_after:
-                data = data[: left[0]]
+                data = data[: int(left[0])]
                 left[0] -= len(data)
             writer.write(data)
             await writer.drain()
             direction.carried += len(data)
             if self.cut_after and left[0] == 0:
-                self.cuts += 1
                 writer.close()  # what was delivered arrives
                 with suppress(OSError):
                     await writer.wait_closed()
@@ -143,9 +147,9 @@ class SlowLine:
 
 
 @contextmanager
-def slow_line(target: int, *, delay: float = 0.0, rate: float = 1e12, cut_after: int = 0) -> Iterator[SlowLine]:
+def slow_line(target: int, **arguments: float) -> Iterator[SlowLine]:
     """A line that is closed at the end; arguments as for `SlowLine`."""
-    line = SlowLine(target, delay=delay, rate=rate, cut_after=cut_after)
+    line = SlowLine(target, **arguments)
     try:
         yield line
     finally:
