@@ -205,7 +205,7 @@ def rounds_of(home: Path, name: str) -> Rounds:
         ).fetchall()
         scores = {
             round_id: database.execute(
-                "select client_id, split, loss, accuracy, objectives, samples from evaluations "
+                "select client_id, split, loss, accuracy, others, samples from evaluations "
                 "where round_id = ? order by client_id, split",
                 (round_id,),
             ).fetchall()

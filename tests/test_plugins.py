@@ -27,6 +27,9 @@ from federation.runs import RunSpec
 from federation.sketches import SKETCHES, sketch
 from federation.sketches import load as load_sketch
 from federation.sketches.base import SketchError
+from federation.tasks import task
+from federation.training.torch_trainer import TorchTrainer
+from federation.training.trainers import trainer_kind
 from fedpareto.cli import completion
 from storage.models import RunState
 
@@ -56,6 +59,10 @@ broken-attack = not_there:Attack
 [fedpareto.sketches]
 random-signs = random_signs:RandomSigns
 count = random_signs:RandomSigns
+
+[fedpareto.trainers]
+newton = scikit:Newton
+torch = scikit:Newton
 
 [fedpareto.tasks]
 tumours = clinic:Tumours
@@ -115,6 +122,8 @@ def test_entry_points_give_short_names_and_take_none_that_is_built_in(packages: 
     assert str(parse_attack("backwards:factor=3")) == "backwards:factor=3"
     assert type(sketch("random-signs", d=8, objectives=("a",))).__name__ == "RandomSigns"
     assert type(sketch("count", d=8, objectives=("a",))) is SKETCHES["count"]
+    assert trainer_kind(task("digits"), "newton").__name__ == "Newton"
+    assert trainer_kind(task("digits"), "torch") is TorchTrainer
     assert load_experiment("my-experiment").title == "FedMGDA+ beside FedAvg, four members"
 
 

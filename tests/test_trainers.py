@@ -28,6 +28,8 @@ from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
 from federation.vectors import Array, Vector
 from federation.work.base import WorkError
 from federation.work.computation import Descend, Differentiate, LocalSgd, MeasureAlong, PrivateSgd
+from fedpareto import simulate
+from simulation import SimulationError
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "docs" / "examples"
@@ -300,6 +302,34 @@ def test_a_worker_without_pytorch_trains_a_task_of_scikit_learn() -> None:
     assert float(done.stdout) > 0.8
 
 
+# ---- in a simulation
+
+SIMULATED = 'name = "simulated"\ntask = "scikit:Tumours"\nrounds = 2\n[simulation]\nclients = 3\n'
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(EXAMPLES)])
+
+
+@pytest.mark.usefixtures("examples")
+def test_simulated_clients_are_trained_by_the_tasks_trainer_or_by_the_one_that_is_named(tmp_path: Path) -> None:
+    models = {}
+    for name in ("", "scikit:Newton", ""):
+        history = simulate(SIMULATED, home=tmp_path / f"{len(models)}-{name}", trainer=name, progress=lambda _: None)
+        found = history.model.tobytes()
+        assert models.setdefault(name, found) == found  # the same model for the same trainer
+    assert models[""] != models["scikit:Newton"]
+
+
+@pytest.mark.usefixtures("examples")
+def test_a_simulation_that_its_trainer_cannot_do_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SimulationError, match=r"PartialFit cannot add a proximal term \(train\.proximal_mu\)"):
+        simulate(f"{SIMULATED}[train]\nproximal_mu = 0.1\n", home=tmp_path / "one")
+    with pytest.raises(ValueError, match="cannot be trained by the backend stacked: its trainer is PartialFit"):
+        simulate(SIMULATED, home=tmp_path / "two", backend="stacked")
+
+
 # ---- in a federation
 
 
@@ -330,6 +360,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         made._spawn([*run, "--code", str(EXAMPLES), *data], "dan")
         made.attending("ann", "ben", "dan", "eve")
         yield made
+
+
+def test_the_examples_on_the_pages_are_the_files() -> None:
+    code = (EXAMPLES / "scikit.py").read_text()
+    assert code[code.index("import warnings") :] in (ROOT / "docs" / "your-own-trainer.md").read_text()
 
 
 def test_members_train_one_model_with_trainers_of_their_own_and_replies_that_cannot_be_repeated_are_marked(

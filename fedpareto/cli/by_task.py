@@ -68,7 +68,10 @@ def trainer_command(
     name: Annotated[str, typer.Argument(help="What trains: torch, or module:Class. Default: the task's own.")] = "",
     code: CodeOption = None,
 ) -> None:
-    """Train for a worker that starts this command with --trainer-command, over standard input and output."""
+    """Train for a worker, over standard input and output.
+
+    The worker starts this command: worker run --trainer-command "fedpareto worker trainer".
+    """
     from federation.training.child import serve
 
     serve(name)
