@@ -55,6 +55,8 @@ async def write_whole(context: Context, response: Any) -> None:
     except asyncio.CancelledError:
         await asyncio.gather(writing, return_exceptions=True)
         raise
+    except grpc.aio.InternalError:  # the connection broke a moment ago, and gRPC is about to end the call
+        raise asyncio.CancelledError from None
 
 
 async def next_message(requests: AsyncIterator[T], seconds: float) -> T | None:
