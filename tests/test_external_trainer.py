@@ -14,12 +14,15 @@ import pytest
 from numpy.typing import NDArray
 from trained import train
 
+from federation.attacks import AttackError, parse_attack
 from federation.tasks import DataSource, Task, initial_model, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.external import ExternalTrainer
 from federation.training.torch_trainer import TorchTrainer
+from federation.training.trainers import TrainerChoice
 from federation.work.base import WorkError
 from federation.work.computation import Descend, Differentiate, LocalSgd
+from worker.service import prepare_offers
 
 SGD = LocalSgd(epochs=1, learning_rate=1.0)
 BASE = np.array([1.0, 2.0, 3.0], dtype=np.float32)
@@ -240,6 +243,19 @@ def test_the_process_is_told_the_task_the_data_and_the_tensors_and_ends_with_the
         time.sleep(0.02)
     else:
         raise AssertionError("the process has not ended")
+
+
+def test_an_attack_on_training_data_is_refused_where_the_data_is_in_another_process(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(CHILD.replace("READY", "say(type='ready', id=0, samples=samples)"))
+    program = (tmp_path / "child.py").read_text().replace("TRAIN", "pass")
+    (tmp_path / "child.py").write_text(program.replace("SCORES", "say(type='scores', id=id, scores={'loss': 1.0})"))
+    command = shlex.join([sys.executable, "-S", str(tmp_path / "child.py")])
+    asked = {"device": "cpu", "threads": 1, "trainers": {"digits": TrainerChoice(command=command)}}
+    with pytest.raises(AttackError, match="label-flip changes training data, and that of digits is in the trainer's"):
+        prepare_offers(["digits"], DataSource(), attack=parse_attack("label-flip"), **asked)
+    offers, device = prepare_offers(["digits"], DataSource(), attack=parse_attack("sign-flip"), **asked)
+    assert (offers["digits"].samples, device) == (10, "external")
+    offers["digits"].close()
 
 
 def test_the_built_in_trainer_gives_the_same_bytes_in_a_process_of_its_own() -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from federation.attacks import Attack, attack_seed
+from federation.attacks import Attack, AttackError, attack_seed
 from federation.member_files import MemberFiles
 from federation.tasks import DataSource, Splits, task, task_code
 from federation.training.trainer import Trainer
@@ -79,6 +79,9 @@ def prepare_offers(
             trainer = choice.make(loaded, data, device, threads, served.get(name))
         with trainer_code(kind, "trying it on the data"):
             trainer.try_out()
+        if attack is not None and not isinstance(data, Splits) and type(attack).poison is not Attack.poison:
+            trainer.close()
+            raise AttackError(f"{attack} changes training data, and that of {name} is in the trainer's own process")
         if attack is not None and isinstance(data, Splits):
             poisoned = attack.poison(data, loaded, seed=attack_seed(0, 0, client_id))
             trainer = trainer if poisoned is data else trainer.on(poisoned, served.get(name))
