@@ -268,7 +268,9 @@ def _declining(assignment_id: str) -> Iterator[None]:
         raise Declined(assignment_id, "no-data", str(error)) from error
     except WorkError as error:
         raise Declined(assignment_id, error.reason or "failed", str(error)) from error
-    except Exception as error:  # out of memory, work that makes no sense, a mistake in the owner's own task
+    except Exception as error:  # work that makes no sense, a mistake in the owner's own task
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # of PyTorch, for any device
+            raise Declined(assignment_id, "memory", str(error).partition("\n")[0] or "out of memory") from error
         if owners_frame(error):
             for line in described(error).splitlines():
                 LOGGER.error("assignment %s: %s", assignment_id, line)
