@@ -1,6 +1,8 @@
 """The sections of a run specification, such as `[train]`: keys, bounds and defaults."""
 
 import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -16,6 +18,7 @@ from pydantic import (
 from federation.accounting import DELTA, LEAST_NOISE
 from federation.objectives import OBJECTIVE
 from federation.problems import Section
+from federation.sharing import MAX_PATTERNS, PATTERN
 from federation.tasks import Part
 
 if TYPE_CHECKING:
@@ -133,6 +136,34 @@ class TrainSpec(Section):
         if (self.epochs > 0) == (self.steps > 0):
             raise ValueError(f"give either epochs or steps, not epochs = {self.epochs} and steps = {self.steps}")
         return self
+
+
+Pattern = Annotated[str, Field(pattern=PATTERN)]
+Patterns = Annotated[tuple[Pattern, ...], Field(strict=False, max_length=MAX_PATTERNS)]
+
+
+class ParametersSpec(Section):
+    """Which parameters of the task's model a run does not share."""
+
+    personal: Patterns = Field(
+        (), description='kept and trained by each member, and never sent: names of parameters, such as "head.*"'
+    )
+    frozen: Patterns = Field((), description="left at the initial values: names, likewise")
+
+    @property
+    def shares_all(self) -> bool:
+        """Whether members send every parameter."""
+        return not (self.personal or self.frozen)
+
+    def unshared(self, names: Iterable[str]) -> str:
+        """The first of these parameters that the run does not share; empty if it shares all of them."""
+        patterns = (*self.personal, *self.frozen)
+        return next((name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)), "")
+
+    @property
+    def measured(self) -> Literal["shared", "personalised"]:
+        """Whose model members measure: the one that all share, or each its own."""
+        return "personalised" if self.personal else "shared"
 
 
 class MetricSpec(Section):

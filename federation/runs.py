@@ -28,6 +28,7 @@ from federation.run_sections import (
     JacobianSpec,
     LimitsSpec,
     ObjectivesSpec,
+    ParametersSpec,
     PrivacySpec,
     SelectionSpec,
     ServerSpec,
@@ -59,6 +60,7 @@ class RunSpec(Section):
     algorithm: AlgorithmSpec = AlgorithmSpec()
     server: ServerSpec = ServerSpec()
     train: TrainSpec = TrainSpec()
+    parameters: ParametersSpec = ParametersSpec()
     objectives: ObjectivesSpec = ObjectivesSpec()
     jacobian: JacobianSpec = JacobianSpec()
     evaluate: EvaluateSpec = EvaluateSpec()

@@ -8,6 +8,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 DIGITS = 12  # of a digest
 UNKNOWN = "–"
+PERSONALISED = "of every member's own model: the shared parameters with its personal ones"
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -35,13 +35,15 @@ def pick_backend(
     serves: Serves | None = None,
     batch_size: int,
     private: bool = False,
+    shares_all: bool = True,
     ray_address: str | None = None,
     trainer: type[Trainer] = TorchTrainer,
 ) -> Backend:
     """A backend by name; "auto" is "stacked" where clients can be trained together, else "loop".
 
     `serves` names the objectives of clients that do not serve all; a `batch_size` of 0 is the whole split. `private`
-    clients train with noise, which only a worker's own code does. `trainer` is the class that trains the clients; only
+    clients train with noise, which only a worker's own code does; so do clients with parameters that the run does not
+    share (`shares_all` is False). `trainer` is the class that trains the clients; only
     the built-in one can be stacked or compiled.
 
     Raises:
@@ -57,6 +59,10 @@ def pick_backend(
         if name not in ("auto", "loop"):
             raise ValueError(f"{task.name} cannot be trained by the backend {name}: its trainer is {trainer.__name__}")
         return Backend("loop", f"its trainer is {trainer.__name__}", Loop(task, splits, device, serves, trainer))
+    if not shares_all and name not in ("auto", "loop"):
+        raise ValueError(
+            f"{task.name} cannot be trained by the backend {name} with personal or frozen parameters; use auto or loop"
+        )
     if private:
         if name in ("stacked", "compiled"):
             raise ValueError(
@@ -83,6 +89,9 @@ def pick_backend(
         return Backend(
             "loop", "each sample's gradient gets noise of its own client", Loop(task, splits, device, serves)
         )
+    if not shares_all:
+        why = "the run does not share all parameters"
+        return Backend("loop", why, Loop(task, splits, device, serves))
     why = why_not_stacked(task, splits, device, strict=name == "stacked")
     if why and name == "stacked":
         raise ValueError(f"{task.name} cannot be trained stacked: {why}; use --backend loop")

@@ -39,6 +39,7 @@ from federation.work.site import Site
 from federation.work.train.work import Train
 from simulation.local import LocalWork, Outcome, Turn
 from simulation.members import Members
+from simulation.personal import OwnModels
 from simulation.population import Population
 from simulation.spending import Spending
 from storage import models
@@ -84,6 +85,7 @@ class SimulatedFleet(Fleet):
         local: trains and evaluates them.
         probe: measures the success of a backdoor, where attackers plant one.
         repeatable: whether the clients' trainer gives the same result for the same work.
+        own: the clients' own models; None for a run that shares all parameters.
         stopped: whether to give up; called while clients train.
     """
 
@@ -97,6 +99,7 @@ class SimulatedFleet(Fleet):
         local: LocalWork,
         probe: Probe | None,
         repeatable: bool,
+        own: OwnModels | None,
         stopped: Callable[[], bool],
     ) -> None:
         super().__init__(run, around)
@@ -105,6 +108,7 @@ class SimulatedFleet(Fleet):
         self._local = local
         self._probe = probe
         self._repeatable = repeatable
+        self._own = own
         self._stopped = stopped
         self._members = Members(run.spec.seed, population.samples, run.spec.task)
         self._attempt = (-1, -1)
@@ -211,7 +215,9 @@ class SimulatedFleet(Fleet):
                 computations[name] = computation
         outcomes: dict[str, Outcome] = {name: Result({}, {}, {}, self._population.samples[name]) for name in clients}
         statements = self._spending.statements(computations)
-        outcomes |= self._computed(base, computations, Turn(spec.seed, question.current.number, self._stopped))
+        number = question.current.number
+        own = {} if self._own is None else self._own.at(number, computations)
+        outcomes |= self._computed(base, computations, Turn(spec.seed, number, self._stopped, own))
         if any(not isinstance(computation, Measure | MeasureAlong) for computation in computations.values()):
             self._attack(question, base, outcomes)
         for name, statement in statements.items():
@@ -324,6 +330,8 @@ class SimulatedFleet(Fleet):
         update = record_reply(assignment, signed, problem, now, receipt=b"", stored=keeps)
         if problem is not None:
             return None
+        if self._own is not None and result.personal is not None:
+            self._own.keep(question.current.number, name, result.personal)
         reply = self._reply(name, result, rows, envelope=update.envelope_digest, payload=update.payload)
         return replace(reply, statement=result.statement, signed=update.envelope, signed_payload=payload)
 

@@ -71,7 +71,8 @@ class History:
         evaluated = next((record for record in reversed(ended) if "evaluated" in record), None)
         if evaluated is not None:
             numbers = [f"{name} {evaluated[name]:.4g}" for name in _SHOWN if name in evaluated]
-            yield f"  round {evaluated['round']}: {', '.join(numbers)}"
+            own = " (personalised models)" if self.spec.parameters.measured == "personalised" else ""
+            yield f"  round {evaluated['round']}{own}: {', '.join(numbers)}"
         accepted = sum(record["accepted"] for record in self.update_records)
         yield f"  updates: {accepted} of {len(self.update_records)} accepted"
         for warning in self.warnings[:_WARNINGS]:

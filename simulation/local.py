@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from federation.tasks import Splits, Task
 from federation.training import TrainingDiverged
+from federation.training.own import Own, compute
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.work.base import Result, WorkError
@@ -26,6 +27,7 @@ class Turn:
     seed: int  # of the run
     round: int  # from 0
     stopped: Stopped
+    own: Mapping[str, Own] = field(default_factory=dict)  # by client, in a run that does not share all parameters
 
 
 class LocalWork(ABC):
@@ -62,8 +64,16 @@ class Loop(LocalWork):
         outcomes: dict[str, Outcome] = {}
         for name, computation in computations.items():
             try:
-                outcomes[name] = self._trainers[name].compute(
-                    base, computation, seed=turn.seed, round=turn.round, client_id=name, stopped=turn.stopped
+                trainer, own = self._trainers[name], turn.own.get(name)
+                outcomes[name] = compute(
+                    trainer,
+                    base,
+                    computation,
+                    own,
+                    seed=turn.seed,
+                    round=turn.round,
+                    client_id=name,
+                    stopped=turn.stopped,
                 )
             except (TrainingDiverged, WorkError) as error:
                 outcomes[name] = error

@@ -27,8 +27,9 @@ from coordinator.rounds.submission import new_run
 from coordinator.settings import SETTINGS_FILE, Settings
 from federation.attacks.probe import Probe
 from federation.digests import digest
-from federation.tasks import Dataset, DataSource, Task, initial_model, metrics_of, task
+from federation.tasks import Dataset, DataSource, Task, metrics_of, task
 from federation.training.determinism import pick_device
+from federation.training.own import run_model
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.training.trainers import trainer_kind
@@ -38,6 +39,7 @@ from simulation import SimulationError
 from simulation.backends import Backend, pick_backend
 from simulation.fleet import SimulatedFleet, enroll
 from simulation.history import History, read_history
+from simulation.personal import own_models
 from simulation.population import Population, populate
 from storage import models
 from storage.models import Round, RoundState, Run, RunState
@@ -95,7 +97,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         chosen = pick_device(device)
         if threads is not None:
             torch.set_num_threads(threads)
-        learned = task(self.spec.task)
+        self._task = learned = task(self.spec.task)
         self._trainer = trainer_kind(learned, trainer)
         self._population = populate(
             learned,
@@ -127,6 +129,7 @@ class Simulation(AbstractContextManager["Simulation"]):
                 serves=self._population.serves,
                 batch_size=self.spec.train.batch_size,
                 private=self.spec.privacy.of_samples is not None,
+                shares_all=self.spec.parameters.shares_all,
                 ray_address=ray_address,
                 trainer=self._trainer,
             )
@@ -195,6 +198,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             local=self.backend.local,
             probe=self._probe,
             repeatable=Ability.REPEATABLE in self._trainer.abilities,
+            own=own_models(self._home.directory / "personal", self._task, self.spec),
             stopped=lambda: self._stopping,
         )
         try:
@@ -227,7 +231,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         return (0, {}) if last is None else (last.number + 1, last.metrics)
 
     def _submitted(self, document: bytes) -> str:
-        layout, vector = initial_model(task(self.spec.task), self.spec.seed)
+        layout, vector = run_model(self._task, self.spec.seed, self.spec.parameters)
         content = to_bytes(layout, vector)
         model = self._blobs.put(content)
         now = utc_now()

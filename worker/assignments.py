@@ -1,7 +1,7 @@
 """The checks of an assignment: the coordinator signed it, it is for this worker, and the owner allows it."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from google.protobuf.message import DecodeError
@@ -10,6 +10,7 @@ from federation.digests import parse
 from federation.envelope import unseal
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
+from federation.sharing import Sharing, SharingError
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, SignedEnvelope
 from federation.work.base import Demand, RowSchema, Shape, Shows, Work, WorkError, payload_layout
@@ -39,7 +40,8 @@ class Order:
     """An assignment that passed every check, as the coordinator signed it.
 
     The reply has `rows` in its payload; none for a reply without one. It is refused after the deadline, which is aware
-    and by the coordinator's clock.
+    and by the coordinator's clock. `sharing` is None for a run that shares all parameters; otherwise the layout of
+    `shape` has only those that are shared.
     """
 
     envelope: SignedEnvelope
@@ -48,6 +50,7 @@ class Order:
     shape: Shape
     rows: tuple[RowSchema, ...]
     deadline: datetime
+    sharing: Sharing | None = None
 
 
 def check_assignment(
@@ -104,6 +107,13 @@ def check_assignment(
     )
     require(manifest.task in offers, "task-not-allowed", "the owner of this worker did not allow this task")
     shape, samples = offers[manifest.task].shape, offers[manifest.task].samples
+    sharing = None
+    if manifest.HasField("unshared"):
+        try:
+            sharing = Sharing.of(shape.layout, manifest.unshared.personal, manifest.unshared.frozen)
+        except SharingError as error:
+            raise Declined(manifest.assignment_id, "parameters", str(error)[:500]) from None
+        shape = replace(shape, layout=sharing.shared)
     require_digest(manifest.base_model, "base-model")
     require(
         manifest.base_model_bytes == shape.layout.file_bytes,
@@ -132,7 +142,7 @@ def check_assignment(
         most = largest[item.name]
         require(item.size <= most, "inputs", f"input {item.name!r} has {item.size} bytes; at most {most} are taken")
         require_digest(item.digest, "inputs", f"input {item.name!r}: ")
-    return Order(envelope, manifest, work, shape, rows, deadline)
+    return Order(envelope, manifest, work, shape, rows, deadline, sharing)
 
 
 def check_cancel(envelope: SignedEnvelope, member: MemberFiles) -> CancelManifest:

@@ -14,11 +14,12 @@ from federation.owners_code import described, owners_frame
 from federation.refusals import Refusal
 from federation.tasks import DataError
 from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.own import Own, compute
 from federation.training.trainer import Trainer
 from federation.transfers import slowest_seconds
 from federation.v1.common_pb2 import AssignmentManifest, Input, SamplePrivacy, SignedEnvelope, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
-from federation.vectors import Vector, read_vector
+from federation.vectors import Vector, read_vector, to_bytes
 from federation.work.base import Client, Lane, Origin, Result, Shows, WorkError, payload_layout
 from federation.work.computation import Ability, Computation, Descend, Measure, MeasureAlong
 from federation.work.registry import decode, encode_statement
@@ -29,6 +30,7 @@ from worker.attacker import Attacker
 from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
 from worker.events import Events
+from worker.personal import PersonalParameters
 from worker.privacy import SitePrivacy
 from worker.round_ledger import RoundLedger
 from worker.session import ANSWER_SECONDS, Session
@@ -74,6 +76,7 @@ class Execution:
     rounds: RoundLedger
     site: Site
     privacy: SitePrivacy
+    personal: PersonalParameters
     backoff: Backoff
     events: Events
 
@@ -101,8 +104,10 @@ class Execution:
         )
         with _declining(manifest.assignment_id):
             computation = work.computation(client)
+            own = None
             if computation is not None:
-                trainer.must_do(computation)
+                own = self.personal.own(order, trainer, computation, control.pause)
+                trainer.must_do(computation if own is None else own.widened(computation))
         base = None if computation is None else self._base_model(order, control)
         self.sessions.answer(order)
         privacy = None
@@ -117,7 +122,7 @@ class Execution:
         with _declining(manifest.assignment_id):
             result = Result({}, {}, {}, trainer.samples)
             if computation is not None and base is not None:
-                result = self._compute(order, trainer, computation, base, control)
+                result = self._compute(order, trainer, computation, base, own, control)
             result = replace(work.answer(client, result), privacy=privacy)
         words, seconds = f"{work.doing} done in {result.seconds:.2f} s", result.seconds
         self.events.tell_of(manifest, "done", words, kind=manifest.kind, seconds=seconds)
@@ -154,18 +159,26 @@ class Execution:
             raise Declined(manifest.assignment_id, error.reason, str(error)) from error
 
     def _compute(
-        self, order: Order, trainer: Trainer, computation: Computation, base: Vector, control: Control
+        self,
+        order: Order,
+        trainer: Trainer,
+        computation: Computation,
+        base: Vector,
+        own: Own | None,
+        control: Control,
     ) -> Result:
-        """What the model (d,) and the data give, and what an attacker makes of it."""
+        """What the run's model (d,) and the data give, and what an attacker makes of it."""
         attacker, manifest = self.attacker, order.manifest
         if attacker is not None:
             attacker.see(manifest, base)
             if isinstance(computation, Descend):
                 targets = attacker.attack.on_targets(computation.targets)
                 computation = replace(computation, targets=targets, idle=not attacker.attack.trains)
-        honest = trainer.compute(
+        honest = compute(
+            trainer,
             base,
             computation,
+            own,
             seed=manifest.seed,
             round=manifest.round,
             client_id=self.member.client_id,
@@ -252,7 +265,10 @@ class Execution:
         )
         reply.created.FromDatetime(self.session.now())
         layout = payload_layout(order.rows) if order.rows else None
-        self.spool.add(reply, layout, result.rows, order.envelope, wanted)
+        personal = None
+        if order.sharing is not None and result.personal is not None:
+            personal = to_bytes(order.sharing.personal, result.personal)
+        self.spool.add(reply, layout, result.rows, order.envelope, wanted, personal=personal)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from worker.clock import CoordinatorClock
 from worker.events import Events
 from worker.execution import Execution
 from worker.home import Home
+from worker.personal import PersonalParameters
 from worker.policy import Policy
 from worker.privacy import Ledger, SitePrivacy
 from worker.progress import Progress
@@ -168,6 +169,7 @@ class Worker:
         self._ledger = Ledger(home.privacy)
         privacy = SitePrivacy(policy.privacy, self._ledger)
         privacy.must_suit(offers)
+        personal = PersonalParameters(home.personal, spool, events)
         execution = Execution(
             member=member,
             offers=offers,
@@ -179,12 +181,14 @@ class Worker:
             rounds=self._rounds,
             site=site,
             privacy=privacy,
+            personal=personal,
             backoff=Backoff(uniform),
             events=events,
         )
         self._submitter = Submitter(
             member=member,
             spool=spool,
+            personal=personal,
             session=self._session,
             backoff=Backoff(uniform),
             events=events,

@@ -1,8 +1,9 @@
 """The spool: finished replies until a receipt acknowledges them.
 
-A reply is three files named after the assignment: payload, signed assignment and signed envelope. The envelope is
-written last, and a reply without it is removed at the start: it is in the spool completely or not at all. When the disk
-does not take replies, a few are kept in memory.
+A reply is three files named after the assignment: payload, signed assignment and signed envelope; a fourth has the
+personal parameters that belong to it, if the run has any. The envelope is written last, and a reply without it is
+removed at the start: it is in the spool completely or not at all. When the disk does not take replies, a few are kept
+in memory.
 """
 
 import os
@@ -27,7 +28,8 @@ from worker.receipts import append, receipt_line
 _ENVELOPE = ".envelope"
 _PAYLOAD = ".payload"
 _ASSIGNMENT = ".assignment"
-_SUFFIXES = (_ENVELOPE, _PAYLOAD, _ASSIGNMENT)
+_PERSONAL = ".personal"
+_SUFFIXES = (_ENVELOPE, _PAYLOAD, _ASSIGNMENT, _PERSONAL)
 _TEMPORARY = ".tmp"
 # Replies that are kept after their receipts, with their payloads, should the coordinator ask for them again.
 _KEPT = 2
@@ -47,13 +49,15 @@ class DiskFull(Exception):
 class Entry:
     """A finished reply: its envelope, as it is sent at each attempt, and the signed assignment that it fulfils.
 
-    The payload is a file or bytes; None for a reply without payload.
+    The payload is a file or bytes; None for a reply without payload. `personal` is the file of the personal parameters
+    that count once the reply is accepted; None for a reply without.
     """
 
     envelope: SignedEnvelope
     manifest: UpdateManifest
     assignment: SignedEnvelope
     payload: Path | bytes | None
+    personal: Path | None = None
 
     @property
     def assignment_id(self) -> str:
@@ -131,23 +135,34 @@ class Spool:
         rows: Mapping[str, Array],
         assignment: SignedEnvelope,
         wanted: Callable[[], bool] = lambda: True,
+        personal: bytes | None = None,
     ) -> None:
         """Signs a reply and keeps it with its payload, if it is still wanted then.
 
-        If the disk takes them, they survive a restart. Without a layout, there is no payload.
+        If the disk takes them, they survive a restart. Without a layout, there is no payload. `personal` is the file of
+        the personal parameters that belong to it.
 
         Raises:
             DiskFull: the disk does not take the payload, and too many replies are in memory already.
+            OSError: the disk does not take the personal parameters.
         """
-        content = None
+        content, own = None, None
+        if personal is not None:
+            own = self._path(reply.assignment_id, _PERSONAL)
+            with own.open("wb") as file:
+                file.write(personal)
+                file.flush()
+                os.fsync(file.fileno())
         if layout is not None:
             content, reply.payload, reply.payload_bytes = self._write_payload(reply.assignment_id, layout, rows)
-        entry = Entry(seal(reply, self._key), reply, assignment, content)
+        entry = Entry(seal(reply, self._key), reply, assignment, content, own)
         with self._lock:
             if wanted():
                 self._entries[entry.assignment_id] = entry if isinstance(content, bytes) else self._write(entry)
-            elif isinstance(content, Path):
-                content.unlink(missing_ok=True)
+                return
+        for file_ in (content, own):
+            if isinstance(file_, Path):
+                file_.unlink(missing_ok=True)
 
     def _write(self, entry: Entry) -> Entry:
         """Puts a reply on the disk; without room it stays in memory, with its payload where it is."""
@@ -185,6 +200,10 @@ class Spool:
         with self._lock:
             return assignment_id in self._entries
 
+    def awaits_personal(self, run_id: str) -> bool:
+        """Whether personal parameters of a run wait for the receipt of their reply."""
+        return any(entry.personal is not None and entry.manifest.run_id == run_id for entry in self.entries())
+
     def settle(self, entry: Entry) -> None:
         """Takes a reply out that was acknowledged. The last ones stay at hand while this process lives."""
         with self._lock:
@@ -197,7 +216,7 @@ class Spool:
                     self._unlink(entry.assignment_id)
                     return
             self._unlink(entry.assignment_id)
-            self._settled[entry.assignment_id] = entry
+            self._settled[entry.assignment_id] = replace(entry, personal=None)  # they were taken over, or dropped
             while len(self._settled) > _KEPT:
                 _forget(self._settled.popitem(last=False)[1])
 
@@ -265,4 +284,5 @@ def _read(path: Path) -> Entry:
         raise SpoolError(
             f"the finished work in {path} is damaged ({error}): move the file away, and the work will be done again"
         ) from error
-    return Entry(envelope, manifest, assignment, payload)
+    personal = path.with_suffix(_PERSONAL)
+    return Entry(envelope, manifest, assignment, payload, personal if personal.exists() else None)

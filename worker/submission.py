@@ -22,6 +22,7 @@ from federation.v1.federation_pb2 import SubmitRequest, Window
 from federation.v1.federation_pb2_grpc import FederationStub
 from worker.backoff import Backoff
 from worker.events import Events
+from worker.personal import PersonalParameters
 from worker.session import ANSWER_SECONDS, Session
 from worker.spool import Entry, Spool
 
@@ -43,6 +44,7 @@ class Submitter:
 
     member: MemberFiles
     spool: Spool
+    personal: PersonalParameters
     session: Session
     backoff: Backoff
     events: Events
@@ -157,6 +159,15 @@ class Submitter:
                 assignment_id=entry.assignment_id,
             )
             return False
+        if manifest.accepted:
+            try:
+                self.personal.commit(entry)
+            except OSError as error:
+                words = f"its personal parameters cannot be kept ({error}): make room on the disk"
+                self.events.warn(
+                    "disk", f"assignment {entry.assignment_id}: {words}", assignment_id=entry.assignment_id
+                )
+                return False
         self.spool.record(entry, receipt, manifest)
         refused = f"refused, {manifest.reason}: {manifest.message}"
         self.events.tell_of(

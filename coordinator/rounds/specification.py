@@ -143,7 +143,11 @@ def needed_abilities(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]
     """What the members' trainers must be able to do, besides training on one loss and evaluating."""
     with _named(), rule_code(rule, "asking it for the abilities that it needs"):
         needed = rule.needs(objectives)
-    asked = {Ability.NOISE: spec.privacy.of_samples is not None, Ability.PROXIMAL: spec.train.proximal_mu > 0}
+    asked = {
+        Ability.NOISE: spec.privacy.of_samples is not None,
+        Ability.PROXIMAL: spec.train.proximal_mu > 0,
+        Ability.FROZEN: bool(spec.parameters.frozen),
+    }
     return needed | {name for name, wanted in asked.items() if wanted}
 
 
@@ -222,6 +226,10 @@ def fitting_objectives(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ..
     if objectives and set(named) != set(objectives):
         raise SpecError(
             f"objectives.names: {', '.join(named)} are not those of {spec.task}, which has {', '.join(objectives)}"
+        )
+    if len(named) > 1 and spec.parameters.personal:
+        raise SpecError(
+            f"parameters.personal: {spec.task} has {len(named)} objectives; personal parameters are for tasks with one"
         )
     for client, served in spec.objectives.serve.items():
         if unknown := [name for name in served if name not in named]:

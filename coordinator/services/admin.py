@@ -25,6 +25,7 @@ from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
 from federation.metrics import MetricKind
 from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
+from federation.run_sections import ParametersSpec
 from federation.v1 import admin_pb2 as messages
 from federation.v1 import admin_pb2_grpc
 from storage import audit
@@ -61,7 +62,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         outlook = await self._read(self._outlook, header, submission)
         if header.dry_run:
             return outlook
-        await self._take_model(header, request_iterator)
+        await self._take_model(header, submission.spec.parameters, request_iterator)
         run_id = await self._in_thread(self._supervisor.submit, submission, header.model, by=by, paused=header.paused)
         outlook.run.CopyFrom(await self._run(run_id))
         return outlook
@@ -98,7 +99,12 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
             disk_free=free,
         )
 
-    async def _take_model(self, header: messages.RunHeader, requests: AsyncIterator[messages.SubmitRunRequest]) -> None:
+    async def _take_model(
+        self,
+        header: messages.RunHeader,
+        parameters: ParametersSpec,
+        requests: AsyncIterator[messages.SubmitRunRequest],
+    ) -> None:
         """Stores the model that follows the header."""
         try:
             algorithm, _ = digests.parse(header.model)
@@ -115,12 +121,16 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
             upload.finish()
             if check.problem is not None:
                 raise check.problem
+            if check.layout is not None and (
+                name := parameters.unshared(tensor.name for tensor in check.layout.tensors)
+            ):
+                raise Refusal("spec", f"parameters: the initial model holds {name!r}, which the run does not share")
             await self._in_thread(upload.store)
         finally:
             await self._in_thread(upload.discard)
-        parameters = check.layout.size if check.layout is not None else 0
+        count = check.layout.size if check.layout is not None else 0
         await self._write(
-            note_model, header.model, size=header.model_bytes, parameters=parameters, created=self._clock()
+            note_model, header.model, size=header.model_bytes, parameters=count, created=self._clock()
         )
 
     async def GetDisk(self, request: messages.GetDiskRequest, context: Context) -> messages.GetDiskResponse:

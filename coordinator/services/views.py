@@ -109,6 +109,7 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
         latest=None if evaluated is None else summaries(session, [evaluated])[0],
         spec=item.spec.decode() if spec else "",
         metrics=[messages_common.Metric(**one) for one in item.metrics],
+        measured=parsed.parameters.measured,
         serving=_serving(session, item, parsed) if spec else (),
         client_privacy=_client_privacy(session, item, parsed.privacy),
     )

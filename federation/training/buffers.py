@@ -1,5 +1,7 @@
 """A model's parameters and their gradients in flat buffers."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -53,10 +55,23 @@ class ParameterBuffers:
         """Starts from a model (d,)."""
         if base.shape != (self._size,):
             raise ValueError(f"the model has {self._size} trainable parameters, the base {base.shape}")
-        vector = torch.from_numpy(np.array(base, dtype=np.float32))  # a copy: the base may be a read-only file
-        for (source, _), view in zip(self._places, self.parameters(self.start), strict=True):
-            view.copy_(vector[source].view(view.shape))
+        self._fill(self.start, np.array(base, dtype=np.float32))  # a copy: the base may be a read-only file
         self.reset()
+
+    def mask(self, columns: Sequence[slice]) -> Tensor:
+        """A buffer that is true in these columns of the model (d,)."""
+        chosen = np.zeros(self._size, dtype=np.float32)
+        for part in columns:
+            chosen[part] = 1.0
+        buffer = torch.zeros_like(self.values)
+        self._fill(buffer, chosen)
+        return buffer > 0
+
+    def _fill(self, buffer: Tensor, vector: NDArray[np.float32]) -> None:
+        """Copies a flat vector (d,) into a buffer."""
+        source = torch.from_numpy(vector)
+        for (place, _), view in zip(self._places, self.parameters(buffer), strict=True):
+            view.copy_(source[place].view(view.shape))
 
     def reset(self) -> None:
         """Back to w_t."""

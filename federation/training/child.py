@@ -107,6 +107,7 @@ class _Served:
                     samples=trainer.samples,
                     from_gradients=header["from_gradients"],
                     private=None if private is None else PrivateSgd(**private),
+                    frozen=tuple(slice(*part) for part in header["frozen"]),
                     stopped=stopped,
                     tell=lambda share: self._messages.write({"type": "progress", "id": number, "share": share}),
                 )

@@ -140,6 +140,7 @@ class ExternalTrainer(Trainer):
             "seed": plan.seed,
             "from_gradients": plan.from_gradients,
             "private": None if plan.private is None else asdict(plan.private),
+            "frozen": [[part.start, part.stop] for part in plan.frozen],
         }
         return self._vectors(self._ask(order, "model", model, plan.stopped, plan.tell), 1)[0]
 

@@ -21,6 +21,7 @@ class TrainingPlan:
         samples: training samples.
         from_gradients: the first step is made from what `gradients` gives for the same model, batch size and seed.
         private: the noise on the gradients of samples; None is no noise.
+        frozen: the columns of the model that stay as they are; none without the ability "frozen".
         stopped: whether the result is no longer wanted.
         tell: takes the share of the training that is done, 0 to 1.
     """
@@ -31,6 +32,7 @@ class TrainingPlan:
     samples: int
     from_gradients: bool = False
     private: PrivateSgd | None = None
+    frozen: tuple[slice, ...] = ()
     stopped: Callable[[], bool] = lambda: False
     tell: Callable[[float], None] = lambda share: None
 

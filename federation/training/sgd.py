@@ -25,17 +25,20 @@ class Descent:
         values: w, as one or several tensors, which are changed in place.
         start: w_t, tensors that broadcast to those of w.
         velocity: the momentum's buffers, shaped as w and changed in place; empty without momentum.
+        frozen: where w stays w_t, masks that broadcast to the tensors of w; empty for nowhere.
     """
 
     work: LocalSgd
     values: Tensors
     start: Tensors
     velocity: Tensors
+    frozen: Tensors = ()
 
     @classmethod
-    def fresh(cls, work: LocalSgd, values: Tensors, start: Tensors) -> Self:
+    def fresh(cls, work: LocalSgd, values: Tensors, start: Tensors, frozen: Tensors = ()) -> Self:
         """A descent that has made no step."""
-        return cls(work, values, start, [torch.zeros_like(part) for part in values] if work.momentum else [])
+        velocity = [torch.zeros_like(part) for part in values] if work.momentum else []
+        return cls(work, values, start, velocity, frozen)
 
     def step(self, gradients: Tensors) -> None:
         """One step along the gradients, shaped as w, which are overwritten."""
@@ -50,6 +53,9 @@ class Descent:
             torch._foreach_add_(self.velocity, gradients)
             gradients = self.velocity
         torch._foreach_sub_(self.values, gradients, alpha=work.learning_rate)
+        if self.frozen:
+            for value, start, frozen in zip(self.values, self.start, self.frozen, strict=True):
+                torch.where(frozen, start, value, out=value)
 
 
 def minibatches(data: Dataset, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -154,7 +154,7 @@ class TorchTrainer(Trainer):
         # Every row sees the same batches and the same dropout, so that they differ by what they descend alone.
         seed_torch(self._device, key)
         batches = minibatches(self._data["train"], work.batch_size, key)
-        descent = Descent.fresh(work, [self._buffers.values], [self._buffers.start])
+        descent = self._descent(plan)
         pending: list[Tensor] = []
         self._model.train()
         step = 0
@@ -183,7 +183,7 @@ class TorchTrainer(Trainer):
         """DP-SGD from w_t, which is loaded; the parameters move in place."""
         assert plan.private is not None  # noqa: S101
         gradients = PrivateGradients(self._model, self.task, self._data["train"], plan.sgd, plan.private, Noise())
-        descent = Descent.fresh(plan.sgd, [self._buffers.values], [self._buffers.start])
+        descent = self._descent(plan)
         views = self._buffers.parameters(self._buffers.gradient)
         self._model.train()
         for step in range(plan.steps):
@@ -193,6 +193,11 @@ class TorchTrainer(Trainer):
                 view.copy_(part)
             descent.step([self._buffers.gradient])
             plan.tell((step + 1) / plan.steps)
+
+    def _descent(self, plan: TrainingPlan) -> Descent:
+        """A descent from w_t, which is loaded."""
+        frozen = [self._buffers.mask(plan.frozen)] if plan.frozen else []
+        return Descent.fresh(plan.sgd, [self._buffers.values], [self._buffers.start], frozen)
 
     def _advance(
         self, batches: Iterator[tuple[Tensor, Tensor]], weights: Mapping[str, float], descent: Descent, room: int

@@ -305,6 +305,7 @@ class Trainer(ABC):
                 samples=self.samples,
                 from_gradients=work.from_jacobian,
                 private=work.private,
+                frozen=work.frozen,
                 stopped=stopped,
                 tell=tell,
             )

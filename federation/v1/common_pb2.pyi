@@ -568,6 +568,7 @@ class AssignmentManifest(_message.Message):
     OBJECTIVES_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    UNSHARED_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation that the assignment belongs to."""
     run_id: _builtins.str
@@ -622,6 +623,10 @@ class AssignmentManifest(_message.Message):
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
         """The blobs that the work needs besides the base model. They are offered to this client alone."""
 
+    @_builtins.property
+    def unshared(self) -> Global___UnsharedParameters:
+        """Which parameters of the task's model the run does not share; they are neither in the base model nor in a row."""
+
     def __init__(
         self,
         *,
@@ -646,14 +651,45 @@ class AssignmentManifest(_message.Message):
         objectives: _abc.Iterable[_builtins.str] | None = ...,
         inputs: _abc.Iterable[Global___Input] | None = ...,
         attempt: _builtins.int = ...,
+        unshared: Global___UnsharedParameters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "deadline", b"deadline"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "deadline", b"deadline", "unshared", b"unshared"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "attempt", b"attempt", "base_model", b"base_model", "base_model_bytes", b"base_model_bytes", "client_id", b"client_id", "created", b"created", "deadline", b"deadline", "federation_id", b"federation_id", "inputs", b"inputs", "kind", b"kind", "max_payload_bytes", b"max_payload_bytes", "objectives", b"objectives", "phase", b"phase", "previous_step", b"previous_step", "round", b"round", "rows", b"rows", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "task", b"task", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "attempt", b"attempt", "base_model", b"base_model", "base_model_bytes", b"base_model_bytes", "client_id", b"client_id", "created", b"created", "deadline", b"deadline", "federation_id", b"federation_id", "inputs", b"inputs", "kind", b"kind", "max_payload_bytes", b"max_payload_bytes", "objectives", b"objectives", "phase", b"phase", "previous_step", b"previous_step", "round", b"round", "rows", b"rows", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "task", b"task", "unshared", b"unshared", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AssignmentManifest: _TypeAlias = AssignmentManifest  # noqa: Y015
+
+@_typing.final
+class UnsharedParameters(_message.Message):
+    """The parameters of a task's model that a run does not share, as patterns over their names in which * is any text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PERSONAL_FIELD_NUMBER: _builtins.int
+    FROZEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def personal(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Kept and trained by each member."""
+
+    @_builtins.property
+    def frozen(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Left at the initial values, which the task makes from the seed of the run."""
+
+    def __init__(
+        self,
+        *,
+        personal: _abc.Iterable[_builtins.str] | None = ...,
+        frozen: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frozen", b"frozen", "personal", b"personal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnsharedParameters: _TypeAlias = UnsharedParameters  # noqa: Y015
 
 @_typing.final
 class SamplePrivacy(_message.Message):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from federation.accounting import SamplePrivacy
 from federation.refusals import Refusal
-from federation.vectors import Array, Layout, update_layout
+from federation.vectors import Array, Layout, Vector, update_layout
 from federation.work.computation import Computation
 from federation.work.site import Site
 
@@ -108,6 +108,8 @@ class Result:
         seconds: wall time.
         statement: what the client says besides, and signs with its reply, where the kind of work has statements.
         privacy: what the client states of noise in its training; None where there is none.
+        personal: the personal parameters after a training, in the order of the model. They stay with the client. None
+            where there are none.
     """
 
     rows: Mapping[str, Array]
@@ -117,6 +119,7 @@ class Result:
     seconds: float = 0.0
     statement: Any = None
     privacy: SamplePrivacy | None = None
+    personal: Vector | None = None
 
 
 class Memory(ABC):

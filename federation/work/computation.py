@@ -21,6 +21,7 @@ class Ability(StrEnum):
     WEIGHTS = "weights"  # train on a weighted sum of objectives, or on a loss with a weight other than 1
     GRADIENTS = "gradients"  # give the gradient of each objective, and make the first step of training from them
     PROXIMAL = "proximal"  # add the term of FedProx to the loss (train.proximal_mu)
+    FROZEN = "frozen"  # leave some parameters as they are (parameters.frozen)
     NOISE = "noise"  # add noise to the gradient of each sample (DP-SGD)
     REPEATABLE = "repeatable"  # give the same bytes for the same computation, also after a restart
 
@@ -29,6 +30,7 @@ CANNOT: Mapping[Ability, str] = {
     Ability.WEIGHTS: "cannot train on a weighted sum of objectives",
     Ability.GRADIENTS: "cannot give gradients",
     Ability.PROXIMAL: "cannot add a proximal term (train.proximal_mu)",
+    Ability.FROZEN: "cannot leave some parameters as they are (parameters.frozen)",
     Ability.NOISE: "cannot add noise to the gradients of samples",
     Ability.REPEATABLE: "cannot repeat its work with the same result",
 }
@@ -125,6 +127,7 @@ class Descend:
         idle: measure, and make no step: rows of zeros. Attackers that do not train ask for it.
         secret_seed: of minibatches and dropout, in place of one that follows from the run's seed; 0 to 2^63 - 1.
         private: the noise on the gradients; None is no noise.
+        frozen: the columns of the model that stay as they are.
     """
 
     sgd: LocalSgd
@@ -134,6 +137,7 @@ class Descend:
     idle: bool = False
     secret_seed: int | None = None
     private: PrivateSgd | None = None
+    frozen: tuple[slice, ...] = field(default=(), hash=False)
 
     def needs(self) -> frozenset[Ability]:
         """The abilities that a trainer needs for it."""
@@ -142,6 +146,7 @@ class Descend:
             Ability.WEIGHTS: not alone,
             Ability.GRADIENTS: self.from_jacobian,
             Ability.PROXIMAL: self.sgd.proximal_mu > 0,
+            Ability.FROZEN: bool(self.frozen),
             Ability.NOISE: self.private is not None,
         }
         return frozenset() if self.idle else frozenset(name for name, needed in wanted.items() if needed)

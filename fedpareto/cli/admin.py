@@ -95,7 +95,11 @@ def submit(
     if spec is None:
         raise Failure("name the run specification: fedpareto admin submit SPEC.toml, or see --explain", code=USAGE)
     text, parsed = upload.read_spec(spec)
-    initial = upload.model_file(model, parsed.task) if model else upload.made_model(parsed.task, parsed.seed)
+    initial = (
+        upload.model_file(model, parsed.task)
+        if model
+        else upload.made_model(parsed.task, parsed.seed, parsed.parameters)
+    )
     with connected(context, home) as stub:
         if dry_run:
             upload.show_prospects(upload.submit(stub, text, initial, dry_run=True), as_json)

@@ -19,6 +19,7 @@ from fedpareto.cli.by_task import trainer_command
 from fedpareto.cli.demo import demo_command
 from fedpareto.cli.doctor import doctor_command
 from fedpareto.cli.failure import INTERRUPTED, Failure
+from fedpareto.cli.personal import export_command
 from fedpareto.cli.report import report_command
 from fedpareto.cli.simulate import simulate_command
 
@@ -66,6 +67,7 @@ app.command("demo")(demo_command)
 app.add_typer(coordinator.app, name="coordinator")
 worker.app.add_typer(roster.app, name="roster")
 worker.app.command("doctor")(doctor_command)
+worker.app.command("export")(export_command)
 worker.app.command("trainer")(trainer_command)
 app.add_typer(worker.app, name="worker")
 app.add_typer(admin.app, name="admin")

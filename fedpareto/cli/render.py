@@ -8,7 +8,7 @@ from rich.text import Text
 
 from federation.v1.admin_pb2 import GetDiskResponse, MemberSummary, RoundSummary, Run, Serving, WarningKind
 from fedpareto.cli import participation
-from fedpareto.formatting import DIGITS, UNKNOWN, number, percent, short, size, when
+from fedpareto.formatting import DIGITS, PERSONALISED, UNKNOWN, number, percent, short, size, when
 from fedpareto.messages import epsilon_of_clients, name_of
 from fedpareto.series import metric
 
@@ -135,6 +135,8 @@ def run(item: Run) -> RenderableType:
         grid.add_row(field, when(item, field))
     if words := epsilon_of_clients(item):
         grid.add_row("privacy", words)
+    if item.measured == "personalised":
+        grid.add_row("metrics", PERSONALISED)
     several = len(item.objectives) > 1
     for name, value in sorted(item.latest.metrics.items()):
         if not (several and name.startswith(OF_OBJECTIVES)):

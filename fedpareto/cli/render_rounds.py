@@ -16,7 +16,7 @@ from fedpareto.cli import render_envelopes
 from fedpareto.cli.heat_map import heat_map
 from fedpareto.cli.render import OF_OBJECTIVES, SCORED, new_table, state, state_of
 from fedpareto.cli.render_metrics import members, own_metrics
-from fedpareto.formatting import UNKNOWN, local, number, percent, seconds, short, size, when
+from fedpareto.formatting import PERSONALISED, UNKNOWN, local, number, percent, seconds, short, size, when
 from fedpareto.messages import accepted, duration, name_of
 from fedpareto.series import OWN, metric, own_names
 
@@ -135,6 +135,8 @@ def round_(item: GetRoundResponse) -> RenderableType:
         head.add_row(label, text)
     for phase in item.phases:
         head.add_row(f"phase {phase.phase}", _phase(phase))
+    if item.run.measured == "personalised":
+        head.add_row("metrics", PERSONALISED)
     for label, words in _measured(summary):
         head.add_row(label, words)
     parts: list[RenderableType] = [head, Text()]

@@ -12,6 +12,7 @@ from federation.digests import DEFAULT_ALGORITHM, hasher
 from federation.metrics import MetricKind
 from federation.plugins import PluginError
 from federation.refusals import Refusal
+from federation.run_sections import ParametersSpec
 from federation.runs import RunSpec, SpecError
 from federation.v1.admin_pb2 import RunHeader, SubmitRunRequest, SubmitRunResponse
 from federation.v1.admin_pb2_grpc import AdminStub
@@ -82,18 +83,22 @@ def read_spec(path: Path) -> tuple[bytes, RunSpec]:
         return text, RunSpec.parse(text)
 
 
-def made_model(task_name: str, seed: int) -> InitialModel:
-    """The initial model that a task makes; the same for the same seed.
+def made_model(task_name: str, seed: int, parameters: ParametersSpec = ParametersSpec()) -> InitialModel:  # noqa: B008
+    """The model that a run starts from, as its task makes it; the same for the same seed.
+
+    `parameters` are those that the run does not share.
 
     Raises:
-        Failure: no such task, or PyTorch is missing.
+        Failure: no such task, its model does not suit `parameters`, or PyTorch is missing.
     """
-    from federation.tasks import TaskError, initial_model, task
+    from federation.sharing import SharingError
+    from federation.tasks import TaskError, task
+    from federation.training.own import run_model
 
     try:
-        with failing(TaskError, code=USAGE):
+        with failing(TaskError, SharingError, code=USAGE):
             found = task(task_name)
-            layout, vector = initial_model(found, seed)
+            layout, vector = run_model(found, seed, parameters)
     except ModuleNotFoundError as error:
         raise Failure(
             f"the initial model of {task_name} is made with {error.name}, which is not installed here: "

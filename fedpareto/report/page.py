@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from coordinator.rounds.metrics import DEFINITIONS
-from fedpareto.formatting import UNKNOWN, number, percent, short, size, when
+from fedpareto.formatting import PERSONALISED, UNKNOWN, number, percent, short, size, when
 from fedpareto.messages import epsilon_of_clients, name_of
 from fedpareto.report.data import RunData
 from fedpareto.report.figures import all_figures
@@ -139,6 +139,7 @@ def _facts(data: RunData) -> Html:
         ("parameters", f"{run.parameters:,}"),
         ("model", short(run.model)),
         *((field, when(run, field)) for field in ("created", "started", "ended")),
+        *((("metrics", PERSONALISED),) if run.measured == "personalised" else ()),
         *((("privacy", words),) if (words := epsilon_of_clients(run)) else ()),
     ]
     return table(["", ""], rows, words=2)

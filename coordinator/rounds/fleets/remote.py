@@ -25,7 +25,7 @@ from coordinator.rounds.revoked import REVOKED, fulfilled, of_revoked, revoked_b
 from coordinator.rounds.states import close_phase, end_assignment, open_assignments
 from federation.envelope import envelope_digest
 from federation.runs import RunSpec
-from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvelope, UnsharedParameters
 from federation.vectors import model_layout
 from federation.work.base import Shape, payload_layout
 from federation.work.registry import encode
@@ -146,6 +146,7 @@ class RemoteFleet(Fleet):
                     seed=self._spec.seed,
                     objectives=serves,
                     previous_step=previous_step,
+                    unshared=_unshared(self._spec),
                 )
                 order.created.FromDatetime(now)
                 order.deadline.FromDatetime(phase.deadline)
@@ -251,6 +252,12 @@ class RemoteFleet(Fleet):
             for assignment in gone:
                 assignment.reason, assignment.message = REVOKED, "its reply was accepted, and does not count"
         log.warning("run %s round %d: revoked since, left out: %s", self.run.run_id, question.current.number, names)
+
+
+def _unshared(spec: RunSpec) -> UnsharedParameters | None:
+    """The parameters that a run does not share; None if it shares all."""
+    chosen = spec.parameters
+    return None if chosen.shares_all else UnsharedParameters(personal=chosen.personal, frozen=chosen.frozen)
 
 
 def _newest_step(session: Session, run_id: str) -> str:

@@ -1,0 +1,136 @@
+"""A client's own model in a run that does not share every parameter, and where its personal parameters are kept."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from federation.refusals import Refusal
+from federation.run_sections import ParametersSpec
+from federation.sharing import Sharing
+from federation.tasks import Task, initial_model
+from federation.training.trainer import Trainer
+from federation.vectors import Layout, Vector, read_vector
+from federation.work.base import Result, WorkError
+from federation.work.computation import Computation, Descend, MeasureAlong
+
+_KEPT = 2  # states, so that a round can be worked on again from where it began
+_SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """What one client adds to the shared parameters: `values` is a whole model (d,), whose shared part is not used."""
+
+    sharing: Sharing
+    values: Vector
+
+    def widened(self, computation: Computation) -> Computation:
+        """The same computation on the whole model.
+
+        Raises:
+            WorkError: a training of several rows: a client has one set of personal parameters.
+        """
+        match computation:
+            case Descend() if len(computation.targets) > 1 and self.sharing.personal_names:
+                raise WorkError("personal parameters cannot be trained for several rows", reason="parameters")
+            case Descend():
+                return replace(computation, frozen=self.sharing.frozen)
+            case MeasureAlong():
+                still = np.zeros_like(self.values)
+                return replace(computation, direction=self.sharing.with_shared(still, computation.direction))
+            case _:
+                return computation
+
+
+def compute(trainer: Trainer, base: Vector, computation: Computation, own: Own | None, **given: Any) -> Result:
+    """As `Trainer.compute`, from the run's model, for rows of its parameters.
+
+    `own` is None for a run that shares all parameters.
+    """
+    if own is None:
+        return trainer.compute(base, computation, **given)
+    whole = own.sharing.with_shared(own.values, base)
+    result = trainer.compute(whole, own.widened(computation), **given)
+    personal = None
+    if isinstance(computation, Descend) and own.sharing.personal_names:
+        (row,) = result.rows.values()
+        personal = own.sharing.personal_of(whole - row)
+    rows = {name: own.sharing.shared_of(row) for name, row in result.rows.items()}
+    return replace(result, rows=rows, personal=personal)
+
+
+def run_model(task: Task, seed: int, parameters: ParametersSpec) -> tuple[Layout, Vector]:
+    """The model that a run starts from: the shared parameters of the task's initial model.
+
+    Raises:
+        TaskError: as of `initial_model`.
+        SharingError: as of `Sharing.of`.
+    """
+    layout, vector = initial_model(task, seed)
+    if parameters.shares_all:
+        return layout, vector
+    sharing = Sharing.of(layout, parameters.personal, parameters.frozen)
+    return sharing.shared, sharing.shared_of(vector)
+
+
+class KeptParameters:
+    """The personal parameters of one client in one run: a file for each of the last rounds in which it trained."""
+
+    def __init__(self, directory: Path, *, durable: bool = True) -> None:
+        self._directory = directory
+        self._durable = durable
+
+    def before(self, round_: int, layout: Layout) -> Vector | None:
+        """Those after the newest training before a round; None if there are none, or if they are damaged."""
+        rounds = [number for number in self.rounds() if number < round_]
+        if not rounds:
+            return None
+        path = self.path(rounds[-1])
+        try:
+            found, vector = read_vector(path)
+            os.utime(path)  # the age since the last use decides when a run's parameters are erased
+        except (Refusal, OSError):
+            return None
+        return np.array(vector) if found == layout else None
+
+    def keep(self, round_: int, content: bytes) -> None:
+        """Keeps the file of the parameters after the training of a round. Raises OSError."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self._directory / "new.tmp"
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            if self._durable:
+                os.fsync(file.fileno())
+        self.take(round_, temporary)
+
+    def take(self, round_: int, file: Path) -> None:
+        """Moves a file, which is on the disk, to where the parameters after a round are. Raises OSError.
+
+        Older states and those of later rounds, which a restored coordinator has forgotten, are erased.
+        """
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.rename(self.path(round_))
+        if self._durable:
+            for directory in (self._directory, self._directory.parent):
+                descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        rounds = self.rounds()
+        kept = [number for number in rounds if number <= round_][-_KEPT:]
+        for number in set(rounds) - set(kept):
+            self.path(number).unlink(missing_ok=True)
+
+    def rounds(self) -> list[int]:
+        """The rounds after which parameters are kept, in order."""
+        names = [path.name.removesuffix(_SUFFIX) for path in self._directory.glob(f"*{_SUFFIX}")]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def path(self, round_: int) -> Path:
+        """Where the parameters after a round are."""
+        return self._directory / f"{round_}{_SUFFIX}"

@@ -1,0 +1,91 @@
+"""The personal parameters of this member: kept by run, taken over with each accepted reply, erased long after the run.
+
+While a reply waits for its receipt, the parameters that belong to it are in the spool beside it. They replace those of
+the run when the coordinator has accepted the reply, and are dropped with a reply that it refuses.
+"""
+
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+
+from federation.digests import digest
+from federation.tasks import initial_model
+from federation.training.own import KeptParameters, Own
+from federation.training.trainer import Trainer
+from federation.vectors import Vector
+from federation.work.computation import Computation, Measure
+from worker.assignments import Order
+from worker.events import Events
+from worker.spool import Entry, Spool
+
+ERASED_AFTER = timedelta(days=180)  # without work for the run
+_LOOK_SECONDS = 0.05
+
+
+class PersonalParameters:
+    """What this member keeps of the runs that do not share all parameters, in one directory for each run.
+
+    What no run has used for `ERASED_AFTER` is erased at the start, by this machine's clock.
+    """
+
+    def __init__(self, directory: Path, spool: Spool, events: Events) -> None:
+        self._directory = directory
+        self._spool = spool
+        self._events = events
+        self._initial: tuple[tuple[str, int], Vector] | None = None  # of the last task and seed
+        self._erase(datetime.now(UTC))
+
+    def own(
+        self, order: Order, trainer: Trainer, computation: Computation, pause: Callable[[float], None]
+    ) -> Own | None:
+        """This member's part of the model for some work; None where the run shares all parameters.
+
+        It waits until the coordinator has answered the replies to earlier work of the run: they decide what is kept.
+
+        Raises:
+            TrainingStopped: the work was stopped meanwhile.
+        """
+        sharing, manifest = order.sharing, order.manifest
+        if sharing is None:
+            return None
+        while sharing.personal_names and self._spool.awaits_personal(manifest.run_id):
+            pause(_LOOK_SECONDS)
+        values = self._initial_values(trainer, manifest.task, manifest.seed)
+        if not sharing.personal_names:
+            return Own(sharing, values)
+        measures = isinstance(computation, Measure)
+        kept = kept_parameters(self._directory, manifest.run_id)
+        personal = kept.before(manifest.round + 1 if measures else manifest.round, sharing.personal)
+        if personal is not None:
+            return Own(sharing, sharing.with_personal(values, personal))
+        if not measures:
+            words = "the personal parameters begin with the initial values"
+            if manifest.round:
+                words += ", as none are kept here from an earlier round"
+            self._events.tell_of(manifest, "personal-new", words, warns=manifest.round > 0)
+        return Own(sharing, values)
+
+    def commit(self, entry: Entry) -> None:
+        """Takes over the personal parameters of a reply that was accepted. Raises OSError."""
+        if entry.personal is not None and entry.personal.exists():
+            kept_parameters(self._directory, entry.manifest.run_id).take(entry.manifest.round, entry.personal)
+
+    def _initial_values(self, trainer: Trainer, task: str, seed: int) -> Vector:
+        if self._initial is None or self._initial[0] != (task, seed):
+            self._initial = ((task, seed), np.array(initial_model(trainer.task, seed)[1]))
+        return self._initial[1]
+
+    def _erase(self, now: datetime) -> None:
+        for run in self._directory.iterdir() if self._directory.is_dir() else ():
+            used = max((path.stat().st_mtime for path in run.glob("*")), default=0.0)
+            if now - datetime.fromtimestamp(used, UTC) > ERASED_AFTER:
+                shutil.rmtree(run)
+
+
+def kept_parameters(directory: Path, run_id: str) -> KeptParameters:
+    """Where those of a run are."""
+    # The id came over the wire: its digest is a safe name whatever it holds.
+    return KeptParameters(directory / digest(run_id.encode()).partition(":")[2][:32])
