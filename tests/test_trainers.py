@@ -187,7 +187,7 @@ def test_a_trainer_cannot_claim_an_ability_that_does_not_exist() -> None:
     class Boasting(Halving):
         abilities = frozenset({"telepathy"})
 
-    with pytest.raises(TaskError, match="the ability 'telepathy': there are weights, gradients, proximal, noise"):
+    with pytest.raises(TaskError, match="the ability 'telepathy': there are weights, gradients, proximal, frozen"):
         halving(Boasting)
 
 

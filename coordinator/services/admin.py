@@ -129,9 +129,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         finally:
             await self._in_thread(upload.discard)
         count = check.layout.size if check.layout is not None else 0
-        await self._write(
-            note_model, header.model, size=header.model_bytes, parameters=count, created=self._clock()
-        )
+        await self._write(note_model, header.model, size=header.model_bytes, parameters=count, created=self._clock())
 
     async def GetDisk(self, request: messages.GetDiskRequest, context: Context) -> messages.GetDiskResponse:
         """Says what the record takes on the disk."""
