@@ -393,7 +393,10 @@ class Member:
         return seal(manifest, self.files.signing_key)
 
     def submit(self, envelope: SignedEnvelope, *parts: bytes, chunk_bytes: int = 1 << 20) -> ReceiptManifest:
-        """Hands in, from the first window's offset on, in chunks; the receipt is verified."""
+        """Hands in, from the first window's offset on, in chunks; the receipt is verified.
+
+        With chunks of more than 1 MiB, it does not keep to the windows either.
+        """
         data, windows = b"".join(parts), queue.SimpleQueue[Window | None]()
         declared = UpdateManifest.FromString(envelope.manifest).payload_bytes if data else 0
 
@@ -403,7 +406,8 @@ class Member:
             place = window.offset if window is not None else 0
             while window is not None and place < len(data):
                 # More than was declared goes out as well: a test may want that.
-                chunk = data[place : min(place + chunk_bytes, window.limit if window.limit < declared else len(data))]
+                keeps_to_it = window.limit < declared and chunk_bytes <= 1 << 20
+                chunk = data[place : min(place + chunk_bytes, window.limit if keeps_to_it else len(data))]
                 if chunk:
                     yield SubmitRequest(chunk=chunk, offset=place)
                     place += len(chunk)
