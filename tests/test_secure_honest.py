@@ -106,7 +106,7 @@ def test_the_sketches_of_all_members_are_those_of_each() -> None:
         assert row.astype(np.int64).tolist() == sketch.integer_sketch(b"s" * 32, blocks(u), 40).tolist()
 
 
-@pytest.mark.parametrize("sessions", [60, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("sessions", [200, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])])
 def test_the_checks_find_nothing_in_what_honest_members_send(sessions: int) -> None:
     for number in range(sessions):
         m = (5, 6, 8, 10, 13, 20)[number % 6]
