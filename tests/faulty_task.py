@@ -33,5 +33,5 @@ class Faulty(Digits):
         if fault == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
         if fault == "slow":
-            time.sleep(SLOW_SECONDS)
+            time.sleep(SLOW_SECONDS)  # the fault itself: every step is slow
         return found

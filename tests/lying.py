@@ -122,7 +122,7 @@ def install(file: Path) -> None:
 
     def edited(self: StageWork, client: Client, computed: Result) -> Result:
         while cheats().get("waits") == [self.name]:  # `waits:STAGE`: does not answer while the file says so
-            time.sleep(0.02)
+            time.sleep(0.02)  # the test changes a file, which does not notify
         result = answer(self, client, computed)
         for name, values in cheats().items():
             stage, edit = EDITS.get(name, ("", None))

@@ -178,7 +178,7 @@ def test_a_diverged_training_and_nan_are_told_as_such(start: Start) -> None:
 
 
 def test_a_silent_process_is_ended_and_started_again(start: Start) -> None:
-    trainer = start("say(type='progress', id=id, share=0.1); time.sleep(600)", silence=0.5)
+    trainer = start("say(type='progress', id=id, share=0.1); time.sleep(600)", silence=0.5)  # ended long before
     assert declined(trainer) == "trainer:silent: the process of the trainer said nothing for 0.5 s"
     assert trainer.measure(BASE, ("test",))["test/loss"] == 1.0
 

@@ -262,7 +262,7 @@ def fitting_metrics(spec: RunSpec, metrics: tuple[MetricKind, ...]) -> tuple[Met
 
 
 def _must_stop(spec: RunSpec, metrics: tuple[MetricKind, ...]) -> None:
-    """Raises SpecError if the coordinator will not know the number by which a run is to be stopped."""
+    """Raises SpecError if members will not report the metric that stops the run."""
     stop = spec.stop
     name, _, key = stop.metric.partition("/")
     if (known := [kind.name for kind in (*BUILT_IN, *metrics)]) and name not in known:

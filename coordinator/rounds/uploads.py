@@ -96,7 +96,7 @@ class ReplyUpload(Upload):
 
 
 class Uploads:
-    """The uploads of payloads: those under way, and what is left of those that broke off. Used from any thread.
+    """Payloads while they arrive, and the stored part of each upload that broke off. Used from any thread.
 
     Args:
         database: says whose assignments they are, and whether these are open.

@@ -27,7 +27,7 @@ class Transfer:
     later than other chunks do, since the sender waits for the next window. Then it grows, if the budget has room.
 
     Args:
-        grow: takes up to so many bytes from the budget; returns how many.
+        grow: takes this number of bytes from the budget, or fewer; returns the number taken.
 
     Attributes:
         window: the bytes that may be on their way.
@@ -72,7 +72,7 @@ class Transfers:
 
     Args:
         memory: bytes of all windows together, at least the smallest window for each transfer.
-        count: uploads under way at a time. Others wait, and of those the member with the fewest under way goes first.
+        count: uploads at a time. Further ones wait; the member with the fewest uploads goes first.
     """
 
     def __init__(self, memory: int, count: int) -> None:
@@ -126,7 +126,7 @@ class Transfers:
             self._give_away(member)
 
     def _give_away(self, member: str) -> None:
-        """Gives the place of a member to the one that waits with the fewest uploads under way, the first of those."""
+        """Frees the place of a member, and gives it to the waiting member with the fewest uploads."""
         self._under_way[member] -= 1
         if not self._under_way[member]:
             del self._under_way[member]
