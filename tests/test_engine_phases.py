@@ -18,9 +18,11 @@ from coordinator.aggregation.phase_kinds import Evaluation, Training
 from coordinator.aggregation.phases import Replies, RoundContext, RoundGenerator, Step, Voided
 from coordinator.aggregation.qp import UnsolvedError
 from coordinator.aggregation.rules import Combination, Rows, TooFewUpdatesError
+from coordinator.rounds import selection
 from coordinator.rounds.conversation import _continued
 from coordinator.rounds.fleets.base import Skipped
 from federation.envelope import unseal
+from federation.runs import RunSpec
 from federation.sketches.base import SketchError
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import read_vector
@@ -198,6 +200,22 @@ def test_phases_for_some_of_the_clients_are_carried_to_the_step(stage: Stage) ->
         for a in stage.assignments(run, 0, phase).values()
     ]
     assert splits == [["validation"]] * 2 + [["train", "test"]] * 6
+
+
+def test_a_drawn_phase_asks_a_choice_of_its_own(stage: Stage) -> None:
+    more = "selection.method = 'count'\nselection.count = 2\nselection.over_selection = 1.0"
+    run, players = begin(stage, "drawn-anew", more=more)
+    stage.play(run, *players)
+    asked, selected = sorted(stage.assignments(run)), stage.rounds(run)[0].selected
+    given = RunSpec.parse(stage.run(run).spec)
+    drawn = {
+        purpose: selection.select(
+            given.selection, dict.fromkeys(NAMES, 1), seed=given.seed, round_number=0, purpose=purpose
+        )
+        for purpose in ("select", "anew")
+    }
+    assert (selected, asked) == (drawn["select"], drawn["anew"])
+    assert drawn["select"] != drawn["anew"]
 
 
 def test_a_phase_that_asks_nobody_is_closed_at_once(stage: Stage) -> None:
