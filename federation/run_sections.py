@@ -150,10 +150,21 @@ class ParametersSpec(Section):
     )
     frozen: Patterns = Field((), description="left at the initial values: names, likewise")
 
+    buffers: Literal["", "local", "frozen"] = Field(
+        "",
+        description="what becomes of buffers, such as BatchNorm's running statistics: kept by each member, or left at "
+        "the initial values; a model without buffers needs nothing",
+    )
+
     @property
     def shares_all(self) -> bool:
         """Whether members send every parameter."""
-        return not (self.personal or self.frozen)
+        return not (self.personal or self.frozen or self.buffers)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether members keep anything of their own."""
+        return bool(self.personal) or self.buffers == "local"
 
     def unshared(self, names: Iterable[str]) -> str:
         """The first of these parameters that the run does not share; empty if it shares all of them."""
@@ -163,7 +174,7 @@ class ParametersSpec(Section):
     @property
     def measured(self) -> Literal["shared", "personalised"]:
         """Whose model members measure: the one that all share, or each its own."""
-        return "personalised" if self.personal else "shared"
+        return "personalised" if self.keeps else "shared"
 
 
 class MetricSpec(Section):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 PATTERN = r"^[A-Za-z0-9_.*-]{1,200}$"  # over the names of parameters: * is any text
 MAX_PATTERNS = 100
+TREATMENTS = ("local", "frozen")  # of buffers: kept by each member, or left at their initial values
 
 
 class SharingError(ValueError):
@@ -33,14 +34,30 @@ class Sharing:
     frozen_names: frozenset[str]
 
     @classmethod
-    def of(cls, whole: "Layout", personal: Sequence[str], frozen: Sequence[str]) -> "Sharing":
-        """What patterns choose.
+    def of(
+        cls,
+        whole: "Layout",
+        personal: Sequence[str],
+        frozen: Sequence[str],
+        buffers: Collection[str] = (),
+        treatment: str = "",
+    ) -> "Sharing":
+        """What patterns choose, and of the tensors called `buffers` a treatment: "local" or "frozen".
 
         Raises:
-            SharingError: a pattern is malformed or matches nothing, a tensor is personal and frozen, or none is shared.
+            SharingError: a pattern is malformed or matches nothing, a tensor is personal and frozen, none is shared, or
+                there are buffers and no treatment, or the other way round.
         """
-        names = [tensor.name for tensor in whole.tensors]
-        chosen = cls(whole, _matched("personal", personal, names), _matched("frozen", frozen, names))
+        names = [tensor.name for tensor in whole.tensors if tensor.name not in buffers]
+        if buffers and treatment not in TREATMENTS:
+            raise SharingError(
+                f"parameters.buffers: the model keeps {len(buffers)} buffers, such as {min(buffers)!r}: say what "
+                f"becomes of them, {' or '.join(map(repr, TREATMENTS))}"
+            )
+        if treatment and not buffers:
+            raise SharingError(f"parameters.buffers: {treatment!r}, but the model keeps no buffers")
+        kept, fixed = (frozenset(buffers if treatment == name else ()) for name in TREATMENTS)
+        chosen = cls(whole, _matched("personal", personal, names) | kept, _matched("frozen", frozen, names) | fixed)
         if both := sorted(chosen.personal_names & chosen.frozen_names):
             raise SharingError(f"parameters: {both[0]!r} is both personal and frozen")
         if not set(names) - chosen.personal_names - chosen.frozen_names:

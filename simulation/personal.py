@@ -25,7 +25,7 @@ class OwnModels:
 
     def __init__(self, directory: Path, task: Task, seed: int, spec: ParametersSpec) -> None:
         layout, initial = initial_model(task, seed)
-        self._sharing = Sharing.of(layout, spec.personal, spec.frozen)
+        self._sharing = Sharing.of(layout, spec.personal, spec.frozen, task.buffers(), spec.buffers)
         self._initial = np.array(initial)
         self._directory = directory
 

@@ -111,6 +111,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         needed = needed_abilities(self.spec, self._algorithm, self._objectives)
         if missing := sorted(needed - self._trainer.abilities):
             raise SimulationError(f"the run cannot be simulated: {self._trainer.__name__} {CANNOT[missing[0]]}")
+        self._initial = run_model(learned, self.spec.seed, self.spec.parameters)
         ready, minimum = sum(count > 0 for count in self._population.samples.values()), self.spec.selection.minimum
         if ready < minimum:
             raise SimulationError(f"{ready} clients with data, but a round needs {minimum}: see selection.minimum")
@@ -231,7 +232,7 @@ class Simulation(AbstractContextManager["Simulation"]):
         return (0, {}) if last is None else (last.number + 1, last.metrics)
 
     def _submitted(self, document: bytes) -> str:
-        layout, vector = run_model(self._task, self.spec.seed, self.spec.parameters)
+        layout, vector = self._initial
         content = to_bytes(layout, vector)
         model = self._blobs.put(content)
         now = utc_now()

@@ -106,11 +106,12 @@ def check_assignment(
         "restored, the coordinator's operator runs `fedpareto coordinator restored`",
     )
     require(manifest.task in offers, "task-not-allowed", "the owner of this worker did not allow this task")
-    shape, samples = offers[manifest.task].shape, offers[manifest.task].samples
+    trainer, unshared = offers[manifest.task], manifest.unshared
+    shape, samples = trainer.shape, trainer.samples
     sharing = None
-    if manifest.HasField("unshared"):
+    if manifest.HasField("unshared") or trainer.buffers:
         try:
-            sharing = Sharing.of(shape.layout, manifest.unshared.personal, manifest.unshared.frozen)
+            sharing = Sharing.of(shape.layout, unshared.personal, unshared.frozen, trainer.buffers, unshared.buffers)
         except SharingError as error:
             raise Declined(manifest.assignment_id, "parameters", str(error)[:500]) from None
         shape = replace(shape, layout=sharing.shared)

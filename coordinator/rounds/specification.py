@@ -146,7 +146,7 @@ def needed_abilities(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ...]
     asked = {
         Ability.NOISE: spec.privacy.of_samples is not None,
         Ability.PROXIMAL: spec.train.proximal_mu > 0,
-        Ability.FROZEN: bool(spec.parameters.frozen),
+        Ability.FROZEN: bool(spec.parameters.frozen) or spec.parameters.buffers == "frozen",
     }
     return needed | {name for name, wanted in asked.items() if wanted}
 
@@ -227,15 +227,19 @@ def fitting_objectives(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ..
         raise SpecError(
             f"objectives.names: {', '.join(named)} are not those of {spec.task}, which has {', '.join(objectives)}"
         )
-    if len(named) > 1 and spec.parameters.personal:
+    if len(named) > 1 and spec.parameters.keeps:
+        key = "personal" if spec.parameters.personal else "buffers"
         raise SpecError(
-            f"parameters.personal: {spec.task} has {len(named)} objectives; personal parameters are for tasks with one"
+            f"parameters.{key}: {spec.task} has {len(named)} objectives; personal parameters are for tasks with one"
         )
     for client, served in spec.objectives.serve.items():
         if unknown := [name for name in served if name not in named]:
             raise SpecError(f"objectives.serve.{client}: no objective {unknown[0]!r}; there are {', '.join(named)}")
     with _named(), rule_code(rule, "fitting it to the objectives"):
         rule.fit(named)
+        takes_gradients = spec.parameters.buffers and Ability.GRADIENTS in rule.needs(named)
+    if takes_gradients:
+        raise SpecError(f"parameters.buffers: {rule.name} needs gradients, which a model with buffers has none of here")
     return named
 
 

@@ -224,20 +224,28 @@ class Task:
     def model(self) -> "torch.nn.Module":
         """A fresh model on the CPU: the same parameters in the same order at every member.
 
-        Its trainable parameters are float32; it keeps no state of its own (GroupNorm in place of BatchNorm). Random
-        initial values may come from torch's global generator, which is seeded before the call. A task with another
-        trainer than torch may define `initial` instead.
+        Its trainable parameters are float32. What it keeps besides, such as BatchNorm's running statistics, follows
+        `parameters.buffers` of the run. Random initial values may come from torch's global generator, which is seeded
+        before the call. A task with another trainer than torch may define `initial` instead.
         """
         raise NotImplementedError(f"{type(self).__name__} defines neither model nor initial")
 
     def initial(self, seed: int) -> "Mapping[str, NDArray[Any]]":
         """The tensors of the model that a run starts from, by name; the same for the same seed.
 
-        Their names, shapes and order do not depend on the seed. By default, the parameters of `model`.
+        Their names, shapes and order do not depend on the seed. By default, the parameters and buffers of `model`.
         """
         from federation.tasks.parameters import build, values  # noqa: PLC0415
 
         return values(build(self, seed))
+
+    def buffers(self) -> tuple[str, ...]:
+        """The names of those tensors of `initial` that are buffers, which no gradient changes."""
+        if type(self).initial is not Task.initial:
+            return ()
+        from federation.tasks.parameters import buffers, build  # noqa: PLC0415
+
+        return tuple(buffers(build(self)))
 
     def pool(self, source: DataSource) -> Pool:
         """All the data at the source, before a part of it is dealt; `source.part` is ignored.
@@ -350,7 +358,7 @@ def initial_model(task: Task, seed: int) -> "tuple[Layout, NDArray[np.float32]]"
     """The model that a run starts from, as its layout and vector (d,); the same for the same task and seed.
 
     Raises:
-        TaskError: the model keeps state that a flat vector of parameters cannot carry, or a tensor cannot be in one.
+        TaskError: a tensor cannot be in a flat vector.
     """
     import numpy as np  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""A model's trainable parameters as one flat float32 vector, and back."""
+"""A model's trainable parameters, and its buffers after them, as one flat float32 vector, and back."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ def build(task: Task, seed: int = 0) -> nn.Module:
     frozen random projection, is then the same everywhere, and what is trained comes from the coordinator.
 
     Raises:
-        TaskError: the model has no trainable float32 parameters, or keeps state of its own.
+        TaskError: the model has no trainable float32 parameters.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -30,18 +30,29 @@ def build(task: Task, seed: int = 0) -> nn.Module:
 
 
 def layout(model: nn.Module) -> Layout:
-    """The names and shapes of the trainable parameters, in the model's order; their sizes add up to d."""
-    return Layout(tuple(Shape(name, tuple(parameter.shape)) for name, parameter in trainable(model)))
+    """The names and shapes of the trainable parameters, then of the buffers, in the model's order; d elements."""
+    return Layout(tuple(Shape(name, tuple(one.shape)) for name, one in (*trainable(model), *buffers(model).items())))
 
 
 def values(model: nn.Module) -> dict[str, NDArray[np.float32]]:
-    """The trainable parameters by name, in the model's order: views."""
-    return {name: parameter.detach().cpu().numpy() for name, parameter in trainable(model)}
+    """The trainable parameters by name, in the model's order, as views; then copies of the buffers."""
+    found = {name: parameter.detach().cpu().numpy() for name, parameter in trainable(model)}
+    return found | {name: buffer.cpu().numpy().astype(np.float32) for name, buffer in buffers(model).items()}
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The trainable parameters with their names, each once, in the model's order."""
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def buffers(model: nn.Module) -> dict[str, Tensor]:
+    """What the model keeps besides, such as BatchNorm's running statistics, by name; empty if all are integers.
+
+    What a model merely looks up (a table of positions) is registered with persistent=False, and is not among them.
+    """
+    state = model.state_dict()
+    found = {name: buffer for name, buffer in model.named_buffers() if name in state}
+    return found if any(buffer.is_floating_point() for buffer in found.values()) else {}
 
 
 def _check(model: nn.Module, task: Task) -> None:
@@ -54,12 +65,3 @@ def _check(model: nn.Module, task: Task) -> None:
             raise TaskError(f"{where}: parameter {name} is {parameter.dtype}; trainable parameters are float32")
         if parameter.numel() == 0:
             raise TaskError(f"{where}: parameter {name} of shape {tuple(parameter.shape)} has no elements")
-    # Running statistics would stay behind at each member: they are not in the vector. What a model merely looks up
-    # (a table of positions) is registered with persistent=False and is not in the state dict either.
-    state = model.state_dict()
-    for name, buffer in model.named_buffers():
-        if name in state and buffer.is_floating_point():
-            raise TaskError(
-                f"{where}: its model keeps the buffer {name}, which a vector of trainable parameters does not carry. "
-                "Use GroupNorm in place of BatchNorm; register a constant with persistent=False"
-            )

@@ -1,4 +1,4 @@
-"""A model's parameters and their gradients in flat buffers."""
+"""A model's parameters and their gradients in flat buffers, and what else the model keeps."""
 
 from collections.abc import Sequence
 
@@ -83,3 +83,32 @@ class ParameterBuffers:
         for (target, _), view in zip(self._places, self.parameters(buffer.cpu()), strict=True):
             row[target].view(view.shape).copy_(view)
         return row.numpy()
+
+
+class ModelState:
+    """What a model keeps besides its parameters, such as BatchNorm's running statistics: (size,) float32."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        found = flat.buffers(model)
+        self.names = tuple(found)
+        self._buffers = tuple(found.values())
+        self._modules = [model.get_submodule(name.rpartition(".")[0]) for name in found]
+        self.size = sum(buffer.numel() for buffer in self._buffers)
+
+    def load(self, values: NDArray[np.float32]) -> None:
+        """Sets it; integers are rounded."""
+        offset = 0
+        for buffer in self._buffers:
+            part = torch.from_numpy(np.array(values[offset : offset + buffer.numel()])).view(buffer.shape)
+            buffer.copy_(part if buffer.is_floating_point() else part.round())
+            offset += buffer.numel()
+
+    def flat(self) -> NDArray[np.float32]:
+        """What it is now."""
+        parts = [buffer.detach().cpu().numpy().astype(np.float32).reshape(-1) for buffer in self._buffers]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+
+    def freeze(self) -> None:
+        """Puts the modules that keep it into evaluation mode: they use it in training, and do not change it."""
+        for module in self._modules:
+            module.eval()

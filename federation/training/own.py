@@ -70,9 +70,10 @@ def run_model(task: Task, seed: int, parameters: ParametersSpec) -> tuple[Layout
         SharingError: as of `Sharing.of`.
     """
     layout, vector = initial_model(task, seed)
-    if parameters.shares_all:
+    buffers = task.buffers()
+    if parameters.shares_all and not buffers:
         return layout, vector
-    sharing = Sharing.of(layout, parameters.personal, parameters.frozen)
+    sharing = Sharing.of(layout, parameters.personal, parameters.frozen, buffers, parameters.buffers)
     return sharing.shared, sharing.shared_of(vector)
 
 

@@ -16,7 +16,7 @@ from federation.tasks import Dataset, Splits
 from federation.tasks import parameters as flat
 from federation.tasks.trial import try_splits
 from federation.training import TrainingDiverged, TrainingStopped
-from federation.training.buffers import ParameterBuffers
+from federation.training.buffers import ModelState, ParameterBuffers
 from federation.training.determinism import describe_device, deterministic, pick_device, seed_torch
 from federation.training.objectives import losses, measure, weighted
 from federation.training.plans import EvaluationPlan, TrainingPlan
@@ -55,13 +55,30 @@ class TorchTrainer(Trainer):
         model = flat.build(self.task)
         self._layout = flat.layout(model)
         self._model = model.to(self._device)
-        self._buffers = ParameterBuffers(self._model, self.layout, self._device)
+        self._state = ModelState(self._model)
+        count = len(self._layout.tensors) - len(self._state.names)
+        self._buffers = ParameterBuffers(self._model, Layout(self._layout.tensors[:count]), self._device)
         self._hold(self.data)
 
     @cached_property
     def layout(self) -> Layout:
-        """The trainable parameters of the model."""
+        """The trainable parameters of the model, and its buffers."""
         return self._layout
+
+    @cached_property
+    def buffers(self) -> frozenset[str]:
+        """The names of the buffers."""
+        return frozenset(self._state.names)
+
+    @property
+    def _parameters(self) -> int:
+        """How many columns of a model are trainable parameters; buffers follow."""
+        return self._layout.size - self._state.size
+
+    def _load(self, model: Vector) -> None:
+        """Starts from a model (d,)."""
+        self._buffers.load(model[: self._parameters])
+        self._state.load(model[self._parameters :])
 
     def on(self, data: Any, objectives: Sequence[str] | None = None) -> "TorchTrainer":
         """A trainer for another client's data; it shares the model and its buffers."""
@@ -100,19 +117,21 @@ class TorchTrainer(Trainer):
     def train(self, model: Vector, plan: TrainingPlan) -> Vector:
         """SGD on a weighted sum of objectives (ALGORITHMS: the local solver); DP-SGD cannot be repeated."""
         with deterministic(self._device, plan.seed):
-            self._buffers.load(model)
+            self._load(model)
             if plan.private is None:
                 self._descend(model, plan)
             else:
                 self._descend_privately(plan)
-            return self._buffers.flat(self._buffers.values)
+            return np.concatenate([self._buffers.flat(self._buffers.values), self._state.flat()])
 
     def gradients(self, model: Vector, batch_size: int, seed: int) -> dict[str, Vector]:
         """The gradients on the first minibatch."""
         with deterministic(self._device, seed):
-            self._buffers.load(model)
+            self._load(model)
             found = self._jacobian_at(model, batch_size, seed)
-            return dict(zip(self.objectives, map(self._buffers.flat, found), strict=True))
+            still = np.zeros(self._state.size, dtype=np.float32)
+            rows = [np.concatenate([self._buffers.flat(gradient), still]) for gradient in found]
+            return dict(zip(self.objectives, rows, strict=True))
 
     def evaluate(self, model: Vector, plan: EvaluationPlan) -> dict[str, float]:
         """Losses, accuracies where the task has them, and the task's metrics that are wanted.
@@ -122,7 +141,7 @@ class TorchTrainer(Trainer):
         size = self.task.evaluation_batch
         size = min(size, _CACHED) if self._buffers.channels_last else size
         with deterministic(self._device, 0):
-            self._buffers.load(model)
+            self._load(model)
             data = self._data[plan.split]
             found = measure(self._model, self.task, data, self.objectives, size, plan.stopped, plan.metrics)
             return found.scores()
@@ -156,7 +175,7 @@ class TorchTrainer(Trainer):
         batches = minibatches(self._data["train"], work.batch_size, key)
         descent = self._descent(plan)
         pending: list[Tensor] = []
-        self._model.train()
+        self._train_mode(plan)
         step = 0
         while step < total:
             if plan.stopped():
@@ -185,7 +204,7 @@ class TorchTrainer(Trainer):
         gradients = PrivateGradients(self._model, self.task, self._data["train"], plan.sgd, plan.private, Noise())
         descent = self._descent(plan)
         views = self._buffers.parameters(self._buffers.gradient)
-        self._model.train()
+        self._train_mode(plan)
         for step in range(plan.steps):
             if plan.stopped():
                 raise TrainingStopped
@@ -193,6 +212,11 @@ class TorchTrainer(Trainer):
                 view.copy_(part)
             descent.step([self._buffers.gradient])
             plan.tell((step + 1) / plan.steps)
+
+    def _train_mode(self, plan: TrainingPlan) -> None:
+        self._model.train()
+        if any(part.start >= self._parameters for part in plan.frozen):
+            self._state.freeze()
 
     def _descent(self, plan: TrainingPlan) -> Descent:
         """A descent from w_t, which is loaded."""

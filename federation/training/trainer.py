@@ -117,6 +117,11 @@ class Trainer(ABC):
         """The tensors of a model."""
         return initial_model(self.task, 0)[0]
 
+    @cached_property
+    def buffers(self) -> frozenset[str]:
+        """The names of the tensors of a model that are buffers: a run says what becomes of them."""
+        return frozenset(self.task.buffers())
+
     @property
     def sizes(self) -> Mapping[str, int]:
         """The number of samples of each split."""

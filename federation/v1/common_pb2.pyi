@@ -669,6 +669,11 @@ class UnsharedParameters(_message.Message):
 
     PERSONAL_FIELD_NUMBER: _builtins.int
     FROZEN_FIELD_NUMBER: _builtins.int
+    BUFFERS_FIELD_NUMBER: _builtins.int
+    buffers: _builtins.str
+    """What becomes of the model's buffers, which are not parameters: "local" (as personal ones) or "frozen"; empty for a
+    model without buffers.
+    """
     @_builtins.property
     def personal(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Kept and trained by each member."""
@@ -682,10 +687,11 @@ class UnsharedParameters(_message.Message):
         *,
         personal: _abc.Iterable[_builtins.str] | None = ...,
         frozen: _abc.Iterable[_builtins.str] | None = ...,
+        buffers: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frozen", b"frozen", "personal", b"personal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "frozen", b"frozen", "personal", b"personal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

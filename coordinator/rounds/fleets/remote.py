@@ -257,7 +257,11 @@ class RemoteFleet(Fleet):
 def _unshared(spec: RunSpec) -> UnsharedParameters | None:
     """The parameters that a run does not share; None if it shares all."""
     chosen = spec.parameters
-    return None if chosen.shares_all else UnsharedParameters(personal=chosen.personal, frozen=chosen.frozen)
+    return (
+        None
+        if chosen.shares_all
+        else UnsharedParameters(personal=chosen.personal, frozen=chosen.frozen, buffers=chosen.buffers)
+    )
 
 
 def _newest_step(session: Session, run_id: str) -> str:
