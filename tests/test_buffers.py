@@ -1,10 +1,12 @@
 """Models that keep more than parameters, such as BatchNorm's statistics: local or frozen, as the run says."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from harness import TESTS, Federation, Process, federation
 from test_personal_parameters import GIVEN, SGD, Small, descend
 from torchvision.models import resnet18
 
@@ -15,7 +17,10 @@ from federation.tasks import Dataset, DataSource, Splits, Task, initial_model
 from federation.training.own import Own, compute, run_model
 from federation.training.plans import TrainingPlan
 from federation.training.torch_trainer import TorchTrainer
+from federation.vectors import Vector, read_vector
 from federation.work.computation import Descend, LocalSgd, Measure
+from fedpareto.notebook import simulate
+from simulation.simulate import Progress, Simulation
 
 
 class Normed(Small):
@@ -98,6 +103,7 @@ def test_a_model_with_buffers_needs_a_run_that_says_what_becomes_of_them(made: T
         run_model(made, 0, ParametersSpec(buffers=treatment))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("treatment", ["local", "frozen"])
 def test_a_pretrained_resnet_with_batch_normalisation_trains(tmp_path: Path, treatment: str) -> None:
     made = ResNet()
@@ -117,3 +123,97 @@ def test_a_pretrained_resnet_with_batch_normalisation_trains(tmp_path: Path, tre
     assert np.isfinite(measured["train/loss"])
     if treatment == "frozen":
         assert measured["train/loss"] < result.losses["loss"]
+
+
+# ---- runs
+
+RUN = """
+task = "normed_task:Normed"
+rounds = 3
+seed = 5
+algorithm.name = "fedavg"
+selection = { pool = "enrolled", minimum = 2, quorum = 1.0 }
+train = { steps = 6, batch_size = 20, learning_rate = 0.2, momentum = 0.5 }
+simulation = { clients = 2, partition = "shards:2" }
+parameters.buffers = "TREATMENT"
+"""
+CLIENTS = ("client-000", "client-001")
+
+
+def text(treatment: str) -> str:
+    return RUN.replace("TREATMENT", treatment)
+
+
+class Scene:
+    """Two members, each with its own part of the digits."""
+
+    def __init__(self, fed: Federation) -> None:
+        self.fed = fed
+
+    def work(self, client: str, crash: str = "") -> Process:
+        part = f"{CLIENTS.index(client) + 1}/2"
+        options = ("--part", part, "--partition", "shards:2", "--code", str(TESTS))
+        return self.fed.work(client, *options, task="normed_task:Normed", crash=crash)
+
+    def submit(self, name: str, treatment: str) -> str:
+        return self.fed.submit(name, text(treatment), "--code", str(TESTS))
+
+    def model(self, run: str) -> Vector:
+        """The last model of a run, as soon as it is completed."""
+        kind, _, value = self.fed.wait_completed(run).partition(":")
+        return read_vector(self.fed.home / "blobs" / kind / value[:2] / value[2:])[1]
+
+    def exported(self, client: str, run: str) -> bytes:
+        path = self.fed.directory / f"{client}.safetensors"
+        home = str(self.fed.directory / client)
+        self.fed.fedpareto("worker", "export", run, "--out", str(path), "--home", home)
+        return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with federation(tmp_path_factory.mktemp("buffers")) as fed:
+        fed.serve()
+        made = Scene(fed)
+        for client in CLIENTS:
+            fed.join(client)
+        made.work(CLIENTS[1])
+        yield made
+
+
+def test_local_buffers_outlive_their_worker_and_a_simulation_makes_the_same(scene: Scene, tmp_path: Path) -> None:
+    simulated = simulate(('name = "local"\n' + text("local")).encode(), home=tmp_path / "home", threads=1)
+    dying = scene.work(CLIENTS[0], "spooled")
+    scene.fed.attending(*CLIENTS)
+    run = scene.submit("local", "local")
+    for crash in ("before-receipt", ""):
+        dying.wait_killed()
+        dying = scene.work(CLIENTS[0], crash)
+    assert scene.model(run).tobytes() == simulated.model.tobytes()
+    for client in CLIENTS:
+        kept = tmp_path / "home" / "personal" / client / "2.safetensors"
+        assert scene.exported(client, run) == kept.read_bytes()
+        assert read_vector(kept)[1][-1] == 18  # batches that were counted
+    assert scene.fed.run_state(run)["measured"] == "personalised"
+
+
+def test_a_simulation_with_local_buffers_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    document = ('name = "local"\n' + text("local")).encode()
+    whole = simulate(document, home=tmp_path / "whole", threads=1)
+    home = tmp_path / "halted"
+    with Simulation(document, home, threads=1) as simulation:
+
+        def stop(progress: Progress) -> None:
+            if progress.done == 2:
+                simulation.stop()
+
+        simulation.run(stop)
+    assert simulate(document, home=home, resume=True, threads=1).model.tobytes() == whole.model.tobytes()
+    for client in CLIENTS:
+        one, other = (place / "personal" / client / "2.safetensors" for place in (home, tmp_path / "whole"))
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_model_with_buffers_is_not_trained_stacked(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be trained by the backend stacked with personal or frozen parameters"):
+        Simulation(('name = "local"\n' + text("local")).encode(), tmp_path / "a", backend="stacked")
