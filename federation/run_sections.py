@@ -18,10 +18,11 @@ from pydantic import (
 from federation.accounting import DELTA, LEAST_NOISE
 from federation.objectives import OBJECTIVE
 from federation.problems import Section
-from federation.sharing import MAX_PATTERNS, PATTERN
+from federation.sharing import BUFFER_NAMES, MAX_PATTERNS, PATTERN, parameters_of
 from federation.tasks import Part
 
 if TYPE_CHECKING:
+    from federation.vectors import Layout
     from federation.work.computation import PrivateSgd
 
 IDENTIFIER = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
@@ -150,11 +151,12 @@ class ParametersSpec(Section):
     )
     frozen: Patterns = Field((), description="left at the initial values: names, likewise")
 
-    buffers: Literal["", "local", "frozen"] = Field(
+    buffers: Literal["", "local", "averaged", "frozen"] = Field(
         "",
-        description="what becomes of buffers, such as BatchNorm's running statistics: kept by each member, or left at "
-        "the initial values; a model without buffers needs nothing",
+        description="what becomes of buffers, such as BatchNorm's running statistics: kept by each member, averaged, "
+        "or left at the initial values; a model without buffers needs nothing",
     )
+    buffer_names: Patterns = Field(BUFFER_NAMES, description="the names of the buffers, where they are averaged")
 
     @property
     def shares_all(self) -> bool:
@@ -165,6 +167,14 @@ class ParametersSpec(Section):
     def keeps(self) -> bool:
         """Whether members keep anything of their own."""
         return bool(self.personal) or self.buffers == "local"
+
+    def parameters_of(self, layout: "Layout") -> "Layout":
+        """The parameters of the run's model, which come before its averaged buffers.
+
+        Raises:
+            SharingError: as of `federation.sharing.parameters_of`.
+        """
+        return parameters_of(layout, self.buffer_names) if self.buffers == "averaged" else layout
 
     def unshared(self, names: Iterable[str]) -> str:
         """The first of these parameters that the run does not share; empty if it shares all of them."""

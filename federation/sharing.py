@@ -1,7 +1,7 @@
 """Which parameters of a task's model a run shares, and which stay with its members."""
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 PATTERN = r"^[A-Za-z0-9_.*-]{1,200}$"  # over the names of parameters: * is any text
 MAX_PATTERNS = 100
-TREATMENTS = ("local", "frozen")  # of buffers: kept by each member, or left at their initial values
+# Of buffers: kept by each member, the mean of the members', or left at their initial values.
+TREATMENTS = ("local", "averaged", "frozen")
+BUFFERS = "averaged.buffers"  # the row of a reply with averaged buffers; no objective can have this name
+# The buffers of PyTorch's normalisations.
+BUFFER_NAMES = ("*.running_mean", "*.running_var", "*.num_batches_tracked")
 
 
 class SharingError(ValueError):
@@ -27,11 +31,13 @@ class Sharing:
         whole: the layout of the task's model, (d,).
         personal_names: of the tensors that each member keeps and trains.
         frozen_names: of those that stay at their initial values.
+        averaged_names: of the shared tensors that are buffers; they come last in the run's model.
     """
 
     whole: "Layout"
     personal_names: frozenset[str]
     frozen_names: frozenset[str]
+    averaged_names: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -42,7 +48,7 @@ class Sharing:
         buffers: Collection[str] = (),
         treatment: str = "",
     ) -> "Sharing":
-        """What patterns choose, and of the tensors called `buffers` a treatment: "local" or "frozen".
+        """What patterns choose, and of the tensors called `buffers` one of `TREATMENTS`.
 
         Raises:
             SharingError: a pattern is malformed or matches nothing, a tensor is personal and frozen, none is shared, or
@@ -52,12 +58,13 @@ class Sharing:
         if buffers and treatment not in TREATMENTS:
             raise SharingError(
                 f"parameters.buffers: the model keeps {len(buffers)} buffers, such as {min(buffers)!r}: say what "
-                f"becomes of them, {' or '.join(map(repr, TREATMENTS))}"
+                f"becomes of them, one of {', '.join(map(repr, TREATMENTS))}"
             )
         if treatment and not buffers:
             raise SharingError(f"parameters.buffers: {treatment!r}, but the model keeps no buffers")
-        kept, fixed = (frozenset(buffers if treatment == name else ()) for name in TREATMENTS)
-        chosen = cls(whole, _matched("personal", personal, names) | kept, _matched("frozen", frozen, names) | fixed)
+        kept, averaged, fixed = (frozenset(buffers if treatment == name else ()) for name in TREATMENTS)
+        own, still = _matched("personal", personal, names) | kept, _matched("frozen", frozen, names) | fixed
+        chosen = cls(whole, own, still, averaged)
         if both := sorted(chosen.personal_names & chosen.frozen_names):
             raise SharingError(f"parameters: {both[0]!r} is both personal and frozen")
         if not set(names) - chosen.personal_names - chosen.frozen_names:
@@ -66,60 +73,90 @@ class Sharing:
 
     @cached_property
     def shared(self) -> "Layout":
-        """The tensors of the run's model, in the order of the task's."""
-        return self._layout(lambda name: name not in self.personal_names | self.frozen_names)
+        """The tensors of the run's model, in the order of the task's; then the averaged buffers."""
+        left_out = self.personal_names | self.frozen_names | self.averaged_names
+        names = {tensor.name for tensor in self.whole.tensors} - left_out
+        return self._layout(names, self.averaged_names)
+
+    @cached_property
+    def buffers(self) -> int:
+        """How many elements the averaged buffers have, at the end of the run's model."""
+        return sum(tensor.size for tensor in self.whole.tensors if tensor.name in self.averaged_names)
 
     @cached_property
     def personal(self) -> "Layout":
         """The personal tensors, in the order of the task's model. Raises ValueError if there are none."""
-        return self._layout(self.personal_names.__contains__)
+        return self._layout(self.personal_names)
 
     @cached_property
     def frozen(self) -> tuple[slice, ...]:
         """The columns of the frozen tensors in the whole model."""
-        return self._columns(self.frozen_names)
+        return tuple(part for name, part in self._columns.items() if name in self.frozen_names)
 
     def shared_of(self, model: "Vector") -> "Vector":
-        """The shared parameters of a whole model (d,)."""
-        return self._taken(model, {tensor.name for tensor in self.shared.tensors})
+        """The run's model (d',) within a whole model (d,)."""
+        return self._taken(model, self.shared)
 
     def personal_of(self, model: "Vector") -> "Vector":
         """The personal parameters of a whole model (d,)."""
-        return self._taken(model, self.personal_names)
+        return self._taken(model, self.personal)
 
     def with_shared(self, model: "Vector", shared: "Vector") -> "Vector":
-        """A whole model (d,) with these shared parameters; the rest is as in `model`, which stays unchanged."""
-        return self._put(model, {tensor.name for tensor in self.shared.tensors}, shared)
+        """A whole model (d,) with this run's model; the rest is as in `model`, which stays unchanged."""
+        return self._put(model, self.shared, shared)
 
     def with_personal(self, model: "Vector", personal: "Vector") -> "Vector":
         """A whole model (d,) with these personal parameters; the rest is as in `model`, which stays unchanged."""
-        return self._put(model, self.personal_names, personal)
+        return self._put(model, self.personal, personal)
 
-    def _layout(self, wanted: Callable[[str], bool]) -> "Layout":
+    def _layout(self, *groups: Collection[str]) -> "Layout":
+        """The tensors of each group in turn, in the order of the whole model."""
         from federation.vectors import Layout  # noqa: PLC0415 - it needs NumPy, which `fedpareto --help` does not
 
-        return Layout(tuple(tensor for tensor in self.whole.tensors if wanted(tensor.name)))
+        return Layout(tuple(tensor for names in groups for tensor in self.whole.tensors if tensor.name in names))
 
-    def _columns(self, names: Collection[str]) -> tuple[slice, ...]:
-        found, offset = [], 0
+    @cached_property
+    def _columns(self) -> dict[str, slice]:
+        """The columns of each tensor in the whole model."""
+        found, offset = {}, 0
         for tensor in self.whole.tensors:
-            if tensor.name in names:
-                found.append(slice(offset, offset + tensor.size))
+            found[tensor.name] = slice(offset, offset + tensor.size)
             offset += tensor.size
-        return tuple(found)
+        return found
 
-    def _taken(self, model: "Vector", names: Collection[str]) -> "Vector":
+    def _taken(self, model: "Vector", part: "Layout") -> "Vector":
         import numpy as np  # noqa: PLC0415
 
-        return np.concatenate([model[part] for part in self._columns(names)])
+        return np.concatenate([model[self._columns[tensor.name]] for tensor in part.tensors])
 
-    def _put(self, model: "Vector", names: Collection[str], values: "Vector") -> "Vector":
-        made, offset = model.copy(), 0
-        for part in self._columns(names):
-            length = part.stop - part.start
-            made[part] = values[offset : offset + length]
-            offset += length
+    def _put(self, model: "Vector", part: "Layout", values: "Vector") -> "Vector":
+        made = model.copy()
+        for name, tensor in part.split(values).items():
+            made[self._columns[name]] = tensor.reshape(-1)
         return made
+
+
+def parameters_of(layout: "Layout", patterns: Sequence[str]) -> "Layout":
+    """The parameters of a run's model whose averaged buffers, the last tensors, have names that match patterns.
+
+    Raises:
+        SharingError: no tensor is a buffer, none is a parameter, or a parameter comes after a buffer.
+    """
+    from federation.vectors import Layout  # noqa: PLC0415
+
+    buffers = [any(fnmatchcase(tensor.name, pattern) for pattern in patterns) for tensor in layout.tensors]
+    count = len(buffers) - sum(buffers)
+    if count in (0, len(buffers)) or not all(buffers[count:]):
+        raise SharingError(
+            'parameters.buffers: "averaged": a model of parameters and, after them, buffers is needed, whose names '
+            f"match parameters.buffer_names ({', '.join(patterns)}); this one holds "
+            + _shown([tensor.name for tensor in layout.tensors])
+        )
+    return Layout(layout.tensors[:count])
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
 
 
 def _matched(key: str, patterns: Sequence[str], names: Sequence[str]) -> frozenset[str]:
@@ -132,7 +169,8 @@ def _matched(key: str, patterns: Sequence[str], names: Sequence[str]) -> frozens
             raise SharingError(f"parameters.{key}: {pattern[:200]!r} is no pattern: letters, digits, _ . - and *")
         matching = [name for name in names if fnmatchcase(name, pattern)]
         if not matching:
-            shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-            raise SharingError(f"parameters.{key}: {pattern!r} matches no parameter of the model; there are {shown}")
+            raise SharingError(
+                f"parameters.{key}: {pattern!r} matches no parameter of the model; there are {_shown(names)}"
+            )
         found.update(matching)
     return frozenset(found)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,22 +22,22 @@ from coordinator.rounds.content import content_problem, payload_problem
 from coordinator.rounds.fleets.base import Fleet, Held, Question, RunFacts, Surroundings
 from coordinator.rounds.recorder import Signed, record_reply
 from coordinator.rounds.states import close_phase, end_assignment
-from federation.attacks import attack_seed
 from federation.attacks.probe import Probe
 from federation.digests import digest
 from federation.envelope import envelope_digest, seal
 from federation.payload_check import PayloadCheck
 from federation.proofs import UNSIGNED
+from federation.sharing import BUFFERS
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.v1 import common_pb2
 from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
-from federation.vectors import model_layout, model_row, payload_bytes
-from federation.work.base import Client, Memory, Origin, Result, RowSchema, Shape, Work, WorkError, payload_layout
+from federation.vectors import Layout, model_layout, model_row, payload_bytes
+from federation.work.base import Client, Memory, Origin, Result, RowSchema, Work, WorkError, payload_layout
 from federation.work.computation import Computation, Descend, Measure, MeasureAlong, training_losses
 from federation.work.registry import encode_statement
-from federation.work.secure.ready import Ready
 from federation.work.site import Site
 from federation.work.train.work import Train
+from simulation.attackers import attacked
 from simulation.local import LocalWork, Outcome, Turn
 from simulation.members import Members
 from simulation.personal import OwnModels
@@ -179,7 +180,7 @@ class SimulatedFleet(Fleet):
     def _answers(self, question: Question, clients: list[str]) -> dict[str, Answer]:
         """The answer of each client."""
         base = model_row(self.around.blobs.local(question.base_model)).read()
-        layout = model_layout(self.around.blobs.local(question.base_model))
+        layout = self._layout(question)
         spec, serves = self.run.spec, self._population.serves
         shared, facts, private = question.phase.inputs(), self.facts(question), spec.privacy.secure != "off"
         if self._attempt != (question.current.number, question.current.attempt):
@@ -190,7 +191,7 @@ class SimulatedFleet(Fleet):
                 seed=spec.seed,
                 round=question.current.number,
                 attempt=question.current.attempt,
-                shape=Shape(layout, self.run.objectives, serves[name]),
+                shape=self.run.shape(layout, serves[name]),
                 memory=self._memories.setdefault(name, _ClientMemory()),
                 inputs={**shared, **question.phase.own_inputs(name)},
                 origin=Origin(**{item.name: facts[item.name] for item in fields(Origin)}),
@@ -219,7 +220,7 @@ class SimulatedFleet(Fleet):
         own = {} if self._own is None else self._own.at(number, computations)
         outcomes |= self._computed(base, computations, Turn(spec.seed, number, self._stopped, own))
         if any(not isinstance(computation, Measure | MeasureAlong) for computation in computations.values()):
-            self._attack(question, base, outcomes)
+            outcomes = attacked(outcomes, self._population.attackers, question, spec.seed, partial(self._change, base))
         for name, statement in statements.items():
             if isinstance(outcome := outcomes[name], Result):
                 outcomes[name] = replace(outcome, privacy=statement)
@@ -249,38 +250,19 @@ class SimulatedFleet(Fleet):
         chosen = lot.choice(len(question.clients), size=question.wanted, replace=False)
         return [question.clients[place] for place in sorted(chosen)]
 
-    def _attack(self, question: Question, base: Vector, outcomes: dict[str, Outcome]) -> None:
-        """Replaces the outcomes of attackers, who know the honest updates of the round."""
-        results = {name: one for name, one in outcomes.items() if isinstance(one, Result)}
-        attacks = {name: one for name, one in self._population.attackers.items() if name in results}
-        if not attacks:
-            return
-        change = self._change(question, base)
-        honest = [one for name, one in sorted(results.items()) if name not in attacks]
-        for objective in dict.fromkeys(row for one in results.values() for row in one.rows):
-            rows = [one.rows[objective] for one in honest if objective in one.rows]
-            m = sum(objective in one.rows for one in results.values())
-            peers = np.stack(rows) if rows else np.empty((0, len(base)), dtype=np.float32)
-            for name, attack in attacks.items():
-                result = results[name]
-                if objective in result.rows:
-                    seed = attack_seed(self.run.spec.seed, question.current.number, name)
-                    own = result.rows[objective] if attack.trains else change
-                    distort = attack.on_update if question.phase.kind in (Train, Ready) else attack.on_gradient
-                    sent = np.ascontiguousarray(distort(own, peers=peers, m=m, seed=seed), dtype=np.float32)
-                    results[name] = replace(result, rows={**result.rows, objective: sent})
-        for name, attack in attacks.items():
-            outcomes[name] = replace(results[name], losses=attack.on_losses(results[name].losses))
-
-    def _change(self, question: Question, base: Vector) -> Vector:
-        """w_{t-1} - w_t, zeros in the first round; from the record, for a simulation that was interrupted."""
+    def _change(self, base: Vector, question: Question) -> Vector:
+        """w_{t-1} - w_t of the parameters, zeros in the first round; from the record, for an interrupted simulation."""
         with self.around.database.read() as session:
             before = session.scalar(
                 select(models.Round.base_model).where(
                     models.Round.run_id == self.run.run_id, models.Round.number == question.current.number - 1
                 )
             )
-        return np.zeros_like(base) if before is None else model_row(self.around.blobs.local(before)).read() - base
+        last = base if before is None else model_row(self.around.blobs.local(before)).read()
+        return (last - base)[: self.run.spec.parameters.parameters_of(self._layout(question)).size]
+
+    def _layout(self, question: Question) -> Layout:
+        return model_layout(self.around.blobs.local(question.base_model))
 
     def _take(self, question: Question, assignment: Assignment, answer: Answer, seconds: float) -> Reply | None:
         """One client's reply as the intake would take it; None if it declined or is refused."""
@@ -338,13 +320,15 @@ class SimulatedFleet(Fleet):
     def _reply(
         self, name: str, result: Result, rows: tuple[RowSchema, ...], *, envelope: str = "", payload: str = ""
     ) -> Reply:
+        names = tuple(row.name for row in rows if row.name != BUFFERS)
         return Reply(
             client_id=name,
             samples=result.samples,
             losses=result.losses,
             metrics=result.metrics,
-            rows=tuple(result.rows[row.name] for row in rows),
-            names=tuple(row.name for row in rows),
+            rows=tuple(result.rows[name] for name in names),
+            names=names,
+            buffers=result.rows.get(BUFFERS),
             objectives=self._population.serves[name],
             envelope=envelope,
             payload=payload,

@@ -1,4 +1,4 @@
-"""Models that keep more than parameters, such as BatchNorm's statistics: local or frozen, as the run says."""
+"""Models that keep more than parameters, such as BatchNorm's statistics: local, averaged or frozen, as a run says."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,18 +7,23 @@ import numpy as np
 import pytest
 import torch
 from harness import TESTS, Federation, Process, federation
+from running import refused
+from stage import LAYOUT, Stage, spec
 from test_personal_parameters import GIVEN, SGD, Small, descend
 from torchvision.models import resnet18
 
+from coordinator.rounds.specification import parse_run
 from federation.objectives import joint_target
 from federation.run_sections import ParametersSpec
-from federation.sharing import Sharing, SharingError
+from federation.runs import SpecError
+from federation.sharing import BUFFERS, Sharing, SharingError
 from federation.tasks import Dataset, DataSource, Splits, Task, initial_model
 from federation.training.own import Own, compute, run_model
 from federation.training.plans import TrainingPlan
 from federation.training.torch_trainer import TorchTrainer
-from federation.vectors import Vector, read_vector
-from federation.work.computation import Descend, LocalSgd, Measure
+from federation.v1.common_pb2 import SignedEnvelope, StepManifest
+from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes, update_layout, update_rows
+from federation.work.computation import Descend, LocalSgd, Measure, MeasureAlong
 from fedpareto.notebook import simulate
 from simulation.simulate import Progress, Simulation
 
@@ -87,6 +92,52 @@ def test_frozen_buffers_are_used_in_training_and_do_not_change() -> None:
     assert not np.allclose(plain.rows["loss"], result.rows["loss"])
 
 
+def test_averaged_buffers_are_a_row_of_their_own_behind_the_parameters() -> None:
+    trained, chosen = with_buffers(Normed(), "averaged")
+    base = chosen.sharing.shared_of(chosen.values)
+    assert [tensor.name for tensor in chosen.sharing.shared.tensors][-4:-2] == ["head.bias", "norm.running_mean"]
+    base[-5:] = [3.0, -3.0, 0.5, 2.0, 7.0]  # in the middle of a run
+    result = compute(trained, base, descend(trained), chosen, **GIVEN)
+    assert {name: row.shape for name, row in result.rows.items()} == {"loss": (18,), BUFFERS: (5,)}
+    assert (result.rows[BUFFERS][-1], result.personal) == (7 + SGD.steps, None)
+    alone, own = with_buffers(Normed(), "local")
+    values = own.sharing.with_personal(own.values, base[-5:])
+    expected = compute(alone, base[:18], descend(alone), Own(own.sharing, values), **GIVEN)
+    assert result.rows["loss"].tobytes() == expected.rows["loss"].tobytes()
+    assert expected.personal is not None
+    assert result.rows[BUFFERS].tobytes() == expected.personal.tobytes()
+    along = MeasureAlong(direction=np.ones(18, np.float32), steps=(0.5,), names=("half",))
+    moved = np.append(base[:18] - np.float32(0.5), base[18:])
+    there = trained.measure(chosen.sharing.with_shared(chosen.values, moved), ("train",))["train/loss"]
+    assert compute(trained, base, along, chosen, **GIVEN).metrics == {"half": there}
+    assert [name for name, model in along.models(base) if model.tobytes() == moved.tobytes()] == ["half"]
+
+
+def test_names_of_buffers_that_are_no_buffers_are_refused() -> None:
+    for names, says in (
+        (("*.num_batches_tracked",), "they must match the buffers, and nothing else: see 'norm.running_mean'"),
+        (("*.running_mean", "*.running_var"), r"\(\*.running_mean, \*.running_var\); this one holds body.weight"),
+        (("*.mean",), r"\(\*.mean\); this one holds body.weight"),
+    ):
+        with pytest.raises(SharingError, match=f"parameters.buffer_names.*{says}"):
+            run_model(Normed(), 0, ParametersSpec(buffers="averaged", buffer_names=names))
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ('privacy = { secure = "sum" }', r"a private round sums updates alone \(privacy.secure\): use .local. or"),
+        ("privacy = { sample_noise = 1.0, sample_clip = 1.0 }", "no noise protects the samples that they describe"),
+        ("privacy = { client_noise = 1.0 }", "no noise protects the client that they describe"),
+    ],
+)
+def test_averaged_buffers_are_refused_where_updates_are_protected(section: str, says: str) -> None:
+    document = f'name = "a"\ntask = "digits"\nrounds = 1\nalgorithm.name = "fedavg-n"\n{section}\n'
+    parse_run(document)
+    with pytest.raises(SpecError, match=says):
+        parse_run(document + 'parameters.buffers = "averaged"\n')
+
+
 def _plan(own_: Own) -> TrainingPlan:
     return TrainingPlan(sgd=SGD, weights={"loss": 1.0}, seed=0, samples=12, frozen=own_.sharing.frozen)
 
@@ -94,7 +145,11 @@ def _plan(own_: Own) -> TrainingPlan:
 @pytest.mark.parametrize(
     ("made", "treatment", "says"),
     [
-        (Normed(), "", "keeps 3 buffers, such as 'norm.num_batches_tracked': say what becomes of them, 'local' or"),
+        (
+            Normed(),
+            "",
+            "keeps 3 buffers, such as 'norm.num_batches_tracked': say what becomes of them, one of 'local', 'averaged'",
+        ),
         (Small(), "local", "parameters.buffers: 'local', but the model keeps no buffers"),
     ],
 )
@@ -104,7 +159,7 @@ def test_a_model_with_buffers_needs_a_run_that_says_what_becomes_of_them(made: T
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("treatment", ["local", "frozen"])
+@pytest.mark.parametrize("treatment", ["local", "averaged", "frozen"])
 def test_a_pretrained_resnet_with_batch_normalisation_trains(tmp_path: Path, treatment: str) -> None:
     made = ResNet()
     made.state = tmp_path / "resnet.pt"
@@ -114,9 +169,11 @@ def test_a_pretrained_resnet_with_batch_normalisation_trains(tmp_path: Path, tre
     work = Descend(sgd=LocalSgd(steps=2, learning_rate=0.001), targets=joint_target(trained.objectives))
     base = chosen.sharing.shared_of(chosen.values)
     result = compute(trained, base, work, chosen, **GIVEN)
-    assert base.shape == (11_177_538,)
-    after = base - result.rows["loss"]
+    assert base.shape == (11_177_538 + 9_620 * (treatment == "averaged"),)
+    after = base - np.append(result.rows["loss"], np.zeros(chosen.sharing.buffers, np.float32))
     mine = chosen
+    if treatment == "averaged":
+        after[-9_620:] = result.rows[BUFFERS]
     if result.personal is not None:
         mine = Own(chosen.sharing, chosen.sharing.with_personal(chosen.values, result.personal))
     measured = compute(trained, after, Measure(splits=("train",)), mine, **GIVEN).metrics
@@ -149,19 +206,29 @@ class Scene:
 
     def __init__(self, fed: Federation) -> None:
         self.fed = fed
+        self.workers: dict[str, Process] = {}
 
     def work(self, client: str, crash: str = "") -> Process:
         part = f"{CLIENTS.index(client) + 1}/2"
         options = ("--part", part, "--partition", "shards:2", "--code", str(TESTS))
-        return self.fed.work(client, *options, task="normed_task:Normed", crash=crash)
+        self.workers[client] = self.fed.work(client, *options, task="normed_task:Normed", crash=crash)
+        return self.workers[client]
 
     def submit(self, name: str, treatment: str) -> str:
         return self.fed.submit(name, text(treatment), "--code", str(TESTS))
 
     def model(self, run: str) -> Vector:
         """The last model of a run, as soon as it is completed."""
-        kind, _, value = self.fed.wait_completed(run).partition(":")
-        return read_vector(self.fed.home / "blobs" / kind / value[:2] / value[2:])[1]
+        return read_vector(self.blob(self.fed.wait_completed(run)))[1]
+
+    def blob(self, digest: str) -> Path:
+        kind, _, value = digest.partition(":")
+        return self.fed.home / "blobs" / kind / value[:2] / value[2:]
+
+    def rows(self, envelope: str) -> dict[str, Vector]:
+        """The rows of an update by the digest of its envelope."""
+        ((payload,),) = self.fed.query("select payload from updates where envelope_digest = :name", name=envelope)
+        return {name: np.array(row.read()) for name, row in update_rows(self.blob(payload)).items()}
 
     def exported(self, client: str, run: str) -> bytes:
         path = self.fed.directory / f"{client}.safetensors"
@@ -197,6 +264,35 @@ def test_local_buffers_outlive_their_worker_and_a_simulation_makes_the_same(scen
     assert scene.fed.run_state(run)["measured"] == "personalised"
 
 
+def test_averaged_buffers_are_the_mean_of_the_replies_and_k_does_not_see_them(scene: Scene, tmp_path: Path) -> None:
+    document = text("averaged").replace('"fedavg"', '"fedmgda+"') + 'server = { optimiser = "momentum" }\n'
+    simulated = simulate(('name = "averaged"\n' + document).encode(), home=tmp_path / "home", threads=1)
+    if scene.workers[CLIENTS[0]].popen.poll() is not None:
+        scene.work(CLIENTS[0])
+    scene.fed.attending(*CLIENTS)
+    run = scene.fed.submit("averaged", document, "--code", str(TESTS))
+    model = scene.model(run)
+    assert model.tobytes() == simulated.model.tobytes()
+    assert scene.fed.run_state(run)["measured"] == "shared"
+    steps = scene.fed.query(
+        "select base_model, result_model, step, gram from rounds where run_id = :run order by number", run=run
+    )
+    momentum = np.zeros(626)
+    for base, after, step, gram in steps:
+        signed = StepManifest.FromString(SignedEnvelope.FromString(step).manifest)
+        rows = [scene.rows(name) for name in signed.updates]
+        U = np.array([row["loss"] for row in rows], dtype=np.float64)
+        np.testing.assert_allclose(np.load(scene.blob(gram)), U @ U.T, rtol=1e-9)
+        momentum = 0.9 * momentum + signed.coefficients @ U
+        found, before = (read_vector(scene.blob(name))[1] for name in (after, base))
+        np.testing.assert_allclose(found[: U.shape[1]], before[: U.shape[1]] - signed.rate * momentum, atol=1e-6)
+        mean = np.mean([row[BUFFERS].astype(np.float64) for row in rows], axis=0)
+        assert found[U.shape[1] :].tobytes() == mean.astype(np.float32).tobytes()
+    assert model[-1] == 18  # batches that were counted
+    mean_of_models = text("averaged").replace('"fedavg"', '"afl"')
+    assert simulate(('name = "mean"\n' + mean_of_models).encode(), threads=1).model[-1] == 18
+
+
 def test_a_simulation_with_local_buffers_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     document = ('name = "local"\n' + text("local")).encode()
     whole = simulate(document, home=tmp_path / "whole", threads=1)
@@ -217,3 +313,55 @@ def test_a_simulation_with_local_buffers_goes_on_to_the_same_bytes(tmp_path: Pat
 def test_a_model_with_buffers_is_not_trained_stacked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be trained by the backend stacked with personal or frozen parameters"):
         Simulation(('name = "local"\n' + text("local")).encode(), tmp_path / "a", backend="stacked")
+
+
+# ---- what clients send that they should not
+
+WITH_BUFFERS = Layout((*LAYOUT.tensors, Tensor("n.running_mean", (2,)), Tensor("n.num_batches_tracked", ())))
+AVERAGED = 'parameters.buffers = "averaged"\nlimits.norm = 100.0\nselection = { minimum = 1, quorum = 0.1 }'
+
+
+def test_buffers_that_are_not_what_was_asked_are_refused_and_long_ones_are_no_long_update(stage: Stage) -> None:
+    players = stage.cast(task := stage.task(), "ann", "ben", "cleo")
+    values = np.arange(WITH_BUFFERS.size, dtype=np.float32)
+    document = spec("buffers", task, algorithm="fedavg", more=AVERAGED)
+    run = stage.submit(document, model=to_bytes(WITH_BUFFERS, values))
+    ann, ben, cleo = players
+    order = ann.order()
+    assert [(row.name, row.length) for row in order.rows] == [("loss", 45), (BUFFERS, 3)]
+    wrong = to_bytes(update_layout([("loss", 45), (BUFFERS, 4)]), np.ones(49, np.float32))
+    with refused("INVALID_ARGUMENT", "layout"):
+        ann.member.submit(ann.member.seal(ann.member.manifest(order, wrong[:-4])), wrong[:-4])
+    assert stage.outcomes(run)["ann"] == ("REJECTED", "layout")
+    order, update = ben.order(), np.ones(48, np.float32)
+    short = ben.member.manifest(order, to_bytes(update_layout([("loss", 45), (BUFFERS, 2)]), update[:47]))
+    short.rows[1].length = 2
+    with refused("INVALID_ARGUMENT", "mismatch:rows"):
+        ben.member.submit(ben.member.seal(short))
+    update[46] = np.nan
+    with refused("INVALID_ARGUMENT", "non-finite"):
+        ben.submit(order, update)
+    assert stage.outcomes(run)["ben"] == ("REJECTED", "non-finite")
+    update[45:] = 0.0, 1e30, 8.0
+    cleo.reply(cleo.order(), update)
+    stage.play(run, *players)
+    made = read_vector(stage.blobs.local(stage.run(run).model))[1]
+    np.testing.assert_array_equal(made, np.append(values[:45] - 1.0, update[45:]).astype(np.float32))
+
+
+def test_an_update_of_zeros_has_no_direction_whatever_its_buffers_are(stage: Stage) -> None:
+    (ann,) = stage.cast(task := stage.task(), "ann")
+    document = spec("zeros", task, algorithm="fedavg", more=AVERAGED)
+    run = stage.submit(document, model=to_bytes(WITH_BUFFERS, np.ones(48, np.float32)))
+    with refused("INVALID_ARGUMENT", "zero"):
+        ann.submit(ann.order(), np.append(np.zeros(45), np.ones(3)).astype(np.float32))
+    stage.stop_run(run)
+
+
+def test_an_initial_model_without_the_buffers_of_its_run_is_refused(stage: Stage) -> None:
+    document = spec("without", stage.task(), more=AVERAGED)
+    with refused("INVALID_ARGUMENT", "spec"):
+        stage.submit(document)
+    first = Layout((*WITH_BUFFERS.tensors[2:], *LAYOUT.tensors))
+    with refused("INVALID_ARGUMENT", "spec"):
+        stage.submit(document, model=to_bytes(first, np.ones(48, np.float32)))

@@ -114,7 +114,7 @@ def check_assignment(
             sharing = Sharing.of(shape.layout, unshared.personal, unshared.frozen, trainer.buffers, unshared.buffers)
         except SharingError as error:
             raise Declined(manifest.assignment_id, "parameters", str(error)[:500]) from None
-        shape = replace(shape, layout=sharing.shared)
+        shape = replace(shape, layout=sharing.shared, buffers=sharing.buffers)
     require_digest(manifest.base_model, "base-model")
     require(
         manifest.base_model_bytes == shape.layout.file_bytes,

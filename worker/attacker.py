@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from federation.attacks import Attack, AttackError, attack_seed
+from federation.sharing import BUFFERS
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import Vector, update_layout
 from federation.work.base import Result
@@ -60,9 +61,10 @@ class Attacker:
         The result has rows of zeros where the attack does not train. `now` is the coordinator's time; `pause` sleeps,
         and may raise in order to give up.
         """
-        rows = dict(honest.rows)
+        kept = {name: row for name, row in honest.rows.items() if name == BUFFERS}
+        rows = {name: row for name, row in honest.rows.items() if name != BUFFERS}
         if not self.attack.trains:
-            rows = dict.fromkeys(rows, self._change())
+            rows = {name: self._change()[: len(row)] for name, row in rows.items()}
         peers = {objective: row[None] for objective, row in rows.items()}
         if self.accomplices is not None:
             layout = update_layout([(objective, len(row)) for objective, row in rows.items()])
@@ -79,7 +81,7 @@ class Attacker:
         seed = attack_seed(asked.seed, asked.round, self.client_id)
         distort = self.attack.on_update if asked.kind in (Train.name, Ready.name) else self.attack.on_gradient
         sent = {objective: distort(row, peers=peers[objective], m=0, seed=seed) for objective, row in rows.items()}
-        return replace(honest, rows=sent, losses=self.attack.on_losses(honest.losses))
+        return replace(honest, rows=sent | kept, losses=self.attack.on_losses(honest.losses))
 
     def _change(self) -> Vector:
         """The model seen before the last one, minus the last one: zeros as long as only one has been seen."""

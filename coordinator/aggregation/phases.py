@@ -99,6 +99,7 @@ class Reply:
         rows: its update, a row (d,) for each target of the phase, or the rows of its sketch; empty for a phase without
             payload.
         names: of the rows.
+        buffers: the averaged buffers of its model after training, no row of the update; None where there are none.
         objectives: those that the client worked on.
         envelope: the digest of its signed envelope, by which the record of the step names the reply.
         payload: the digest of the stored update, by which a later round may recall it; empty where it is not stored.
@@ -113,6 +114,7 @@ class Reply:
     metrics: Mapping[str, float]
     rows: tuple[Row, ...] = ()
     names: tuple[str, ...] = (JOINT,)
+    buffers: Row | None = None
     objectives: tuple[str, ...] = (JOINT,)
     envelope: str = ""
     payload: str = ""

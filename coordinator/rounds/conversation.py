@@ -136,6 +136,7 @@ def bare_context(
 ) -> RoundContext:
     """The context of a round as far as it follows from the run's facts, its state, and the model's layout."""
     spec, server = run.spec, run.spec.server
+    layout = spec.parameters.parameters_of(layout)
     return RoundContext(
         number=number,
         total=spec.rounds,

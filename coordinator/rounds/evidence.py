@@ -21,6 +21,7 @@ from coordinator.rounds.recorder import privacy_stated
 from coordinator.rounds.revoked import REVOKED
 from federation.envelope import ManifestT, envelope_digest, seal, unseal
 from federation.refusals import Refusal
+from federation.sharing import BUFFERS
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     ReceiptManifest,
@@ -126,6 +127,7 @@ class Evidence:
             if assignment.reason == REVOKED:
                 continue
             rows = update_rows(blobs.local(manifest.payload)) if manifest.payload else {}
+            buffers = rows.pop(BUFFERS, None)
             replies.append(
                 Reply(
                     client_id=manifest.client_id,
@@ -134,6 +136,7 @@ class Evidence:
                     metrics=dict(manifest.metrics),
                     rows=tuple(rows.values()),
                     names=tuple(rows),
+                    buffers=buffers,
                     objectives=tuple(order.objectives),
                     envelope=update.envelope_digest,
                     payload=manifest.payload,

@@ -39,7 +39,24 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
         raise SpecError(f"server.optimiser: {rule.name} brings its own; leave it out")
     if spec.privacy.secure != "off":
         must_suit_private_rounds(spec, rule)
+    if spec.parameters.buffers == "averaged":
+        _must_show_buffers(spec)
     return spec, rule
+
+
+def _must_show_buffers(spec: RunSpec) -> None:
+    """Raises SpecError if the run protects what averaged buffers, which are sent in the clear, would show."""
+    privacy = spec.privacy
+    for key, protects, why in (
+        ("secure", privacy.secure != "off", "a private round sums updates alone"),
+        ("sample_noise", privacy.sample_noise > 0, "no noise protects the samples that they describe"),
+        ("client_noise", privacy.client_noise > 0, "no noise protects the client that they describe"),
+    ):
+        if protects:
+            raise SpecError(
+                f'parameters.buffers: "averaged" buffers are sent in the clear, and {why} (privacy.{key}): use "local" '
+                'or "frozen", or a model with GroupNorm or LayerNorm'
+            )
 
 
 def must_suit_private_rounds(spec: RunSpec, rule: Algorithm) -> None:
@@ -227,11 +244,9 @@ def fitting_objectives(spec: RunSpec, rule: Algorithm, objectives: tuple[str, ..
         raise SpecError(
             f"objectives.names: {', '.join(named)} are not those of {spec.task}, which has {', '.join(objectives)}"
         )
-    if len(named) > 1 and spec.parameters.keeps:
-        key = "personal" if spec.parameters.personal else "buffers"
-        raise SpecError(
-            f"parameters.{key}: {spec.task} has {len(named)} objectives; personal parameters are for tasks with one"
-        )
+    if len(named) > 1 and (spec.parameters.keeps or spec.parameters.buffers == "averaged"):
+        key, what = ("personal", "personal parameters") if spec.parameters.personal else ("buffers", "such buffers")
+        raise SpecError(f"parameters.{key}: {spec.task} has {len(named)} objectives; {what} are for tasks with one")
     for client, served in spec.objectives.serve.items():
         if unknown := [name for name in served if name not in named]:
             raise SpecError(f"objectives.serve.{client}: no objective {unknown[0]!r}; there are {', '.join(named)}")

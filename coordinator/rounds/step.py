@@ -7,7 +7,7 @@ Blobs are stored first, then recorded. After a crash in between, the same blobs 
 import dataclasses
 import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +28,7 @@ from coordinator.rounds.fleets.base import Fleet, Skipped
 from federation.plugins import Origin
 from federation.run_sections import ServerSpec
 from federation.runs import RunSpec
+from federation.sharing import BUFFERS
 from federation.vectors import model_layout, model_row, payload_bytes, update_layout, update_rows
 from storage.blobs import BlobStore, BlobWriter
 from storage.models import Round
@@ -106,6 +107,8 @@ def take_step(
 ) -> Stepped:
     """Makes the model and the vectors that follow from a step: blobs that `new` writes.
 
+    Averaged buffers become the mean of those of the replies that are combined, each counted once.
+
     A stationary step changes nothing, the optimiser's vectors included; a mean of models counts its model once more.
     With noise that protects clients, every step is taken: that there is none would show something of the updates.
 
@@ -121,17 +124,20 @@ def take_step(
         blocks = combine(coefficients, [*step.rows, noise.row], device=device)
     vectors = dict(memory.vectors)
     averaged = (memory.averaged or 0) if algorithm.averages else None
-    workshop = _Workshop(blobs, new, at.model, vectors, rate, averaged)
+    parameters = spec.parameters.parameters_of(model_layout(blobs.local(at.model))).size
+    workshop = _Workshop(blobs, new, at.model, vectors, rate, averaged, parameters)
+    buffers = [reply.buffers for reply in step.replies if reply.buffers is not None]
     made = {_MODEL: at.model}
     if noise is not None or not direction.stationary:
-        with workshop.stream(blocks, algorithm.optimiser() or server_optimiser(server)) as writers:
+        optimiser = algorithm.optimiser() or server_optimiser(server)
+        with workshop.stream(blocks, optimiser, buffers) as writers:
             if (
                 noise is not None or not direction.stationary
             ):  # of one that is made coordinate by coordinate, it is known only now
                 made = {name: writer.commit() for name, writer in writers.items()}
     stationary = noise is None and direction.stationary
     if stationary and algorithm.averages:
-        with workshop.stream(combine(np.zeros(len(step.rows)), step.rows), Sgd()) as writers:
+        with workshop.stream(combine(np.zeros(len(step.rows)), step.rows), Sgd(), []) as writers:
             made = {name: writer.commit() for name, writer in writers.items()}
     model = made.pop(_MODEL)
     vectors |= made
@@ -182,7 +188,7 @@ def recall(blobs: BlobStore, payload: str) -> Row:
         BlobMissing: it is not kept.
         BlobCorrupt: its bytes have another digest.
     """
-    (row,) = update_rows(blobs.local(payload)).values()
+    (row,) = (row for name, row in update_rows(blobs.local(payload)).items() if name != BUFFERS)
     return row
 
 
@@ -202,10 +208,16 @@ class _Workshop:
     vectors: Mapping[str, str]  # digests before the step, by name
     rate: float  # the server's learning rate
     averaged: int | None  # the number of models in the mean; None where none is kept
+    parameters: int  # of the model; averaged buffers come after them
 
     @contextmanager
-    def stream(self, direction: Iterable[Vector], optimiser: Optimiser) -> Iterator[dict[str, BlobWriter]]:
-        """Writes the model and the vectors after a step; writers that the context does not commit are discarded."""
+    def stream(
+        self, direction: Iterable[Vector], optimiser: Optimiser, buffers: Sequence[Row]
+    ) -> Iterator[dict[str, BlobWriter]]:
+        """Writes the model and the vectors after a step; writers that the context does not commit are discarded.
+
+        Where the model has averaged buffers, they become the mean of `buffers`, and stay as they are if there are none.
+        """
         names = (_MODEL, *optimiser.slots, *([] if self.averaged is None else [AVERAGE]))
         base, header = self._row(self.base_model), model_layout(self.blobs.local(self.base_model)).header
         before = {name: self._row(digest) for name, digest in self.vectors.items() if name in names}
@@ -227,7 +239,19 @@ class _Workshop:
                 after=after,
                 average=average,
             )
+            for block in self._buffers(buffers):
+                for name, writer in writers.items():
+                    values = block if name in (_MODEL, AVERAGE) else np.zeros_like(block)
+                    writer.write(values.astype("<f4").data.cast("B"))
             yield writers
 
     def _row(self, digest: str) -> Row:
-        return model_row(self.blobs.local(digest))
+        """The parameters of a model, or what belongs to them in a vector."""
+        return model_row(self.blobs.local(digest)).columns(slice(0, self.parameters))
+
+    def _buffers(self, buffers: Sequence[Row]) -> Iterator[Vector]:
+        """Blocks of the averaged buffers after a step; none where the model has none."""
+        whole = model_row(self.blobs.local(self.base_model))
+        if whole.length > self.parameters:
+            rows = buffers or [whole.columns(slice(self.parameters, whole.length))]
+            yield from combine(np.full(len(rows), 1 / len(rows)), rows)

@@ -26,8 +26,10 @@ from federation.metrics import MetricKind
 from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.run_sections import ParametersSpec
+from federation.sharing import SharingError
 from federation.v1 import admin_pb2 as messages
 from federation.v1 import admin_pb2_grpc
+from federation.vectors import Layout
 from storage import audit
 from storage.blobs import BlobMissing
 from storage.models import Run, note_model
@@ -121,10 +123,8 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
             upload.finish()
             if check.problem is not None:
                 raise check.problem
-            if check.layout is not None and (
-                name := parameters.unshared(tensor.name for tensor in check.layout.tensors)
-            ):
-                raise Refusal("spec", f"parameters: the initial model holds {name!r}, which the run does not share")
+            if check.layout is not None:
+                _must_suit(check.layout, parameters)
             await self._in_thread(upload.store)
         finally:
             await self._in_thread(upload.discard)
@@ -284,6 +284,16 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
             )
             while chunk := await self._in_thread(source.read, CHUNK_BYTES):
                 yield messages.ExportModelResponse(digest=digest, size=size, chunk=chunk, best=best)
+
+
+def _must_suit(layout: Layout, parameters: ParametersSpec) -> None:
+    """Raises the Refusal `spec` if an initial model is not made of what the run shares."""
+    if name := parameters.unshared(tensor.name for tensor in layout.tensors):
+        raise Refusal("spec", f"parameters: the initial model holds {name!r}, which the run does not share")
+    try:
+        parameters.parameters_of(layout)
+    except SharingError as error:
+        raise Refusal("spec", f"the initial model: {error}") from None
 
 
 def _parse(header: messages.RunHeader) -> Submission:

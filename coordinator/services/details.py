@@ -15,6 +15,7 @@ from coordinator.services.messages import like
 from coordinator.services.summaries import ANSWERED, concealed, phases_of, rounds_from, summaries
 from coordinator.services.verification import Verifier, parsed
 from federation.objectives import JOINT
+from federation.sharing import BUFFERS
 from federation.v1 import admin_pb2 as messages
 from federation.v1.common_pb2 import SamplePrivacy, StepManifest, UpdateManifest
 from storage import models
@@ -257,10 +258,11 @@ def _add_cosines(session: Session, blobs: BlobStore, item: models.Round, respons
 
 
 def _rows(envelope: bytes) -> list[str]:
-    """The rows of a recorded update; none if the bytes are not an update."""
+    """The rows of a recorded update that are in K; none if the bytes are not an update."""
     found = parsed(envelope)
     try:
-        return [row.name for row in UpdateManifest.FromString(found.manifest if found else b"").rows]
+        rows = UpdateManifest.FromString(found.manifest if found else b"").rows
+        return [row.name for row in rows if row.name != BUFFERS]
     except DecodeError:
         return []
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from federation.refusals import Refusal
 from federation.run_sections import ParametersSpec
-from federation.sharing import Sharing
+from federation.sharing import BUFFERS, Sharing, SharingError
 from federation.tasks import Task, initial_model
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector, read_vector
@@ -33,32 +33,40 @@ class Own:
         Raises:
             WorkError: a training of several rows: a client has one set of personal parameters.
         """
+        sharing = self.sharing
         match computation:
-            case Descend() if len(computation.targets) > 1 and self.sharing.personal_names:
-                raise WorkError("personal parameters cannot be trained for several rows", reason="parameters")
+            case Descend() if len(computation.targets) > 1 and (sharing.personal_names or sharing.buffers):
+                raise WorkError(
+                    "personal parameters and buffers cannot be trained for several rows", reason="parameters"
+                )
             case Descend():
-                return replace(computation, frozen=self.sharing.frozen)
+                return replace(computation, frozen=sharing.frozen)
             case MeasureAlong():
-                still = np.zeros_like(self.values)
-                return replace(computation, direction=self.sharing.with_shared(still, computation.direction))
+                along = np.append(computation.direction, np.zeros(sharing.buffers, dtype=np.float32))
+                return replace(computation, direction=sharing.with_shared(np.zeros_like(self.values), along))
             case _:
                 return computation
 
 
 def compute(trainer: Trainer, base: Vector, computation: Computation, own: Own | None, **given: Any) -> Result:
-    """As `Trainer.compute`, from the run's model, for rows of its parameters.
+    """As `Trainer.compute`, from the run's model, for rows of its parameters and, where averaged, of its buffers.
 
     `own` is None for a run that shares all parameters.
     """
     if own is None:
         return trainer.compute(base, computation, **given)
-    whole = own.sharing.with_shared(own.values, base)
+    sharing = own.sharing
+    whole = sharing.with_shared(own.values, base)
     result = trainer.compute(whole, own.widened(computation), **given)
     personal = None
-    if isinstance(computation, Descend) and own.sharing.personal_names:
+    rows = {name: sharing.shared_of(row) for name, row in result.rows.items()}
+    if isinstance(computation, Descend) and sharing.personal_names:
         (row,) = result.rows.values()
-        personal = own.sharing.personal_of(whole - row)
-    rows = {name: own.sharing.shared_of(row) for name, row in result.rows.items()}
+        personal = sharing.personal_of(whole - row)
+    if isinstance(computation, Descend) and sharing.buffers:
+        ((name, row),) = rows.items()
+        count = len(row) - sharing.buffers
+        rows = {name: row[:count], BUFFERS: base[count:] - row[count:]}
     return replace(result, rows=rows, personal=personal)
 
 
@@ -67,13 +75,18 @@ def run_model(task: Task, seed: int, parameters: ParametersSpec) -> tuple[Layout
 
     Raises:
         TaskError: as of `initial_model`.
-        SharingError: as of `Sharing.of`.
+        SharingError: as of `Sharing.of`, and if `buffer_names` do not match the averaged buffers.
     """
     layout, vector = initial_model(task, seed)
     buffers = task.buffers()
     if parameters.shares_all and not buffers:
         return layout, vector
     sharing = Sharing.of(layout, parameters.personal, parameters.frozen, buffers, parameters.buffers)
+    named = {tensor.name for tensor in sharing.shared.tensors[len(parameters.parameters_of(sharing.shared).tensors) :]}
+    if unnamed := sorted(sharing.averaged_names ^ named):
+        raise SharingError(
+            f"parameters.buffer_names: they must match the buffers, and nothing else: see {unnamed[0]!r}"
+        )
     return sharing.shared, sharing.shared_of(vector)
 
 

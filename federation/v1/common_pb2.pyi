@@ -671,8 +671,8 @@ class UnsharedParameters(_message.Message):
     FROZEN_FIELD_NUMBER: _builtins.int
     BUFFERS_FIELD_NUMBER: _builtins.int
     buffers: _builtins.str
-    """What becomes of the model's buffers, which are not parameters: "local" (as personal ones) or "frozen"; empty for a
-    model without buffers.
+    """What becomes of the model's buffers, which are not parameters: "local" (as personal ones), "averaged" (the last
+    tensors of the base model, and a row of each reply to training) or "frozen"; empty for a model without buffers.
     """
     @_builtins.property
     def personal(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

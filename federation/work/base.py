@@ -59,11 +59,20 @@ class Terms:
 
 @dataclass(frozen=True)
 class Shape:
-    """The layout of the model, the objectives of the task, and those that the client serves, in the same order."""
+    """The layout of the model, the objectives of the task, and those that the client serves, in the same order.
+
+    The last `buffers` elements of the model are averaged buffers.
+    """
 
     layout: Layout
     objectives: tuple[str, ...]
     serves: tuple[str, ...]
+    buffers: int = 0
+
+    @property
+    def parameters(self) -> int:
+        """How many elements of the model are parameters."""
+        return self.layout.size - self.buffers
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,8 @@ class Result:
     """What a client hands in, or has computed so far.
 
     Attributes:
-        rows: by name. Of a computation: the update w_t - w for each target, or the gradient of each objective, (d,).
+        rows: by name. Of a computation: the update w_t - w for each target, or the gradient of each objective, (d,);
+            and the averaged buffers after a training.
         losses: of the base model on the whole training split, by objective; with several objectives also their mean,
             as "loss". Empty where it was not measured.
         metrics: "<split>/loss", "<split>/accuracy", "<split>/samples".

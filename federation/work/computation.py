@@ -190,7 +190,7 @@ class MeasureAlong:
     """The loss on the whole training split of several models along one direction: metrics, no rows.
 
     Attributes:
-        direction: d, (d,).
+        direction: d, of the model's parameters; the averaged buffers after them stay as they are.
         steps: s_k; the models are w_t - s_k d.
         names: of the metrics, one for each step.
     """
@@ -207,7 +207,8 @@ class MeasureAlong:
         """Each model by the name of its metric, from w_t, (d,); none that is not finite, which has no loss."""
         for name, step in zip(self.names, self.steps, strict=True):
             with np.errstate(over="ignore", invalid="ignore"):
-                model: Vector = base - np.float32(step) * self.direction
+                moved = base[: len(self.direction)] - np.float32(step) * self.direction
+                model: Vector = np.append(moved, base[len(self.direction) :])
             if np.isfinite(model).all():
                 yield name, model
 

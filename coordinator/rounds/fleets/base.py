@@ -19,6 +19,8 @@ from federation.envelope import ManifestT
 from federation.metrics import MetricKind, kind_of
 from federation.runs import RunSpec
 from federation.v1.common_pb2 import SignedEnvelope
+from federation.vectors import Layout
+from federation.work.base import Shape
 from federation.work.evaluate.work import Evaluate
 from storage import models
 from storage.blobs import BlobStore
@@ -70,6 +72,10 @@ class RunFacts:
     def evaluation(self) -> Evaluate:
         """What clients measure of a model after a round."""
         return Evaluate(splits=self.spec.evaluated, metrics=self.metrics)
+
+    def shape(self, layout: Layout, serves: tuple[str, ...]) -> Shape:
+        """Of the run's model and the objectives, for a client that serves these."""
+        return Shape(layout, self.objectives, serves, layout.size - self.spec.parameters.parameters_of(layout).size)
 
     @property
     def stopped_by(self) -> MetricKind | None:

@@ -27,7 +27,7 @@ from federation.envelope import envelope_digest
 from federation.runs import RunSpec
 from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvelope, UnsharedParameters
 from federation.vectors import model_layout
-from federation.work.base import Shape, payload_layout
+from federation.work.base import payload_layout
 from federation.work.registry import encode
 from storage import models
 from storage.models import Assignment, AssignmentState, PhaseState
@@ -132,7 +132,7 @@ class RemoteFleet(Fleet):
             for client_id in sorted(active):
                 serves = known[client_id].objectives if client_id in known else self.run.objectives
                 work = question.phase.work(Asked(client_id, serves, self._spec))
-                rows = work.rows(Shape(layout, self.run.objectives, serves))
+                rows = work.rows(self.run.shape(layout, serves))
                 order = AssignmentManifest(
                     **self.facts(question),
                     assignment_id=self._new_id(),

@@ -53,7 +53,7 @@ class Search(Work):
         return ()
 
     def input_sizes(self, shape: Shape) -> Mapping[str, int]:
-        return {DIRECTION: direction_layout(shape.layout.size).file_bytes}
+        return {DIRECTION: direction_layout(shape.parameters).file_bytes}
 
     def demand(self, samples: int) -> Demand:
         """The whole training split, and no optimiser step."""
@@ -66,7 +66,7 @@ class Search(Work):
             WorkError: the input is no direction of the model's size.
         """
         try:
-            rows = payload_rows(client.inputs[DIRECTION], direction_layout(client.shape.layout.size))
+            rows = payload_rows(client.inputs[DIRECTION], direction_layout(client.shape.parameters))
         except Refusal as refusal:
             raise WorkError(f"the direction: {refusal.message}") from None
         names = tuple(map(step_metric, range(len(self.steps))))

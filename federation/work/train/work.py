@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from federation.objectives import Targets
 from federation.refusals import Refusal
+from federation.sharing import BUFFERS
 from federation.work.base import Client, Demand, RowSchema, Shape, Terms, Work, WorkError
 from federation.work.computation import Descend, LocalSgd, PrivateSgd
 
@@ -39,7 +40,8 @@ class Train(Work):
                 raise WorkError(f"row {row!r} descends {sorted(weights)}; this client serves {', '.join(shape.serves)}")
             if not all(math.isfinite(value) for value in weights.values()):
                 raise WorkError(f"row {row!r} descends objectives with weights that are no numbers")
-        return tuple(RowSchema(row, shape.layout.size) for row in self.targets)
+        buffers = [RowSchema(BUFFERS, shape.buffers)] if shape.buffers else []
+        return (*(RowSchema(row, shape.parameters) for row in self.targets), *buffers)
 
     def demand(self, samples: int) -> Demand:
         """The steps, and the samples that they see."""
@@ -49,7 +51,8 @@ class Train(Work):
 
     @classmethod
     def problem(cls, norms: Mapping[str, float], limits: "LimitsSpec") -> Refusal | None:
-        """An update has a direction, and is not longer than the run allows."""
+        """An update has a direction, and is not longer than the run allows. Averaged buffers are no update."""
+        norms = {name: norm for name, norm in norms.items() if name != BUFFERS}
         if zero := [name for name, norm in norms.items() if norm == 0]:
             return Refusal("zero", f"every element is zero: {', '.join(zero)}; such an update has no direction")
         longest = max(norms, key=norms.__getitem__)
