@@ -36,6 +36,7 @@ LAYOUT = Layout((Tensor("weight", (4,)),))
 
 class Trained:
     shape, samples = Shape(LAYOUT, ("left", "right"), ("left", "right")), 50
+    buffers: frozenset[str] = frozenset()
 
 
 ALLOWED: Any = {"digits": Trained()}
