@@ -1,18 +1,31 @@
 """Sections of a document, and what is wrong with one that was not accepted, in words, with the key."""
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 MAX_KEY = 200
 MAX_CHARACTERS = 400
 
 
 class Section(BaseModel):
-    """A section of a document. An unknown key, or a value of another type, is refused."""
+    """A section of a document. An unknown key, or a value of another type, is refused.
+
+    Attributes:
+        takers: keys that only some values of another key take: that key, and these values. With another value they
+            would do nothing, and are refused.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+    takers: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {}
+
+    @model_validator(mode="after")
+    def _must_be_taken(self) -> Self:
+        for key, (option, values) in self.takers.items():
+            if key in self.model_fields_set and (chosen := getattr(self, option)) not in values:
+                raise ValueError(f'{key} is for {option} = {" or ".join(values)}, not for "{chosen}"')
+        return self
 
 
 def explain(problem: Any, known: str, *, secret: Collection[str] = ()) -> str:

@@ -73,18 +73,14 @@ class AlgorithmSpec(BaseModel):
         return dict(self.model_extra or {})
 
 
-# The settings of the server's step that each optimiser takes; the others would do nothing, and are refused.
-OPTIMISER_KEYS = {
-    "sgd": (),
-    "momentum": ("beta1",),
-    "adam": ("beta1", "beta2", "tau"),
-    "yogi": ("beta1", "beta2", "tau"),
-    "adagrad": ("beta1", "tau"),
-}
-
-
 class ServerSpec(Section):
     """The server's step: w <- w - learning_rate_t * step, which the optimiser makes from the direction."""
+
+    takers = {  # noqa: RUF012 - a ClassVar of the base
+        "beta1": ("optimiser", ("momentum", "adam", "yogi", "adagrad")),
+        "beta2": ("optimiser", ("adam", "yogi")),
+        "tau": ("optimiser", ("adam", "yogi", "adagrad")),
+    }
 
     learning_rate: Positive = Field(1.0, description="eta_0")
     decay: float = Field(
@@ -100,43 +96,6 @@ class ServerSpec(Section):
     beta1: BelowOne = Field(0.9, description="what is left of the momentum after a round")
     beta2: BelowOne = Field(0.99, description="what is left of the squared directions after a round")
     tau: Positive = Field(1e-3, description="adaptivity: smaller adapts more")
-
-    @model_validator(mode="after")
-    def _settings_of_the_optimiser(self) -> "ServerSpec":
-        for key in ("beta1", "beta2", "tau"):
-            if key in self.model_fields_set and key not in OPTIMISER_KEYS[self.optimiser]:
-                able = [name for name, keys in OPTIMISER_KEYS.items() if key in keys]
-                raise ValueError(f'{key} is for optimiser = {" or ".join(able)}, not for "{self.optimiser}"')
-        return self
-
-
-class TrainSpec(Section):
-    """Local training at each selected client."""
-
-    epochs: Natural = Field(1, description="passes over the training split; not together with `steps`")
-    steps: Natural = Field(0, description="optimiser steps, in place of `epochs`")
-    batch_size: Natural = Field(10, description="samples in a minibatch; 0 is the whole split")
-    learning_rate: Positive = 0.1
-    proximal_mu: NotNegative = Field(0.0, description="mu of the proximal term (FedProx, MGDA-Prox)")
-    momentum: BelowOne = 0.0
-    weight_decay: NotNegative = 0.0
-    measure: bool = Field(
-        True, description="measure the model of the round on the whole training split first: losses, `improved`"
-    )
-    deadline_seconds: Seconds = Field(3600.0, description="later replies are refused")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _steps_replace_epochs(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("steps") and "epochs" not in data:
-            return {**data, "epochs": 0}
-        return data
-
-    @model_validator(mode="after")
-    def _one_measure(self) -> "TrainSpec":
-        if (self.epochs > 0) == (self.steps > 0):
-            raise ValueError(f"give either epochs or steps, not epochs = {self.epochs} and steps = {self.steps}")
-        return self
 
 
 Pattern = Annotated[str, Field(pattern=PATTERN)]

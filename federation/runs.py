@@ -35,8 +35,8 @@ from federation.run_sections import (
     SimulationSpec,
     Split,
     StopSpec,
-    TrainSpec,
 )
+from federation.train_section import TrainSpec
 
 if TYPE_CHECKING:
     pass

@@ -4,11 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+import torch
+
 from federation.tasks import Splits, Task
 from federation.tasks import parameters as flat
+from federation.training.precision import must_suit as must_suit_device
 from federation.training.private import must_suit
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
+from federation.work.computation import LocalSgd
 from simulation import SimulationError
 from simulation.local import LocalWork, Loop, Serves
 from simulation.stacked import Stacked, why_not_stacked
@@ -33,7 +37,7 @@ def pick_backend(
     *,
     device: str,
     serves: Serves | None = None,
-    batch_size: int,
+    sgd: LocalSgd,
     private: bool = False,
     shares_all: bool = True,
     ray_address: str | None = None,
@@ -41,14 +45,14 @@ def pick_backend(
 ) -> Backend:
     """A backend by name; "auto" is "stacked" where clients can be trained together, else "loop".
 
-    `serves` names the objectives of clients that do not serve all; a `batch_size` of 0 is the whole split. `private`
+    `serves` names the objectives of clients that do not serve all; `sgd` says how they train. `private`
     clients train with noise, which only a worker's own code does; so do clients with parameters that the run does not
     share (`shares_all` is False). `trainer` is the class that trains the clients; only
     the built-in one can be stacked or compiled.
 
     Raises:
         ValueError: no such backend, or a task that the one asked for cannot train.
-        WorkError: the task's model cannot be trained with noise.
+        WorkError: the task's model cannot be trained with noise, or the device lacks the precision.
         SimulationError: "ray" without Ray, a cluster that cannot be used, or "compiled" without a compiler.
     """
     if name not in BACKENDS:
@@ -59,6 +63,7 @@ def pick_backend(
         if name not in ("auto", "loop"):
             raise ValueError(f"{task.name} cannot be trained by the backend {name}: its trainer is {trainer.__name__}")
         return Backend("loop", f"its trainer is {trainer.__name__}", Loop(task, splits, device, serves, trainer))
+    must_suit_device(sgd.precision, torch.device(device))
     if not shares_all and name not in ("auto", "loop"):
         raise ValueError(
             f"{task.name} cannot be trained by the backend {name} with personal or frozen parameters; use auto or loop"
@@ -81,7 +86,7 @@ def pick_backend(
     if name == "compiled":
         from simulation.compiled import CompiledTrainer, must_compile, why_not_compiled  # noqa: PLC0415 - seconds
 
-        if why := why_not_compiled(task, batch_size):
+        if why := why_not_compiled(task, sgd):
             raise ValueError(f"{task.name} cannot be trained compiled: {why}; use --backend loop")
         must_compile()
         return Backend("compiled", "", Loop(task, splits, device, serves, CompiledTrainer))
@@ -92,7 +97,7 @@ def pick_backend(
     if not shares_all:
         why = "the run does not share all parameters"
         return Backend("loop", why, Loop(task, splits, device, serves))
-    why = why_not_stacked(task, splits, device, strict=name == "stacked")
+    why = why_not_stacked(task, splits, device, sgd, strict=name == "stacked")
     if why and name == "stacked":
         raise ValueError(f"{task.name} cannot be trained stacked: {why}; use --backend loop")
     if why:

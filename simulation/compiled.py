@@ -4,7 +4,7 @@ torch's compiler uses the machine's C++ compiler. The results differ from a work
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import torch
@@ -14,7 +14,7 @@ from torch.func import functional_call, grad_and_value
 from federation.tasks import Task
 from federation.tasks import parameters as flat
 from federation.training.sgd import Descent, Tensors
-from federation.training.torch_trainer import TorchTrainer
+from federation.training.torch_trainer import TorchTrainer, Training
 from federation.work.computation import LocalSgd
 from simulation import SimulationError
 
@@ -32,18 +32,17 @@ class CompiledTrainer(TorchTrainer):
         super().prepare()
         self._compiled: dict[tuple[LocalSgd, str], _Steps] = {}  # trainers that share the model share them
 
-    def _advance(
-        self, batches: Iterator[tuple[Tensor, Tensor]], weights: Mapping[str, float], descent: Descent, room: int
-    ) -> Sequence[Tensor]:
-        work, target = descent.work, tuple(weights.items())
+    def _advance(self, batches: Iterator[tuple[Tensor, Tensor]], training: Training, room: int) -> Sequence[Tensor]:
+        descent, target = training.descent, tuple(training.plan.weights.items())
+        work = descent.work
         if len(target) != 1 or target[0][1] != 1.0:
-            return super()._advance(batches, weights, descent, room)
+            return super()._advance(batches, training, room)
         some = list(islice(batches, min(_UNROLLED, room)))
         if len(some) < _UNROLLED or any(len(y) != work.batch_size for _, y in some):
-            return [self._step(x, y, weights, descent) for x, y in some]
+            return [self._step(x, y, training) for x, y in some]
         x, y = (torch.stack(parts) for parts in zip(*some, strict=True))
         steps = self._steps(work, target[0][0])
-        return steps(descent.values, descent.start, descent.velocity, x, y).unbind()
+        return steps(descent.values, descent.start, descent.means, x, y).unbind()
 
     def _steps(self, work: LocalSgd, objective: str) -> _Steps:
         if (work, objective) in self._compiled:
@@ -65,11 +64,15 @@ class CompiledTrainer(TorchTrainer):
         return self._compiled.setdefault((work, objective), torch.compile(steps, fullgraph=True, dynamic=False))
 
 
-def why_not_compiled(task: Task, batch_size: int) -> str:
+def why_not_compiled(task: Task, sgd: LocalSgd) -> str:
     """Why the training of a task cannot be compiled, or would draw other random numbers; empty when it can."""
+    if not sgd.plain or sgd.clip_norm or sgd.micro_batch or sgd.precision != "float32":
+        return (
+            "only plain SGD can be (train.optimiser, step_schedule, step_warm_up, clip_norm, micro_batch and precision)"
+        )
     if len(task.objectives) > 1:
         return "it has several objectives"
-    if batch_size == 0:
+    if sgd.batch_size == 0:
         return "a step on a whole split takes long enough (train.batch_size = 0)"
     if type(task).augment is not Task.augment:
         return "its minibatches are varied at random"

@@ -199,7 +199,8 @@ class SimulatedFleet(Fleet):
             )
             for name in clients
         }
-        works = {name: question.phase.work(Asked(name, serves[name], spec)) for name in clients}
+        number = question.current.number
+        works = {name: question.phase.work(Asked(name, serves[name], spec, number)) for name in clients}
         computations: dict[str, Computation] = {}
         declined: dict[str, Answer] = {}
         for name, work in works.items():

@@ -34,7 +34,7 @@ from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.training.trainers import trainer_kind
 from federation.vectors import to_bytes
-from federation.work.computation import CANNOT, Ability
+from federation.work.computation import CANNOT, Ability, LocalSgd
 from simulation import SimulationError
 from simulation.backends import Backend, pick_backend
 from simulation.fleet import SimulatedFleet, enroll
@@ -128,7 +128,7 @@ class Simulation(AbstractContextManager["Simulation"]):
                 self._population.splits,
                 device=chosen,
                 serves=self._population.serves,
-                batch_size=self.spec.train.batch_size,
+                sgd=LocalSgd.of(self.spec.train),
                 private=self.spec.privacy.of_samples is not None,
                 shares_all=self.spec.parameters.shares_all,
                 ray_address=ray_address,

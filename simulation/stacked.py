@@ -202,7 +202,7 @@ class Stacked(LocalWork):
         shares = torch.tensor([[each.get(name, 0.0) for name in used] for each in weights], device=self._device)
         loss_of = self._loss(used)
         losses = []
-        descent = Descent.fresh(work, values, [part[None] for part in start])
+        descent = Descent.fresh(work, values, [part[None] for part in start], total)
         batches = self._batches(members, work.batch_size, keys)
         self._model.train()
         for _ in range(total):
@@ -327,8 +327,12 @@ def _per_client(joined: Tensor, clients: int) -> Tensor:
     return joined.view(clients, -1, *joined.shape[1:])
 
 
-def why_not_stacked(task: Task, splits: Mapping[str, Splits], device: str, *, strict: bool = False) -> str:
+def why_not_stacked(
+    task: Task, splits: Mapping[str, Splits], device: str, sgd: LocalSgd, *, strict: bool = False
+) -> str:
     """Why clients of a task cannot be trained together, or should not, unless `strict`; empty when they can."""
+    if sgd.clip_norm or sgd.micro_batch or sgd.precision != "float32":
+        return "train.clip_norm, micro_batch and precision are for one client at a time"
     model = flat.build(task)
     if type(task).augment is not Task.augment:
         return "its minibatches are varied at random, differently for each client"

@@ -151,7 +151,7 @@ class Cast:
         shared = phase.inputs()
         for name in phase.clients or ():
             member = self.members[name]
-            work: Work = phase.work(Asked(name, member.objectives, SPEC))
+            work: Work = phase.work(Asked(name, member.objectives, SPEC, 0))
             inputs: Mapping[str, bytes] = {**shared, **phase.own_inputs(name)}
             if self.change is not None:
                 changed = self.change(stage, member, work, inputs)
@@ -170,7 +170,7 @@ class Cast:
                 result = self.lie(stage, member, work, result)
             if result is None or name in self.lost.get((stage, attempt), ()):
                 continue
-            asked = encode(phase.work(Asked(name, member.objectives, SPEC)))
+            asked = encode(phase.work(Asked(name, member.objectives, SPEC, 0)))
             if statement_problem(stage, asked, encode_statement(stage, result.statement)):
                 declines[name] = self.declined[stage, name] = "statement"
             else:
@@ -182,7 +182,7 @@ class Cast:
 
     def reply(self, member: Member, phase: Phase, result: Result) -> Reply:
         """The signed reply."""
-        work = phase.work(Asked(member.name, member.objectives, SPEC))
+        work = phase.work(Asked(member.name, member.objectives, SPEC, 0))
         rows = work.rows(member.shape)
         payload = ""
         if rows:

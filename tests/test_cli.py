@@ -177,7 +177,7 @@ def test_what_submit_explains_is_a_specification_with_every_key() -> None:
     expected = RunSpec(name="my-run", task="digits", rounds=30)
     # The document states both measures of local work; unstated, steps replace epochs.
     assert spec == expected
-    keys = {key.path for key in explain.every_key() if not (key.algorithm or key.optimisers or key.default == "")}
+    keys = {key.path for key in explain.every_key() if not (key.algorithm or key.taken_by or key.default == "")}
     written = tomllib.loads(done.stdout)
     assert keys == {
         f"{section}.{key}" if isinstance(value, dict) else section

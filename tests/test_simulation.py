@@ -28,6 +28,7 @@ from federation.runs import SpecError
 from federation.tasks import task
 from federation.v1.admin_pb2 import Update
 from federation.vectors import read_vector
+from federation.work.computation import LocalSgd
 from fedpareto.cli.failure import Failure
 from fedpareto.cli.main import app
 from fedpareto.notebook import simulate
@@ -178,7 +179,7 @@ def test_a_compiled_client_that_diverges_says_at_which_step() -> None:
     ],
 )
 def test_what_would_draw_other_numbers_is_not_compiled(name: str, why: str) -> None:
-    assert why_not_compiled(task(name), 10) == why
+    assert why_not_compiled(task(name), LocalSgd(epochs=1, batch_size=10, learning_rate=0.1)) == why
 
 
 def test_without_a_compiler_the_backend_says_what_to_do(tmp_path: Path) -> None:

@@ -147,6 +147,14 @@ def test_work_that_shows_samples_without_noise_is_not_done(
     set_work(asked, JacobianWork(batch_size=BATCH, objectives=["loss"], sketch="exact", budget=1.0))
     coordinator.assign(asked)
     assert wait_for(lambda: coordinator.declines, "a decline")[0].reason == "dp-work"
+    asked = coordinator.assignment(*model, 1)
+    set_train(asked, precision="bf16")
+    coordinator.assign(asked)
+    told = wait_for(lambda: coordinator.declines[1:], "a decline")[0]
+    assert told.reason == "dp-work"
+    assert told.message == (
+        'this site trains with noise. train.precision = "bf16": gradients that get noise are made in "float32"'
+    )
     for number, rule in ((2, RULE), (3, RULE.model_copy(update={"evaluate": True}))):
         running = start(digits=rule)
         asked = coordinator.assignment(*model, number, max_payload_bytes=0)

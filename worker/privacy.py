@@ -198,6 +198,8 @@ class SitePrivacy:
             return computation, None
         if computation.from_jacobian:
             raise WorkError("the first step would be made of gradients without noise", reason="dp-work")
+        if why := computation.sgd.without_noise():
+            raise WorkError(f"this site trains with noise. train.{why}", reason="dp-work")
         trainer.must_be_private()
         mechanism = private.mechanism(computation.sgd, trainer.samples, len(computation.targets))
         spent = self._spend(order, data, private.clip, mechanism, now)

@@ -75,6 +75,11 @@ class Algorithm(Options, ABC):
         """Whether it asks for losses or gradients on training splits, which noise in the training does not protect."""
         return self.reads_losses or self.reads_accuracies
 
+    @property
+    def divides_by_rate(self) -> bool:
+        """Whether it takes an update that is divided by train.learning_rate for a sum of gradients."""
+        return False
+
     def needs(self, objectives: tuple[str, ...]) -> frozenset[Ability]:
         """The abilities that trainers need for its work, for a task with these objectives."""
         return frozenset({Ability.WEIGHTS} if len(objectives) > 1 else ())

@@ -61,6 +61,10 @@ class FedMDFG(Remembering):
         """The step along the direction itself, as the clients tried it."""
         return Sgd()
 
+    @property
+    def divides_by_rate(self) -> bool:
+        return True
+
     def combine(self, rows: Rows) -> Combination:
         """The direction.
 

@@ -43,6 +43,10 @@ class FSMGDA(ObjectiveRule):
     def needs(self, objectives: tuple[str, ...]) -> frozenset[Ability]:
         return super().needs(objectives) - {Ability.WEIGHTS}  # each row is for one objective
 
+    @property
+    def divides_by_rate(self) -> bool:
+        return self.sums
+
     def combine(self, rows: Rows) -> Combination:
         solution = solve(rows.gram, rows.prior, epsilon=1.0, drop_zero=False)
         return combination(rows.gram, solution, np.ones(len(rows.prior)))

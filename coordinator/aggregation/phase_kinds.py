@@ -1,7 +1,7 @@
 """The phases that built-in algorithms yield, one class for each kind of work."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,12 +42,14 @@ class Training(Phase):
         return separate_targets(objectives) if self.separate else joint_target(objectives, self.weights)
 
     def work(self, asked: Asked) -> Train:
-        private, protected = asked.spec.privacy.of_samples, asked.spec.privacy.client_noise > 0
+        spec = asked.spec
+        private, protected = spec.privacy.of_samples, spec.privacy.client_noise > 0
+        rate = spec.train.rate(asked.round, spec.rounds)
         return Train(
-            sgd=LocalSgd.of(asked.spec.train),
+            sgd=replace(LocalSgd.of(spec.train), learning_rate=rate),
             targets=self.targets(asked.objectives),
             from_jacobian=self.from_jacobian,
-            measure=self.measure and asked.spec.train.measure and private is None and not protected,
+            measure=self.measure and spec.train.measure and private is None and not protected,
             private=private,
         )
 

@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """A client that a phase asks, and the objectives that it serves, in the task's order."""
+    """A client that a phase asks, the objectives that it serves, in the task's order, and the round, from 0."""
 
     client_id: str
     objectives: tuple[str, ...]
     spec: "RunSpec"
+    round: int
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class RoundContext:
         parameters: d; 0 where it is not known.
         encoder: the columns of the encoder; none where they are not known.
         seed: of the run.
-        local_rate: eta_l, the clients' learning rate.
+        local_rate: eta_l, the clients' learning rate in this round.
         server_rate: eta_t, the server's learning rate in this round.
         selected: the round's clients.
         draw: an independent choice of as many clients as the round selected, by a word for its purpose.

@@ -32,6 +32,10 @@ class QFedAvg(Rule):
         "[0, 1e12]",
     )
 
+    @property
+    def divides_by_rate(self) -> bool:
+        return self.q > 0 and self.lipschitz == 0
+
     def combine(self, rows: Rows) -> Combination:
         losses = np.maximum(rows.told("losses", self.name), 0.0)
         if self.q > 0 and not losses.any():

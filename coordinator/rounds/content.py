@@ -14,8 +14,9 @@ from federation.text import escaped
 from federation.v1.common_pb2 import AssignmentManifest, TrainWork, UpdateManifest
 from federation.v1.secure_pb2 import SecureReadyWork
 from federation.work.base import Work
-from federation.work.computation import LocalSgd, PrivateSgd
+from federation.work.computation import PrivateSgd
 from federation.work.secure.ready import Ready
+from federation.work.train.wire import sgd_of
 from federation.work.train.work import Train
 
 MAX_NUMBERS = 2000  # losses and metrics of one reply
@@ -90,7 +91,7 @@ def privacy_problem(manifest: UpdateManifest, order: AssignmentManifest) -> Refu
     work = _training(order)
     if work is None or not work.sample_noise:
         return None
-    sgd, rows, stated = LocalSgd.of(work), max(1, len(work.targets)), manifest.privacy
+    sgd, rows, stated = sgd_of(work), max(1, len(work.targets)), manifest.privacy
     asked = PrivateSgd(noise=work.sample_noise, clip=work.sample_clip)
     most = asked.mechanism(sgd, manifest.samples, rows)
     if (

@@ -146,7 +146,7 @@ def bare_context(
         parameters=layout.size,
         encoder=encoder_columns(layout),
         seed=spec.seed,
-        local_rate=spec.train.learning_rate,
+        local_rate=spec.train.rate(number, spec.rounds),
         server_rate=server_rate(server.learning_rate, server.decay, number, spec.rounds, server.decay_every),
         private=private,
     )

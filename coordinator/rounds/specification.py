@@ -12,7 +12,9 @@ from coordinator.rounds.client_noise import affordable
 from federation.metrics import BUILT_IN, MetricKind, must_be_metrics
 from federation.objectives import JOINT
 from federation.runs import RunSpec, SpecError
-from federation.work.computation import Ability
+from federation.work.computation import Ability, LocalSgd
+
+_LARGE_FOR_ADAM = 0.05
 
 
 def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
@@ -33,6 +35,7 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
         )
     if spec.privacy.client_noise:
         _must_protect_clients(spec, rule)
+    _must_train(spec, rule)
     with _named(), rule_code(rule, "asking it for an optimiser"):
         optimiser = rule.optimiser()
     if optimiser is not None and spec.server.optimiser != "sgd":
@@ -129,6 +132,19 @@ def must_suit_private_sums(rule: Algorithm) -> None:
             raise SpecError(f"privacy.secure: algorithm.{key}: in a private round it is {words}")
 
 
+def _must_train(spec: RunSpec, rule: Algorithm) -> None:
+    """Raises SpecError if clients cannot train as `[train]` says for this rule, or with noise."""
+    sgd = LocalSgd.of(spec.train)
+    if spec.privacy.sample_noise and (why := sgd.without_noise()):
+        raise SpecError(f"train.{why} (privacy.sample_noise)")
+    if rule.divides_by_rate and not sgd.plain:
+        key = "optimiser" if sgd.optimiser != "sgd" else "step_schedule" if sgd.step_warm_up == 0 else "step_warm_up"
+        raise SpecError(
+            f"train.{key}: {rule.name} as it is set up divides updates by train.learning_rate and takes the result for "
+            "gradients: use plain SGD with one rate in each round, or a rule that does not, such as fedmgda+"
+        )
+
+
 _NOT_PRIVATE = {
     "krum": "it takes one member's update, which the sum would show",
     "median": "it reads single coordinates of the updates",
@@ -174,6 +190,13 @@ def cautions(spec: RunSpec, rule: Algorithm) -> tuple[str, ...]:
         found = tuple(rule.cautions())
     if spec.privacy.secure != "off":
         found += private_cautions(spec, rule)
+    if spec.train.optimiser != "sgd" and spec.train.learning_rate >= _LARGE_FOR_ADAM:
+        found += (
+            f"train.learning_rate = {spec.train.learning_rate:g} is large for {spec.train.optimiser}, which moves each "
+            "parameter by about the rate in each step; 0.001 is usual",
+        )
+    if spec.train.precision == "fp16":
+        found += ('train.precision = "fp16": members without a CUDA device decline; "bf16" works everywhere',)
     if spec.server.decay and spec.rounds <= spec.server.decay_every:
         found += (
             f"server.decay = {spec.server.decay:g} has no effect: the rate changes every {spec.server.decay_every} "

@@ -15,7 +15,7 @@ class TrainingPlan:
     """What one model is trained for, and how.
 
     Attributes:
-        sgd: epochs or steps, size of a minibatch and rates, as the run asks for them.
+        sgd: epochs or steps, size of a minibatch, optimiser and rates, as the run asks for them.
         weights: of the objectives in the loss. A trainer without the ability "weights" is only given one objective.
         seed: of all random choices, 0 to 2^63 - 1.
         samples: training samples.
@@ -40,6 +40,10 @@ class TrainingPlan:
     def steps(self) -> int:
         """Steps of the optimiser."""
         return self.sgd.count(self.samples)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, from 0."""
+        return self.sgd.learning_rate * self.sgd.schedule.factor(step, self.steps)
 
     def progress(self, share: float) -> None:
         """Tells the share that is done, 0 to 1. Raises TrainingStopped if the result is no longer wanted."""

@@ -1,4 +1,4 @@
-"""The minibatches and the step of local SGD, the same for a worker, for stacked clients and for compiled steps."""
+"""The minibatches and the step of local training, the same for a worker, for stacked clients and for compiled steps."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,46 +16,74 @@ _GATHERED = 32
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Descent:
-    """SGD as torch.optim.SGD defines it, with the proximal term of FedProx (mu/2 |w - w_t|^2).
+    """SGD, Adam or AdamW as torch.optim defines them, with the proximal term of FedProx (mu/2 |w - w_t|^2).
 
     Attributes:
-        work: the rates.
+        work: the optimiser and the rates.
         values: w, as one or several tensors, which are changed in place.
         start: w_t, tensors that broadcast to those of w.
-        velocity: the momentum's buffers, shaped as w and changed in place; empty without momentum.
+        means: the momentum, or Adam's means of the gradients, shaped as w and changed in place; empty where there are
+            none.
+        squares: Adam's means of the squared gradients, likewise.
         frozen: where w stays w_t, masks that broadcast to the tensors of w; empty for nowhere.
+        total: the steps of the training, for a schedule.
+        made: steps so far, counted for Adam and schedules.
     """
 
     work: LocalSgd
     values: Tensors
     start: Tensors
-    velocity: Tensors
+    means: Tensors
+    squares: Tensors = ()
     frozen: Tensors = ()
+    total: int = 1
+    made: int = 0
 
     @classmethod
-    def fresh(cls, work: LocalSgd, values: Tensors, start: Tensors, frozen: Tensors = ()) -> Self:
-        """A descent that has made no step."""
-        velocity = [torch.zeros_like(part) for part in values] if work.momentum else []
-        return cls(work, values, start, velocity, frozen)
+    def fresh(cls, work: LocalSgd, values: Tensors, start: Tensors, total: int, frozen: Tensors = ()) -> Self:
+        """A descent that has made none of its steps."""
+        adam = work.optimiser != "sgd"
+        means = [torch.zeros_like(part) for part in values] if work.momentum or adam else []
+        squares = [torch.zeros_like(part) for part in values] if adam else []
+        return cls(work, values, start, means, squares, frozen, total)
 
     def step(self, gradients: Tensors) -> None:
         """One step along the gradients, shaped as w, which are overwritten."""
-        work = self.work
-        if work.weight_decay:
+        work, rate = self.work, self.work.learning_rate
+        if not work.plain:
+            rate *= work.schedule.factor(self.made, self.total)
+            self.made += 1
+        if work.optimiser == "adamw":
+            torch._foreach_mul_(self.values, 1 - rate * work.weight_decay)
+        elif work.weight_decay:
             torch._foreach_add_(gradients, self.values, alpha=work.weight_decay)
         if work.proximal_mu:
             torch._foreach_add_(gradients, self.values, alpha=work.proximal_mu)
             torch._foreach_sub_(gradients, self.start, alpha=work.proximal_mu)
-        if self.velocity:
-            torch._foreach_mul_(self.velocity, work.momentum)
-            torch._foreach_add_(self.velocity, gradients)
-            gradients = self.velocity
-        torch._foreach_sub_(self.values, gradients, alpha=work.learning_rate)
+        if work.optimiser == "sgd":
+            if self.means:
+                torch._foreach_mul_(self.means, work.momentum)
+                torch._foreach_add_(self.means, gradients)
+                gradients = self.means
+            torch._foreach_sub_(self.values, gradients, alpha=rate)
+        else:
+            self._adam(gradients, rate)
         if self.frozen:
             for value, start, frozen in zip(self.values, self.start, self.frozen, strict=True):
                 torch.where(frozen, start, value, out=value)
+
+    def _adam(self, gradients: Tensors, rate: float) -> None:
+        """Kingma and Ba, 2015, algorithm 1, in the order of operations of torch.optim.Adam."""
+        work = self.work
+        torch._foreach_lerp_(self.means, gradients, 1 - work.beta1)
+        torch._foreach_mul_(self.squares, work.beta2)
+        torch._foreach_addcmul_(self.squares, gradients, gradients, 1 - work.beta2)
+        roots = torch._foreach_sqrt(self.squares)
+        torch._foreach_div_(roots, (1 - work.beta2**self.made) ** 0.5)
+        torch._foreach_add_(roots, work.epsilon)
+        torch._foreach_addcdiv_(self.values, self.means, roots, -rate / (1 - work.beta1**self.made))
 
 
 def minibatches(data: Dataset, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

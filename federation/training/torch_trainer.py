@@ -1,9 +1,10 @@
-"""The built-in trainer: local SGD with PyTorch, and evaluation."""
+"""The built-in trainer: local training with PyTorch, and evaluation."""
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ from federation.noise import Noise
 from federation.tasks import Dataset, Splits
 from federation.tasks import parameters as flat
 from federation.tasks.trial import try_splits
-from federation.training import TrainingDiverged, TrainingStopped
+from federation.training import TrainingDiverged, TrainingStopped, precision
 from federation.training.buffers import ModelState, ParameterBuffers
 from federation.training.determinism import describe_device, deterministic, pick_device, seed_torch
 from federation.training.objectives import losses, measure, weighted
 from federation.training.plans import EvaluationPlan, TrainingPlan
+from federation.training.precision import Precision
 from federation.training.private import PrivateGradients, must_suit
 from federation.training.serving import served
 from federation.training.sgd import Descent, minibatches
@@ -34,8 +36,17 @@ _LOOK_EVERY = 50
 _CACHED = 64
 
 
+@dataclass(frozen=True, eq=False)
+class Training:
+    """One training: what it is for, what moves the parameters, and in which precision gradients are made."""
+
+    plan: TrainingPlan
+    descent: Descent
+    precision: Precision
+
+
 class TorchTrainer(Trainer):
-    """Trains the module that `Task.model` makes, with SGD, on a CPU or a GPU.
+    """Trains the module that `Task.model` makes, with SGD or Adam, on a CPU or a GPU.
 
     The device is named as torch names it, or "auto" (see `pick_device`). `threads` are CPU threads of torch, for the
     whole process; None leaves torch's own choice. Another number may give other last bits.
@@ -104,6 +115,12 @@ class TorchTrainer(Trainer):
         """Checks that the model can be trained with noise. Raises as `federation.training.private.must_suit`."""
         must_suit(self._model, self.task, self._data["train"])
 
+    def must_do(self, computation: Computation) -> None:
+        """As `Trainer.must_do`. Raises WorkError also where the device lacks the precision."""
+        super().must_do(computation)
+        if isinstance(computation, Descend) and not computation.idle:
+            precision.must_suit(computation.sgd.precision, self._device)
+
     def compute(self, base: Vector, computation: Computation, **given: Any) -> Result:
         """As `Trainer.compute`. Gradients are kept until the next training.
 
@@ -115,7 +132,7 @@ class TorchTrainer(Trainer):
         return result
 
     def train(self, model: Vector, plan: TrainingPlan) -> Vector:
-        """SGD on a weighted sum of objectives (ALGORITHMS: the local solver); DP-SGD cannot be repeated."""
+        """Descends a weighted sum of objectives (ALGORITHMS: the local solver); DP-SGD cannot be repeated."""
         with deterministic(self._device, plan.seed):
             self._load(model)
             if plan.private is None:
@@ -164,7 +181,7 @@ class TorchTrainer(Trainer):
         return self._jacobian[1]
 
     def _descend(self, base: Vector, plan: TrainingPlan) -> None:
-        """SGD from w_t, which is loaded; the parameters move in place.
+        """Training from w_t, which is loaded; the parameters move in place.
 
         A first step that is made from gradients passes over its minibatch.
         """
@@ -173,7 +190,7 @@ class TorchTrainer(Trainer):
         # Every row sees the same batches and the same dropout, so that they differ by what they descend alone.
         seed_torch(self._device, key)
         batches = minibatches(self._data["train"], work.batch_size, key)
-        descent = self._descent(plan)
+        training = self._training(plan)
         pending: list[Tensor] = []
         self._train_mode(plan)
         step = 0
@@ -184,11 +201,11 @@ class TorchTrainer(Trainer):
                 next(batches)
                 shares = torch.tensor([plan.weights.get(name, 0.0) for name in self.objectives], device=self._device)
                 self._buffers.gradient.copy_(shares @ gradients)
-                descent.step([self._buffers.gradient])
+                self._move(plan, training.descent)
                 seed_torch(self._device, key ^ 1)  # what the gradients drew depends on whether they had to be made
                 step = 1
                 continue
-            made = self._advance(batches, plan.weights, descent, total - step)
+            made = self._advance(batches, training, total - step)
             step += len(made)
             pending.extend(made)
             if len(pending) >= _LOOK_EVERY or step == total:
@@ -202,7 +219,7 @@ class TorchTrainer(Trainer):
         """DP-SGD from w_t, which is loaded; the parameters move in place."""
         assert plan.private is not None  # noqa: S101
         gradients = PrivateGradients(self._model, self.task, self._data["train"], plan.sgd, plan.private, Noise())
-        descent = self._descent(plan)
+        descent = self._training(plan).descent
         views = self._buffers.parameters(self._buffers.gradient)
         self._train_mode(plan)
         for step in range(plan.steps):
@@ -218,20 +235,33 @@ class TorchTrainer(Trainer):
         if any(part.start >= self._parameters for part in plan.frozen):
             self._state.freeze()
 
-    def _descent(self, plan: TrainingPlan) -> Descent:
-        """A descent from w_t, which is loaded."""
+    def _training(self, plan: TrainingPlan) -> Training:
+        """A training from w_t, which is loaded."""
         frozen = [self._buffers.mask(plan.frozen)] if plan.frozen else []
-        return Descent.fresh(plan.sgd, [self._buffers.values], [self._buffers.start], frozen)
+        descent = Descent.fresh(plan.sgd, [self._buffers.values], [self._buffers.start], plan.steps, frozen)
+        move = partial(self._move, plan, descent)
+        return Training(plan, descent, Precision(plan.sgd.precision, self._device, self._buffers.gradient, move))
 
-    def _advance(
-        self, batches: Iterator[tuple[Tensor, Tensor]], weights: Mapping[str, float], descent: Descent, room: int
-    ) -> Sequence[Tensor]:
-        """Some of the next steps, at most `room`; their losses."""
-        return [self._step(*next(batches), weights, descent)]
-
-    def _step(self, x: Tensor, y: Tensor, weights: Mapping[str, float], descent: Descent) -> Tensor:
-        loss = weighted(losses(self.task, self._model(self.task.augment(x)), y), weights)
-        self._buffers.gradient.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
+    def _move(self, plan: TrainingPlan, descent: Descent) -> None:
+        """One step along the gradient in the buffer."""
+        if plan.sgd.clip_norm:
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), plan.sgd.clip_norm)
         descent.step([self._buffers.gradient])
-        return loss.detach()
+
+    def _advance(self, batches: Iterator[tuple[Tensor, Tensor]], training: Training, room: int) -> Sequence[Tensor]:
+        """Some of the next steps, at most `room`; their losses."""
+        return [self._step(*next(batches), training)]
+
+    def _step(self, x: Tensor, y: Tensor, training: Training) -> Tensor:
+        """A step on one minibatch; its loss."""
+        plan, made = training.plan, list[Tensor]()
+        x, size = self.task.augment(x), plan.sgd.micro_batch or len(y)
+        for some_x, some_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
+            with training.precision.forward():
+                loss = weighted(losses(self.task, self._model(some_x), some_y), plan.weights)
+            if not made:
+                self._buffers.gradient.zero_()
+            made.append(loss if len(some_y) == len(y) else loss * (len(some_y) / len(y)))
+            training.precision.backward(made[-1])
+        training.precision.step()
+        return made[0].detach() if len(made) == 1 else torch.stack([part.detach() for part in made]).sum()

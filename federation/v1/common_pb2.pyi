@@ -324,6 +324,17 @@ class TrainWork(_message.Message):
     UNMEASURED_FIELD_NUMBER: _builtins.int
     SAMPLE_NOISE_FIELD_NUMBER: _builtins.int
     SAMPLE_CLIP_FIELD_NUMBER: _builtins.int
+    OPTIMISER_FIELD_NUMBER: _builtins.int
+    BETA1_FIELD_NUMBER: _builtins.int
+    BETA2_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
+    MICRO_BATCH_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
+    STEP_SCHEDULE_FIELD_NUMBER: _builtins.int
+    STEP_WARM_UP_FIELD_NUMBER: _builtins.int
+    STEP_DECAY_FIELD_NUMBER: _builtins.int
+    STEP_DECAY_EVERY_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     """Passes over the training split; 0 when `steps` counts instead."""
     steps: _builtins.int
@@ -331,13 +342,13 @@ class TrainWork(_message.Message):
     batch_size: _builtins.int
     """Samples in a minibatch; 0 means the whole training split."""
     learning_rate: _builtins.float
-    """The local learning rate."""
+    """The local learning rate, of this round."""
     proximal_mu: _builtins.float
     """The weight mu of the proximal term mu/2 |w - w_t|^2; 0 leaves it out."""
     momentum: _builtins.float
-    """The momentum of local SGD; its buffer starts at zero in every round."""
+    """The momentum of "sgd"; its buffer starts at zero in every round."""
     weight_decay: _builtins.float
-    """The L2 penalty of local SGD."""
+    """The L2 penalty; for "adamw", each step first multiplies the parameters by 1 - learning_rate * weight_decay."""
     from_jacobian: _builtins.bool
     """True when the first step is a weighted sum of the gradients of the round's JacobianWork."""
     unmeasured: _builtins.bool
@@ -348,6 +359,28 @@ class TrainWork(_message.Message):
     """
     sample_clip: _builtins.float
     """The norm to which the gradient of each sample is clipped; for training with noise."""
+    optimiser: _builtins.str
+    """"sgd", "adam" or "adamw", which start afresh in every round; empty means "sgd"."""
+    beta1: _builtins.float
+    """Of Adam: what is left of the mean gradient after a step; 0.9 if it is not there."""
+    beta2: _builtins.float
+    """Of Adam: what is left of the mean squared gradient after a step; 0.999 if it is not there."""
+    epsilon: _builtins.float
+    """Of Adam: what is added to the root of the mean squared gradient; 0 means 1e-8."""
+    clip_norm: _builtins.float
+    """The largest norm of a step's gradient, before decay and the proximal term are added; 0 means any."""
+    micro_batch: _builtins.int
+    """Samples of a minibatch that are in memory at a time; 0 means all of them."""
+    precision: _builtins.str
+    """The precision of the forward and backward passes: "float32", "bf16" or "fp16"; empty means "float32"."""
+    step_schedule: _builtins.str
+    """How the learning rate changes over the steps: "constant", "decay" or "cosine"; empty means "constant"."""
+    step_warm_up: _builtins.int
+    """The steps in which the learning rate rises linearly at first."""
+    step_decay: _builtins.float
+    """The factor of each reduction, for "decay"; 0 means 0.1."""
+    step_decay_every: _builtins.int
+    """The steps between two reductions, for "decay"; 0 means 1."""
     @_builtins.property
     def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___Target]:
         """What each row of the update descends, in the order of the rows. None is one row, "loss", for the mean of the
@@ -369,12 +402,30 @@ class TrainWork(_message.Message):
         unmeasured: _builtins.bool = ...,
         sample_noise: _builtins.float = ...,
         sample_clip: _builtins.float = ...,
+        optimiser: _builtins.str = ...,
+        beta1: _builtins.float | None = ...,
+        beta2: _builtins.float | None = ...,
+        epsilon: _builtins.float = ...,
+        clip_norm: _builtins.float = ...,
+        micro_batch: _builtins.int = ...,
+        precision: _builtins.str = ...,
+        step_schedule: _builtins.str = ...,
+        step_warm_up: _builtins.int = ...,
+        step_decay: _builtins.float = ...,
+        step_decay_every: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beta1", b"_beta1", "_beta2", b"_beta2", "beta1", b"beta1", "beta2", b"beta2"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "from_jacobian", b"from_jacobian", "learning_rate", b"learning_rate", "momentum", b"momentum", "proximal_mu", b"proximal_mu", "sample_clip", b"sample_clip", "sample_noise", b"sample_noise", "steps", b"steps", "targets", b"targets", "unmeasured", b"unmeasured", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta1", b"_beta1", "_beta2", b"_beta2", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "clip_norm", b"clip_norm", "epochs", b"epochs", "epsilon", b"epsilon", "from_jacobian", b"from_jacobian", "learning_rate", b"learning_rate", "micro_batch", b"micro_batch", "momentum", b"momentum", "optimiser", b"optimiser", "precision", b"precision", "proximal_mu", b"proximal_mu", "sample_clip", b"sample_clip", "sample_noise", b"sample_noise", "step_decay", b"step_decay", "step_decay_every", b"step_decay_every", "step_schedule", b"step_schedule", "step_warm_up", b"step_warm_up", "steps", b"steps", "targets", b"targets", "unmeasured", b"unmeasured", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__beta1: _TypeAlias = _typing.Literal["beta1"]  # noqa: Y015
+    _WhichOneofArgType__beta1: _TypeAlias = _typing.Literal["_beta1", b"_beta1"]  # noqa: Y015
+    _WhichOneofReturnType__beta2: _TypeAlias = _typing.Literal["beta2"]  # noqa: Y015
+    _WhichOneofArgType__beta2: _TypeAlias = _typing.Literal["_beta2", b"_beta2"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__beta1) -> _WhichOneofReturnType__beta1 | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__beta2) -> _WhichOneofReturnType__beta2 | None: ...
 
 Global___TrainWork: _TypeAlias = TrainWork  # noqa: Y015
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import cached_property
 from math import inf, isfinite
 from typing import Any
 
@@ -10,9 +11,12 @@ import numpy as np
 
 from federation.accounting import LEAST_NOISE, Mechanism
 from federation.objectives import Targets
+from federation.schedules import Schedule
 from federation.vectors import Vector
 
 SPLITS = ("train", "validation", "test")
+OPTIMISERS = ("sgd", "adam", "adamw")
+PRECISIONS = ("float32", "bf16", "fp16")
 
 
 class Ability(StrEnum):
@@ -39,40 +43,95 @@ CANNOT: Mapping[Ability, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSgd:
-    """Local SGD, as the `[train]` section of a run specification and a TrainWork put it.
+    """Local training, as the `[train]` section of a run specification and a TrainWork put it.
 
     Attributes:
         epochs: passes over the training split, reshuffled each; 0 when `steps` counts.
         steps: optimiser steps, across passes; 0 when `epochs` counts.
         batch_size: samples in a minibatch, the last one of a pass may be shorter; 0 is the whole split.
-        learning_rate: eta_l.
+        micro_batch: samples of a minibatch that are in memory at a time; 0 is all of them. It changes nothing but
+            rounding, where a loss is a mean over samples.
+        learning_rate: eta_l, of this round.
+        optimiser: "sgd", "adam" (Kingma and Ba, 2015) or "adamw" (Loshchilov and Hutter, 2019). It starts afresh in
+            each training.
         proximal_mu: mu of the term mu/2 |w - w_t|^2 (FedProx).
         momentum: of heavy-ball SGD; its buffer starts at zero.
-        weight_decay: L2 penalty.
+        beta1, beta2, epsilon: of Adam, as torch.optim.Adam has them.
+        weight_decay: L2 penalty; for "adamw", each step first multiplies w by 1 - eta_l * weight_decay.
+        clip_norm: the largest norm of a step's gradient, before decay and the proximal term are added; 0 is any.
+        precision: of the forward and backward passes: "float32", or "bf16" or "fp16" where torch.autocast uses them.
+        step_schedule, step_warm_up, step_decay, step_decay_every: of the learning rate over the steps; see `Schedule`.
 
     Raises:
-        ValueError: both or neither of epochs and steps, or a number out of range.
+        ValueError: both or neither of epochs and steps, a number out of range, or a name that does not exist.
     """
 
     epochs: int = 0
     steps: int = 0
     batch_size: int = 0
+    micro_batch: int = 0
     learning_rate: float
+    optimiser: str = "sgd"
     proximal_mu: float = 0.0
     momentum: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
     weight_decay: float = 0.0
+    clip_norm: float = 0.0
+    precision: str = "float32"
+    step_schedule: str = "constant"
+    step_warm_up: int = 0
+    step_decay: float = 0.1
+    step_decay_every: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.epochs, self.steps, self.batch_size) < 0 or (self.epochs > 0) == (self.steps > 0):
+        whole = (self.epochs, self.steps, self.batch_size, self.micro_batch)
+        if min(whole) < 0 or (self.epochs > 0) == (self.steps > 0):
             raise ValueError(f"give either epochs or steps; got epochs = {self.epochs}, steps = {self.steps}")
-        rates = (self.learning_rate, self.proximal_mu, self.momentum, self.weight_decay)
-        if not (all(map(isfinite, rates)) and min(rates) >= 0 and self.momentum < 1):
-            raise ValueError(f"learning_rate, proximal_mu, momentum, weight_decay = {rates}: a rate is out of range")
+        rates = (self.learning_rate, self.proximal_mu, self.weight_decay, self.clip_norm)
+        shares = (self.momentum, self.beta1, self.beta2)
+        if not (all(map(isfinite, rates)) and min(rates) >= 0 and all(0 <= share < 1 for share in shares)):
+            raise ValueError(
+                f"learning_rate, proximal_mu, weight_decay, clip_norm = {rates}, momentum, beta1, beta2 = {shares}: "
+                "a rate is out of range"
+            )
+        if not 0 < self.epsilon < inf:
+            raise ValueError(f"epsilon = {self.epsilon:g} is out of range")
+        for name, known in ((self.optimiser, OPTIMISERS), (self.precision, PRECISIONS)):
+            if name not in known:
+                raise ValueError(f"no {name!r}: there are {', '.join(known)}")
+        self.schedule  # noqa: B018 - its errors
 
     @classmethod
     def of(cls, settings: Any) -> "LocalSgd":
         """From a specification's `[train]` or a TrainWork, which have fields of the same names."""
         return cls(**{item.name: getattr(settings, item.name) for item in fields(cls)})
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Of the learning rate over the steps."""
+        return Schedule(
+            shape=self.step_schedule,
+            warm_up=self.step_warm_up,
+            decay=self.step_decay,
+            decay_every=self.step_decay_every,
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether each step goes the same rate along a gradient: SGD with a constant rate."""
+        return self.optimiser == "sgd" and self.schedule.flat
+
+    def without_noise(self) -> str:
+        """Why it cannot be done with noise on the gradients of samples; empty where it can."""
+        if self.clip_norm:
+            return "clip_norm: the gradient of each sample is clipped already; leave it out"
+        if self.micro_batch:
+            return "micro_batch: gradients are made sample by sample anyway; leave it out"
+        if self.precision != "float32":
+            return f'precision = "{self.precision}": gradients that get noise are made in "float32"'
+        return ""
 
     def count(self, samples: int) -> int:
         """The number of optimiser steps on a training split of this many samples."""
@@ -85,7 +144,7 @@ class LocalSgd:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateSgd:
-    """Noise on the gradients of local SGD: DP-SGD (Abadi et al., 2016, algorithm 1).
+    """Noise on the gradients of local training: DP-SGD (Abadi et al., 2016, algorithm 1).
 
     Attributes:
         noise: sigma, the standard deviation of the noise on a sum of gradients as a multiple of `clip`; at least
@@ -117,7 +176,7 @@ class PrivateSgd:
 
 @dataclass(frozen=True, kw_only=True)
 class Descend:
-    """Local SGD from the base model, once for each target: a row w_t - w, (d,), for each.
+    """Local training from the base model, once for each target: a row w_t - w, (d,), for each.
 
     Attributes:
         sgd: how.

@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from coordinator.aggregation.registry import common_hyperparameters, listed
-from federation.run_sections import OPTIMISER_KEYS, ServerSpec
+from federation.problems import Section
 from federation.runs import RunSpec
 
 # For the keys without a default: something that a reader can begin with.
@@ -28,7 +28,7 @@ class Key:
         default: as TOML; None when the key must be given, empty when it has no value unless it is given.
         meaning: in words.
         algorithm: of which it is a hyper-parameter; empty for other keys.
-        optimisers: of the server that take it, if not all do.
+        taken_by: the values of another key that take it, if not all do.
     """
 
     path: str
@@ -36,7 +36,7 @@ class Key:
     default: str | None
     meaning: str
     algorithm: str = ""
-    optimisers: tuple[str, ...] = ()
+    taken_by: tuple[str, ...] = ()
 
 
 def every_key() -> list[Key]:
@@ -47,7 +47,7 @@ def every_key() -> list[Key]:
 
 
 def template(items: Iterable[Key]) -> str:
-    """The keys as a complete specification with every default; keys of single rules or optimisers are comments."""
+    """The keys as a complete specification with every default; keys that need a choice are comments."""
     lines = ["# A run specification: every key, with its default."]
     section = ""
     for key in items:
@@ -58,7 +58,7 @@ def template(items: Iterable[Key]) -> str:
         must = "must be given" if key.default is None else ""
         what = "; ".join(filter(None, (key.type, must)))
         lines.append("")
-        owners = key.algorithm or ", ".join(key.optimisers)  # others refuse it
+        owners = key.algorithm or ", ".join(key.taken_by)  # others refuse it
         lines.append(f"# {owners + ': ' if owners else ''}{key.meaning or name} ({what})")
         value = _EXAMPLES.get(name, '""') if key.default is None else key.default
         lines.append(f"{'# ' if owners or not value else ''}{name} = {value or '...'}")
@@ -73,8 +73,8 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
         else:
             default = None if field.is_required() else _toml(field.default)
             words = ", ".join([_type(kind), *filter(None, map(_bound, field.metadata))])
-            takers = tuple(each for each, own in OPTIMISER_KEYS.items() if model is ServerSpec and name in own)
-            yield Key(f"{prefix}{name}", words, default, field.description or "", optimisers=takers)
+            _, takers = model.takers.get(name, ("", ())) if issubclass(model, Section) else ("", ())
+            yield Key(f"{prefix}{name}", words, default, field.description or "", taken_by=takers)
 
 
 def _hyperparameters() -> Iterator[Key]:

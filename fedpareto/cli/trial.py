@@ -33,9 +33,9 @@ def rehearse(
     Raises:
         Failure: the specification, the task or the data cannot be used, or the training diverges.
     """
-    from federation.run_sections import TrainSpec
     from federation.runs import RunSpec, SpecError
     from federation.tasks import DataError
+    from federation.train_section import TrainSpec
     from federation.training import TrainingDiverged
     from federation.work.computation import LocalSgd
     from worker.service import prepare_offers

@@ -203,7 +203,7 @@ class _Answers:
             if (said.session, said.stage, said.attempt) == (session, stage, attempt):
                 if phase.clients is not None and reply.client_id not in phase.clients:
                     raise Unverified(f"{reply.client_id} replied to {stage.value}, and was not asked")
-                work = phase.work(Asked(reply.client_id, reply.objectives, self.spec))
+                work = phase.work(Asked(reply.client_id, reply.objectives, self.spec, self.context.number))
                 if isinstance(phase, Readying) and self.asked.get(reply.envelope) != work:
                     raise Unverified(f"{reply.client_id} was asked for other work than follows from the record")
                 found.append(self._with_rows(work, reply))

@@ -131,7 +131,7 @@ class RemoteFleet(Fleet):
             messages = {}
             for client_id in sorted(active):
                 serves = known[client_id].objectives if client_id in known else self.run.objectives
-                work = question.phase.work(Asked(client_id, serves, self._spec))
+                work = question.phase.work(Asked(client_id, serves, self._spec, question.current.number))
                 rows = work.rows(self.run.shape(layout, serves))
                 order = AssignmentManifest(
                     **self.facts(question),

@@ -1,6 +1,6 @@
 """Train as a TrainWork, and back."""
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from federation.objectives import joint_target
 from federation.v1.common_pb2 import ObjectiveWeight, Target, TrainWork
@@ -36,7 +36,7 @@ def from_proto(message: TrainWork, shape: Shape) -> Train:
     if any(len(targets[target.row]) < len(target.weights) for target in message.targets):
         raise WorkError("a row of the update names an objective twice")
     try:
-        sgd = LocalSgd.of(message)
+        sgd = sgd_of(message)
         private = PrivateSgd(noise=message.sample_noise, clip=message.sample_clip) if message.sample_noise else None
     except ValueError as error:
         raise WorkError(str(error)) from None
@@ -47,6 +47,17 @@ def from_proto(message: TrainWork, shape: Shape) -> Train:
         measure=not message.unmeasured,
         private=private,
     )
+
+
+def sgd_of(message: TrainWork) -> LocalSgd:
+    """How a message wants clients to train; a field that it does not have keeps its default.
+
+    Raises:
+        ValueError: as of `LocalSgd`.
+    """
+    names = {item.name for item in fields(LocalSgd)}
+    given = {field.name: value for field, value in message.ListFields() if field.name in names}
+    return LocalSgd(**{"learning_rate": 0.0, **given})
 
 
 KIND = Kind(Train, TrainWork, to_proto, from_proto)
