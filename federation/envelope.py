@@ -16,6 +16,8 @@ from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     CancelManifest,
+    CheckpointManifest,
+    LogKeyManifest,
     ReceiptManifest,
     RestoreManifest,
     RevocationManifest,
@@ -35,6 +37,8 @@ CONTEXTS: dict[type[Message], bytes] = {
     CancelManifest: b"fedpareto/v1/cancel",
     RevocationManifest: b"fedpareto/v1/revocation",
     RestoreManifest: b"fedpareto/v1/restore",
+    LogKeyManifest: b"fedpareto/v1/log-key",
+    CheckpointManifest: b"fedpareto/v1/checkpoint",
 }
 
 ManifestT = TypeVar("ManifestT", bound=Message)

@@ -1,13 +1,32 @@
-"""The audit log: who did what, and every refusal."""
+"""The audit log: who did what, and every refusal.
 
-from datetime import datetime, timedelta
+Entries are recorded in the transaction of the fact that they tell, so that neither is there without the other. They get
+their place in the log afterwards, from one sequencer: concurrent transactions do not wait for each other, ids of rows
+that were rolled back leave no gap, and what a dead process recorded is chained by the next one.
+"""
 
-from sqlalchemy import select, update
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
+from federation.log_entries import LogEntry
 from storage.models import AuditEntry
 
-MERGE_WINDOW = timedelta(minutes=1)
+STEPPED = "round.stepped"  # the action of a step, after which the log is signed at once
+
+_COLUMNS = (
+    AuditEntry.entry_id,
+    AuditEntry.at,
+    AuditEntry.actor,
+    AuditEntry.action,
+    AuditEntry.subject,
+    AuditEntry.outcome,
+    AuditEntry.detail,
+    AuditEntry.digest,
+    AuditEntry.times,
+)
 
 
 def record(
@@ -19,12 +38,10 @@ def record(
     subject: str = "",
     outcome: str = "",
     detail: str = "",
+    digest: str = "",
     times: int = 1,
 ) -> None:
-    """Records an event in the transaction of `session`.
-
-    A refusal with the actor, action and reason of a row begun less than a minute before adds to `times` of that row,
-    so repeated refusals add at most one row per minute. Text is cut and cleaned (`storage.models.Prose`).
+    """Records an event in the transaction of `session`. Text is cut and cleaned (`storage.models.Prose`).
 
     Args:
         session: an open transaction.
@@ -34,21 +51,35 @@ def record(
         subject: what it was about: a run, a client, an assignment.
         outcome: the reason of the refusal; empty for success.
         detail: anything else; no secret.
+        digest: of the envelope or object that the entry tells of.
         times: how often it happened.
     """
-    begun = None
-    if outcome:
-        begun = session.scalar(
-            select(AuditEntry.entry_id)
-            .filter_by(actor=actor, action=action, outcome=outcome)
-            .where(AuditEntry.at > at - MERGE_WINDOW, AuditEntry.at <= at)
-            .order_by(AuditEntry.entry_id.desc())
-            .limit(1)
-        )
-    if begun is not None:
-        session.execute(update(AuditEntry).where(AuditEntry.entry_id == begun).values(times=AuditEntry.times + times))
-        return
-    session.add(
-        AuditEntry(at=at, actor=actor, action=action, subject=subject, outcome=outcome, detail=detail, times=times)
+    values = {"subject": subject, "outcome": outcome, "detail": detail, "digest": digest, "times": times}
+    session.add(AuditEntry(at=at, actor=actor, action=action, **values))
+
+
+def unchained(session: Session, limit: int) -> list[LogEntry]:
+    """The entries without a place in the log, in the order of their rows, at most `limit`; their numbers are 0."""
+    rows = select(*_COLUMNS).where(AuditEntry.number.is_(None)).order_by(AuditEntry.entry_id).limit(limit)
+    return [LogEntry(number=0, **row) for row in session.execute(rows).mappings()]
+
+
+def any_unchained(session: Session) -> bool:
+    """Whether an entry has no place in the log yet."""
+    return session.scalar(select(AuditEntry.entry_id).where(AuditEntry.number.is_(None)).limit(1)) is not None
+
+
+def chain(session: Session, leaves: Sequence[tuple[int, int, bytes]]) -> None:
+    """Writes down the places of entries: the id of each row, its number, and its leaf."""
+    statement = (
+        update(AuditEntry.__table__)  # type: ignore[arg-type]  # a Table, which the ORM calls a FromClause
+        .where(AuditEntry.entry_id == bindparam("row"))
+        .values(number=bindparam("place"), leaf=bindparam("hash"))
     )
-    session.flush()
+    session.connection().execute(statement, [{"row": row, "place": place, "hash": leaf} for row, place, leaf in leaves])
+
+
+def chained_leaves(session: Session, start: int, stop: int) -> Sequence[bytes]:
+    """The leaves of the entries from one number up to another, in order; fewer at the end of the log, or with gaps."""
+    rows = select(AuditEntry.leaf).where(AuditEntry.number >= start, AuditEntry.number < stop)
+    return [leaf or b"" for leaf in session.scalars(rows.order_by(AuditEntry.number))]

@@ -326,16 +326,27 @@ class Evaluation(Base):
 
 
 class AuditEntry(Base):
-    """Something that happened. Rows are appended, and changed only to count repetitions."""
+    """Something that happened. Rows are appended; a row is changed once, when the sequencer gives it its place."""
 
     __tablename__ = "audit_log"
-    __table_args__ = (sa.Index("ix_audit_log_actor_action_at", "actor", "action", "at"),)
 
     entry_id: Mapped[int] = mapped_column(primary_key=True)
     at: Mapped[datetime] = mapped_column(index=True)
-    actor: Mapped[str] = mapped_column(Prose(200))  # SAN URI of the certificate, "peer <address>", or "coordinator"
-    action: Mapped[str] = mapped_column(Prose(80), index=True)  # an rpc ("Submit") or an event ("run.completed")
-    subject: Mapped[str] = mapped_column(Prose(200), default="")  # what it was about: a run, a client, an assignment
-    outcome: Mapped[str] = mapped_column(Prose(80), default="")  # empty when it went well; the reason of the refusal
+    actor: Mapped[str] = mapped_column(Prose(200), index=True)  # see federation.log_entries.LogEntry, here and below
+    action: Mapped[str] = mapped_column(Prose(80))
+    subject: Mapped[str] = mapped_column(Prose(200), default="")
+    outcome: Mapped[str] = mapped_column(Prose(80), default="")
     detail: Mapped[str] = mapped_column(Prose(2000), default="")
+    digest: Mapped[str] = mapped_column(DIGEST, default="")
     times: Mapped[int] = mapped_column(default=1)  # repetitions, counted in one row
+    number: Mapped[int | None] = mapped_column(unique=True)  # its place in the log, from 0; None until it is chained
+    leaf: Mapped[bytes | None]  # its leaf in the log's tree, 32 bytes; None until it is chained
+
+
+class Checkpoint(Base):
+    """What the coordinator has signed of the audit log."""
+
+    __tablename__ = "audit_checkpoints"
+
+    size: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # the number of entries
+    envelope: Mapped[bytes]  # SignedEnvelope of a CheckpointManifest

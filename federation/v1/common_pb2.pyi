@@ -1431,6 +1431,7 @@ class RestoreManifest(_message.Message):
     FEDERATION_ID_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    LOGS_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
     @_builtins.property
@@ -1441,17 +1442,146 @@ class RestoreManifest(_message.Message):
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptRun]:
         """Every run that is kept and has not ended, in the order of their ids."""
 
+    @_builtins.property
+    def logs(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptLog]:
+        """Where the audit log went on after this and each earlier restore, the oldest first."""
+
     def __init__(
         self,
         *,
         federation_id: _builtins.str = ...,
         restored: _timestamp_pb2.Timestamp | None = ...,
         runs: _abc.Iterable[Global___KeptRun] | None = ...,
+        logs: _abc.Iterable[Global___KeptLog] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["restored", b"restored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation_id", b"federation_id", "restored", b"restored", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation_id", b"federation_id", "logs", b"logs", "restored", b"restored", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RestoreManifest: _TypeAlias = RestoreManifest  # noqa: Y015
+
+@_typing.final
+class KeptLog(_message.Message):
+    """How much of the audit log a restore has kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESTORED_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    size: _builtins.int
+    """The number of entries that were kept: the log goes on with the entry of this number."""
+    @_builtins.property
+    def restored(self) -> _timestamp_pb2.Timestamp:
+        """When the restore was stated."""
+
+    def __init__(
+        self,
+        *,
+        restored: _timestamp_pb2.Timestamp | None = ...,
+        size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["restored", b"restored"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["restored", b"restored", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptLog: _TypeAlias = KeptLog  # noqa: Y015
+
+@_typing.final
+class LogKeyManifest(_message.Message):
+    """The key that signs the audit log. Signed by the coordinator."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    key: _builtins.bytes
+    """A raw Ed25519 public key of 32 bytes."""
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation_id", b"federation_id", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogKeyManifest: _TypeAlias = LogKeyManifest  # noqa: Y015
+
+@_typing.final
+class CheckpointManifest(_message.Message):
+    """The audit log up to some entry. Signed by the log's key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    ROOT_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    size: _builtins.int
+    """The number of entries, at least one."""
+    root: _builtins.bytes
+    """The root of the Merkle tree over their leaves (RFC 9162, SHA-256), 32 bytes."""
+    @_builtins.property
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When it was signed."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        size: _builtins.int = ...,
+        root: _builtins.bytes = ...,
+        created: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "federation_id", b"federation_id", "root", b"root", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointManifest: _TypeAlias = CheckpointManifest  # noqa: Y015
+
+@_typing.final
+class LogHead(_message.Message):
+    """The newest checkpoint of the audit log, and the proof that it continues one that the reader has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    CONSISTENCY_FIELD_NUMBER: _builtins.int
+    since: _builtins.int
+    """The size of the checkpoint that it continues; 0 without a proof."""
+    @_builtins.property
+    def checkpoint(self) -> Global___SignedEnvelope:
+        """A signed CheckpointManifest."""
+
+    @_builtins.property
+    def consistency(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The consistency proof of RFC 9162, section 2.1.4: hashes of 32 bytes."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint: Global___SignedEnvelope | None = ...,
+        since: _builtins.int = ...,
+        consistency: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "consistency", b"consistency", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogHead: _TypeAlias = LogHead  # noqa: Y015

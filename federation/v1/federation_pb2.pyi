@@ -124,12 +124,15 @@ class Hello(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     SESSIONS_LEFT_FIELD_NUMBER: _builtins.int
+    LOG_SIZE_FIELD_NUMBER: _builtins.int
     software: _builtins.str
     """The worker software and its version."""
     device: _builtins.str
     """The device that trains, such as "cuda:0 NVIDIA H200" or "cpu"."""
     nonce: _builtins.bytes
     """16 to 64 random bytes, new on every stream: the signed time in the Welcome repeats them."""
+    log_size: _builtins.int
+    """The size of the newest checkpoint of the audit log that the worker keeps; 0 for none."""
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskOffer]:
         """The tasks that the owner allows, with the training samples held for each."""
@@ -146,10 +149,11 @@ class Hello(_message.Message):
         device: _builtins.str = ...,
         nonce: _builtins.bytes = ...,
         sessions_left: _abc.Iterable[Global___SessionsLeft] | None = ...,
+        log_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "nonce", b"nonce", "sessions_left", b"sessions_left", "software", b"software", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "log_size", b"log_size", "nonce", b"nonce", "sessions_left", b"sessions_left", "software", b"software", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -233,19 +237,23 @@ class Heartbeat(_message.Message):
 
     ASSIGNMENT_ID_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    LOG_SIZE_FIELD_NUMBER: _builtins.int
     assignment_id: _builtins.str
     """The assignment in work; empty when idle."""
     progress: _builtins.float
     """The share of it that is done, 0 to 1."""
+    log_size: _builtins.int
+    """As in Hello."""
     def __init__(
         self,
         *,
         assignment_id: _builtins.str = ...,
         progress: _builtins.float = ...,
+        log_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "log_size", b"log_size", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -290,6 +298,7 @@ class AttendResponse(_message.Message):
     WELCOME_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    LOG_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """First on the stream."""
@@ -302,16 +311,21 @@ class AttendResponse(_message.Message):
     def cancel(self) -> _common_pb2.SignedEnvelope:
         """A signed CancelManifest: the reply to an assignment is no longer wanted."""
 
+    @_builtins.property
+    def log(self) -> _common_pb2.LogHead:
+        """Beside an assignment: the newest checkpoint of the audit log, where it is newer than what the worker has told of."""
+
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         assignment: _common_pb2.SignedEnvelope | None = ...,
         cancel: _common_pb2.SignedEnvelope | None = ...,
+        log: _common_pb2.LogHead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "log", b"log", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "log", b"log", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "assignment", "cancel"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
@@ -329,6 +343,8 @@ class Welcome(_message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
+    LOG_KEY_FIELD_NUMBER: _builtins.int
+    LOG_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
     heartbeat_seconds: _builtins.float
@@ -341,6 +357,14 @@ class Welcome(_message.Message):
     def restored(self) -> _common_pb2.SignedEnvelope:
         """The newest signed RestoreManifest; not set when no backup was ever restored."""
 
+    @_builtins.property
+    def log_key(self) -> _common_pb2.SignedEnvelope:
+        """A signed LogKeyManifest: the key of the checkpoints on this stream, and of those beside receipts meanwhile."""
+
+    @_builtins.property
+    def log(self) -> _common_pb2.LogHead:
+        """The newest checkpoint of the audit log, which continues the one that the Hello told of."""
+
     def __init__(
         self,
         *,
@@ -348,10 +372,12 @@ class Welcome(_message.Message):
         heartbeat_seconds: _builtins.float = ...,
         time: _common_pb2.SignedEnvelope | None = ...,
         restored: _common_pb2.SignedEnvelope | None = ...,
+        log_key: _common_pb2.SignedEnvelope | None = ...,
+        log: _common_pb2.LogHead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["restored", b"restored", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "log_key", b"log_key", "restored", b"restored", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation_id", b"federation_id", "heartbeat_seconds", b"heartbeat_seconds", "restored", b"restored", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation_id", b"federation_id", "heartbeat_seconds", b"heartbeat_seconds", "log", b"log", "log_key", b"log_key", "restored", b"restored", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -414,10 +440,13 @@ class SubmitRequest(_message.Message):
     UPDATE_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    LOG_SIZE_FIELD_NUMBER: _builtins.int
     chunk: _builtins.bytes
     """A piece of the payload, at most 1 MiB."""
     offset: _builtins.int
     """Of a chunk: the place of its first byte in the payload."""
+    log_size: _builtins.int
+    """Beside the update: as in Hello."""
     @_builtins.property
     def update(self) -> _common_pb2.SignedEnvelope:
         """A signed UpdateManifest."""
@@ -428,10 +457,11 @@ class SubmitRequest(_message.Message):
         update: _common_pb2.SignedEnvelope | None = ...,
         chunk: _builtins.bytes = ...,
         offset: _builtins.int = ...,
+        log_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "message", b"message", "update", b"update"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "message", b"message", "offset", b"offset", "update", b"update"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "log_size", b"log_size", "message", b"message", "offset", b"offset", "update", b"update"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["update", "chunk"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
@@ -447,6 +477,7 @@ class SubmitResponse(_message.Message):
 
     RECEIPT_FIELD_NUMBER: _builtins.int
     WINDOW_FIELD_NUMBER: _builtins.int
+    LOG_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def receipt(self) -> _common_pb2.SignedEnvelope:
         """Last on the stream: a signed ReceiptManifest."""
@@ -455,15 +486,20 @@ class SubmitResponse(_message.Message):
     def window(self) -> Global___Window:
         """Before the first chunk, and again as chunks arrive; not for a reply without payload."""
 
+    @_builtins.property
+    def log(self) -> _common_pb2.LogHead:
+        """Beside the receipt: the newest checkpoint of the audit log, where it is newer than what the worker has told of."""
+
     def __init__(
         self,
         *,
         receipt: _common_pb2.SignedEnvelope | None = ...,
         window: Global___Window | None = ...,
+        log: _common_pb2.LogHead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "receipt", b"receipt", "window", b"window"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "message", b"message", "receipt", b"receipt", "window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "receipt", b"receipt", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "message", b"message", "receipt", b"receipt", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["receipt", "window"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015

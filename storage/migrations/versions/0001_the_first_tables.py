@@ -29,13 +29,20 @@ def upgrade() -> None:
         "audit_log",
         _column("entry_id", sa.Integer, primary_key=True),
         _column("at", TIME, index=True),
-        _column("actor", sa.String(200)),
-        _column("action", sa.String(80), index=True),
+        _column("actor", sa.String(200), index=True),
+        _column("action", sa.String(80)),
         _column("subject", sa.String(200)),
         _column("outcome", sa.String(80)),
         _column("detail", sa.String(2000)),
+        _column("digest", DIGEST),
         _column("times", sa.Integer),
-        sa.Index("ix_audit_log_actor_action_at", "actor", "action", "at"),
+        _column("number", sa.Integer, nullable=True, unique=True),
+        _column("leaf", sa.LargeBinary, nullable=True),
+    )
+    op.create_table(
+        "audit_checkpoints",
+        _column("size", sa.Integer, primary_key=True, autoincrement=False),
+        _column("envelope", sa.LargeBinary),
     )
     op.create_table(
         "clients",
@@ -225,6 +232,7 @@ def downgrade() -> None:
         "join_strings",
         "federations",
         "clients",
+        "audit_checkpoints",
         "audit_log",
     ):
         op.drop_table(table)
