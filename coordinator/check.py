@@ -41,7 +41,7 @@ def check_home(home: Home, *, now: datetime) -> Iterator[Finding]:
 
 
 def _keys(home: Home) -> Iterator[Finding]:
-    names = ("ca.key", "server.key", "signing.key")
+    names = ("ca.key", "server.key", "signing.key", "log.key")
     open_to_others = [name for name in names if stat.S_IMODE((home.directory / name).stat().st_mode) & 0o077]
     if open_to_others:
         files = ", ".join(open_to_others)

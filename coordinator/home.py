@@ -14,11 +14,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator.audit.checkpoints import LogKey
 from coordinator.members.administrators import end_certificates
 from coordinator.members.certificates import Authority, register
 from coordinator.ownership import HomeError, claim_database, lost_database, must_own
 from coordinator.settings import SETTINGS_FILE, SQLITE, Settings
-from federation.certificates import ADMIN_LIFETIME, SERVER_LIFETIME, load_certificate_file, make_ca, pem
+from federation.certificates import ADMIN_LIFETIME, SERVER_LIFETIME, der, load_certificate_file, make_ca, pem
+from federation.digests import digest
 from federation.identity import Role, admin_uris, check_name, coordinator_uri
 from federation.keys import (
     load_signing_key,
@@ -41,7 +43,10 @@ FIRST_ADMIN = "admin"
 
 @dataclass(frozen=True)
 class Home:
-    """The directory of a federation's coordinator. The signing key signs assignments, receipts and steps."""
+    """The directory of a federation's coordinator.
+
+    The signing key signs assignments, receipts and steps. The log key, which it certifies, signs the audit log.
+    """
 
     directory: Path
     settings: Settings
@@ -50,6 +55,7 @@ class Home:
     server: x509.Certificate
     server_key: EllipticCurvePrivateKey
     signing_key: Ed25519PrivateKey
+    log_key: LogKey
 
     @property
     def federation_id(self) -> str:
@@ -96,16 +102,19 @@ class Home:
         with closing(Database.open(_database_url(directory, settings))) as database:
             database.migrate()
             ca_key, server_key, signing_key = new_tls_key(), new_tls_key(), Ed25519PrivateKey.generate()
+            log_key = LogKey(federation_id=settings.federation_id, key=Ed25519PrivateKey.generate())
             ca = make_ca(ca_key, settings.federation_id, now)
             claim_database(database, settings.federation_id, ca, now=now)
             write_private_key(directory / "ca.key", ca_key, passphrase)
             write_private_key(directory / "server.key", server_key, passphrase)
             write_private_key(directory / "signing.key", signing_key, passphrase)
+            write_private_key(directory / "log.key", log_key.key, passphrase)
             replace_private(directory / "ca.pem", pem(ca))
             server = _server_certificate(Authority(settings.federation_id, ca, ca_key), server_key, settings.names, now)
             replace_private(directory / "server.pem", pem(server))
-            home = cls(directory, settings, ca, ca_key, server, server_key, signing_key)
+            home = cls(directory, settings, ca, ca_key, server, server_key, signing_key, log_key)
             make_private_directory(home.blobs_dir)
+            home.record_what_holds(database, by="coordinator init", now=now)
             home.issue_admin(
                 database, FIRST_ADMIN, Role, home.admin_dir, now=now, by="coordinator init", passphrase=passphrase
             )
@@ -133,7 +142,9 @@ class Home:
             ca = load_certificate_file(directory / "ca.pem", ca_key)
             server = load_certificate_file(directory / "server.pem", server_key)
             signing_key = load_signing_key(directory / "signing.key", passphrase)
-        return cls(directory, settings, ca, ca_key, server, server_key, signing_key)
+            log_key = load_signing_key(directory / "log.key", passphrase)
+        log = LogKey(federation_id=settings.federation_id, key=log_key)
+        return cls(directory, settings, ca, ca_key, server, server_key, signing_key, log)
 
     def open_blobs(self, *, durable: bool = True) -> BlobStore:
         """Opens the blob store; see `DirectoryStore` for `durable`."""
@@ -198,9 +209,39 @@ class Home:
             end_certificates(session, uris[0], by=by, now=now)
             register(session, certificate)
             audit.record(
-                session, at=now, actor=by, action="admin.issued", subject=name, detail="roles " + ", ".join(granted)
+                session,
+                at=now,
+                actor=by,
+                action="admin.issued",
+                subject=name,
+                detail="roles " + ", ".join(granted),
+                digest=digest(der(certificate)),
             )
         return files
+
+    def record_what_holds(self, database: Database, *, by: str, now: datetime) -> None:
+        """Records the settings and the public keys, each if it differs from what was recorded last."""
+        settings = self.settings.told
+        keys = {
+            "CA certificate": digest(der(self.ca)),
+            "server certificate": digest(der(self.server)),
+            "signing key": digest(self.signing_key.public_key().public_bytes_raw()),
+            "log key": digest(self.log_key.public.public_bytes_raw()),
+        }
+        with database.begin() as session:
+            if audit.newest_digest(session, "configuration.set", "settings") != (shown := digest(settings.encode())):
+                audit.record(
+                    session,
+                    at=now,
+                    actor=by,
+                    action="configuration.set",
+                    subject="settings",
+                    detail=settings,
+                    digest=shown,
+                )
+            for name, shown in keys.items():
+                if audit.newest_digest(session, "key.set", name) != shown:
+                    audit.record(session, at=now, actor=by, action="key.set", subject=name, digest=shown)
 
     @property
     def _kept_ports_file(self) -> Path:

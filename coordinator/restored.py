@@ -7,11 +7,12 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from coordinator.audit.checkpoints import newest_signed, note
 from coordinator.home import Home
 from coordinator.rounds.states import RUN_ENDED
-from federation.envelope import seal
+from federation.envelope import envelope_digest, seal
 from federation.keys import replace_private
-from federation.v1.common_pb2 import KeptRun, RestoreManifest, SignedEnvelope
+from federation.v1.common_pb2 import KeptLog, KeptRun, RestoreManifest, SignedEnvelope
 from storage import audit
 from storage.models import Round, RoundState, Run
 
@@ -20,9 +21,9 @@ _OPEN = (RoundState.OPEN, RoundState.STEPPED)
 
 
 def sign_restore(home: Home, *, now: datetime) -> RestoreManifest:
-    """Signs how far the record goes, for every run that has not ended, and keeps the statement in the home.
+    """Signs how far the record goes, for every run that has not ended and for the audit log, and keeps it in the home.
 
-    Every worker gets it with the next welcome.
+    Every worker gets the statement with the next welcome. The log goes on from what was restored.
 
     Raises:
         DatabaseBusy: a coordinator serves.
@@ -31,21 +32,29 @@ def sign_restore(home: Home, *, now: datetime) -> RestoreManifest:
     """
     manifest = RestoreManifest(federation_id=home.federation_id)
     manifest.restored.FromDatetime(now)
+    if (before := newest_restore(home.directory)) is not None:
+        manifest.logs.extend(RestoreManifest.FromString(before.manifest).logs)
     with closing(home.open_database()) as database:
         database.lock_exclusive()
         database.migrate()
         with database.begin() as session:
             going = select(Run.run_id).where(Run.state.not_in(RUN_ENDED)).order_by(Run.run_id)
             manifest.runs.extend(_kept(session, run_id) for run_id in session.scalars(going).all())
+            kept = KeptLog(size=audit.size(session))
+            kept.restored.FromDatetime(now)
+            manifest.logs.append(kept)
+            envelope = seal(manifest, home.signing_key)
             audit.record(
                 session,
                 at=now,
                 actor="coordinator restored",
                 action="coordinator.restored",
-                detail=f"{len(manifest.runs)} runs go on",
+                detail=f"{len(manifest.runs)} runs go on, the audit log after {kept.size} entries",
+                digest=envelope_digest(envelope),
             )
-        envelope = seal(manifest, home.signing_key)
+            signed = newest_signed(session)
         replace_private(home.directory / _FILE, envelope.SerializeToString(deterministic=True))
+        note(home.directory, signed)
     return manifest
 
 

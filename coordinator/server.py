@@ -9,11 +9,13 @@ import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from importlib.metadata import version
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from coordinator.audit.sequencer import Sequencer
 from coordinator.clock import utc_now
 from coordinator.condition import Condition
 from coordinator.device import require_device
@@ -40,6 +42,7 @@ from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
 from federation.v1.admin_pb2_grpc import add_AdminServicer_to_server
 from federation.v1.enrollment_pb2_grpc import add_EnrollmentServicer_to_server
 from federation.v1.federation_pb2_grpc import add_FederationServicer_to_server
+from storage import audit
 from storage.faults import Fault
 from storage.reserve import Reserve
 
@@ -124,6 +127,9 @@ class Coordinator:
         self._health = HealthService()
         self._server: grpc.aio.Server | None = None
         self._supervisor: Supervisor | None = None
+        self._sequencer = Sequencer(
+            self._database, home.log_key, home.directory, condition=self._condition, clock=clock
+        )
         self._monitor: Monitor | None = None
         self._monitoring: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -136,6 +142,7 @@ class Coordinator:
         Raises:
             DatabaseBusy: another coordinator has the database.
             DatabaseTooNew: a newer version made it.
+            LogError: the audit log is not what was signed.
             PortTaken: another process has a port.
         """
         home, database, settings = self._home, self._database, self._home.settings
@@ -146,6 +153,10 @@ class Coordinator:
         database.migrate()
         coordinator = secrets.token_hex(16)
         take_office(database, coordinator)
+        home.record_what_holds(database, by="coordinator", now=self._clock())
+        if self._conduct:
+            self._record_start()
+        self._sequencer.start()
         blobs = home.open_blobs()
         blobs.sweep_temporary()
         presence, uploads = Presence(), Uploads(database, blobs, quota=settings.upload_bytes)
@@ -173,6 +184,7 @@ class Coordinator:
             presence=presence,
             supervisor=supervisor,
             access=self._access,
+            sequencer=self._sequencer,
             condition=self._condition,
             address=address(settings.hosts[0], self.federation_port),
             enrollment_address=address(newcomers, self.enrollment_port),
@@ -223,6 +235,7 @@ class Coordinator:
         await self._access.finish()
         if self._supervisor is not None:
             await asyncio.to_thread(self._supervisor.stop)
+        await asyncio.to_thread(self._sequencer.stop)
         for executor in (self._executor, self._access_executor):
             await asyncio.to_thread(executor.shutdown)
         self._database.close()
@@ -231,6 +244,11 @@ class Coordinator:
         """Returns when the coordinator stops; raises LockLost if another coordinator has the database."""
         if self._monitoring is not None:
             await asyncio.shield(self._monitoring)
+
+    def _record_start(self) -> None:
+        detail, now = f"fedpareto {version('fedpareto')}", self._clock()
+        with self._database.begin() as session:
+            audit.record(session, at=now, actor="coordinator", action="coordinator.started", detail=detail)
 
     def _reserve(self) -> Reserve:
         """The reserve on the disks of the database and the blobs; on a disk that is full already, it is released."""
@@ -287,6 +305,7 @@ def serve(home: Home, *, ready: Callable[[Coordinator], None] = lambda coordinat
         DatabaseBusy, LockLost: another coordinator has the database.
         DatabaseTooNew: a newer version made it.
         HomeError: the settings do not fit the machine.
+        LogError: the audit log is not what was signed.
         PortTaken: another process has a port.
     """
     asyncio.run(_serve(home, ready, conduct))

@@ -1,5 +1,6 @@
 """The settings of a coordinator, in the file `coordinator.toml` of its directory."""
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -119,6 +120,16 @@ class Settings(Section):
     def names(self) -> tuple[str, ...]:
         """All names and addresses of this machine, for its certificate."""
         return tuple(filter(None, (*self.hosts, self.enrollment_host)))
+
+    @property
+    def told(self) -> str:
+        """The settings that differ from the defaults, for the record: without the password of the database."""
+        chosen = {name: getattr(self, name) for name in sorted(self.model_dump(exclude_defaults=True))}
+        if "@" in (url := chosen.get("database", "")):
+            scheme, _, rest = url.partition("://")
+            user, _, place = rest.rpartition("@")
+            chosen["database"] = f"{scheme}://{user.partition(':')[0]}@{place}"
+        return "; ".join(f"{name} = {json.dumps(value)}" for name, value in chosen.items())
 
     @classmethod
     def parse(cls, text: str, source: str) -> Self:

@@ -8,13 +8,19 @@ that were rolled back leave no gap, and what a dead process recorded is chained 
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from federation.log_entries import LogEntry
 from storage.models import AuditEntry
 
-STEPPED = "round.stepped"  # the action of a step, after which the log is signed at once
+# Actions whose entries are compared with the facts that they tell of.
+ISSUED = "assignment.issued"
+ACCEPTED = "update.accepted"
+REFUSED = "update.refused"
+STEPPED = "round.stepped"  # the log is signed at once
+ENROLLED = "Enroll"
+SUBMITTED = "run.submitted"
 
 _COLUMNS = (
     AuditEntry.entry_id,
@@ -77,6 +83,18 @@ def chain(session: Session, leaves: Sequence[tuple[int, int, bytes]]) -> None:
         .values(number=bindparam("place"), leaf=bindparam("hash"))
     )
     session.connection().execute(statement, [{"row": row, "place": place, "hash": leaf} for row, place, leaf in leaves])
+
+
+def newest_digest(session: Session, action: str, subject: str) -> str | None:
+    """The digest in the newest entry of an action about a subject; None if there is no such entry."""
+    rows = select(AuditEntry.digest).where(AuditEntry.action == action, AuditEntry.subject == subject)
+    return session.scalar(rows.order_by(AuditEntry.entry_id.desc()).limit(1))
+
+
+def size(session: Session) -> int:
+    """The number of entries that have a place in the log."""
+    last = session.scalar(select(func.max(AuditEntry.number)))
+    return 0 if last is None else last + 1
 
 
 def chained_leaves(session: Session, start: int, stop: int) -> Sequence[bytes]:

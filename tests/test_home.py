@@ -56,7 +56,7 @@ def test_init_refuses_a_database_of_another_federation(tmp_path: Path, database_
 def test_every_private_key_of_a_federation_is_under_its_passphrase(tmp_path: Path) -> None:
     Home.init(tmp_path, Settings.check({"federation_id": "fed"}, "test"), now=NOW, passphrase=b"pass")
     keys = list(tmp_path.rglob("*.key"))
-    assert len(keys) == 4
+    assert len(keys) == 5
     assert all(b"ENCRYPTED" in key.read_bytes() for key in keys)
     assert Home.load(tmp_path, b"pass").federation_id == "fed"
     with pytest.raises(IdentityError, match="passphrase"):

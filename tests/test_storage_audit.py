@@ -1,22 +1,23 @@
+"""The audit log as it is stored: entries in their canonical form, and their places in the log."""
+
+import hashlib
+import json
+import struct
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select
 
+from federation.log_entries import FIRST, LogEntry
+from federation.merkle import Tree, tree_root
 from storage import audit
 from storage.database import Database
 from storage.models import AuditEntry
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
-
-
-def refuse(
-    database: Database, seconds: float, *, actor: str = "peer a", reason: str = "deadline", text: str = ""
-) -> None:
-    with database.begin() as session:
-        audit.record(
-            session, at=NOON + timedelta(seconds=seconds), actor=actor, action="Submit", outcome=reason, detail=text
-        )
+VECTORS = json.loads((Path(__file__).parent / "vectors" / "audit-log.json").read_text())
 
 
 def entries(database: Database) -> list[AuditEntry]:
@@ -24,56 +25,47 @@ def entries(database: Database) -> list[AuditEntry]:
         return list(session.scalars(select(AuditEntry).order_by(AuditEntry.entry_id)))
 
 
-def test_an_entry_is_kept_as_it_was_recorded(database: Database) -> None:
+def test_an_entry_is_kept_as_it_was_recorded_without_a_place_at_first(database: Database) -> None:
+    told = "blake3:" + "0" * 64
     with database.begin() as session:
-        audit.record(session, at=NOON, actor="coordinator", action="run.completed", subject="r1", detail="in 3 s")
+        audit.record(
+            session, at=NOON, actor="coordinator", action="run.completed", subject="r1", detail="in 3 s", digest=told
+        )
     [entry] = entries(database)
     assert (entry.at, entry.actor, entry.action, entry.subject) == (NOON, "coordinator", "run.completed", "r1")
-    assert (entry.outcome, entry.detail, entry.times) == ("", "in 3 s", 1)
+    assert (entry.outcome, entry.detail, entry.digest, entry.times) == ("", "in 3 s", told, 1)
+    assert (entry.number, entry.leaf) == (None, None)
 
 
-def test_repeated_refusals_within_a_minute_are_one_row_as_the_first_had_it(database: Database) -> None:
-    for second in (0, 20, 59):
-        refuse(database, second, text=f"at {second}")
-    [entry] = entries(database)
-    assert (entry.times, entry.at, entry.detail) == (3, NOON, "at 0")
-
-
-def test_the_minute_begins_with_the_first_refusal_and_then_a_new_row_begins(database: Database) -> None:
-    for second in (0, 40, 60, 80, 119, 120):
-        refuse(database, second)
-    assert [entry.times for entry in entries(database)] == [2, 3, 1]
-
-
-def test_refusals_of_another_actor_or_for_another_reason_are_rows_of_their_own(database: Database) -> None:
-    refuse(database, 0)
-    refuse(database, 1, actor="peer b")
-    refuse(database, 2, reason="signature")
-    refuse(database, 3)
-    assert [entry.times for entry in entries(database)] == [2, 1, 1]
-
-
-def test_refusals_within_one_transaction_are_merged_too(database: Database) -> None:
+def test_an_entry_is_there_if_and_only_if_its_fact_is(database: Database) -> None:
     with database.begin() as session:
-        for _ in range(5):
-            audit.record(session, at=NOON, actor="a", action="Submit", outcome="deadline")
-    assert [entry.times for entry in entries(database)] == [5]
-
-
-def test_what_went_well_is_never_merged(database: Database) -> None:
+        audit.record(session, at=NOON, actor="a", action="lost")
+        session.flush()
+        session.rollback()
     with database.begin() as session:
-        for _ in range(3):
-            audit.record(session, at=NOON, actor="a", action="Submit")
-    assert [entry.times for entry in entries(database)] == [1, 1, 1]
+        audit.record(session, at=NOON, actor="a", action="kept")
+    assert [entry.action for entry in entries(database)] == ["kept"]
+
+
+def test_entries_get_places_without_gaps_in_the_order_of_their_rows(database: Database) -> None:
+    with database.begin() as session:
+        for number in range(5):
+            audit.record(session, at=NOON + timedelta(seconds=number), actor="a", action=f"act-{number}")
+    with database.begin() as session:
+        assert audit.any_unchained(session)
+        first = audit.unchained(session, 3)
+        assert [entry.action for entry in first] == ["act-0", "act-1", "act-2"]
+        audit.chain(session, [(entry.entry_id, place, bytes([place]) * 32) for place, entry in enumerate(first)])
+    with database.read() as session:
+        assert (audit.size(session), len(audit.unchained(session, 10))) == (3, 2)
+        assert audit.chained_leaves(session, 1, 9) == [b"\1" * 32, b"\2" * 32]
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "\0" * 300, "a\nb\r\x1b[31mc", "\ud800", "\u202etxt", "é😀" * 2000, ""])
-def test_hostile_text_of_any_length_is_recorded_readable_and_merged_with_itself(database: Database, text: str) -> None:
-    for _ in range(2):
-        with database.begin() as session:
-            audit.record(session, at=NOON, actor=text, action=text, subject=text, outcome=text or "no", detail=text)
+def test_hostile_text_of_any_length_is_recorded_readable_and_has_a_leaf(database: Database, text: str) -> None:
+    with database.begin() as session:
+        audit.record(session, at=NOON, actor=text, action=text, subject=text, outcome=text or "no", detail=text)
     [entry] = entries(database)
-    assert entry.times == 2
     assert [len(entry.actor), len(entry.action), len(entry.subject), len(entry.outcome)] == [
         min(len(text), 200),
         min(len(text), 80),
@@ -82,8 +74,72 @@ def test_hostile_text_of_any_length_is_recorded_readable_and_merged_with_itself(
     ]
     assert entry.detail.isprintable()
     assert len(entry.detail) == min(len(text), 2000)
+    with database.read() as session:
+        [read] = audit.unchained(session, 10)
+    assert len(read.leaf(FIRST)) == 32
 
 
 def test_a_line_break_cannot_forge_a_second_line(database: Database) -> None:
-    refuse(database, 0, text="refused\n2026 coordinator: all is well\x1b[0m")
+    with database.begin() as session:
+        forged = "refused\n2026 coordinator: all is well\x1b[0m"
+        audit.record(session, at=NOON, actor="peer a", action="Submit", outcome="deadline", detail=forged)
     assert entries(database)[0].detail == "refused 2026 coordinator: all is well\ufffd[0m"
+
+
+def vector(known: dict[str, Any]) -> LogEntry:
+    values = {name: value for name, value in known.items() if name not in ("bytes", "leaf", "root")}
+    return LogEntry(**{**values, "at": datetime.fromisoformat(known["at"])})
+
+
+def test_the_canonical_bytes_leaves_and_proofs_are_those_of_the_test_vectors() -> None:
+    previous, leaves = FIRST, list[bytes]()
+    for known in VECTORS["entries"]:
+        entry = vector(known)
+        assert entry.encode(previous).hex() == known["bytes"]
+        # By arithmetic that shares no line with the code's.
+        since = datetime.fromisoformat(known["at"]) - datetime(1970, 1, 1, tzinfo=UTC)
+        data = b"fedpareto/v1/entry\0" + previous
+        for number in (known["number"], known["entry_id"], round(since.total_seconds() * 10**6), known["times"]):
+            data += number.to_bytes(8, "big")
+        for name in ("actor", "action", "subject", "outcome", "detail", "digest"):
+            data += struct.pack(">I", len(known[name].encode())) + known[name].encode()
+        assert data.hex() == known["bytes"]
+        previous = hashlib.sha256(b"\0" + data).digest()
+        leaves.append(previous)
+        assert (entry.leaf(leaves[-2] if leaves[1:] else FIRST).hex(), tree_root(leaves).hex()) == (
+            known["leaf"],
+            known["root"],
+        )
+    tree = Tree(lambda start, stop: leaves[start:stop])
+    for leaf in leaves:
+        tree.append(leaf)
+    for known in VECTORS["consistency"]:
+        assert [node.hex() for node in tree.consistency(known["first"], known["second"])] == known["proof"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"number": 9},
+        {"entry_id": 9},
+        {"at": NOON},
+        {"actor": "b"},
+        {"action": "b"},
+        {"subject": "b"},
+        {"outcome": "b"},
+        {"detail": "b"},
+        {"digest": "b"},
+        {"times": 9},
+    ],
+)
+def test_a_leaf_binds_every_column(change: dict[str, Any]) -> None:
+    known = VECTORS["entries"][1]
+    changed = vector({**known, "at": known["at"]}).leaf(FIRST)
+    other = LogEntry(**{**_fields(vector(known)), **change})
+    assert other.leaf(FIRST) != changed
+    columns = {column.name for column in AuditEntry.__table__.columns} - {"leaf"}
+    assert columns == set(_fields(other)), "a column that no leaf binds"
+
+
+def _fields(entry: LogEntry) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in LogEntry.__slots__}

@@ -336,7 +336,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
             await abort(context, refusal)
         if not actor.startswith("peer "):
             if refusal.reason in _TOO_OFTEN:
-                self._record.count(actor, action, refusal.reason, "")
+                self._record.count(actor, action, refusal.reason)
                 await asyncio.sleep(min(HOLD_SECONDS, (context.time_remaining() or HOLD_SECONDS * 2) / 2))
                 await abort(context, refusal)
             self._buckets.charge(account, REFUSED, monotonic())

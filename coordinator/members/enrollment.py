@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.members.certificates import Authority, certify
 from federation.certificates import csr_public_key, serial_of
+from federation.digests import digest
 from federation.envelope import key_id
 from federation.join_string import SECRET_BYTES, secret_hash
 from federation.keys import IdentityError
@@ -75,9 +76,10 @@ def enroll(
         session,
         at=now,
         actor=f"peer {peer}",
-        action="Enroll",
+        action=audit.ENROLLED,
         subject=row.client_id,
         detail=f"certificate {serial_of(certificate)}, signing key {signing_key_id[:16]}, {client.state}",
+        digest=digest(application.signing_key),
     )
     return client, certificate
 

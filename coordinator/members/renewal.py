@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 
 from coordinator.members.certificates import Authority, certify, retire
 from coordinator.members.membership import REVOKED
-from federation.certificates import csr_public_key, serial_of
+from federation.certificates import csr_public_key, der, serial_of
+from federation.digests import digest
 from federation.keys import IdentityError
 from federation.proofs import proves_renewal
 from federation.refusals import Refusal
@@ -54,7 +55,13 @@ def renew(
     session.flush()
     _end_surplus(session, client_id, keep={serial, serial_of(certificate)}, by=by, now=now)
     audit.record(
-        session, at=now, actor=by, action="Renew", subject=client_id, detail=f"certificate {serial_of(certificate)}"
+        session,
+        at=now,
+        actor=by,
+        action="Renew",
+        subject=client_id,
+        detail=f"certificate {serial_of(certificate)}",
+        digest=digest(der(certificate)),
     )
     return certificate
 

@@ -106,7 +106,9 @@ class Conductor:
     def _pause(self, current: Round, why: str) -> NoReturn:
         """Pauses the run; when an operator resumes it, it begins the next attempt at the round. Raises Held."""
         with self._around.database.begin() as session:
-            move_run(self._run.running(session), RunState.PAUSED, self._around.clock(), why)
+            run, now = self._run.running(session), self._around.clock()
+            move_run(run, RunState.PAUSED, now, why)
+            audit.record(session, at=now, actor="coordinator", action="run.paused", subject=run.run_id, detail=why)
             record = VoidRecord(attempt=current.attempt, reason=why, paused=True)
             self._note_void(session, current, record, begins_next=True)
         log.warning("run %s: paused: %s", self._run.run_id, why)

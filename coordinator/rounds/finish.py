@@ -12,7 +12,7 @@ from coordinator.rounds.conversation import hold_evaluation
 from coordinator.rounds.fleets.base import Fleet, Question, RevokedMeanwhile, Skipped
 from coordinator.rounds.scores import Measurements
 from coordinator.rounds.states import move_round
-from storage import models
+from storage import audit, models
 
 log = logging.getLogger(__name__)
 
@@ -111,5 +111,8 @@ def skip_round(fleet: Fleet, current: models.Round, why: str) -> None:
         fleet.run.running(session)
         round_ = session.get_one(models.Round, current.round_id)
         round_.metrics = record.traffic(session, current.round_id)
-        move_round(round_, models.RoundState.SKIPPED, fleet.around.clock(), why)
+        now = fleet.around.clock()
+        move_round(round_, models.RoundState.SKIPPED, now, why)
+        subject = f"{fleet.run.run_id}/{current.number}"
+        audit.record(session, at=now, actor="coordinator", action="round.skipped", subject=subject, detail=why)
     log.warning("run %s round %d: skipped: %s", fleet.run.run_id, current.number, why)

@@ -22,6 +22,7 @@ from coordinator.rounds.evidence import SignatureMemory
 from coordinator.rounds.recorder import FULFILLED, Signed, record_equivocation, record_reply
 from coordinator.rounds.states import end_assignment
 from federation.envelope import envelope_digest
+from federation.identity import client_uri
 from federation.refusals import Refusal
 from federation.run_sections import LimitsSpec
 from federation.runs import RunSpec
@@ -29,6 +30,7 @@ from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, Signed
 from federation.vectors import Layout, update_layout
 from federation.work.base import Work
 from federation.work.registry import kind, statement_problem
+from storage import audit
 from storage.database import Database
 from storage.models import Assignment, AssignmentState, Client, Update
 
@@ -146,6 +148,7 @@ class Intake:
             if closed is None:
                 receipt = self._receipt(admission, problem, now)
                 record_reply(assignment, admission, problem, now, receipt=receipt.SerializeToString())
+                self._log(session, admission, problem, now)
             elif closed.reason == FULFILLED:
                 record_equivocation(session, assignment, admission, now)
         if closed is not None:
@@ -165,8 +168,12 @@ class Intake:
             assignment = _find(session, assignment_id, client_id, lock=True)  # no mutant: SQLite has one writer
             if assignment.state is not AssignmentState.OPEN:
                 return
-            end_assignment(assignment, AssignmentState.DECLINED, self._clock(), reason, message)
-            run_id = assignment.phase.round.run_id
+            now, run_id = self._clock(), assignment.phase.round.run_id
+            end_assignment(assignment, AssignmentState.DECLINED, now, reason, message)
+            actor = client_uri(_order(assignment).federation_id, client_id)
+            audit.record(
+                session, at=now, actor=actor, action="assignment.declined", subject=assignment_id, detail=reason
+            )
         self._changed(run_id)
 
     def _receipt(self, admission: Admission, refusal: Refusal | None, now: datetime) -> SignedEnvelope:
@@ -176,6 +183,18 @@ class Intake:
             receipt.reason, receipt.message = refusal.reason, refusal.message
         receipt.created.FromDatetime(now)
         return self._signatures.sign(receipt, self._signing_key)
+
+    def _log(self, session: Session, admission: Admission, refusal: Refusal | None, now: datetime) -> None:
+        manifest = admission.manifest
+        audit.record(
+            session,
+            at=now,
+            actor=client_uri(manifest.federation_id, manifest.client_id),
+            action=audit.REFUSED if refusal else audit.ACCEPTED,
+            subject=manifest.assignment_id,
+            outcome=refusal.reason if refusal else "",
+            digest=admission.digest,
+        )
 
     def _closed(self, assignment: Assignment) -> Refusal | None:
         """Why an assignment takes no reply; None when it is open."""

@@ -19,6 +19,8 @@ from coordinator.rounds.manifest import step_manifest, weights
 from coordinator.rounds.revoked import left_out, revoked_clients
 from coordinator.rounds.states import move_round
 from coordinator.rounds.step import Standing, Stepped
+from federation.envelope import envelope_digest
+from storage import audit
 from storage.models import (
     Assignment,
     AssignmentState,
@@ -151,7 +153,17 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
         gone = left_out(session, current.round_id)
         manifest = step_manifest(run, around.federation_id, at, step, made, revoked=gone)
         manifest.created.FromDatetime(now)
-        round_.step = around.sign(manifest).SerializeToString()
+        envelope = around.sign(manifest)
+        round_.step = envelope.SerializeToString()
+        audit.record(
+            session,
+            at=now,
+            actor="coordinator",
+            action=audit.STEPPED,
+            subject=f"{run.run_id}/{current.number}",
+            detail=f"model {made.model}",
+            digest=envelope_digest(envelope),
+        )
         move_round(round_, RoundState.STEPPED, now, "stationary" if made.stationary else "")
         row.model = made.model
         row.state_data = made.memory.encode()

@@ -74,6 +74,7 @@ def record_equivocation(session: Session, assignment: Assignment, reply: Signed,
         action="update.equivocation",
         subject=name,
         detail=f"run {manifest.run_id} round {manifest.round}: accepted was {first}; signed too is {reply.digest}",
+        digest=reply.digest,
     )
     log.warning("%s signed two different replies to assignment %s", manifest.client_id, name)
 

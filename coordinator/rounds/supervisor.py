@@ -167,8 +167,7 @@ class Supervisor:
         Raises:
             Refusal: `run-exists`.
         """
-        now, spec = self._clock(), submission.spec
-        run_id = self._new_id()[:12]
+        now, spec, run_id = self._clock(), submission.spec, self._new_id()[:12]
         facts = submission.document, spec, submission.objectives, submission.metrics
         run = new_run(*facts, run_id=run_id, model=model, by=by, created=now)
         if paused:
@@ -176,7 +175,10 @@ class Supervisor:
         with self._submitting, self._database.begin() as session:
             submission.must_be_new(session)
             session.add(run)
-            audit.record(session, at=now, actor=by, action="run.submitted", subject=run_id, detail=spec.name)
+            detail, digest = f"{spec.name}, model {model}", run.spec_digest
+            audit.record(
+                session, at=now, actor=by, action=audit.SUBMITTED, subject=run_id, detail=detail, digest=digest
+            )
         if not paused:
             self._conduct(run_id)
         self.notify(run_id)

@@ -226,6 +226,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
     ) -> AsyncIterator[messages.ExportRoundsResponse]:
         """Streams the rounds of a run with every client's part and scores."""
         run_id = await self._read(lambda session: find_run(session, request.run).run_id)
+        await self._log_export("rounds.exported", run_id)
         start = 0
         while rounds := await self._read(details.export_rounds, run_id, start, ROUNDS_AT_A_TIME):
             for message in rounds:
@@ -243,6 +244,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
             return run.run_id, number
 
         run_id, number = await self._read(find)
+        await self._log_export("updates.exported", run_id if number is None else f"{run_id}/{number}")
         after = 0
         while True:
             updates, after = await self._read(
@@ -252,11 +254,14 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
                 return
             yield messages.ListUpdatesResponse(updates=updates)
 
+    async def _log_export(self, action: str, subject: str, digest: str = "") -> None:
+        by, now = self._access.caller().uri, self._clock()
+        await self._write(audit.record, at=now, actor=by, action=action, subject=subject, digest=digest)
+
     async def ExportModel(
         self, request: messages.ExportModelRequest, context: Context
     ) -> AsyncIterator[messages.ExportModelResponse]:
         """Streams a model of a run as a safetensors file."""
-        by = self._access.caller().uri
         if request.HasField("round") and request.HasField("best"):
             raise Refusal("argument", "give a round or a metric, not both")
 
@@ -279,9 +284,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
             raise
         with closing(source):
             size = (await self._in_thread(self._blobs.stat, digest)).size
-            await self._write(
-                audit.record, at=self._clock(), actor=by, action="model.exported", subject=run.run_id, detail=digest
-            )
+            await self._log_export("model.exported", run.run_id, digest)
             while chunk := await self._in_thread(source.read, CHUNK_BYTES):
                 yield messages.ExportModelResponse(digest=digest, size=size, chunk=chunk, best=best)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+from coordinator.audit.sequencer import Sequencer
 from coordinator.condition import Condition
 from coordinator.home import Home
 from coordinator.members.access import Access
@@ -20,6 +21,7 @@ class Parts:
 
     Attributes:
         access: knows the caller of each rpc.
+        sequencer: of the audit log.
         address: where members attend, "host:port".
         enrollment_address: where newcomers enroll, "host:port".
         clock: the time, aware.
@@ -32,6 +34,7 @@ class Parts:
     presence: Presence
     supervisor: Supervisor
     access: Access
+    sequencer: Sequencer
     condition: Condition
     address: str
     enrollment_address: str
@@ -51,6 +54,7 @@ class Service:
         self._presence = parts.presence
         self._supervisor = parts.supervisor
         self._access = parts.access
+        self._sequencer = parts.sequencer
         self._condition = parts.condition
         self._address = parts.address
         self._enrollment_address = parts.enrollment_address

@@ -141,11 +141,12 @@ def serve(
     logs.to_standard_error(log_level.upper(), "%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     leave_current_directory()  # a run may name `module:Class`: that is imported from what was installed, or from --code
+    from coordinator.audit.checkpoints import LogError
     from coordinator.monitor import LockLost
     from coordinator.server import PortTaken
     from coordinator.server import serve as run
 
-    with _explained(), failing(LockLost, PortTaken):
+    with _explained(), failing(LockLost, LogError, PortTaken):
         centre = _settled(home, bind, passphrase_file)
         run(centre, ready=lambda made: _announce(centre, made, port_file, as_json), conduct=not hold)
 

@@ -29,7 +29,7 @@ from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvel
 from federation.vectors import model_layout
 from federation.work.base import payload_layout
 from federation.work.registry import encode
-from storage import models
+from storage import audit, models
 from storage.models import Assignment, AssignmentState, PhaseState
 
 log = logging.getLogger(__name__)
@@ -150,8 +150,18 @@ class RemoteFleet(Fleet):
                 )
                 order.created.FromDatetime(now)
                 order.deadline.FromDatetime(phase.deadline)
-                envelope = self.around.sign(order).SerializeToString()
+                signed = self.around.sign(order)
+                envelope = signed.SerializeToString()
                 messages[client_id] = Assigned(envelope)
+                audit.record(
+                    session,
+                    at=now,
+                    actor="coordinator",
+                    action=audit.ISSUED,
+                    subject=order.assignment_id,
+                    detail=f"{client_id}: run {order.run_id} round {order.round} phase {order.phase}: {order.kind}",
+                    digest=envelope_digest(signed),
+                )
                 phase.assignments.append(
                     Assignment(
                         assignment_id=order.assignment_id,

@@ -1,0 +1,228 @@
+"""The sequencer: gives entries their places in the log, one after the other, and signs checkpoints.
+
+It is alone, since one coordinator serves a database, and looks for entries twice a second. A batch of entries and the
+checkpoint that covers them are one transaction: an entry with a place that no checkpoint covers is somebody else's. Of
+a batch that was not committed nothing is remembered: the tree is then read anew.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from time import monotonic
+
+from sqlalchemy import delete
+
+from coordinator.audit.checkpoints import LogError, LogKey, newest_signed, note, noted
+from coordinator.condition import Condition
+from federation.log_entries import FIRST
+from federation.merkle import Tree
+from federation.v1.common_pb2 import LogHead
+from storage import audit
+from storage.database import UNAVAILABLE, Database
+from storage.faults import explain_fault
+from storage.models import Checkpoint
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+SHOW_SECONDS = 60.0  # at the latest after which a checkpoint is shown to members, and kept
+BATCH = 5000  # entries that one transaction chains
+_READ = 65_536  # leaves that are read at a time
+
+
+class Sequencer:
+    """Chains and signs the log in a thread.
+
+    Args:
+        database: the record; this process has its lock.
+        key: signs.
+        directory: the coordinator's, where the newest checkpoint that members may have seen is noted.
+        condition: where faults of the disk and the database are noted.
+        clock: the time, aware.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        key: LogKey,
+        directory: Path,
+        *,
+        condition: Condition,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._database = database
+        self._key = key
+        self._directory = directory
+        self._condition = condition
+        self._clock = clock
+        self._turn = threading.RLock()  # of the tree and what is derived from it
+        self._stale = True
+        self._tree = Tree(self._leaves)
+        self._last = FIRST  # the leaf of the last entry
+        self._newest = b""  # the checkpoint over the whole tree, a serialized envelope
+        self._shown = LogHead()  # what members get
+        self._shown_size = 0
+        self._shown_at = -SHOW_SECONDS  # by the monotonic clock
+        self._proof = lru_cache(maxsize=64)(self._prove)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sequencer", daemon=True)
+
+    def start(self) -> None:
+        """Chains what was recorded before, shows it, and goes on in a thread.
+
+        Raises:
+            LogError: the log is not what was signed.
+        """
+        self.sequence(show=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, and chains all that was recorded."""
+        self._stopping.set()
+        if not self._thread.is_alive():
+            return
+        self._thread.join()
+        try:
+            self.sequence(show=True)
+        except UNAVAILABLE as error:
+            log.warning("could not chain the end of the audit log: %s", explain_fault(error))
+
+    def sequence(self, *, show: bool = False) -> int:
+        """Chains the entries that wait. Returns how many they were. With `show` members get the newest checkpoint.
+
+        Raises:
+            LogError: the log is not what was signed.
+        """
+        count = 0
+        with self._turn:
+            if self._stale:
+                self._load()
+            while self._waits():
+                try:
+                    count += self._batch(show)
+                except BaseException:
+                    self._stale = True
+                    raise
+            if self._shown_size < self._tree.size and (show or self._due):
+                self._show()
+        return count
+
+    @property
+    def newest(self) -> bytes:
+        """The checkpoint over all entries that have a place, a serialized envelope; empty before the first."""
+        with self._turn:
+            return self._newest
+
+    def head(self, since: int) -> LogHead:
+        """The newest checkpoint for members, with the proof that it continues the one of this size where it does."""
+        with self._turn:
+            head = LogHead()
+            head.CopyFrom(self._shown)
+            if 0 < since <= self._shown_size:
+                head.since = since
+                head.consistency.extend(self._proof(since, self._shown_size))
+            return head
+
+    def newer(self, since: int) -> LogHead | None:
+        """As `head`; None if the newest checkpoint for members has this size."""
+        return None if since == self._shown_size else self.head(since)
+
+    @property
+    def _due(self) -> bool:
+        return monotonic() - self._shown_at >= SHOW_SECONDS
+
+    def _prove(self, first: int, second: int) -> list[bytes]:
+        return self._tree.consistency(first, second)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(LOOK_SECONDS):
+            try:
+                self.sequence()
+            except LogError as error:
+                log.error("audit log: %s", error)
+            except Exception as error:
+                if self._condition.note(error) is None:
+                    log.exception("the audit log could not be chained; it is tried again")
+
+    def _waits(self) -> bool:
+        with self._database.read() as session:
+            return audit.any_unchained(session)
+
+    def _batch(self, show: bool) -> int:
+        """Chains some entries. A checkpoint that members were never shown is replaced by the next one."""
+        before = self._tree.size
+        with self._database.begin() as session:
+            entries = audit.unchained(session, BATCH)
+            leaves: list[tuple[int, int, bytes]] = []
+            for entry in entries:
+                placed = replace(entry, number=self._tree.size)
+                self._last = placed.leaf(self._last)
+                self._tree.append(self._last)
+                leaves.append((entry.entry_id, placed.number, self._last))
+            audit.chain(session, leaves)
+            if before > self._shown_size:
+                session.execute(delete(Checkpoint).where(Checkpoint.size == before))
+            envelope = self._key.sign(self._tree.size, self._tree.root(), self._clock())
+            newest = envelope.SerializeToString(deterministic=True)
+            session.add(Checkpoint(size=self._tree.size, envelope=newest))
+        self._newest = newest
+        if show or self._due or any(entry.action == audit.STEPPED for entry in entries):
+            self._show()
+        return len(entries)
+
+    def _show(self) -> None:
+        """Lets members have the newest checkpoint. It is noted first: no member has seen more than the directory."""
+        note(self._directory, self._newest)
+        self._shown = LogHead()
+        self._shown.checkpoint.MergeFromString(self._newest)
+        self._shown_size, self._shown_at = self._tree.size, monotonic()
+
+    def _leaves(self, start: int, stop: int) -> Sequence[bytes]:
+        with self._database.read() as session:
+            return audit.chained_leaves(session, start, stop)
+
+    def _load(self) -> None:
+        """Reads the tree, and compares it with what was signed."""
+        tree, last = Tree(self._leaves), FIRST
+        with self._database.read() as session:
+            size, newest = audit.size(session), newest_signed(session)
+        for start in range(0, size, _READ):
+            for last in self._leaves(start, start + _READ):
+                tree.append(last)
+        if tree.size != size:
+            raise LogError(f"the last entry has the number {size - 1}, and there are {tree.size}: some were removed")
+        signed = 0
+        for where, envelope in (("its database", newest), ("its directory", noted(self._directory))):
+            if envelope is not None:
+                signed = max(signed, self._must_continue(tree, where, envelope))
+        if tree.size > signed:
+            raise LogError(f"{tree.size - signed} entries were inserted after the last one that was signed. {_CHANGED}")
+        self._tree, self._last, self._newest = tree, last, newest or b""
+        self._proof.cache_clear()
+        if newest is not None:
+            self._show()
+        self._stale = False
+
+    def _must_continue(self, tree: Tree, where: str, envelope: bytes) -> int:
+        """The size of a checkpoint, which the tree must continue."""
+        manifest = self._key.open(envelope)
+        command = "`fedpareto coordinator restored`, which tells the members"
+        remedy = f"If a backup was restored, run {command}. If not: {_CHANGED}"
+        if tree.size < manifest.size:
+            raise LogError(
+                f"the database has {tree.size} entries of the audit log, and the newest checkpoint in {where} was "
+                f"signed over {manifest.size}: entries were removed. {remedy}"
+            )
+        if not manifest.size or tree.root(manifest.size) != manifest.root:
+            raise LogError(
+                f"the first {manifest.size} entries of the audit log are not those that the newest checkpoint in "
+                f"{where} was signed over. {remedy}"
+            )
+        return manifest.size
+
+
+_CHANGED = "somebody has changed the database: keep a copy of it, and restore the newest backup"

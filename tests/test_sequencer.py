@@ -1,0 +1,230 @@
+"""The sequencer of the audit log, on both databases: places, checkpoints, crashes, and a log that was changed."""
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+
+from coordinator.audit.checkpoints import LogError, LogKey, newest_signed, note, noted
+from coordinator.audit.sequencer import Sequencer
+from coordinator.condition import Condition
+from federation.merkle import continues
+from federation.v1.common_pb2 import CheckpointManifest, LogHead
+from storage import audit
+from storage.database import Database
+
+NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+KEY = LogKey(federation_id="fed", key=Ed25519PrivateKey.generate())
+Make = Callable[[], Sequencer]
+
+
+@pytest.fixture
+def made(database: Database, tmp_path: Path) -> Make:
+    """Makes a sequencer, as a process that begins does."""
+    return lambda: Sequencer(database, KEY, tmp_path, condition=Condition(), clock=lambda: NOON)
+
+
+def act(database: Database, count: int = 1, action: str = "act") -> None:
+    with database.begin() as session:
+        for _ in range(count):
+            audit.record(session, at=NOON, actor="a", action=action)
+
+
+def edit(database: Database, statement: str) -> None:
+    """Changes the database behind the coordinator's back."""
+    with database.engine.begin() as connection:
+        if database.engine.dialect.name == "sqlite":
+            connection.exec_driver_sql("PRAGMA query_only=OFF")
+        assert connection.execute(text(statement)).rowcount > 0
+
+
+def numbers(database: Database) -> list[int | None]:
+    with database.read() as session:
+        return list(session.scalars(text("select number from audit_log order by entry_id")))
+
+
+def checkpoint(head: LogHead) -> CheckpointManifest:
+    return KEY.open(head.checkpoint.SerializeToString())
+
+
+def test_entries_are_chained_and_signed_and_each_checkpoint_continues_those_before(
+    database: Database, made: Make
+) -> None:
+    sequencer, shown = made(), []
+    for count in (1, 300, 7, 400):
+        act(database, count)
+        assert sequencer.sequence(show=True) == count
+        shown.append(checkpoint(sequencer.head(0)))
+    assert [one.size for one in shown] == [1, 301, 308, 708]
+    assert numbers(database) == list(range(708))
+    for before in shown:
+        head = sequencer.head(before.size)
+        now = checkpoint(head)
+        assert head.since == before.size
+        assert continues(before.size, before.root, now.size, now.root, head.consistency)
+    assert sequencer.newer(708) is None
+    for unknown in (0, 709):
+        assert (sequencer.head(unknown).since, checkpoint(sequencer.head(unknown)).size) == (0, 708)
+
+
+def test_members_get_a_step_at_once_and_other_entries_within_a_minute(database: Database, made: Make) -> None:
+    sequencer = made()
+    act(database)
+    sequencer.sequence()  # nothing was shown for a minute
+    assert checkpoint(sequencer.head(0)).size == 1
+    for _ in range(3):
+        act(database)
+        sequencer.sequence()
+    assert checkpoint(sequencer.head(0)).size == 1
+    assert KEY.open(sequencer.newest).size == 4
+    act(database, action=audit.STEPPED)
+    sequencer.sequence()
+    assert checkpoint(sequencer.head(0)).size == 5
+    act(database)
+    sequencer.sequence()
+    sequencer.sequence(show=True)
+    assert checkpoint(sequencer.head(5)).size == 6
+    with database.read() as session:
+        kept = list(session.scalars(text("select size from audit_checkpoints order by size")))
+    assert kept == [1, 5, 6], "those that were shown"
+
+
+def test_what_a_dead_process_recorded_or_chained_is_gone_on_with(database: Database, made: Make) -> None:
+    act(database, 3)
+    made().sequence(show=True)
+    act(database, 2)
+    made().sequence()  # dies after a batch
+    act(database, 2)  # and this one before
+    sequencer = made()
+    assert sequencer.sequence(show=True) == 2
+    assert numbers(database) == list(range(7))
+    assert checkpoint(sequencer.head(3)).size == 7
+
+
+def test_a_batch_that_is_not_committed_is_forgotten(
+    database: Database, made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequencer = made()
+    act(database, 3)
+    sequencer.sequence(show=True)
+    act(database, 2)
+
+    def fail(*_: object) -> None:
+        raise OperationalError("insert", {}, RuntimeError("the connection broke"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(audit, "chain", fail)
+        with pytest.raises(OperationalError):
+            sequencer.sequence(show=True)
+    assert checkpoint(sequencer.head(0)).size == 3
+    assert sequencer.sequence(show=True) == 2
+    again = made()
+    again.sequence()
+    assert checkpoint(again.head(0)) == checkpoint(sequencer.head(0))
+
+
+def test_a_transaction_that_is_open_meanwhile_is_chained_later_and_one_that_is_rolled_back_leaves_no_gap(
+    database: Database, made: Make
+) -> None:
+    if database.engine.dialect.name == "sqlite":
+        pytest.skip("one writer at a time")
+    sequencer, written, go = made(), threading.Event(), threading.Event()
+
+    def slow(undo: bool) -> None:
+        with database.begin() as session:
+            audit.record(session, at=NOON, actor="a", action="slow")
+            session.flush()
+            written.set()
+            go.wait(60)
+            if undo:
+                session.rollback()
+
+    threads = [threading.Thread(target=slow, args=(undo,)) for undo in (False, True)]
+    for thread in threads:
+        written.clear()
+        thread.start()
+        assert written.wait(60)
+    act(database, 2)
+    assert sequencer.sequence(show=True) == 2
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert sequencer.sequence(show=True) == 1
+    assert numbers(database) == [2, 0, 1]
+    made().sequence()
+
+
+def test_the_thread_chains_by_itself_and_signs_the_rest_when_it_stops(database: Database, made: Make) -> None:
+    act(database)
+    sequencer = made()
+    sequencer.start()
+    act(database, 4)
+    for _ in range(500):
+        if None not in numbers(database):
+            break
+        threading.Event().wait(0.02)
+    assert numbers(database) == list(range(5))
+    act(database, 2)
+    sequencer.stop()
+    assert checkpoint(sequencer.head(0)).size == 7
+
+
+EDITS = {
+    "delete from audit_log where number >= 4": "the database has 4 entries .* signed over 6: entries were removed",
+    "delete from audit_log where number = 2": "the last entry has the number 5, and there are 5: some were removed",
+    "update audit_log set leaf = (select leaf from audit_log where number = 0) where number = 1": "are not those",
+    """insert into audit_log (entry_id, at, actor, action, subject, outcome, detail, digest, times, number, leaf)
+    select 99, at, actor, action, subject, outcome, detail, digest, times, 6, leaf from audit_log where number = 5""": (
+        "1 entries were inserted after the last one that was signed"
+    ),
+}
+
+
+@pytest.mark.parametrize("statement", EDITS)
+def test_a_coordinator_does_not_go_on_with_a_log_that_is_not_what_it_signed(
+    database: Database, made: Make, statement: str
+) -> None:
+    act(database, 6)
+    made().sequence(show=True)
+    edit(database, statement)
+    with pytest.raises(LogError, match=EDITS[statement]):
+        made().sequence()
+
+
+def test_a_database_with_its_checkpoints_from_a_backup_is_older_than_what_the_directory_notes(
+    database: Database, made: Make, tmp_path: Path
+) -> None:
+    act(database, 3)
+    made().sequence(show=True)
+    act(database, 3)
+    made().sequence(show=True)
+    edit(database, "delete from audit_log where number >= 3")
+    edit(database, "delete from audit_checkpoints where size > 3")
+    with pytest.raises(LogError, match=r"checkpoint in its directory was signed over 6"):
+        made().sequence()
+    with database.read() as session:
+        note(tmp_path, newest_signed(session))  # as `coordinator restored` does
+    sequencer = made()
+    act(database)
+    sequencer.sequence(show=True)
+    assert checkpoint(sequencer.head(3)).size == 4
+
+
+def test_a_checkpoint_of_another_key_or_federation_is_none(database: Database, made: Make, tmp_path: Path) -> None:
+    act(database)
+    made().sequence(show=True)
+    assert noted(tmp_path) is not None
+    other = LogKey(federation_id="fed", key=Ed25519PrivateKey.generate())
+    elsewhere = LogKey(federation_id="other", key=KEY.key)
+    for wrong, why in ((other, "not signed by the log's key"), (elsewhere, "of the federation 'other'")):
+        note(tmp_path, wrong.sign(1, bytes(32), NOON).SerializeToString())
+        with pytest.raises(LogError, match=why):
+            made().sequence()
+    note(tmp_path, b"\xff")
+    with pytest.raises(LogError, match="no signed envelope"):
+        made().sequence()
