@@ -189,7 +189,8 @@ class Running:
         )
 
     def refusals(self, action: str) -> list[AuditEntry]:
-        """What the record says about refusals of an rpc, oldest first."""
+        """What the record says about refusals of an rpc, oldest first; those of the last minute are written now."""
+        self.run(self.coordinator._access.finish())
         with self.database.read() as session:
             entries = select(AuditEntry).where(AuditEntry.action == action, AuditEntry.outcome != "")
             return list(session.scalars(entries.order_by(AuditEntry.entry_id)))

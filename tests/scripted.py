@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from harness import wait_for
 from works import set_work
 
+from coordinator.audit.checkpoints import LogKey
 from coordinator.members.messages import status_details
 from federation.certificates import csr_public_key, fingerprint, issue_certificate, make_ca, pem
 from federation.channels import STATUS_KEY
@@ -26,11 +27,13 @@ from federation.identity import client_uri, coordinator_uri
 from federation.join_string import JoinString
 from federation.keys import private_key_pem
 from federation.member_files import MemberFiles
+from federation.merkle import Tree, leaf_hash
 from federation.proofs import proves_possession
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     CancelManifest,
+    LogHead,
     ReceiptManifest,
     Row,
     SignedEnvelope,
@@ -70,6 +73,33 @@ class Submission:
     payload: bytes
 
 
+class ScriptedLog:
+    """An audit log of entries that are nothing but their leaves, which a test may change."""
+
+    def __init__(self, signing_key: Ed25519PrivateKey) -> None:
+        self.key = LogKey(federation_id=FEDERATION, key=Ed25519PrivateKey.generate())
+        self.certified = self.key.certified(signing_key)
+        self.leaves = [leaf_hash(b"0")]
+
+    def grow(self, count: int, word: bytes = b"entry") -> None:
+        self.leaves += [leaf_hash(b"%s %d" % (word, len(self.leaves))) for _ in range(count)]
+
+    def tree(self) -> Tree:
+        tree = Tree(lambda start, stop: self.leaves[start:stop])
+        for leaf in self.leaves:
+            tree.append(leaf)
+        return tree
+
+    def head(self, since: int) -> LogHead:
+        """The checkpoint of the whole log, as an honest coordinator shows it."""
+        tree = self.tree()
+        head = LogHead(checkpoint=self.key.sign(tree.size, tree.root(), datetime.now(UTC)))
+        if 0 < since <= tree.size:
+            head.since = since
+            head.consistency.extend(tree.consistency(since, tree.size))
+        return head
+
+
 @dataclass(eq=False)
 class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     """Answers as the test says; honest where the test says nothing."""
@@ -90,6 +120,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     submit_refusals: list[Refusal | HungUp] = field(default_factory=list)
     serve_blob: Callable[[bytes, int], Iterator[bytes]] | None = None
     receipt: Callable[[Submission, ReceiptManifest], SignedEnvelope] | None = None
+    receipt_log: Callable[[int], LogHead] | None = None  # shown beside receipts, to a worker with this many entries
     hold_submissions: threading.Event | None = None
     window_bytes: int = 1 << 20
     chunks: list[tuple[int, int]] = field(default_factory=list)  # offset and length of each that came
@@ -99,6 +130,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     def __post_init__(self) -> None:
         now = datetime.now(UTC)
         self.signing_key = Ed25519PrivateKey.generate()
+        self.log = ScriptedLog(self.signing_key)
         self._ca_key = generate_tls_key(SECP256R1())
         self.ca = make_ca(self._ca_key, FEDERATION, now)
         self._outboxes: list[queue.SimpleQueue[AttendResponse | Refusal]] = []
@@ -269,6 +301,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         threading.Thread(target=self._listen, args=(request_iterator,), daemon=True).start()
         welcome = Welcome(federation_id=self.federation_id, heartbeat_seconds=0.2, restored=self.restored)
         welcome.time.CopyFrom(self.time(self.hellos[-1]))
+        welcome.log_key.CopyFrom(self.log.certified)
+        welcome.log.CopyFrom(self.log.head(self.hellos[-1].log_size))
         yield AttendResponse(welcome=welcome)
         while isinstance(message := outbox.get(), AttendResponse):
             yield message
@@ -296,7 +330,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             context.abort(grpc.StatusCode.UNAVAILABLE, "hung up")
 
     def Submit(self, request_iterator: Any, context: grpc.ServicerContext) -> Iterator[SubmitResponse]:  # noqa: N802
-        envelope = next(request_iterator).update
+        first = next(request_iterator)
+        envelope = first.update
         size, payload, limit = UpdateManifest.FromString(envelope.manifest).payload_bytes, b"", self.window_bytes
         if size:
             yield SubmitResponse(window=Window(offset=0, limit=limit))
@@ -322,7 +357,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             for other in self.open
             if AssignmentManifest.FromString(other.manifest).assignment_id != submission.manifest.assignment_id
         ]
-        yield SubmitResponse(receipt=sealed)
+        log = self.receipt_log(first.log_size) if self.receipt_log else None
+        yield SubmitResponse(receipt=sealed, log=log)
 
     def honest_receipt(self, submission: Submission) -> ReceiptManifest:
         manifest = submission.manifest

@@ -187,7 +187,7 @@ def test_a_chunk_beyond_the_window_is_refused_and_harms_nothing(lines: Stage) ->
     with refused("RESOURCE_EXHAUSTED", "limit:window") as messages:
         Handing(reply.player.member.stub, requests).result(60)
     assert messages == [f"a chunk beyond byte {1 << 20}, the limit of the last window"]
-    assert lines.served.refusals("Submit")[-1].outcome == "limit:window"
+    assert "limit:window" in {entry.outcome for entry in lines.served.refusals("Submit")}
     assert reply.hand_in()
     lines.play(run, reply.player)
 

@@ -29,6 +29,8 @@ class Home:
         self.receipts = directory / "receipts.jsonl"  # the coordinator's signed receipts
         self.policy = directory / "policy.toml"  # what the owner allows; written by hand, may be missing
         self.progress = directory / "progress.json"  # the coordinator's newest signed time and rounds
+        self.log = directory / "log.json"  # the newest checkpoints of the coordinator's audit log
+        self.forked_log = directory / "log-forked.json"  # evidence of an audit log that does not continue them
         self.accepted_restore = directory / "restore-accepted"  # names the restore that the owner accepts
 
     @property

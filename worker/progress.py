@@ -58,7 +58,7 @@ class Progress:
                 self._rounds = {str(run): int(number) for run, number in document["rounds"].items()}
                 self._restored, self._pending = (_envelope(document[name]) for name in ("restored", "pending"))
                 if self._pending is not None and not ask:  # the owner has changed the policy since
-                    self._take(self._pending, _open(self._pending, member))
+                    self._take(self._pending, open_restore(self._pending, member))
             except (KeyError, TypeError, ValueError, AttributeError, DecodeError, StatementError) as error:
                 raise _damaged(path, error) from error
 
@@ -96,8 +96,8 @@ class Progress:
         with self._lock:
             if envelope in (self._restored, self._pending):
                 return
-            manifest = _open(envelope, self._member)
-            known = [_made(_open(other, self._member)) for other in (self._restored, self._pending) if other]
+            manifest = open_restore(envelope, self._member)
+            known = [_made(open_restore(other, self._member)) for other in (self._restored, self._pending) if other]
             if any(_made(manifest) <= time for time in known):
                 return  # an older statement than one that is known
             affected = _affected(manifest, self._rounds)
@@ -124,7 +124,7 @@ class Progress:
         with self._lock:
             if self._pending is None:
                 return False
-            return any(run == run_id for run, _ in _affected(_open(self._pending, self._member), self._rounds))
+            return any(run == run_id for run, _ in _affected(open_restore(self._pending, self._member), self._rounds))
 
     def accepted(self) -> bool:
         """Whether the owner has accepted the restore that waits, which then takes effect."""
@@ -138,7 +138,7 @@ class Progress:
             if self._pending is None or digest != envelope_digest(self._pending):
                 return False
             envelope = self._pending
-            self._take(envelope, _open(envelope, self._member))
+            self._take(envelope, open_restore(envelope, self._member))
         with suppress(OSError):  # the restore that it names no longer waits
             self._accepted.unlink()
         self._events.tell("restored", "the owner has accepted that the coordinator was restored from a backup")
@@ -198,7 +198,7 @@ def pending_restore(path: Path, member: MemberFiles) -> PendingRestore | None:
         envelope = _envelope(document["pending"]) if document is not None else None
         if document is None or envelope is None:
             return None
-        manifest = _open(envelope, member)
+        manifest = open_restore(envelope, member)
         runs = {run: (document["rounds"][run], kept) for run, kept in _affected(manifest, document["rounds"])}
     except (KeyError, TypeError, ValueError, DecodeError, StatementError) as error:
         raise _damaged(path, error) from error
@@ -230,7 +230,12 @@ def _damaged(path: Path, error: Exception) -> HomeError:
     )
 
 
-def _open(envelope: SignedEnvelope, member: MemberFiles) -> RestoreManifest:
+def open_restore(envelope: SignedEnvelope, member: MemberFiles) -> RestoreManifest:
+    """A statement of a restore, verified.
+
+    Raises:
+        StatementError: it is not signed by the coordinator, or speaks of another federation.
+    """
     try:
         manifest = unseal(envelope, RestoreManifest, member.coordinator_key)
     except Refusal as refusal:

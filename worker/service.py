@@ -36,6 +36,7 @@ from worker.session import Session
 from worker.sessions import Sessions
 from worker.spool import Spool
 from worker.submission import Submitter
+from worker.witness import Witness
 
 LOGGER = logging.getLogger("fedpareto.worker")
 # How long a stop waits for a step of training or a call to notice; what is dropped then is asked for again.
@@ -161,6 +162,7 @@ class Worker:
             hello=hello,
             clock=CoordinatorClock(member, progress),
             progress=progress,
+            witness=Witness(home.log, home.forked_log, member=member, events=events),
             backoff=Backoff(uniform),
             patience=Backoff(uniform, first=1.0, longest=600.0),
             events=events,

@@ -20,7 +20,7 @@ from federation.identity import parse_peer
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.text import escaped
-from federation.v1.common_pb2 import RevocationManifest
+from federation.v1.common_pb2 import LogHead, RevocationManifest
 from federation.v1.federation_pb2 import (
     AttendRequest,
     AttendResponse,
@@ -34,7 +34,8 @@ from federation.v1.federation_pb2_grpc import FederationStub
 from worker.backoff import Backoff
 from worker.clock import CoordinatorClock, TimeRefused
 from worker.events import Events
-from worker.progress import Progress, StatementError
+from worker.progress import Progress, StatementError, open_restore
+from worker.witness import Witness
 
 if TYPE_CHECKING:
     from worker.runner import Runner
@@ -92,6 +93,7 @@ class Session:
         hello: Callable[[], Hello],
         clock: CoordinatorClock,
         progress: Progress,
+        witness: Witness,
         backoff: Backoff,
         patience: Backoff,
         events: Events,
@@ -103,6 +105,7 @@ class Session:
         self._hello = hello
         self._clock = clock
         self._progress = progress
+        self._witness = witness
         self._backoff = backoff
         self._patience = patience
         self._events = events
@@ -176,11 +179,28 @@ class Session:
 
     def beat(self, assignment_id: str, progress: float) -> None:
         """Tells at once what is in work, without waiting for the next heartbeat."""
-        self._say(AttendRequest(heartbeat=Heartbeat(assignment_id=assignment_id, progress=progress)))
+        self._say(
+            AttendRequest(heartbeat=Heartbeat(assignment_id=assignment_id, progress=progress, log_size=self.log_size))
+        )
 
     def tell_left(self, left: SessionsLeft) -> None:
         """Tells how many private rounds of a task are left. Without a stream it is lost, and in the next Hello."""
         self._say(AttendRequest(sessions_left=left))
+
+    @property
+    def log_size(self) -> int:
+        """The number of entries in the newest checkpoint of the coordinator's log that this worker keeps."""
+        return self._witness.size
+
+    def saw_log(self, head: LogHead) -> None:
+        """Takes a checkpoint that came with a receipt. If the log does not continue the kept one, the stream ends."""
+        try:
+            self._witness.saw(head)
+        except StatementError as error:
+            self._events.warn("log", str(error))
+            close = self._close
+            if close is not None:
+                close()
 
     def now(self) -> datetime:
         """The time by the coordinator's clock, which its deadlines are written in."""
@@ -208,7 +228,7 @@ class Session:
             self._heartbeat_seconds = WELCOME_SECONDS
         welcomed = False
         hello = self._hello()
-        hello.nonce = secrets.token_bytes(NONCE_BYTES)
+        hello.nonce, hello.log_size = secrets.token_bytes(NONCE_BYTES), self.log_size
         try:
             call = stub.Attend(self._requests(hello, outbox, runner))
             for response in call:
@@ -221,6 +241,8 @@ class Session:
                         self._stub = stub
                         self._changed.notify_all()
                 elif response.WhichOneof("message") == "assignment":
+                    if response.HasField("log"):
+                        self._witness.saw(response.log)
                     runner.assigned(response.assignment)
                 elif response.WhichOneof("message") == "cancel":
                     runner.cancelled(response.cancel)
@@ -280,7 +302,9 @@ class Session:
         if self._progress.accepted():
             runner.restored()
         assignment_id, progress = runner.working()
-        return AttendRequest(heartbeat=Heartbeat(assignment_id=assignment_id, progress=progress))
+        return AttendRequest(
+            heartbeat=Heartbeat(assignment_id=assignment_id, progress=progress, log_size=self.log_size)
+        )
 
     def _remind(self) -> None:
         """Says once a day, in the last two weeks, that the certificate ends soon."""
@@ -305,8 +329,11 @@ class Session:
                 f"the coordinator there is of federation {escaped(welcome.federation_id, 80)!r}; "
                 f"this client is a member of {self._federation_id!r}"
             )
+        restored = None
         if welcome.HasField("restored"):
+            restored = open_restore(welcome.restored, self._member)
             self._progress.restored(welcome.restored)
+        self._witness.welcome(welcome.log_key, welcome.log, restored)
         offset = self._clock.set(welcome.time, nonce).total_seconds()
         self._heartbeat_seconds = min(max(welcome.heartbeat_seconds, 0.1), WELCOME_SECONDS)
         self._events.tell("attending", f"attending federation {self._federation_id}")

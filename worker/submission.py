@@ -105,8 +105,12 @@ class Submitter:
         windows: queue.SimpleQueue[Window | None] = queue.SimpleQueue()
         timeout = ANSWER_SECONDS + slowest_seconds(entry.manifest.payload_bytes)
         try:
-            for number, answer in enumerate(stub.Submit(_requests(entry, windows), timeout=timeout)):
+            for number, answer in enumerate(
+                stub.Submit(_requests(entry, windows, self.session.log_size), timeout=timeout)
+            ):
                 if answer.WhichOneof("message") == "receipt":
+                    if answer.HasField("log"):
+                        self.session.saw_log(answer.log)
                     return answer.receipt
                 self._note_progress(entry, answer.window.offset, begins=number == 0)
                 windows.put(answer.window)
@@ -205,9 +209,9 @@ def verify_receipt(receipt: SignedEnvelope, entry: Entry, member: MemberFiles) -
     return manifest
 
 
-def _requests(entry: Entry, windows: "queue.SimpleQueue[Window | None]") -> Iterator[SubmitRequest]:
+def _requests(entry: Entry, windows: "queue.SimpleQueue[Window | None]", log_size: int) -> Iterator[SubmitRequest]:
     """The envelope, then the payload from the first window's offset on, each piece once a window allows it."""
-    yield SubmitRequest(update=entry.envelope)
+    yield SubmitRequest(update=entry.envelope, log_size=log_size)
     if entry.payload is None:
         return
     with entry.payload.open("rb") if isinstance(entry.payload, Path) else io.BytesIO(entry.payload) as file:

@@ -127,9 +127,10 @@ class Sequencer:
                 head.consistency.extend(self._proof(since, self._shown_size))
             return head
 
-    def newer(self, since: int) -> LogHead | None:
-        """As `head`; None if the newest checkpoint for members has this size."""
-        return None if since == self._shown_size else self.head(since)
+    @property
+    def shown_size(self) -> int:
+        """The number of entries in the newest checkpoint for members."""
+        return self._shown_size
 
     @property
     def _due(self) -> bool:

@@ -45,6 +45,7 @@ class Attendance:
     outbox: "asyncio.Queue[Message | Refusal | None]" = field(default_factory=asyncio.Queue)
     assignment_id: str = ""  # of its current work, by its last heartbeat
     progress: float = 0.0  # of that work, 0 to 1
+    log_size: int = 0  # of the newest checkpoint of the audit log that the worker has told of
 
     def say(self, message: Message | Refusal) -> None:
         """Sends a message, or the refusal that ends the stream. Callable from any thread."""

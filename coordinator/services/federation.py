@@ -32,7 +32,7 @@ from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.v1 import federation_pb2 as messages
 from federation.v1 import federation_pb2_grpc
-from federation.v1.common_pb2 import CancelManifest, SignedEnvelope, TimeManifest
+from federation.v1.common_pb2 import CancelManifest, LogHead, SignedEnvelope, TimeManifest
 from federation.vectors import Layout
 from storage.blobs import BlobCorrupt, BlobMissing
 from storage.models import Assignment, AssignmentState, Client, ClientState, Input
@@ -78,6 +78,7 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
             objectives=said.objectives,
             loop=asyncio.get_running_loop(),
             last_seen=self._clock(),
+            log_size=first.hello.log_size,
         )
         await self._write(_note_hello, attendance, said, caller)
         # Joined first, read second: an assignment that is made in between is sent twice, and not never.
@@ -85,13 +86,13 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
         log.info("%s attends with %s", client_id, ", ".join(attendance.tasks) or "no task")
         listener = asyncio.create_task(self._listen(request_iterator, attendance, caller))
         try:
-            yield await self._in_thread(self._welcome, client_id, first.hello.nonce)
+            yield await self._in_thread(self._welcome, first.hello, client_id)
             for envelope in await self._read(_open_assignments, client_id):
-                yield self._response(client_id, envelope)
+                yield await self._response(attendance, envelope)
             while (message := await attendance.outbox.get()) is not None:
                 if isinstance(message, Refusal):
                     raise message
-                yield self._response(client_id, message)
+                yield await self._response(attendance, message)
         finally:
             listener.cancel()
             self._presence.leave(attendance, self._clock())
@@ -122,6 +123,7 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
         if kind == "heartbeat":
             beat = request.heartbeat
             progress = min(max(beat.progress, 0.0), 1.0)
+            attendance.log_size = beat.log_size
             self._presence.heartbeat(attendance, self._clock(), beat.assignment_id[:32], progress)
         elif kind == "decline":
             decline = request.decline
@@ -134,27 +136,34 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
         else:
             raise Refusal("hello", "a stream has one Hello, and no messages but those of a worker may follow it")
 
-    def _response(self, client_id: str, message: Message) -> messages.AttendResponse:
+    async def _response(self, attendance: Attendance, message: Message) -> messages.AttendResponse:
         """A conductor's message to a worker, for its stream."""
         if isinstance(message, Assigned):
-            return messages.AttendResponse(assignment=SignedEnvelope.FromString(message.envelope))
+            assignment = SignedEnvelope.FromString(message.envelope)
+            return messages.AttendResponse(assignment=assignment, log=await self._newer_log(attendance.log_size))
         manifest = CancelManifest(
             federation_id=self._home.federation_id,
-            client_id=client_id,
+            client_id=attendance.client_id,
             assignment_id=message.assignment_id,
             reason=message.reason,
         )
         return messages.AttendResponse(cancel=seal(manifest, self._home.signing_key))
 
-    def _welcome(self, client_id: str, nonce: bytes) -> messages.AttendResponse:
+    async def _newer_log(self, size: int) -> LogHead | None:
+        """The newest checkpoint for a worker that has told of one of this size; None if it is that one."""
+        return None if size == self._sequencer.shown_size else await self._in_thread(self._sequencer.head, size)
+
+    def _welcome(self, hello: messages.Hello, client_id: str) -> messages.AttendResponse:
         federation_id = self._home.federation_id
-        manifest = TimeManifest(federation_id=federation_id, client_id=client_id, nonce=nonce)
+        manifest = TimeManifest(federation_id=federation_id, client_id=client_id, nonce=hello.nonce)
         manifest.now.FromDatetime(self._clock())
         welcome = messages.Welcome(
             federation_id=federation_id,
             heartbeat_seconds=self._settings.heartbeat_seconds,
             time=seal(manifest, self._home.signing_key),
             restored=newest_restore(self._home.directory),
+            log_key=self._home.log_key.certified(self._home.signing_key),
+            log=self._sequencer.head(hello.log_size),
         )
         return messages.AttendResponse(welcome=welcome)
 
@@ -205,7 +214,7 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
             raise Refusal("header", "a submission must begin with the signed update; the payload follows in chunks")
         admitted = await self._in_thread(self._intake.admit, caller.name, first.update)
         if isinstance(admitted, SignedEnvelope):
-            yield messages.SubmitResponse(receipt=admitted)
+            yield messages.SubmitResponse(receipt=admitted, log=await self._newer_log(first.log_size))
             return
         problem = None
         if admitted.layout is not None:
@@ -229,7 +238,7 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
         elif await next_message(request_iterator, NEXT_CHUNK_SECONDS) is not None:
             raise Refusal("payload-length", "0 bytes were declared, and more arrived")
         receipt = await self._in_thread(self._intake.record, admitted, problem)
-        yield messages.SubmitResponse(receipt=receipt)
+        yield messages.SubmitResponse(receipt=receipt, log=await self._newer_log(first.log_size))
 
     @asynccontextmanager
     async def _upload(self, admitted: Admission, layout: Layout) -> AsyncIterator[tuple[ReplyUpload, Transfer]]:
