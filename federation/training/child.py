@@ -7,25 +7,30 @@ import threading
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from federation.tasks import DataSource, Part, Task, task
 from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.orders import plan_of
 from federation.training.pipe import PROTOCOL, Header, Messages
-from federation.training.plans import EvaluationPlan, TrainingPlan
+from federation.training.plans import EvaluationPlan
 from federation.training.trainer import Trainer
 from federation.training.trainers import trainer_kind
 from federation.vectors import Vector
 from federation.work.base import WorkError
-from federation.work.computation import LocalSgd, PrivateSgd
+
+if TYPE_CHECKING:
+    from federation.training.distributed import DistributedTrainer
+    from federation.training.ranks import Ranks
 
 
 class _Served:
     """One worker that is served. What others print goes to standard error, so that it cannot spoil the messages."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, ranks: "Ranks | None") -> None:
         source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
-        self._name = name
+        self._name, self._ranks = name, ranks
         self._messages = Messages(source, sink, sys.maxsize)
         self._orders: queue.SimpleQueue[tuple[Header, Vector] | None] = queue.SimpleQueue()
         self._stopped = -1  # the order that is no longer wanted
@@ -51,7 +56,13 @@ class _Served:
                 traceback.print_exc()
                 reason = error.reason if isinstance(error, WorkError) else ""
                 message = f"{type(error).__name__}: {error}"
-                self._messages.write({"type": "error", "id": number, "reason": reason, "message": message})
+                answer = {"type": "error", "id": number, "reason": reason, "message": message}
+                if self._ranks is None:
+                    self._messages.write(answer)
+                    continue
+                # The other processes wait for this one in the middle of an order, and end with it.
+                self._messages.write({**answer, "ends": True})
+                os._exit(1)
         if trainer is not None:
             trainer.close()
 
@@ -67,15 +78,9 @@ class _Served:
     def _prepared(self, header: Header) -> Trainer:
         if (header.get("type"), header.get("protocol")) != ("prepare", PROTOCOL):
             raise ValueError(f"the worker speaks another protocol: {str(header)[:200]}")
-        learned: Task = task(header["task"])
-        kind = trainer_kind(learned, self._name)
-        part = None if header["part"] is None else Part(**header["part"])
-        source = DataSource(None if header["data"] is None else Path(header["data"]), part, header["download"])
-        data = kind.load(learned, source)
-        trainer = kind(learned, data, header["device"], header["threads"], tuple(header["objectives"]))
-        tensors = [{"name": tensor.name, "shape": list(tensor.shape)} for tensor in trainer.layout.tensors]
-        if tensors != header["tensors"]:
-            raise ValueError("the task has other tensors here than at the worker: compare versions")
+        if self._ranks is not None:
+            self._ranks.tell(header)
+        trainer = _made(header, self._name, self._ranks)
         trainer.try_out()
         self._messages.write(
             {
@@ -97,19 +102,13 @@ class _Served:
 
         match header["type"]:
             case "train":
-                private = header["private"]
-                if private is not None:
+                if header["private"] is not None:
                     trainer.must_be_private()
-                plan = TrainingPlan(
-                    sgd=LocalSgd(**header["sgd"]),
-                    weights=header["weights"],
-                    seed=header["seed"],
-                    samples=trainer.samples,
-                    from_gradients=header["from_gradients"],
-                    private=None if private is None else PrivateSgd(**private),
-                    frozen=tuple(slice(*part) for part in header["frozen"]),
-                    stopped=stopped,
-                    tell=lambda share: self._messages.write({"type": "progress", "id": number, "share": share}),
+                plan = plan_of(
+                    header,
+                    trainer.samples,
+                    stopped,
+                    lambda share: self._messages.write({"type": "progress", "id": number, "share": share}),
                 )
                 self._messages.write({"type": "model", "id": number}, [trainer.train(model, plan)])
             case "gradients":
@@ -123,10 +122,47 @@ class _Served:
                 raise ValueError(f"an unknown order: {other[:40]!r}")
 
 
-def serve(name: str = "") -> None:
+def _made(header: Header, name: str, ranks: "Ranks | None") -> Trainer:
+    """The trainer that a worker asks for.
+
+    Raises:
+        ValueError: the task has other tensors here, or a trainer that cannot work in several processes.
+    """
+    learned: Task = task(header["task"])
+    kind = trainer_kind(learned, name)
+    part = None if header["part"] is None else Part(**header["part"])
+    source = DataSource(None if header["data"] is None else Path(header["data"]), part, header["download"])
+    data = kind.load(learned, source)
+    given = (learned, data, header["device"], header["threads"], tuple(header["objectives"]))
+    trainer = kind(*given) if ranks is None else _together(kind, ranks)(*given, ranks=ranks)
+    tensors = [{"name": tensor.name, "shape": list(tensor.shape)} for tensor in trainer.layout.tensors]
+    if tensors != header["tensors"]:
+        raise ValueError("the task has other tensors here than at the worker: compare versions")
+    return trainer
+
+
+def _together(kind: type[Trainer], ranks: "Ranks") -> "type[DistributedTrainer]":
+    from federation.training.distributed import DistributedTrainer  # noqa: PLC0415 - trainers need no PyTorch
+    from federation.training.torch_trainer import TorchTrainer  # noqa: PLC0415
+
+    if kind is not TorchTrainer:
+        raise ValueError(f"{kind.__name__} works in one process; there are {ranks.count} (--processes)")
+    return DistributedTrainer
+
+
+def serve(name: str = "", ranks: "Ranks | None" = None) -> None:
     """Serves the worker that started this process, until it closes standard input.
 
-    `name` is that of a trainer, as `trainer_kind` takes it; empty for the task's own.
+    `name` is that of a trainer, as `trainer_kind` takes it; empty for the task's own. With `ranks`, this is one of
+    several processes, and the first one serves the worker.
     """
+    if ranks is not None:
+        ranks.meet()
+        if ranks.rank > 0:
+            from federation.training.distributed import follow  # noqa: PLC0415
+
+            os.dup2(2, 1)  # the messages are those of the first process
+            follow(ranks, lambda header: _made(header, name, ranks))
+            return
     with suppress(BrokenPipeError):  # the worker has ended in the middle of an order
-        _Served(name).run()
+        _Served(name, ranks).run()

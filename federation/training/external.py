@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from federation.tasks import DataSource, Task
 from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.orders import training_order
 from federation.training.pipe import FLOAT, PROTOCOL, Header, Messages, PipeError
 from federation.training.plans import EvaluationPlan, TrainingPlan
 from federation.training.trainer import Trainer
@@ -25,6 +26,7 @@ from federation.work.computation import SPLITS, Ability
 SILENCE_SECONDS = 600.0
 _LOOK_SECONDS = 0.1
 _GRACE_SECONDS = 10.0  # for a stop, and for the end
+_QUIET_SECONDS = 2.0  # for an end without a signal
 _REASON = re.compile(r"[a-z][a-z0-9:-]{0,60}")
 
 _Item = tuple[Header, Vector] | PipeError | None
@@ -72,8 +74,10 @@ class _Process:
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
 
     def end(self, grace: float) -> None:
-        """Ends its input, then the process and those that it has started: SIGTERM, after some seconds SIGKILL."""
+        """Ends its input; some seconds later sends SIGTERM to it and those that it has started, and at last SIGKILL."""
         self._outbox.put(None)
+        with suppress(subprocess.TimeoutExpired):
+            self.popen.wait(_QUIET_SECONDS)
         for what in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.popen.pid, what)
@@ -133,16 +137,8 @@ class ExternalTrainer(Trainer):
 
     def train(self, model: Vector, plan: TrainingPlan) -> Vector:
         """Trains in the process."""
-        order = {
-            "type": "train",
-            "sgd": asdict(plan.sgd),
-            "weights": dict(plan.weights),
-            "seed": plan.seed,
-            "from_gradients": plan.from_gradients,
-            "private": None if plan.private is None else asdict(plan.private),
-            "frozen": [[part.start, part.stop] for part in plan.frozen],
-        }
-        return self._vectors(self._ask(order, "model", model, plan.stopped, plan.tell), 1)[0]
+        order = training_order(plan)
+        return self._vectors(self._ask({"type": "train", **order}, "model", model, plan.stopped, plan.tell), 1)[0]
 
     def gradients(self, model: Vector, batch_size: int, seed: int) -> dict[str, Vector]:
         """The gradients, from the process."""
@@ -263,6 +259,8 @@ class ExternalTrainer(Trainer):
                     reason = str(header.get("reason") or "trainer:error")
                     said = " ".join(str(header.get("message")).split())[:400]
                     proper = reason if _REASON.fullmatch(reason) else "trainer:error"
+                    if header.get("ends") is True:
+                        self.close()
                     raise WorkError(f"the process of the trainer failed: {said}", reason=proper)
                 case found if found == kind:
                     return header, floats

@@ -167,15 +167,19 @@ class TorchTrainer(Trainer):
         """The gradients at w_t, which is loaded, as buffers, (M, padded); those kept, if they are for w_t."""
         name = (key, batch_size, blake3(np.ascontiguousarray(base).data.cast("B")).digest())
         if self._jacobian is None or self._jacobian[0] != name:
-            seed_torch(self._device, key)
+            self._seed(key)
             x, y = next(minibatches(self._data["train"], batch_size, key))
+            count, x, y = len(y), self._part(x), self._part(y)
             self._model.train()
-            values = losses(self.task, self._model(self.task.augment(x)), y)
+            values = losses(self.task, self._model(self.task.augment(x)), y) if len(y) else {}
             found = []
             for objective in self.objectives:
                 self._buffers.gradient.zero_()
-                last = objective == self.objectives[-1]
-                values[objective].backward(retain_graph=not last)  # type: ignore[no-untyped-call]
+                if values:
+                    last = objective == self.objectives[-1]
+                    loss = _share(values[objective], len(y), count)
+                    loss.backward(retain_graph=not last)  # type: ignore[no-untyped-call]
+                self._add_up(self._buffers.gradient)
                 found.append(self._buffers.gradient.clone())
             self._jacobian = (name, torch.stack(found))
         return self._jacobian[1]
@@ -188,7 +192,7 @@ class TorchTrainer(Trainer):
         work, key, total = plan.sgd, plan.seed, plan.steps
         gradients = self._jacobian_at(base, work.batch_size, key) if plan.from_gradients else None
         # Every row sees the same batches and the same dropout, so that they differ by what they descend alone.
-        seed_torch(self._device, key)
+        self._seed(key)
         batches = minibatches(self._data["train"], work.batch_size, key)
         training = self._training(plan)
         pending: list[Tensor] = []
@@ -202,7 +206,7 @@ class TorchTrainer(Trainer):
                 shares = torch.tensor([plan.weights.get(name, 0.0) for name in self.objectives], device=self._device)
                 self._buffers.gradient.copy_(shares @ gradients)
                 self._move(plan, training.descent)
-                seed_torch(self._device, key ^ 1)  # what the gradients drew depends on whether they had to be made
+                self._seed(key ^ 1)  # what the gradients drew depends on whether they had to be made
                 step = 1
                 continue
             made = self._advance(batches, training, total - step)
@@ -254,14 +258,39 @@ class TorchTrainer(Trainer):
 
     def _step(self, x: Tensor, y: Tensor, training: Training) -> Tensor:
         """A step on one minibatch; its loss."""
-        plan, made = training.plan, list[Tensor]()
-        x, size = self.task.augment(x), plan.sgd.micro_batch or len(y)
-        for some_x, some_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
-            with training.precision.forward():
-                loss = weighted(losses(self.task, self._model(some_x), some_y), plan.weights)
-            if not made:
-                self._buffers.gradient.zero_()
-            made.append(loss if len(some_y) == len(y) else loss * (len(some_y) / len(y)))
-            training.precision.backward(made[-1])
+        plan, count, made = training.plan, len(y), list[Tensor]()
+        x, y = self._part(x), self._part(y)
+        self._buffers.gradient.zero_()
+        if len(y):
+            x, size = self.task.augment(x), plan.sgd.micro_batch or len(y)
+            for some_x, some_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
+                with training.precision.forward():
+                    loss = weighted(losses(self.task, self._model(some_x), some_y), plan.weights)
+                made.append(_share(loss, len(some_y), count))
+                training.precision.backward(made[-1])
+        self._add_up(self._buffers.gradient)
         training.precision.step()
-        return made[0].detach() if len(made) == 1 else torch.stack([part.detach() for part in made]).sum()
+        total = made[0].detach() if len(made) == 1 else sum((part.detach() for part in made), start=self._zero())
+        self._add_up(total)
+        return total
+
+    def _zero(self) -> Tensor:
+        return torch.zeros((), device=self._device)
+
+    # --- what several processes that train together change
+
+    def _seed(self, seed: int) -> None:
+        """Seeds what the model draws."""
+        seed_torch(self._device, seed)
+
+    def _part(self, samples: Tensor) -> Tensor:
+        """The part of a minibatch that this process computes."""
+        return samples
+
+    def _add_up(self, tensor: Tensor) -> None:
+        """Adds up a tensor over the processes, in place."""
+
+
+def _share(loss: Tensor, samples: int, of: int) -> Tensor:
+    """The part of a minibatch's mean loss that some of its samples make up."""
+    return loss if samples == of else loss * (samples / of)

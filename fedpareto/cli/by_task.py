@@ -1,6 +1,10 @@
 """Options of `worker run` that differ by task: [TASK=]VALUE."""
 
+import os
+import shlex
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,6 +38,9 @@ TrainerCommandOption = Annotated[
         help="Train in a process of its own, which this command starts. Write TASK= if the command has a =.",
     ),
 ]
+ProcessesOption = Annotated[
+    int, typer.Option(min=1, help="Processes of this machine that train together, one for each GPU; see torchrun.")
+]
 TrainerSilenceOption = Annotated[
     float, typer.Option(min=1.0, help="Seconds without a message after which that process is taken for dead.")
 ]
@@ -46,9 +53,18 @@ def served(texts: Sequence[str] | None, tasks: Sequence[str]) -> dict[str, tuple
 
 
 def choices(
-    names: Sequence[str] | None, commands: Sequence[str] | None, silence: float, tasks: Sequence[str]
+    names: Sequence[str] | None,
+    commands: Sequence[str] | None,
+    silence: float,
+    tasks: Sequence[str],
+    *,
+    processes: int = 1,
+    code: Sequence[Path] = (),
 ) -> "dict[str, TrainerChoice]":
     """What the owner names in place of the tasks' own trainers.
+
+    With several processes, a task without a command of its own is trained by these. `code` is where they find the
+    owner's code.
 
     Raises:
         Failure: a trainer and a command for one task.
@@ -58,10 +74,20 @@ def choices(
     named, started = by_task("--trainer", names or (), tasks), by_task("--trainer-command", commands or (), tasks)
     if both := sorted(named.keys() & started.keys()):
         raise Failure(f"{both[0]}: choose one of --trainer and --trainer-command", code=USAGE)
+    if processes > 1:
+        together = {task: torchrun(processes, named.pop(task, ""), code) for task in tasks if task not in started}
+        started |= together
     return {
         **{task: TrainerChoice(name=name) for task, name in named.items()},
         **{task: TrainerChoice(command=command, silence=silence) for task, command in started.items()},
     }
+
+
+def torchrun(processes: int, name: str, code: Sequence[Path]) -> str:
+    """The command that starts these processes of a trainer."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    served = ["-m", "fedpareto", "worker", "trainer", *([name] if name else [])]
+    return shlex.join([*start, *served, *(part for place in code for part in ("--code", str(place)))])
 
 
 def trainer_command(
@@ -74,4 +100,9 @@ def trainer_command(
     """
     from federation.training.child import serve
 
-    serve(name)
+    ranks = None
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from federation.training.ranks import Ranks
+
+        ranks = Ranks.of(os.environ)
+    serve(name, ranks)

@@ -15,6 +15,7 @@ import typer
 from fedpareto.cli import completion
 from fedpareto.cli.by_task import (
     ObjectivesOption,
+    ProcessesOption,
     TrainerCommandOption,
     TrainerOption,
     TrainerSilenceOption,
@@ -109,6 +110,7 @@ def run(
     trainer: TrainerOption = None,
     trainer_command: TrainerCommandOption = None,
     trainer_silence: TrainerSilenceOption = 600.0,
+    processes: ProcessesOption = 1,
     sketch: Annotated[
         list[str] | None,
         typer.Option(
@@ -166,7 +168,8 @@ def run(
         source = DataSource(data, Part.parse(part, partition, part_seed, sizes) if part is not None else None, download)
         for name in sketch or ():
             load(name)
-    known, trainers = served(objectives, task), choices(trainer, trainer_command, trainer_silence, task)
+    known = served(objectives, task)
+    trainers = choices(trainer, trainer_command, trainer_silence, task, processes=processes, code=code or ())
     if rehearse:
         from fedpareto.cli.trial import rehearse as rehearse_round
 

@@ -1,0 +1,89 @@
+"""The built-in trainer in several processes of one machine, such as one for each GPU.
+
+Each process holds the model and the data, and makes the gradient of its part of every minibatch. The gradients are
+added up, so that every process makes the same step. The result is that of one process up to rounding; where the model
+draws random numbers, as dropout does, each process draws its own. BatchNorm normalises each process's part, and the
+first process's statistics count.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from federation.tasks import Task
+from federation.training import TrainingDiverged, TrainingStopped
+from federation.training.orders import plan_of, training_order
+from federation.training.plans import TrainingPlan
+from federation.training.ranks import Ranks
+from federation.training.torch_trainer import TorchTrainer
+from federation.vectors import Vector
+from federation.work.computation import Ability
+
+
+class DistributedTrainer(TorchTrainer):
+    """One of several processes that train together. Process 0 gets the orders, and evaluates alone."""
+
+    # Each process would draw other samples and other noise.
+    abilities = TorchTrainer.abilities - {Ability.NOISE}
+
+    def __init__(self, task: Task, data: Any, device: str, *given: Any, ranks: Ranks) -> None:
+        self._ranks = ranks
+        super().__init__(task, data, ranks.device(device), *given)
+
+    def prepare(self) -> None:
+        """As `TorchTrainer.prepare`. Raises ValueError: too few GPUs."""
+        super().prepare()
+        self.device = f"{self._ranks.count} x {self.device}"
+
+    def train(self, model: Vector, plan: TrainingPlan) -> Vector:
+        """As `TorchTrainer.train`, together. Process 0 decides when to stop."""
+        if self._ranks.rank == 0:
+            self._ranks.tell({"type": "train", **training_order(plan)}, model)
+        wanted = plan.stopped
+        return super().train(model, replace(plan, stopped=lambda: self._ranks.agree(wanted())))
+
+    def gradients(self, model: Vector, batch_size: int, seed: int) -> dict[str, Vector]:
+        """As `TorchTrainer.gradients`, together."""
+        if self._ranks.rank == 0:
+            self._ranks.tell({"type": "gradients", "batch_size": batch_size, "seed": seed}, model)
+        return super().gradients(model, batch_size, seed)
+
+    def close(self) -> None:
+        """Tells the other processes to end."""
+        if self._ranks.rank == 0:
+            self._ranks.tell({"type": "end"})
+        self._ranks.leave()
+
+    def _seed(self, seed: int) -> None:
+        super()._seed(seed + self._ranks.rank)
+
+    def _part(self, samples: Tensor) -> Tensor:
+        return self._ranks.part(samples)
+
+    def _add_up(self, tensor: Tensor) -> None:
+        self._ranks.add(tensor)
+
+
+def follow(ranks: Ranks, prepared: Callable[[dict[str, Any]], DistributedTrainer]) -> None:
+    """Does what process 0 tells, until it tells the end. `prepared` makes the trainer of its first order.
+
+    Raises:
+        WorkError: `trainer:died`, if another process has ended.
+    """
+    header, _ = ranks.hear()
+    trainer = prepared(header)
+    while True:
+        header, model = ranks.hear()
+        try:
+            match header["type"]:
+                case "train":
+                    trainer.train(model, plan_of(header, trainer.samples))
+                case "gradients":
+                    trainer.gradients(model, header["batch_size"], header["seed"])
+                case _:
+                    trainer.close()
+                    return
+        except (TrainingDiverged, TrainingStopped):
+            continue  # in every process
