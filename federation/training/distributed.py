@@ -18,6 +18,7 @@ from federation.training.orders import plan_of, training_order
 from federation.training.plans import TrainingPlan
 from federation.training.ranks import Ranks
 from federation.training.torch_trainer import TorchTrainer
+from federation.training.trainer import Trainer
 from federation.vectors import Vector
 from federation.work.computation import Ability
 
@@ -66,7 +67,7 @@ class DistributedTrainer(TorchTrainer):
         self._ranks.add(tensor)
 
 
-def follow(ranks: Ranks, prepared: Callable[[dict[str, Any]], DistributedTrainer]) -> None:
+def follow(ranks: Ranks, prepared: Callable[[dict[str, Any]], Trainer]) -> None:
     """Does what process 0 tells, until it tells the end. `prepared` makes the trainer of its first order.
 
     Raises:
