@@ -45,6 +45,9 @@ class TrainSpec(Section):
     precision: Literal["float32", "bf16", "fp16"] = Field(
         "float32", description="mixed precision of the forward and backward passes; fp16 needs CUDA"
     )
+    wire_dtype: Literal["float32", "bf16"] = Field(
+        "float32", description="the numbers of an update as members send them; bf16 is half as many bytes"
+    )
     round_schedule: Shape = Field("constant", description="of the learning rate over the rounds of the run")
     round_warm_up: Natural = Field(0, description=f"rounds {_WARM_UP}")
     round_decay: float = _DECAY

@@ -167,7 +167,21 @@ class RowFile:
 
 def widen(raw: NDArray[np.uint16]) -> Vector:
     """The float32 values of bfloat16 numbers, which are exact."""
-    return (raw.astype("<u4") << np.uint32(16)).view("<f4")
+    wide: Vector = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return wide
+
+
+def narrow(values: Vector) -> tuple[NDArray[np.uint16], Vector]:
+    """Finite numbers as bfloat16, rounded to nearest, ties to even; and what the rounding left, which float32 holds.
+
+    Raises:
+        OverflowError: a number is rounded to infinity.
+    """
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    raw = ((bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)).astype(np.uint16)
+    if ((raw & np.uint16(0x7F80)) == np.uint16(0x7F80)).any():
+        raise OverflowError("a number leaves the range of bfloat16")
+    return raw, values - widen(raw)
 
 
 def parse_header(prefix: bytes | memoryview, dtypes: Collection[str] = ("F32",)) -> tuple[Layout, int]:

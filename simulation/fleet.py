@@ -31,16 +31,16 @@ from federation.sharing import BUFFERS
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.v1 import common_pb2
 from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
-from federation.vectors import Layout, model_layout, model_row, payload_bytes
+from federation.vectors import Layout, model_layout, model_row, payload_bytes, widen
 from federation.work.base import Client, Memory, Origin, Result, RowSchema, Work, WorkError, payload_layout
 from federation.work.computation import Computation, Descend, Measure, MeasureAlong, training_losses
 from federation.work.registry import encode_statement
 from federation.work.site import Site
 from federation.work.train.work import Train
 from simulation.attackers import attacked
+from simulation.kept import Keeper
 from simulation.local import LocalWork, Outcome, Turn
 from simulation.members import Members
-from simulation.personal import OwnModels
 from simulation.population import Population
 from simulation.spending import Spending
 from storage import models
@@ -58,7 +58,16 @@ class Declined:
     message: str
 
 
-Answer = tuple[Result, tuple[RowSchema, ...]] | Declined  # the content of a reply, and the rows of its payload
+@dataclass(frozen=True)
+class Answered:
+    """The content of a reply, the rows of its payload, and what their rounding leaves with the client."""
+
+    result: Result
+    rows: tuple[RowSchema, ...]
+    residuals: tuple[RowSchema, ...]
+
+
+Answer = Answered | Declined
 
 
 class _ClientMemory(Memory):
@@ -86,7 +95,7 @@ class SimulatedFleet(Fleet):
         local: trains and evaluates them.
         probe: measures the success of a backdoor, where attackers plant one.
         repeatable: whether the clients' trainer gives the same result for the same work.
-        own: the clients' own models; None for a run that shares all parameters.
+        keeper: what the clients keep of the run.
         stopped: whether to give up; called while clients train.
     """
 
@@ -100,7 +109,7 @@ class SimulatedFleet(Fleet):
         local: LocalWork,
         probe: Probe | None,
         repeatable: bool,
-        own: OwnModels | None,
+        keeper: Keeper,
         stopped: Callable[[], bool],
     ) -> None:
         super().__init__(run, around)
@@ -109,7 +118,7 @@ class SimulatedFleet(Fleet):
         self._local = local
         self._probe = probe
         self._repeatable = repeatable
-        self._own = own
+        self._keeper = keeper
         self._stopped = stopped
         self._members = Members(run.spec.seed, population.samples, run.spec.task)
         self._attempt = (-1, -1)
@@ -141,9 +150,7 @@ class SimulatedFleet(Fleet):
         except TrainingStopped:
             raise Held from None
         if not kind.decides:  # only the scores are recorded, by the conductor
-            scores = [
-                self._reply(name, *answer) for name, answer in answers.items() if not isinstance(answer, Declined)
-            ]
+            scores = [self._reply(name, answer) for name, answer in answers.items() if isinstance(answer, Answered)]
             return Replies(scores, device=self.around.device)
         seconds = (time.perf_counter() - began) / max(1, len(clients))
         replies: list[Reply] = []
@@ -206,9 +213,11 @@ class SimulatedFleet(Fleet):
         for name, work in works.items():
             try:
                 computation = work.computation(members[name])
+                left = self._keeper.residual(number, name, work.residuals(members[name].shape))
             except WorkError as error:
                 declined[name] = Declined(error.reason or "failed", str(error))
                 continue
+            members[name] = replace(members[name], residual=left)
             if computation is not None:
                 attack = self._population.attackers.get(name)
                 if isinstance(computation, Descend) and attack is not None:
@@ -217,8 +226,7 @@ class SimulatedFleet(Fleet):
                 computations[name] = computation
         outcomes: dict[str, Outcome] = {name: Result({}, {}, {}, self._population.samples[name]) for name in clients}
         statements = self._spending.statements(computations)
-        number = question.current.number
-        own = {} if self._own is None else self._own.at(number, computations)
+        own = self._keeper.at(number, computations)
         outcomes |= self._computed(base, computations, Turn(spec.seed, number, self._stopped, own))
         if any(not isinstance(computation, Measure | MeasureAlong) for computation in computations.values()):
             outcomes = attacked(outcomes, self._population.attackers, question, spec.seed, partial(self._change, base))
@@ -271,7 +279,7 @@ class SimulatedFleet(Fleet):
         if isinstance(answer, Declined):
             end_assignment(assignment, AssignmentState.DECLINED, now, answer.reason, answer.message)
             return None
-        result, rows = answer
+        result, rows = answer.result, answer.rows
         check, pieces, payload = None, [], ""
         if rows:
             layout = payload_layout(rows)
@@ -313,22 +321,20 @@ class SimulatedFleet(Fleet):
         update = record_reply(assignment, signed, problem, now, receipt=b"", stored=keeps)
         if problem is not None:
             return None
-        if self._own is not None and result.personal is not None:
-            self._own.keep(question.current.number, name, result.personal)
-        reply = self._reply(name, result, rows, envelope=update.envelope_digest, payload=update.payload)
+        self._keeper.keep(question.current.number, name, result, answer.residuals)
+        reply = self._reply(name, answer, envelope=update.envelope_digest, payload=update.payload)
         return replace(reply, statement=result.statement, signed=update.envelope, signed_payload=payload)
 
-    def _reply(
-        self, name: str, result: Result, rows: tuple[RowSchema, ...], *, envelope: str = "", payload: str = ""
-    ) -> Reply:
-        names = tuple(row.name for row in rows if row.name != BUFFERS)
+    def _reply(self, name: str, answer: Answered, *, envelope: str = "", payload: str = "") -> Reply:
+        result, rows = answer.result, [row for row in answer.rows if row.name != BUFFERS]
+        found = ((row, result.rows[row.name]) for row in rows)
         return Reply(
             client_id=name,
             samples=result.samples,
             losses=result.losses,
             metrics=result.metrics,
-            rows=tuple(result.rows[name] for name in names),
-            names=names,
+            rows=tuple(widen(values) if row.dtype == "BF16" else values for row, values in found),
+            names=tuple(row.name for row in rows),
             buffers=result.rows.get(BUFFERS),
             objectives=self._population.serves[name],
             envelope=envelope,
@@ -379,6 +385,6 @@ def _answer(work: Work, client: Client, outcome: Outcome) -> Answer:
     if isinstance(outcome, WorkError):
         return Declined(outcome.reason or "failed", str(outcome))
     try:
-        return work.answer(client, outcome), work.rows(client.shape)
+        return Answered(work.answer(client, outcome), work.rows(client.shape), work.residuals(client.shape))
     except WorkError as error:
         return Declined(error.reason or "failed", str(error))

@@ -39,7 +39,7 @@ from simulation import SimulationError
 from simulation.backends import Backend, pick_backend
 from simulation.fleet import SimulatedFleet, enroll
 from simulation.history import History, read_history
-from simulation.personal import own_models
+from simulation.kept import Keeper
 from simulation.population import Population, populate
 from storage import models
 from storage.models import Round, RoundState, Run, RunState
@@ -199,7 +199,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             local=self.backend.local,
             probe=self._probe,
             repeatable=Ability.REPEATABLE in self._trainer.abilities,
-            own=own_models(self._home.directory / "personal", self._task, self.spec),
+            keeper=Keeper(self._home.directory / "kept", self._task, self.spec),
             stopped=lambda: self._stopping,
         )
         try:

@@ -258,7 +258,7 @@ def test_local_buffers_outlive_their_worker_and_a_simulation_makes_the_same(scen
         dying = scene.work(CLIENTS[0], crash)
     assert scene.model(run).tobytes() == simulated.model.tobytes()
     for client in CLIENTS:
-        kept = tmp_path / "home" / "personal" / client / "2.safetensors"
+        kept = tmp_path / "home" / "kept" / client / "2.safetensors"
         assert scene.exported(client, run) == kept.read_bytes()
         assert read_vector(kept)[1][-1] == 18  # batches that were counted
     assert scene.fed.run_state(run)["measured"] == "personalised"
@@ -306,7 +306,7 @@ def test_a_simulation_with_local_buffers_goes_on_to_the_same_bytes(tmp_path: Pat
         simulation.run(stop)
     assert simulate(document, home=home, resume=True, threads=1).model.tobytes() == whole.model.tobytes()
     for client in CLIENTS:
-        one, other = (place / "personal" / client / "2.safetensors" for place in (home, tmp_path / "whole"))
+        one, other = (place / "kept" / client / "2.safetensors" for place in (home, tmp_path / "whole"))
         assert one.read_bytes() == other.read_bytes()
 
 

@@ -22,7 +22,7 @@ from federation.objectives import joint_target
 from federation.runs import RunSpec, SpecError
 from federation.sharing import Sharing, SharingError
 from federation.tasks import Dataset, DataSource, Splits, Task, initial_model, task
-from federation.training.own import KeptParameters, Own, compute
+from federation.training.own import KeptState, Own, compute
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, UpdateManifest
@@ -34,7 +34,7 @@ from simulation import SimulationError
 from simulation.simulate import Progress, Simulation
 from worker.events import Events
 from worker.home import Home
-from worker.personal import PersonalParameters, kept_parameters
+from worker.kept import Keeper, kept_state
 from worker.spool import Spool
 
 LAYOUT = Layout(
@@ -180,7 +180,7 @@ def test_two_states_are_kept_and_a_round_that_is_repeated_begins_with_the_one_be
     def values(number: float) -> Vector:
         return np.array([number, number], dtype=np.float32)
 
-    kept = KeptParameters(tmp_path / "run")
+    kept = KeptState(tmp_path / "run")
     assert kept.before(9, layout) is None
     for number in (0, 3, 4):
         kept.keep(number, to_bytes(layout, values(number)))
@@ -203,31 +203,31 @@ def test_parameters_wait_beside_their_reply_and_count_only_when_it_is_accepted(t
 
     def added(spool: Spool, name: str, wanted: bool = True) -> None:
         reply = UpdateManifest(assignment_id=name, run_id="r", round=4)
-        spool.add(reply, None, {}, order, lambda: wanted, personal=content)
+        spool.add(reply, None, {}, order, lambda: wanted, state=content)
 
     spool = Spool(home, key, events)
     added(spool, "unwanted", wanted=False)
     added(spool, "refused")
     spool.remove("refused")
-    assert (list(home.spool.iterdir()), spool.awaits_personal("r")) == ([], False)
+    assert (list(home.spool.iterdir()), spool.awaits_state("r")) == ([], False)
     added(spool, "accepted")
-    (home.spool / "half-made.personal").write_bytes(content)  # the process died before it wrote the envelope
+    (home.spool / "half-made.state").write_bytes(content)  # the process died before it wrote the envelope
 
     again = Spool(home, key, events)
-    assert (len(list(home.spool.iterdir())), again.awaits_personal("r"), again.awaits_personal("s")) == (3, True, False)
-    personal, kept = PersonalParameters(home.personal, again, events), kept_parameters(home.personal, "r")
+    assert (len(list(home.spool.iterdir())), again.awaits_state("r"), again.awaits_state("s")) == (3, True, False)
+    personal, kept = Keeper(home.kept, again, events), kept_state(home.kept, "r")
     assert kept.rounds() == []
     (entry,) = again.entries()
     personal.commit(entry)
     personal.commit(entry)  # the process died after the first time
     again.settle(entry)
     assert again.renew("accepted")
-    assert (kept.rounds(), again.awaits_personal("r")) == ([4], False)
+    assert (kept.rounds(), again.awaits_state("r")) == ([4], False)
 
     for days, rounds in ((179, [4]), (181, [])):
         used = time.time() - days * 86_400
         os.utime(kept.path(4), (used, used))
-        PersonalParameters(home.personal, again, events)
+        Keeper(home.kept, again, events)
         assert kept.rounds() == rounds
 
 
@@ -273,7 +273,7 @@ def test_a_simulation_with_personal_heads_is_better_on_skewed_data_and_goes_on_t
     assert rest.model.tobytes() == whole.model.tobytes()
     assert rest.clients.equals(whole.clients)
     for name in ("client-000", "client-001", "client-002"):
-        one, other = (place / "personal" / name / "3.safetensors" for place in (home, tmp_path / "whole"))
+        one, other = (place / "kept" / name / "3.safetensors" for place in (home, tmp_path / "whole"))
         assert one.read_bytes() == other.read_bytes()
         assert read_vector(one)[0] == sharing.personal
 
@@ -294,7 +294,7 @@ def test_a_private_round_sums_the_shared_parameters_and_members_train_their_head
     found = simulate(text, home=tmp_path / "home", threads=1)
     assert (found.state, found.round_records[0]["state"]) == ("COMPLETED", "COMPLETED"), found
     assert found.model.shape == (64 * 64 + 64,)
-    assert len(list((tmp_path / "home" / "personal").glob("*/0.safetensors"))) == 5
+    assert len(list((tmp_path / "home" / "kept").glob("*/0.safetensors"))) == 5
 
 
 # ---- a federation
@@ -391,7 +391,7 @@ def test_a_worker_that_has_lost_its_heads_begins_anew_and_says_so(scene: Scene) 
     scene.fed.attending(*PARTS)
     run = scene.fed.submit("lost", RUN + HEAD)
     dying.wait_killed()
-    kept = kept_parameters(scene.fed.directory / "ann" / "personal", run)
+    kept = kept_state(scene.fed.directory / "ann" / "kept", run)
     assert kept.rounds() == [0]
     kept.path(0).unlink()
     again = scene.work("ann")

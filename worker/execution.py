@@ -19,7 +19,7 @@ from federation.training.trainer import Trainer
 from federation.transfers import slowest_seconds
 from federation.v1.common_pb2 import AssignmentManifest, Input, SamplePrivacy, SignedEnvelope, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest
-from federation.vectors import Vector, read_vector, to_bytes
+from federation.vectors import Vector, read_vector
 from federation.work.base import Client, Lane, Origin, Result, Shows, WorkError, payload_layout
 from federation.work.computation import Ability, Computation, Descend, Measure, MeasureAlong
 from federation.work.registry import decode, encode_statement
@@ -30,7 +30,7 @@ from worker.attacker import Attacker
 from worker.backoff import Backoff
 from worker.cache import ModelCache, ModelMismatch
 from worker.events import Events
-from worker.personal import PersonalParameters
+from worker.kept import Keeper
 from worker.privacy import SitePrivacy
 from worker.round_ledger import RoundLedger
 from worker.session import ANSWER_SECONDS, Session
@@ -76,7 +76,7 @@ class Execution:
     rounds: RoundLedger
     site: Site
     privacy: SitePrivacy
-    personal: PersonalParameters
+    keeper: Keeper
     backoff: Backoff
     events: Events
 
@@ -106,8 +106,9 @@ class Execution:
             computation = work.computation(client)
             own = None
             if computation is not None:
-                own = self.personal.own(order, trainer, computation, control.pause)
+                own = self.keeper.own(order, trainer, computation, control.pause)
                 trainer.must_do(computation if own is None else own.widened(computation))
+            client = replace(client, residual=self.keeper.residual(order, control.pause))
         base = None if computation is None else self._base_model(order, control)
         self.sessions.answer(order)
         privacy = None
@@ -265,10 +266,8 @@ class Execution:
         )
         reply.created.FromDatetime(self.session.now())
         layout = payload_layout(order.rows) if order.rows else None
-        personal = None
-        if order.sharing is not None and result.personal is not None:
-            personal = to_bytes(order.sharing.personal, result.personal)
-        self.spool.add(reply, layout, result.rows, order.envelope, wanted, personal=personal)
+        state = self.keeper.file(order, result)
+        self.spool.add(reply, layout, result.rows, order.envelope, wanted, state=state)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from worker.clock import CoordinatorClock
 from worker.events import Events
 from worker.execution import Execution
 from worker.home import Home
-from worker.personal import PersonalParameters
+from worker.kept import Keeper
 from worker.policy import Policy
 from worker.privacy import Ledger, SitePrivacy
 from worker.progress import Progress
@@ -171,7 +171,7 @@ class Worker:
         self._ledger = Ledger(home.privacy)
         privacy = SitePrivacy(policy.privacy, self._ledger)
         privacy.must_suit(offers)
-        personal = PersonalParameters(home.personal, spool, events)
+        keeper = Keeper(home.kept, spool, events)
         execution = Execution(
             member=member,
             offers=offers,
@@ -183,14 +183,14 @@ class Worker:
             rounds=self._rounds,
             site=site,
             privacy=privacy,
-            personal=personal,
+            keeper=keeper,
             backoff=Backoff(uniform),
             events=events,
         )
         self._submitter = Submitter(
             member=member,
             spool=spool,
-            personal=personal,
+            keeper=keeper,
             session=self._session,
             backoff=Backoff(uniform),
             events=events,

@@ -1,7 +1,7 @@
 """The spool: finished replies until a receipt acknowledges them.
 
 A reply is three files named after the assignment: payload, signed assignment and signed envelope; a fourth has the
-personal parameters that belong to it, if the run has any. The envelope is written last, and a reply without it is
+state of the run that belongs to it, if the member keeps any. The envelope is written last, and a reply without it is
 removed at the start: it is in the spool completely or not at all. When the disk does not take replies, a few are kept
 in memory.
 """
@@ -28,8 +28,8 @@ from worker.receipts import append, receipt_line
 _ENVELOPE = ".envelope"
 _PAYLOAD = ".payload"
 _ASSIGNMENT = ".assignment"
-_PERSONAL = ".personal"
-_SUFFIXES = (_ENVELOPE, _PAYLOAD, _ASSIGNMENT, _PERSONAL)
+_STATE = ".state"
+_SUFFIXES = (_ENVELOPE, _PAYLOAD, _ASSIGNMENT, _STATE)
 _TEMPORARY = ".tmp"
 # Replies that are kept after their receipts, with their payloads, should the coordinator ask for them again.
 _KEPT = 2
@@ -49,15 +49,15 @@ class DiskFull(Exception):
 class Entry:
     """A finished reply: its envelope, as it is sent at each attempt, and the signed assignment that it fulfils.
 
-    The payload is a file or bytes; None for a reply without payload. `personal` is the file of the personal parameters
-    that count once the reply is accepted; None for a reply without.
+    The payload is a file or bytes; None for a reply without payload. `state` is the file of what the member keeps of
+    the run once the reply is accepted; None for nothing.
     """
 
     envelope: SignedEnvelope
     manifest: UpdateManifest
     assignment: SignedEnvelope
     payload: Path | bytes | None
-    personal: Path | None = None
+    state: Path | None = None
 
     @property
     def assignment_id(self) -> str:
@@ -135,22 +135,22 @@ class Spool:
         rows: Mapping[str, Array],
         assignment: SignedEnvelope,
         wanted: Callable[[], bool] = lambda: True,
-        personal: bytes | None = None,
+        state: bytes | None = None,
     ) -> None:
         """Signs a reply and keeps it with its payload, if it is still wanted then.
 
-        If the disk takes them, they survive a restart. Without a layout, there is no payload. `personal` is the file of
-        the personal parameters that belong to it.
+        If the disk takes them, they survive a restart. Without a layout, there is no payload. `state` is the file of
+        what the member keeps of the run once the reply is accepted.
 
         Raises:
             DiskFull: the disk does not take the payload, and too many replies are in memory already.
-            OSError: the disk does not take the personal parameters.
+            OSError: the disk does not take the state.
         """
         content, own = None, None
-        if personal is not None:
-            own = self._path(reply.assignment_id, _PERSONAL)
+        if state is not None:
+            own = self._path(reply.assignment_id, _STATE)
             with own.open("wb") as file:
-                file.write(personal)
+                file.write(state)
                 file.flush()
                 os.fsync(file.fileno())
         if layout is not None:
@@ -200,9 +200,9 @@ class Spool:
         with self._lock:
             return assignment_id in self._entries
 
-    def awaits_personal(self, run_id: str) -> bool:
-        """Whether personal parameters of a run wait for the receipt of their reply."""
-        return any(entry.personal is not None and entry.manifest.run_id == run_id for entry in self.entries())
+    def awaits_state(self, run_id: str) -> bool:
+        """Whether a state of a run waits for the receipt of its reply."""
+        return any(entry.state is not None and entry.manifest.run_id == run_id for entry in self.entries())
 
     def settle(self, entry: Entry) -> None:
         """Takes a reply out that was acknowledged. The last ones stay at hand while this process lives."""
@@ -216,7 +216,7 @@ class Spool:
                     self._unlink(entry.assignment_id)
                     return
             self._unlink(entry.assignment_id)
-            self._settled[entry.assignment_id] = replace(entry, personal=None)  # they were taken over, or dropped
+            self._settled[entry.assignment_id] = replace(entry, state=None)  # it was taken over, or dropped
             while len(self._settled) > _KEPT:
                 _forget(self._settled.popitem(last=False)[1])
 
@@ -284,5 +284,5 @@ def _read(path: Path) -> Entry:
         raise SpoolError(
             f"the finished work in {path} is damaged ({error}): move the file away, and the work will be done again"
         ) from error
-    personal = path.with_suffix(_PERSONAL)
-    return Entry(envelope, manifest, assignment, payload, personal if personal.exists() else None)
+    state = path.with_suffix(_STATE)
+    return Entry(envelope, manifest, assignment, payload, state if state.exists() else None)

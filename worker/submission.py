@@ -22,7 +22,7 @@ from federation.v1.federation_pb2 import SubmitRequest, Window
 from federation.v1.federation_pb2_grpc import FederationStub
 from worker.backoff import Backoff
 from worker.events import Events
-from worker.personal import PersonalParameters
+from worker.kept import Keeper
 from worker.session import ANSWER_SECONDS, Session
 from worker.spool import Entry, Spool
 
@@ -44,7 +44,7 @@ class Submitter:
 
     member: MemberFiles
     spool: Spool
-    personal: PersonalParameters
+    keeper: Keeper
     session: Session
     backoff: Backoff
     events: Events
@@ -165,9 +165,9 @@ class Submitter:
             return False
         if manifest.accepted:
             try:
-                self.personal.commit(entry)
+                self.keeper.commit(entry)
             except OSError as error:
-                words = f"its personal parameters cannot be kept ({error}): make room on the disk"
+                words = f"what this member keeps of the run cannot be written ({error}): make room on the disk"
                 self.events.warn(
                     "disk", f"assignment {entry.assignment_id}: {words}", assignment_id=entry.assignment_id
                 )

@@ -17,6 +17,8 @@ from federation.work.residual.work import REFERENCE, Residual
 from federation.work.search.work import DIRECTION, Search, direction_layout
 from federation.work.train.work import Train
 
+DTYPES = {"float32": "F32", "bf16": "BF16"}  # the element types of updates, by their names in a specification
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Phase):
@@ -51,6 +53,7 @@ class Training(Phase):
             from_jacobian=self.from_jacobian,
             measure=self.measure and spec.train.measure and private is None and not protected,
             private=private,
+            dtype=DTYPES[spec.train.wire_dtype],
         )
 
 

@@ -79,10 +79,10 @@ class Source:
             if isinstance(row, np.ndarray):
                 out[:] = row[panel]
             else:
-                narrow = row.dtype == "F32" and self._dtype == np.float32  # as in the panel: read without a copy
-                target = out if narrow else np.empty(len(out), dtype=DTYPES[row.dtype])
+                same = row.dtype == "F32" and self._dtype == np.float32  # as in the panel: read without a copy
+                target = out if same else space.array("piece", (len(out),), DTYPES[row.dtype])
                 self._read_file(row, panel.start, target)
-                if not narrow:
+                if not same:
                     out[:] = widen(target) if row.dtype == "BF16" else target
         return values
 

@@ -42,6 +42,11 @@ def parse_run(text: str | bytes) -> tuple[RunSpec, Algorithm]:
         raise SpecError(f"server.optimiser: {rule.name} brings its own; leave it out")
     if spec.privacy.secure != "off":
         must_suit_private_rounds(spec, rule)
+        if spec.train.wire_dtype != "float32":
+            raise SpecError(
+                f"train.wire_dtype: members of a private round send masked sums, which cannot be rounded to "
+                f'"{spec.train.wire_dtype}"; leave it out'
+            )
     if spec.parameters.buffers == "averaged":
         _must_show_buffers(spec)
     return spec, rule

@@ -1,4 +1,4 @@
-"""A client's own model in a run that does not share every parameter, and where its personal parameters are kept."""
+"""A client's own model in a run that does not share every parameter, and what a client keeps of a run."""
 
 import os
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from federation.run_sections import ParametersSpec
 from federation.sharing import BUFFERS, Sharing, SharingError
 from federation.tasks import Task, initial_model
 from federation.training.trainer import Trainer
-from federation.vectors import Layout, Vector, read_vector
-from federation.work.base import Result, WorkError
+from federation.vectors import Layout, Vector, read_vector, to_bytes
+from federation.work.base import Result, RowSchema, WorkError, payload_layout
 from federation.work.computation import Computation, Descend, MeasureAlong
 
 _KEPT = 2  # states, so that a round can be worked on again from where it began
@@ -90,28 +90,50 @@ def run_model(task: Task, seed: int, parameters: ParametersSpec) -> tuple[Layout
     return sharing.shared, sharing.shared_of(vector)
 
 
-class KeptParameters:
-    """The personal parameters of one client in one run: a file for each of the last rounds in which it trained."""
+def state_file(sharing: Sharing | None, result: Result, residuals: tuple[RowSchema, ...]) -> bytes | None:
+    """The file of what a client keeps once its result is accepted; None for nothing.
+
+    `sharing` is None for a run that shares all parameters; `residuals` are those of the work.
+    """
+    kept = []
+    if sharing is not None and result.personal is not None:
+        kept.append((sharing.personal, result.personal))
+    if result.residual is not None:
+        kept.append((payload_layout(residuals), result.residual))
+    if not kept:
+        return None
+    layout = Layout(tuple(tensor for part, _ in kept for tensor in part.tensors))
+    return to_bytes(layout, np.concatenate([values for _, values in kept]))
+
+
+class KeptState:
+    """What one client keeps of one run: a file for each of the last rounds in which it trained.
+
+    It holds personal parameters, under their names, and what the rounding of its rows left.
+    """
 
     def __init__(self, directory: Path, *, durable: bool = True) -> None:
         self._directory = directory
         self._durable = durable
 
     def before(self, round_: int, layout: Layout) -> Vector | None:
-        """Those after the newest training before a round; None if there are none, or if they are damaged."""
+        """These tensors after the newest training before a round; None if they are not kept, or damaged."""
         rounds = [number for number in self.rounds() if number < round_]
         if not rounds:
             return None
         path = self.path(rounds[-1])
         try:
             found, vector = read_vector(path)
-            os.utime(path)  # the age since the last use decides when a run's parameters are erased
+            os.utime(path)  # the age since the last use decides when the state of a run is erased
         except (Refusal, OSError):
             return None
-        return np.array(vector) if found == layout else None
+        if not set(layout.tensors) <= set(found.tensors):
+            return None
+        parts = found.split(vector)
+        return np.concatenate([parts[tensor.name].reshape(-1) for tensor in layout.tensors])
 
     def keep(self, round_: int, content: bytes) -> None:
-        """Keeps the file of the parameters after the training of a round. Raises OSError."""
+        """Keeps the file of the state after the training of a round. Raises OSError."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = self._directory / "new.tmp"
         with temporary.open("wb") as file:
@@ -122,7 +144,7 @@ class KeptParameters:
         self.take(round_, temporary)
 
     def take(self, round_: int, file: Path) -> None:
-        """Moves a file, which is on the disk, to where the parameters after a round are. Raises OSError.
+        """Moves a file, which is on the disk, to where the state after a round is. Raises OSError.
 
         Older states and those of later rounds, which a restored coordinator has forgotten, are erased.
         """
@@ -141,10 +163,10 @@ class KeptParameters:
             self.path(number).unlink(missing_ok=True)
 
     def rounds(self) -> list[int]:
-        """The rounds after which parameters are kept, in order."""
+        """The rounds after which a state is kept, in order."""
         names = [path.name.removesuffix(_SUFFIX) for path in self._directory.glob(f"*{_SUFFIX}")]
         return sorted(int(name) for name in names if name.isdecimal())
 
     def path(self, round_: int) -> Path:
-        """Where the parameters after a round are."""
+        """Where the state after a round is."""
         return self._directory / f"{round_}{_SUFFIX}"

@@ -335,6 +335,7 @@ class TrainWork(_message.Message):
     STEP_WARM_UP_FIELD_NUMBER: _builtins.int
     STEP_DECAY_FIELD_NUMBER: _builtins.int
     STEP_DECAY_EVERY_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     """Passes over the training split; 0 when `steps` counts instead."""
     steps: _builtins.int
@@ -381,6 +382,8 @@ class TrainWork(_message.Message):
     """The factor of each reduction, for "decay"; 0 means 0.1."""
     step_decay_every: _builtins.int
     """The steps between two reductions, for "decay"; 0 means 1."""
+    dtype: _builtins.str
+    """The element type of the rows that hold updates, as safetensors names it: "BF16"; empty for "F32"."""
     @_builtins.property
     def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___Target]:
         """What each row of the update descends, in the order of the rows. None is one row, "loss", for the mean of the
@@ -413,10 +416,11 @@ class TrainWork(_message.Message):
         step_warm_up: _builtins.int = ...,
         step_decay: _builtins.float = ...,
         step_decay_every: _builtins.int = ...,
+        dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_beta1", b"_beta1", "_beta2", b"_beta2", "beta1", b"beta1", "beta2", b"beta2"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta1", b"_beta1", "_beta2", b"_beta2", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "clip_norm", b"clip_norm", "epochs", b"epochs", "epsilon", b"epsilon", "from_jacobian", b"from_jacobian", "learning_rate", b"learning_rate", "micro_batch", b"micro_batch", "momentum", b"momentum", "optimiser", b"optimiser", "precision", b"precision", "proximal_mu", b"proximal_mu", "sample_clip", b"sample_clip", "sample_noise", b"sample_noise", "step_decay", b"step_decay", "step_decay_every", b"step_decay_every", "step_schedule", b"step_schedule", "step_warm_up", b"step_warm_up", "steps", b"steps", "targets", b"targets", "unmeasured", b"unmeasured", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta1", b"_beta1", "_beta2", b"_beta2", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "clip_norm", b"clip_norm", "dtype", b"dtype", "epochs", b"epochs", "epsilon", b"epsilon", "from_jacobian", b"from_jacobian", "learning_rate", b"learning_rate", "micro_batch", b"micro_batch", "momentum", b"momentum", "optimiser", b"optimiser", "precision", b"precision", "proximal_mu", b"proximal_mu", "sample_clip", b"sample_clip", "sample_noise", b"sample_noise", "step_decay", b"step_decay", "step_decay_every", b"step_decay_every", "step_schedule", b"step_schedule", "step_warm_up", b"step_warm_up", "steps", b"steps", "targets", b"targets", "unmeasured", b"unmeasured", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beta1: _TypeAlias = _typing.Literal["beta1"]  # noqa: Y015
     _WhichOneofArgType__beta1: _TypeAlias = _typing.Literal["_beta1", b"_beta1"]  # noqa: Y015

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from federation.runs import RunSpec
 
 
+RESIDUAL = "residual/"  # begins the name of what the rounding of a row left; no tensor of a model is called so
+
+
 class WorkError(ValueError):
     """Work that cannot be done as it is asked for; the message says why.
 
@@ -120,6 +123,8 @@ class Result:
         privacy: what the client states of noise in its training; None where there is none.
         personal: the personal parameters after a training, in the order of the model. They stay with the client. None
             where there are none.
+        residual: what the rounding of the rows left, in the order of `Work.residuals`. It stays with the client. None
+            where no row is rounded.
     """
 
     rows: Mapping[str, Array]
@@ -130,6 +135,7 @@ class Result:
     statement: Any = None
     privacy: SamplePrivacy | None = None
     personal: Vector | None = None
+    residual: Vector | None = None
 
 
 class Memory(ABC):
@@ -164,6 +170,7 @@ class Client:
         inputs: the content of the inputs, by name.
         origin: the run and the model.
         site: what the client's owner decides, and what outlives a round.
+        residual: what the rounding of its last accepted reply left, in the order of `Work.residuals`; None for zeros.
         again: whether this client may have answered the same question before: it is on record, but perhaps only that.
     """
 
@@ -176,6 +183,7 @@ class Client:
     origin: Origin
     site: Site
     inputs: Mapping[str, bytes | memoryview] = field(default_factory=dict)
+    residual: Vector | None = None
     again: bool = False
 
 
@@ -214,6 +222,13 @@ class Work(ABC):
 
         Raises:
             WorkError: the work does not fit the model or the task.
+        """
+        return ()
+
+    def residuals(self, shape: Shape) -> tuple[RowSchema, ...]:
+        """What the client keeps of the rounding of its rows, to add it to those of its next reply. Errors as of `rows`.
+
+        Their names begin with `RESIDUAL`.
         """
         return ()
 

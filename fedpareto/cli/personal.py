@@ -20,24 +20,30 @@ def export_command(
     With the shared parameters, which `fedpareto admin export` writes, they are this member's model.
     """
     from federation.refusals import Refusal
-    from federation.vectors import model_layout
+    from federation.vectors import Layout, read_vector, to_bytes
+    from federation.work.base import RESIDUAL
     from worker.home import Home, HomeError
-    from worker.personal import kept_parameters
+    from worker.kept import kept_state
 
     place = Home(home)
     with failing(HomeError):
         place.require_joined()
-    kept = kept_parameters(place.personal, run)
+    kept = kept_state(place.kept, run)
     rounds = kept.rounds()
+    nothing = Failure(f"{home} keeps no personal parameters of a run {run!r}")
     if not rounds:
-        raise Failure(f"{home} keeps no personal parameters of a run {run!r}")
+        raise nothing
     path = kept.path(rounds[-1])
     try:
-        layout = model_layout(path)
+        found, vector = read_vector(path)
     except Refusal as refusal:
         raise Failure(f"{path} is damaged: {refusal.message}") from None
+    personal = tuple(tensor for tensor in found.tensors if not tensor.name.startswith(RESIDUAL))
+    if not personal:
+        raise nothing
+    layout = Layout(personal)
     with failing(OSError, what=f"cannot write {out}"):
-        out.write_bytes(path.read_bytes())
+        out.write_bytes(to_bytes(layout, vector[: layout.size]))
     names = [tensor.name for tensor in layout.tensors]
     answer(
         as_json,

@@ -4,6 +4,7 @@ from dataclasses import asdict, fields
 
 from federation.objectives import joint_target
 from federation.v1.common_pb2 import ObjectiveWeight, Target, TrainWork
+from federation.vectors import FLOATS
 from federation.work.base import Shape, WorkError
 from federation.work.computation import LocalSgd, PrivateSgd
 from federation.work.registry import Kind
@@ -17,7 +18,11 @@ def to_proto(work: Train) -> TrainWork:
         for row, weights in work.targets.items()
     ]
     message = TrainWork(
-        **asdict(work.sgd), from_jacobian=work.from_jacobian, unmeasured=not work.measure, targets=targets
+        **asdict(work.sgd),
+        from_jacobian=work.from_jacobian,
+        unmeasured=not work.measure,
+        targets=targets,
+        dtype="" if work.dtype == "F32" else work.dtype,
     )
     if work.private is not None:
         message.sample_noise, message.sample_clip = work.private.noise, work.private.clip
@@ -28,13 +33,16 @@ def from_proto(message: TrainWork, shape: Shape) -> Train:
     """The work of a message. Without targets, it is one row for the mean of the client's objectives.
 
     Raises:
-        WorkError: rates out of range, a row that is named twice, or that names an objective twice.
+        WorkError: rates out of range, a row that is named twice, or that names an objective twice, or an element type
+            that is no float.
     """
     targets = {target.row: {item.objective: item.weight for item in target.weights} for target in message.targets}
     if len(targets) < len(message.targets):
         raise WorkError("a row of the update is named twice")
     if any(len(targets[target.row]) < len(target.weights) for target in message.targets):
         raise WorkError("a row of the update names an objective twice")
+    if message.dtype not in ("", *FLOATS):
+        raise WorkError(f"rows of {message.dtype!r}; an update is of {' or '.join(sorted(FLOATS))}")
     try:
         sgd = sgd_of(message)
         private = PrivateSgd(noise=message.sample_noise, clip=message.sample_clip) if message.sample_noise else None
@@ -46,6 +54,7 @@ def from_proto(message: TrainWork, shape: Shape) -> Train:
         from_jacobian=message.from_jacobian,
         measure=not message.unmeasured,
         private=private,
+        dtype=message.dtype or "F32",
     )
 
 

@@ -2,13 +2,27 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from federation.objectives import Targets
 from federation.refusals import Refusal
 from federation.sharing import BUFFERS
-from federation.work.base import Client, Demand, RowSchema, Shape, Terms, Work, WorkError
+from federation.vectors import narrow
+from federation.work.base import (
+    RESIDUAL,
+    Client,
+    Demand,
+    Result,
+    RowSchema,
+    Shape,
+    Terms,
+    Work,
+    WorkError,
+    payload_layout,
+)
 from federation.work.computation import Descend, LocalSgd, PrivateSgd
 
 if TYPE_CHECKING:
@@ -18,7 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Train(Work):
-    """Train from the base model. The fields are those of `Descend`; the gradients are of the round's Jacobian."""
+    """Train from the base model. The fields are those of `Descend`; the gradients are of the round's Jacobian.
+
+    The rows are of `dtype`, F32 or BF16. What rounding to BF16 leaves of a row is added to that row of the next reply
+    (error feedback: Karimireddy et al., 2019, algorithm 2), so that nothing is lost over the rounds.
+    """
 
     name: ClassVar[str] = "train"
     doing: ClassVar[str] = "training"
@@ -28,6 +46,7 @@ class Train(Work):
     from_jacobian: bool = False
     measure: bool = True
     private: PrivateSgd | None = None
+    dtype: str = "F32"
 
     @classmethod
     def terms(cls, spec: "RunSpec") -> Terms:
@@ -41,7 +60,11 @@ class Train(Work):
             if not all(math.isfinite(value) for value in weights.values()):
                 raise WorkError(f"row {row!r} descends objectives with weights that are no numbers")
         buffers = [RowSchema(BUFFERS, shape.buffers)] if shape.buffers else []
-        return (*(RowSchema(row, shape.parameters) for row in self.targets), *buffers)
+        return (*(RowSchema(row, shape.parameters, self.dtype) for row in self.targets), *buffers)
+
+    def residuals(self, shape: Shape) -> tuple[RowSchema, ...]:
+        rounded = (row for row in self.rows(shape) if row.dtype == "BF16")
+        return tuple(RowSchema(RESIDUAL + row.name, row.length) for row in rounded)
 
     def demand(self, samples: int) -> Demand:
         """The steps, and the samples that they see."""
@@ -65,7 +88,7 @@ class Train(Work):
         return None
 
     def computation(self, client: Client) -> Descend:
-        """The descent; `answer` hands in its rows."""
+        """The descent; `answer` hands in its rows, rounded to `dtype`."""
         return Descend(
             sgd=self.sgd,
             targets=self.targets,
@@ -73,3 +96,19 @@ class Train(Work):
             measure=self.measure,
             private=self.private,
         )
+
+    def answer(self, client: Client, computed: Result) -> Result:
+        kept = self.residuals(client.shape)
+        if not kept:
+            return computed
+        rows = dict(computed.rows)
+        size = sum(row.length for row in kept)
+        before = np.zeros(size, dtype=np.float32) if client.residual is None else client.residual
+        left = []
+        for name, residual in zip(self.targets, payload_layout(kept).split(before).values(), strict=True):
+            try:
+                rows[name], rest = narrow(rows[name] + residual)
+            except OverflowError as error:
+                raise WorkError(f"row {name!r}: {error}", reason="training-diverged") from None
+            left.append(rest)
+        return replace(computed, rows=rows, residual=np.concatenate(left))

@@ -1,7 +1,8 @@
-"""The personal parameters of this member: kept by run, taken over with each accepted reply, erased long after the run.
+"""What this member keeps of runs: taken over with each accepted reply, erased long after the run.
 
-While a reply waits for its receipt, the parameters that belong to it are in the spool beside it. They replace those of
-the run when the coordinator has accepted the reply, and are dropped with a reply that it refuses.
+It is the member's personal parameters, and what the rounding of its updates left. While a reply waits for its receipt,
+the state that belongs to it is in the spool beside it. It replaces that of the run when the coordinator has accepted
+the reply, and is dropped with a reply that it refuses.
 """
 
 import shutil
@@ -13,9 +14,10 @@ import numpy as np
 
 from federation.digests import digest
 from federation.tasks import initial_model
-from federation.training.own import KeptParameters, Own
+from federation.training.own import KeptState, Own, state_file
 from federation.training.trainer import Trainer
 from federation.vectors import Vector
+from federation.work.base import Result, payload_layout
 from federation.work.computation import Computation, Measure
 from worker.assignments import Order
 from worker.events import Events
@@ -25,8 +27,8 @@ ERASED_AFTER = timedelta(days=180)  # without work for the run
 _LOOK_SECONDS = 0.05
 
 
-class PersonalParameters:
-    """What this member keeps of the runs that do not share all parameters, in one directory for each run.
+class Keeper:
+    """What this member keeps of runs, in one directory for each run.
 
     What no run has used for `ERASED_AFTER` is erased at the start, by this machine's clock.
     """
@@ -51,13 +53,11 @@ class PersonalParameters:
         sharing, manifest = order.sharing, order.manifest
         if sharing is None:
             return None
-        while sharing.personal_names and self._spool.awaits_personal(manifest.run_id):
-            pause(_LOOK_SECONDS)
         values = self._initial_values(trainer, manifest.task, manifest.seed)
         if not sharing.personal_names:
             return Own(sharing, values)
         measures = isinstance(computation, Measure)
-        kept = kept_parameters(self._directory, manifest.run_id)
+        kept = self._settled(order, pause)
         personal = kept.before(manifest.round + 1 if measures else manifest.round, sharing.personal)
         if personal is not None:
             return Own(sharing, sharing.with_personal(values, personal))
@@ -68,10 +68,31 @@ class PersonalParameters:
             self._events.tell_of(manifest, "personal-new", words, warns=manifest.round > 0)
         return Own(sharing, values)
 
+    def residual(self, order: Order, pause: Callable[[float], None]) -> Vector | None:
+        """What the rounding of the last accepted reply left, in the order of the work's residuals; None for none.
+
+        It waits, and raises, as `own`.
+        """
+        rounded = order.work.residuals(order.shape)
+        if not rounded:
+            return None
+        return self._settled(order, pause).before(order.manifest.round, payload_layout(rounded))
+
+    def file(self, order: Order, result: Result) -> bytes | None:
+        """What is kept once a result is accepted, as a file; None for nothing."""
+        return state_file(order.sharing, result, order.work.residuals(order.shape))
+
     def commit(self, entry: Entry) -> None:
-        """Takes over the personal parameters of a reply that was accepted. Raises OSError."""
-        if entry.personal is not None and entry.personal.exists():
-            kept_parameters(self._directory, entry.manifest.run_id).take(entry.manifest.round, entry.personal)
+        """Takes over the state that belongs to a reply that was accepted. Raises OSError."""
+        if entry.state is not None and entry.state.exists():
+            kept_state(self._directory, entry.manifest.run_id).take(entry.manifest.round, entry.state)
+
+    def _settled(self, order: Order, pause: Callable[[float], None]) -> KeptState:
+        """What is kept of a run, once the coordinator has answered all replies to it."""
+        run_id = order.manifest.run_id
+        while self._spool.awaits_state(run_id):
+            pause(_LOOK_SECONDS)
+        return kept_state(self._directory, run_id)
 
     def _initial_values(self, trainer: Trainer, task: str, seed: int) -> Vector:
         if self._initial is None or self._initial[0] != (task, seed):
@@ -85,7 +106,7 @@ class PersonalParameters:
                 shutil.rmtree(run)
 
 
-def kept_parameters(directory: Path, run_id: str) -> KeptParameters:
-    """Where those of a run are."""
+def kept_state(directory: Path, run_id: str) -> KeptState:
+    """What is kept of a run, in a member's home."""
     # The id came over the wire: its digest is a safe name whatever it holds.
-    return KeptParameters(directory / digest(run_id.encode()).partition(":")[2][:32])
+    return KeptState(directory / digest(run_id.encode()).partition(":")[2][:32])

@@ -1,0 +1,64 @@
+"""What the simulated clients keep of a run: personal parameters, and what the rounding of their updates left."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from federation.runs import RunSpec
+from federation.sharing import Sharing
+from federation.tasks import Task, initial_model
+from federation.training.own import KeptState, Own, state_file
+from federation.vectors import Vector
+from federation.work.base import Result, RowSchema, payload_layout
+from federation.work.computation import Computation, Measure
+
+
+class Keeper:
+    """What each simulated client keeps, in a directory for each client.
+
+    A round that is computed again begins with what was kept before it, so that a resumed simulation gives the same.
+
+    Raises:
+        SharingError: the patterns do not suit the task's model.
+    """
+
+    def __init__(self, directory: Path, task: Task, spec: RunSpec) -> None:
+        self._directory = directory
+        self._sharing: Sharing | None = None
+        chosen, buffers = spec.parameters, task.buffers()
+        if not chosen.shares_all:
+            layout, initial = initial_model(task, spec.seed)
+            self._sharing = Sharing.of(layout, chosen.personal, chosen.frozen, buffers, chosen.buffers)
+            self._initial = np.array(initial)
+
+    def at(self, round_: int, computations: Mapping[str, Computation]) -> dict[str, Own]:
+        """The model of each client for its computation: as before the round, or after its training to be measured.
+
+        There are none in a run that shares all parameters.
+        """
+        if self._sharing is None:
+            return {}
+        return {
+            name: Own(self._sharing, self._values(self._sharing, round_ + isinstance(computation, Measure), name))
+            for name, computation in computations.items()
+        }
+
+    def residual(self, round_: int, client: str, residuals: tuple[RowSchema, ...]) -> Vector | None:
+        """What the rounding of a client's last reply before a round left; None for none."""
+        return self._kept(client).before(round_, payload_layout(residuals)) if residuals else None
+
+    def keep(self, round_: int, client: str, result: Result, residuals: tuple[RowSchema, ...]) -> None:
+        """Keeps what belongs to a client's reply in a round, which was accepted."""
+        if (content := state_file(self._sharing, result, residuals)) is not None:
+            self._kept(client).keep(round_, content)
+
+    def _values(self, sharing: Sharing, round_: int, client: str) -> Vector:
+        """The whole model of a client as it was before a round."""
+        if not sharing.personal_names:
+            return self._initial
+        personal = self._kept(client).before(round_, sharing.personal)
+        return self._initial if personal is None else sharing.with_personal(self._initial, personal)
+
+    def _kept(self, client: str) -> KeptState:
+        return KeptState(self._directory / client, durable=False)
