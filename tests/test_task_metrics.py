@@ -209,6 +209,15 @@ def test_a_run_ends_when_its_target_is_reached_or_nothing_gets_better() -> None:
             'stop = { metric = "auc", of = "worst", patience = 1 }',
             "a private round shows only the mean",
         ),
+        (
+            'algorithm.name = "fedavg-n"\nprivacy.secure = "sum"\n'
+            'stop = { metric = "accuracy", of = "weighted", patience = 1 }',
+            'a private round shows only the mean of a metric: use of = "mean", or',
+        ),
+        (
+            'algorithm.name = "fedavg-n"\nprivacy.secure = "sum"\nstop = { metric = "error/odd", patience = 1 }',
+            'a private round shows only the mean of a metric: use of = "mean" and no class',
+        ),
     ],
 )
 def test_what_submit_refuses(keys: str, why: str) -> None:
@@ -216,6 +225,15 @@ def test_what_submit_refuses(keys: str, why: str) -> None:
     with pytest.raises(Refusal, match=why) as refusal:
         Submission.parse(document, ("loss",), (AUC, ERROR))
     assert refusal.value.reason == "spec"
+
+
+def test_a_private_run_may_be_stopped_by_what_it_discloses() -> None:
+    private = 'name = "x"\ntask = "digits"\nrounds = 2\nalgorithm.name = "fedavg-n"\nprivacy.secure = "sum"\n'
+    for keys in (
+        'stop = { metric = "auc", patience = 1 }',
+        'stop = { metric = "auc", of = "worst", patience = 1 }\nprivacy.disclose = ["evaluation"]',
+    ):
+        assert Submission.parse((private + keys).encode(), ("loss",), (AUC, ERROR)).spec.stop.metric == "auc"
 
 
 def test_a_specification_may_name_the_metrics_of_a_task_that_is_not_installed() -> None:
