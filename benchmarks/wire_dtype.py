@@ -67,7 +67,7 @@ def main() -> None:
             print(f"  {dtype:7}  {spread(values)}  {found['bytes'][dtype] / 1e3:9.1f} kB up a round")
         difference = spread([a - b for a, b in zip(half, full, strict=True)])
         ratio = found["bytes"]["bf16"] / found["bytes"]["float32"]
-        print(f"  bf16 - f32: {difference}; {ratio:.3f} times the bytes", flush=True)
+        print(f"  bf16 - float32: {difference}; {ratio:.3f} times the bytes", flush=True)
     if options.json:
         json.dump(table, sys.stdout)
         print()
