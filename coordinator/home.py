@@ -21,7 +21,7 @@ from coordinator.ownership import HomeError, claim_database, lost_database, must
 from coordinator.settings import SETTINGS_FILE, SQLITE, Settings
 from federation.certificates import ADMIN_LIFETIME, SERVER_LIFETIME, der, load_certificate_file, make_ca, pem
 from federation.digests import digest
-from federation.identity import Role, admin_uris, check_name, coordinator_uri
+from federation.identity import Role, admin_uris, check_name, coordinator_uri, signing_key_uri
 from federation.keys import (
     load_signing_key,
     load_tls_key,
@@ -110,7 +110,8 @@ class Home:
             write_private_key(directory / "signing.key", signing_key, passphrase)
             write_private_key(directory / "log.key", log_key.key, passphrase)
             replace_private(directory / "ca.pem", pem(ca))
-            server = _server_certificate(Authority(settings.federation_id, ca, ca_key), server_key, settings.names, now)
+            authority = Authority(settings.federation_id, ca, ca_key)
+            server = _server_certificate(authority, server_key, signing_key, settings.names, now)
             replace_private(directory / "server.pem", pem(server))
             home = cls(directory, settings, ca, ca_key, server, server_key, signing_key, log_key)
             make_private_directory(home.blobs_dir)
@@ -271,7 +272,7 @@ class Home:
         fresh = now < self.server.not_valid_after_utc - SERVER_LIFETIME / 3
         if fresh and held == set(self.settings.names):
             return self.server
-        certificate = _server_certificate(self.authority, self.server_key, self.settings.names, now)
+        certificate = _server_certificate(self.authority, self.server_key, self.signing_key, self.settings.names, now)
         replace_private(self.directory / "server.pem", pem(certificate))
         return certificate
 
@@ -306,7 +307,12 @@ def _must_be_vacant(directory: Path) -> None:
 
 
 def _server_certificate(
-    authority: Authority, key: EllipticCurvePrivateKey, hosts: Iterable[str], now: datetime
+    authority: Authority,
+    key: EllipticCurvePrivateKey,
+    signing_key: Ed25519PrivateKey,
+    hosts: Iterable[str],
+    now: datetime,
 ) -> x509.Certificate:
-    uris = [coordinator_uri(authority.federation_id)]
+    federation = authority.federation_id
+    uris = [coordinator_uri(federation), signing_key_uri(federation, signing_key.public_key().public_bytes_raw())]
     return authority.issue(key.public_key(), "coordinator", uris, now=now, lifetime=SERVER_LIFETIME, hosts=list(hosts))

@@ -2,7 +2,9 @@
 
 TLS uses P-256 certificates from the federation's own CA. URI names of a certificate say who its holder is:
 `fedpareto://<federation>/client/<id>`; `fedpareto://<federation>/admin/<name>`, with one
-`fedpareto://<federation>/role/<role>` for each role; or `fedpareto://<federation>/coordinator`.
+`fedpareto://<federation>/role/<role>` for each role; or `fedpareto://<federation>/coordinator`. The certificates of
+clients and of the coordinator also name their holder's Ed25519 signing key, so that the CA vouches for it:
+`fedpareto://<federation>/signing-key/<64 hexadecimal digits>`.
 """
 
 import re
@@ -18,6 +20,8 @@ from federation.certificates import load_certificate, serial_of
 from federation.keys import IdentityError
 
 NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+_SIGNING_KEY = re.compile(r"[0-9a-f]{64}")
 
 Kind = Literal["client", "admin", "coordinator"]
 
@@ -35,7 +39,8 @@ class PeerIdentity:
     """The holder of a certificate, as the certificate names it.
 
     `name` is the client id or the administrator's name, or "coordinator"; only an administrator has roles; `serial` is
-    hexadecimal without leading zeros; `uri` names the holder in records.
+    hexadecimal without leading zeros; `uri` names the holder in records. `signing_key` is the raw Ed25519 key that the
+    certificate names; empty for an administrator.
     """
 
     federation_id: str
@@ -45,6 +50,7 @@ class PeerIdentity:
     serial: str
     not_after: datetime
     uri: str
+    signing_key: bytes = b""
 
 
 def check_name(name: str, what: str = "name") -> str:
@@ -72,6 +78,11 @@ def coordinator_uri(federation_id: str) -> str:
     return f"fedpareto://{federation_id}/coordinator"
 
 
+def signing_key_uri(federation_id: str, key: bytes) -> str:
+    """The URI name of a signing key: a raw Ed25519 public key, 32 bytes."""
+    return f"fedpareto://{federation_id}/signing-key/{key.hex()}"
+
+
 def parse_peer(certificate: bytes) -> PeerIdentity:
     """Reads who the holder of a certificate, PEM or DER, is. It does not verify the certificate: TLS has done that.
 
@@ -86,6 +97,7 @@ def parse_peer(certificate: bytes) -> PeerIdentity:
         uris = []
     holders: list[tuple[str, Kind, str, str]] = []
     roles: set[tuple[str, str]] = set()
+    keys: list[tuple[str, bytes]] = []
     for uri in uris:
         match uri.removeprefix("fedpareto://").split("/") if uri.startswith("fedpareto://") else []:
             case [federation, "client", name]:
@@ -96,6 +108,8 @@ def parse_peer(certificate: bytes) -> PeerIdentity:
                 holders.append((federation, "coordinator", "coordinator", uri))
             case [federation, "role", role]:
                 roles.add((federation, role))
+            case [federation, "signing-key", key] if _SIGNING_KEY.fullmatch(key):
+                keys.append((federation, bytes.fromhex(key)))
     if len(holders) != 1:
         raise IdentityError(f"the certificate names {len(holders)} members of a federation; it must name exactly one")
     [(federation_id, kind, name, uri)] = holders
@@ -103,6 +117,8 @@ def parse_peer(certificate: bytes) -> PeerIdentity:
         check_name(part)
     if roles and (kind != "admin" or {federation for federation, _ in roles} != {federation_id}):
         raise IdentityError(f"the certificate gives roles to {uri}, which cannot hold them")
+    if len(keys) > 1 or any(federation != federation_id or kind == "admin" for federation, _ in keys):
+        raise IdentityError(f"the certificate names {len(keys)} signing keys for {uri}; it may name one of its own")
     return PeerIdentity(
         federation_id=federation_id,
         kind=kind,
@@ -111,4 +127,5 @@ def parse_peer(certificate: bytes) -> PeerIdentity:
         serial=serial_of(parsed),
         not_after=parsed.not_valid_after_utc,
         uri=uri,
+        signing_key=keys[0][1] if keys else b"",
     )

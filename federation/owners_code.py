@@ -8,7 +8,7 @@ from pathlib import Path
 _MESSAGE_CHARACTERS = 500
 _INSTALLED = {"site-packages", "dist-packages"}
 _ROOT = Path(__file__).resolve().parents[1]  # the directory that holds this project's packages
-_PACKAGES = ("federation", "storage", "coordinator", "worker", "simulation", "experiments", "fedpareto")
+_PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "simulation", "experiments", "fedpareto")
 
 
 def described(error: BaseException) -> str:

@@ -35,7 +35,7 @@ def generate(out: Path) -> None:
     )
     if status:
         raise RuntimeError(f"protoc ended with status {status}")
-    for name in ("common", "secure"):  # define no service
+    for name in ("common", "secure", "record"):  # define no service
         for empty in out.rglob(f"{name}_pb2_grpc.py*"):
             empty.unlink()
 

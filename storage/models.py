@@ -206,6 +206,7 @@ class Round(Base):
     combined: Mapped[str | None] = mapped_column(DIGEST)  # a vector that was combined already, where there is one
     noise: Mapped[str | None] = mapped_column(DIGEST)  # that protects clients; drawn once, recorded before its use
     step: Mapped[bytes | None]  # SignedEnvelope of a StepManifest
+    state_after: Mapped[dict[str, Any]] = mapped_column(default=dict)  # a RunMemory, after the step; empty without one
     selected: Mapped[list[str]] = mapped_column(default=list)  # clients asked to train, by name
     wanted: Mapped[int]  # replies that the round wants; more are asked when it over-selects
     attempt: Mapped[int] = mapped_column(default=0)  # at the round

@@ -327,6 +327,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    ours = {"storage", "coordinator", "worker", "simulation", "experiments", "fedpareto"} & set(sys.modules)
+    mine = ("storage", "coordinator", "worker", "verification", "simulation", "experiments", "fedpareto")
+    ours = {*mine} & set(sys.modules)
     used = {name for name in sys.modules if name.startswith("federation.")} - {"federation.v1"}
     tell("imports", ours=sorted(ours), federation=sorted(used))

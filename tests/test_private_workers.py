@@ -15,20 +15,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bundles import Edited, signed_again
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Federation, Process, federation, wait_for
 
-from coordinator.aggregation.secure.verify import Unverified
 from coordinator.home import Home
-from coordinator.rounds.private_record import RoundRecord, RunRecord, round_records, run_record
-from coordinator.rounds.private_verification import verify_private_run
+from coordinator.services.bundles import write_bundle
+from federation.bundle import BundleReader
 from federation.envelope import seal
 from federation.member_files import MemberFiles
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
+from federation.v1.record_pb2 import RoundRecord
 from federation.vectors import Layout, Tensor
 from federation.work.base import Shape
 from federation.work.evaluate.work import Evaluate
-from storage.blobs import BlobStore
+from verification.errors import Wrong
+from verification.run import verify
 from worker.assignments import Order
 from worker.sessions import Sessions
 
@@ -233,34 +235,43 @@ def test_each_owner_sees_the_same_digest_and_the_sessions_that_count(scene: Scen
 class Record:
     """What an outsider has of a run, and the key with which a dishonest coordinator signs what it edits."""
 
-    run: RunRecord
-    rounds: tuple[RoundRecord, ...]
-    blobs: BlobStore
+    bundle: Edited
+    path: Path
     key: Ed25519PrivateKey
 
     def verify(self) -> list[str]:
         """The models after each round."""
-        standings = verify_private_run(self.run, self.rounds, self.blobs, self.key.public_key())
-        return [standing.model for standing in standings]
+        with BundleReader(self.bundle.write(self.path)) as reader:
+            found = list(verify(reader))
+            assert [one.missing for one in found] == [()] * len(found)
+            steps = [StepManifest.FromString(record.step.manifest) for record in reader.rounds()]
+        return [step.result_model for step in steps]
 
-    def first(self, **fields: Any) -> "Record":
-        """With other fields of the first round."""
-        return replace(self, rounds=(replace(self.rounds[0], **fields), *self.rounds[1:]))
+    def first(self, edit: Callable[[RoundRecord], object]) -> "Record":
+        """With another record of the first round."""
+        return replace(self, bundle=self.bundle.with_round(0, edit))
 
     def step(self, edit: Callable[[StepManifest], object]) -> "Record":
         """With another first step, which the coordinator has signed."""
-        step = StepManifest.FromString(SignedEnvelope.FromString(self.rounds[0].step).manifest)
-        edit(step)
-        return self.first(step=seal(step, self.key).SerializeToString())
+        return self.first(lambda found: signed_again(found.step, StepManifest, self.key, edit))
 
 
 def record_of(scene: Scene, name: str) -> Record:
     """The record of a run."""
     home = Home.load(scene.fed.home)
     ((run,),) = scene.fed.query("select run_id from runs where name = :name", name=name)
+    path = scene.fed.directory / f"{name}.fedpareto"
     with closing(home.open_database()) as database:
-        found = run_record(database, run, home.federation_id)
-        return Record(found, tuple(round_records(database, run)), home.open_blobs(), home.signing_key)
+        pieces = write_bundle(
+            database,
+            home.open_blobs(),
+            run,
+            federation_id=home.federation_id,
+            certificates=(home.ca, home.server),
+            payloads=True,
+        )
+        path.write_bytes(b"".join(pieces))
+    return Record(Edited.of(path), path, home.signing_key)
 
 
 STEP_FIELDS: list[tuple[str, Callable[[StepManifest], object]]] = [
@@ -268,14 +279,14 @@ STEP_FIELDS: list[tuple[str, Callable[[StepManifest], object]]] = [
     ("run_id", lambda step: setattr(step, "run_id", "other")),
     ("round", lambda step: setattr(step, "round", 7)),
     ("base_model", lambda step: setattr(step, "base_model", step.result_model)),
-    ("result_model", lambda step: setattr(step, "result_model", step.base_model)),
+    ("the model: number", lambda step: setattr(step, "result_model", step.base_model)),
     ("coefficients", lambda step: step.coefficients.append(1.0)),
-    ("rate", lambda step: setattr(step, "rate", 2.0)),
-    ("gram", lambda step: setattr(step, "gram", step.base_model)),
+    ("the learning rate is 2.0", lambda step: setattr(step, "rate", 2.0)),
+    ("the Gram matrix is not a .npy file", lambda step: setattr(step, "gram", step.base_model)),
     ("algorithm", lambda step: setattr(step, "algorithm", "fedavg")),
     ("hyperparameters", lambda step: setattr(step, "hyperparameters", "[]")),
-    ("state_before", lambda step: setattr(step, "state_before", step.state_after)),
-    ("state_after", lambda step: setattr(step, "state_after", step.state_before)),
+    ("begins from another state", lambda step: setattr(step, "state_before", step.state_after)),
+    ("the state after the step", lambda step: setattr(step, "state_after", step.state_before)),
     ("consulted", lambda step: step.consulted.append(step.consulted[0])),
     ("forgotten", lambda step: step.forgotten.append("client-0")),
     ("noise", lambda step: setattr(step, "noise", step.base_model)),
@@ -283,9 +294,9 @@ STEP_FIELDS: list[tuple[str, Callable[[StepManifest], object]]] = [
     ("weights", lambda step: step.weights.add(objective="loss", weight=1.0)),
     ("session", lambda step: setattr(step.secure[0], "session", bytes(32))),
     ("survivors", lambda step: step.secure[0].survivors.pop()),
-    ("names no session", lambda step: step.ClearField("secure")),
-    ("is named by the signed step and not on record", lambda step: step.consulted.append("blake3:" + "0" * 64)),
-    ("entered no session|was not asked", lambda step: step.updates.pop()),
+    ("the sessions of the signed step do not suit", lambda step: step.ClearField("secure")),
+    ("consulted", lambda step: step.consulted.append("blake3:" + "0" * 64)),
+    ("the step leaves it out", lambda step: step.updates.pop()),
 ]
 
 
@@ -295,19 +306,26 @@ def test_an_outsider_verifies_the_record_of_a_run_and_names_each_edit(scene: Sce
         ((model,),) = scene.fed.query("select model from runs where name = :name", name=name)
         assert record.verify() == [model]
     for field, edit in STEP_FIELDS:
-        with pytest.raises(Unverified, match=f"round 0: .*({field})"):
+        with pytest.raises(Wrong, match=f"round 0: .*({field})"):
             record.step(edit).verify()
-    stranger = replace(record, run=replace(record.run, keys={**record.run.keys, CLIENTS[1]: bytes(32)}))
-    for edited, named in [
-        (replace(record, key=Ed25519PrivateKey.generate()), "an assignment|the step"),
-        (stranger, "a reply: "),
-        (record.first(replies=record.rounds[0].replies[1:]), "is named by the signed step and not on record"),
-        (record.first(orders=()), "was asked for other work"),
-        (record.first(evaluations=record.rounds[0].replies), "has another base_model than the round"),
-        (record.first(metrics={**record.rounds[0].metrics, "loss/train": 0.1}), "the record says loss/train = 0.1"),
+
+    def orders_of_another(found: RoundRecord) -> None:
+        work = AssignmentManifest.FromString(found.phases[0].exchanges[0].assignment.manifest).work
+        signed_again(
+            found.phases[0].exchanges[0].assignment,
+            AssignmentManifest,
+            record.key,
+            lambda order: setattr(order, "work", work[:-1]),
+        )
+
+    for edit, named in [
+        (lambda found: found.step.CopyFrom(seal(StepManifest(), Ed25519PrivateKey.generate())), "may not sign this"),
+        (lambda found: found.phases[0].exchanges[0].ClearField("answers"), "nothing follows from the signed replies"),
+        (orders_of_another, "an assignment of|was asked for other work"),
+        (lambda found: found.metrics.__setitem__("loss/train", 0.1), "the record says loss/train = 0.1"),
     ]:
-        with pytest.raises(Unverified, match=f"round 0: .*{named}"):
-            edited.verify()
+        with pytest.raises(Wrong, match=f"round 0: .*({named})"):
+            record.first(edit).verify()
 
 
 def test_a_run_over_objectives_is_verified_round_by_round(scene: Scene) -> None:
@@ -319,9 +337,7 @@ def test_a_run_over_objectives_is_verified_round_by_round(scene: Scene) -> None:
     record = record_of(scene, "objectives")
     models = record.verify()
     assert len(set(models)) == 2
-    step = StepManifest.FromString(SignedEnvelope.FromString(record.rounds[1].step).manifest)
+    step = StepManifest.FromString(record.bundle.round(1).step.manifest)
     assert [session.purpose for session in step.secure] == ["jacobian", "step"]
-    with pytest.raises(Unverified, match=r"round 1: .*base_model"):
-        replace(record, rounds=record.rounds[1:]).verify()
-    with pytest.raises(Unverified, match=r"round 0: .*weights"):
+    with pytest.raises(Wrong, match=r"round 0: .*weights"):
         record.step(lambda step: setattr(step.weights[0], "weight", 0.5)).verify()

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "docs" / "examples").rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-OURS = {"federation", "storage", "coordinator", "worker", "simulation", "experiments", "fedpareto"}
+OURS = {"federation", "storage", "coordinator", "worker", "verification", "simulation", "experiments", "fedpareto"}
 
 
 def sources() -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, update
 from sqlalchemy.orm import Session
 
 from federation.certificates import CLIENT_LIFETIME, der, issue_certificate, serial_of
-from federation.identity import client_uri, parse_peer
+from federation.identity import client_uri, parse_peer, signing_key_uri
 from storage import audit
 from storage.models import Certificate
 
@@ -48,10 +48,17 @@ class Authority:
 
 
 def certify(
-    session: Session, client_id: str, key: EllipticCurvePublicKey, *, authority: Authority, now: datetime
+    session: Session,
+    client_id: str,
+    key: EllipticCurvePublicKey,
+    signing_key: bytes,
+    *,
+    authority: Authority,
+    now: datetime,
 ) -> x509.Certificate:
-    """Issues a certificate of a client, and puts it on record."""
-    uris = [client_uri(authority.federation_id, client_id)]
+    """Issues a certificate of a client with this raw Ed25519 signing key, and puts it on record."""
+    federation = authority.federation_id
+    uris = [client_uri(federation, client_id), signing_key_uri(federation, signing_key)]
     certificate = authority.issue(key, client_id, uris, now=now, lifetime=CLIENT_LIFETIME)
     register(session, certificate, client_id=client_id)
     return certificate

@@ -71,7 +71,7 @@ def enroll(
     )
     session.add(client)
     session.flush()
-    certificate = certify(session, row.client_id, tls_key, authority=authority, now=now)
+    certificate = certify(session, row.client_id, tls_key, client.signing_key, authority=authority, now=now)
     audit.record(
         session,
         at=now,

@@ -51,7 +51,7 @@ def renew(
         raise Refusal("certificate-revoked", REVOKED)
     if not proves_renewal(Ed25519PublicKey.from_public_bytes(client.signing_key), proof, csr):
         raise Refusal("proof", f"the proof is not by the signing key of {client_id} over this request")
-    certificate = certify(session, client_id, key, authority=authority, now=now)
+    certificate = certify(session, client_id, key, client.signing_key, authority=authority, now=now)
     session.flush()
     _end_surplus(session, client_id, keep={serial, serial_of(certificate)}, by=by, now=now)
     audit.record(

@@ -23,7 +23,7 @@ _ADMIN: Mapping[Role, tuple[str, ...]] = {
     ),
     Role.OPERATOR: ("SubmitRun", "PauseRun", "ResumeRun", "StopRun"),
     Role.SECURITY_OFFICER: (
-        *("CreateJoinString", "CancelJoinStrings"),
+        *("CreateJoinString", "CancelJoinStrings", "ExportBundle"),
         *("ApproveClient", "RevokeClient", "RevokeAdministrator"),
     ),
 }

@@ -9,7 +9,6 @@ from coordinator.aggregation.secure.settled import Record
 from coordinator.rounds.fleets.base import RunFacts
 from coordinator.rounds.step import Standing, Stepped
 from federation.v1.common_pb2 import Code, ObjectiveWeight, SecureSession, StepManifest
-from federation.work.secure.wire import read_terms
 from storage.records import canonical, memory_digest
 
 
@@ -62,20 +61,3 @@ def weights(step: Step) -> dict[str, float]:
 def _message(record: Record) -> SecureSession:
     named: Mapping[str, Any] = {item.name: getattr(record, item.name) for item in dataclasses.fields(record)}
     return SecureSession(**{name: value for name, value in named.items() if name != "agreed"})
-
-
-def read_session(message: SecureSession) -> Record:
-    """What a signed step says of a session. Raises WorkError if its terms are malformed."""
-    return Record(
-        session=message.session,
-        purpose=message.purpose,
-        agreed=read_terms(message.terms),
-        terms=message.terms,
-        ready=tuple(message.ready),
-        members=tuple(message.members),
-        survivors=tuple(message.survivors),
-        coefficients=tuple(message.coefficients),
-        tau1=message.tau1,
-        tau2=message.tau2,
-        alarms=tuple(message.alarms),
-    )

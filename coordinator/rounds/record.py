@@ -166,7 +166,7 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
         )
         move_round(round_, RoundState.STEPPED, now, "stationary" if made.stationary else "")
         row.model = made.model
-        row.state_data = made.memory.encode()
+        row.state_data = round_.state_after = made.memory.encode()
     log.info("run %s round %d: stepped to %s", run.run_id, current.number, made.model)
 
 

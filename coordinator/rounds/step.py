@@ -86,9 +86,7 @@ def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) ->
     at = Standing(number=current.number, model=current.base_model, state=state)
     noise = noise_of(fleet, algorithm, current, len(step.rows))
     try:
-        return take_step(
-            spec, algorithm, at, step, blobs=around.blobs, new=around.blobs.writer, noise=noise, device=around.device
-        )
+        return take_step(spec, algorithm, at, step, blobs=around.blobs, noise=noise, device=around.device)
     except FloatingPointError as error:
         raise Skipped(f"non-finite: {error}" + ("" if fleet.conceals else f"; {_longest(step)}")) from error
 
@@ -101,11 +99,10 @@ def take_step(
     step: Step,
     *,
     blobs: BlobStore,
-    new: Callable[[], BlobWriter],
     noise: ClientNoise | None = None,
     device: str = "cpu",
 ) -> Stepped:
-    """Makes the model and the vectors that follow from a step: blobs that `new` writes.
+    """Makes and stores the model and the vectors that follow from a step.
 
     Averaged buffers become the mean of those of the replies that are combined, each counted once.
 
@@ -125,7 +122,7 @@ def take_step(
     vectors = dict(memory.vectors)
     averaged = (memory.averaged or 0) if algorithm.averages else None
     parameters = spec.parameters.parameters_of(model_layout(blobs.local(at.model))).size
-    workshop = _Workshop(blobs, new, at.model, vectors, rate, averaged, parameters)
+    workshop = _Workshop(blobs, at.model, vectors, rate, averaged, parameters)
     buffers = [reply.buffers for reply in step.replies if reply.buffers is not None]
     made = {_MODEL: at.model}
     if noise is not None or not direction.stationary:
@@ -150,15 +147,9 @@ def take_step(
     )
     buffer = io.BytesIO()
     np.save(buffer, step.gram, allow_pickle=False)
-    combined = None if step.combined is None else _put(new, _combined_file(step.combined))
-    gram, code = _put(new, buffer.getvalue()), origins(algorithm)
+    combined = None if step.combined is None else blobs.put(_combined_file(step.combined))
+    gram, code = blobs.put(buffer.getvalue()), origins(algorithm)
     return Stepped(model, after.deployed(model), rate, gram, combined, after, direction, noise, stationary, code)
-
-
-def _put(new: Callable[[], BlobWriter], data: bytes) -> str:
-    with new() as writer:
-        writer.write(data)
-        return writer.commit()
 
 
 def _combined_file(vector: NDArray[np.float32]) -> bytes:
@@ -203,7 +194,6 @@ class _Workshop:
     """Makes the files of one step."""
 
     blobs: BlobStore
-    new: Callable[[], BlobWriter]  # for what it makes
     base_model: str  # the digest of w_t
     vectors: Mapping[str, str]  # digests before the step, by name
     rate: float  # the server's learning rate
@@ -222,7 +212,7 @@ class _Workshop:
         base, header = self._row(self.base_model), model_layout(self.blobs.local(self.base_model)).header
         before = {name: self._row(digest) for name, digest in self.vectors.items() if name in names}
         with ExitStack() as stack:
-            writers = {name: stack.enter_context(self.new()) for name in names}
+            writers = {name: stack.enter_context(self.blobs.writer()) for name in names}
             for writer in writers.values():
                 writer.write(header)
             average = None

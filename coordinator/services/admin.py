@@ -14,6 +14,7 @@ from coordinator.rounds.submission import Submission
 from coordinator.rounds.uploads import Upload
 from coordinator.services import details, views
 from coordinator.services.base import Parts
+from coordinator.services.bundles import write_bundle
 from coordinator.services.member_calls import MemberCalls
 from coordinator.services.messages import like
 from coordinator.services.paging import Page
@@ -47,6 +48,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
+        self._database = parts.threads.database
         self._verifier = Verifier(self._home.federation_id, self._home.signing_key.public_key())
 
     # --- runs
@@ -287,6 +289,30 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
             await self._log_export("model.exported", run.run_id, digest)
             while chunk := await self._in_thread(source.read, CHUNK_BYTES):
                 yield messages.ExportModelResponse(digest=digest, size=size, chunk=chunk, best=best)
+
+    async def ExportBundle(
+        self, request: messages.ExportBundleRequest, context: Context
+    ) -> AsyncIterator[messages.ExportBundleResponse]:
+        """Streams the bundle of a run."""
+        by = self._access.caller().uri
+        run_id = await self._read(lambda session: find_run(session, request.run).run_id)
+        pieces = write_bundle(
+            self._database,
+            self._blobs,
+            run_id,
+            federation_id=self._home.federation_id,
+            certificates=(self._home.ca, self._home.server),
+            payloads=request.payloads,
+        )
+        detail = "with payloads" if request.payloads else "without payloads"
+        await self._write(
+            audit.record, at=self._clock(), actor=by, action="bundle.exported", subject=run_id, detail=detail
+        )
+        with closing(pieces):
+            while piece := await self._in_thread(next, pieces, None):
+                for start in range(0, len(piece), CHUNK_BYTES):
+                    yield messages.ExportBundleResponse(chunk=piece[start : start + CHUNK_BYTES])
+        yield messages.ExportBundleResponse(end=True)
 
 
 def _must_suit(layout: Layout, parameters: ParametersSpec) -> None:

@@ -2644,3 +2644,55 @@ class ExportModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExportModelResponse: _TypeAlias = ExportModelResponse  # noqa: Y015
+
+@_typing.final
+class ExportBundleRequest(_message.Message):
+    """Which record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    PAYLOADS_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """The id of the run, an unambiguous beginning of it, or its name."""
+    payloads: _builtins.bool
+    """True to add the updates and the models, as far as they are kept."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        payloads: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["payloads", b"payloads", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportBundleRequest: _TypeAlias = ExportBundleRequest  # noqa: Y015
+
+@_typing.final
+class ExportBundleResponse(_message.Message):
+    """A piece of the bundle; record.proto describes it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    chunk: _builtins.bytes
+    """At most 1 MiB."""
+    end: _builtins.bool
+    """True in the last piece alone, which may be empty: without it the file is not whole."""
+    def __init__(
+        self,
+        *,
+        chunk: _builtins.bytes = ...,
+        end: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "end", b"end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportBundleResponse: _TypeAlias = ExportBundleResponse  # noqa: Y015

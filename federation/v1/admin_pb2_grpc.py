@@ -141,6 +141,11 @@ class AdminStub:
                 request_serializer=federation_dot_v1_dot_admin__pb2.ExportModelRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_admin__pb2.ExportModelResponse.FromString,
                 _registered_method=True)
+        self.ExportBundle = channel.unary_stream(
+                '/federation.v1.Admin/ExportBundle',
+                request_serializer=federation_dot_v1_dot_admin__pb2.ExportBundleRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.ExportBundleResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -297,6 +302,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExportBundle(self, request, context):
+        """Streams the record of a run as one file, for verification by others (security officer).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -404,6 +416,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ExportModel,
                     request_deserializer=federation_dot_v1_dot_admin__pb2.ExportModelRequest.FromString,
                     response_serializer=federation_dot_v1_dot_admin__pb2.ExportModelResponse.SerializeToString,
+            ),
+            'ExportBundle': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportBundle,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.ExportBundleRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.ExportBundleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -975,6 +992,33 @@ class Admin:
             '/federation.v1.Admin/ExportModel',
             federation_dot_v1_dot_admin__pb2.ExportModelRequest.SerializeToString,
             federation_dot_v1_dot_admin__pb2.ExportModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportBundle(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/federation.v1.Admin/ExportBundle',
+            federation_dot_v1_dot_admin__pb2.ExportBundleRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.ExportBundleResponse.FromString,
             options,
             channel_credentials,
             insecure,

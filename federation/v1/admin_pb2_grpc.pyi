@@ -83,6 +83,8 @@ class AdminStub:
     """Lists the updates of a run, refused ones included, some in each message (viewer)."""
     ExportModel: _grpc.UnaryStreamMultiCallable[_admin_pb2.ExportModelRequest, _admin_pb2.ExportModelResponse]
     """Streams a model of a run as a safetensors file (viewer)."""
+    ExportBundle: _grpc.UnaryStreamMultiCallable[_admin_pb2.ExportBundleRequest, _admin_pb2.ExportBundleResponse]
+    """Streams the record of a run as one file, for verification by others (security officer)."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -137,6 +139,8 @@ class AdminAsyncStub(AdminStub):
     """Lists the updates of a run, refused ones included, some in each message (viewer)."""
     ExportModel: _aio.UnaryStreamMultiCallable[_admin_pb2.ExportModelRequest, _admin_pb2.ExportModelResponse]  # type: ignore[assignment]
     """Streams a model of a run as a safetensors file (viewer)."""
+    ExportBundle: _aio.UnaryStreamMultiCallable[_admin_pb2.ExportBundleRequest, _admin_pb2.ExportBundleResponse]  # type: ignore[assignment]
+    """Streams the record of a run as one file, for verification by others (security officer)."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role.
@@ -314,5 +318,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.ExportModelResponse], _abc.AsyncIterator[_admin_pb2.ExportModelResponse]]:
         """Streams a model of a run as a safetensors file (viewer)."""
+
+    @_abc_1.abstractmethod
+    def ExportBundle(
+        self,
+        request: _admin_pb2.ExportBundleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ExportBundleResponse], _abc.AsyncIterator[_admin_pb2.ExportBundleResponse]]:
+        """Streams the record of a run as one file, for verification by others (security officer)."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

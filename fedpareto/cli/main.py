@@ -15,6 +15,7 @@ from federation.text import escaped_lines
 from federation.tls import require_tls13
 from fedpareto.cli import admin, coordinator, data, experiment, roster, worker
 from fedpareto.cli.aggregate import aggregate_command
+from fedpareto.cli.bundle import verify_command
 from fedpareto.cli.by_task import trainer_command
 from fedpareto.cli.demo import demo_command
 from fedpareto.cli.doctor import doctor_command
@@ -76,6 +77,7 @@ app.add_typer(experiment.app, name="experiment")
 app.command("report")(report_command)
 app.add_typer(data.app, name="data")
 app.command("aggregate")(aggregate_command)
+app.command("verify")(verify_command)
 
 
 def _print_version(wanted: bool) -> None:

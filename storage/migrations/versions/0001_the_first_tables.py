@@ -128,6 +128,7 @@ def upgrade() -> None:
         _column("combined", DIGEST, nullable=True),
         _column("noise", DIGEST, nullable=True),
         _column("step", sa.LargeBinary, nullable=True),
+        _column("state_after", sa.JSON),
         _column("selected", sa.JSON),
         _column("wanted", sa.Integer),
         _column("attempt", sa.Integer),

@@ -1,0 +1,201 @@
+"""Writes the bundle of a run: its record as one file. It is streamed: memory holds the envelopes of one round at most.
+
+`record.proto` describes the entries, `federation.bundle` reads them.
+"""
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from importlib.metadata import version
+from typing import Any
+
+from cryptography import x509
+from google.protobuf import json_format
+from sqlalchemy import select
+from sqlalchemy.orm import Session, selectinload
+
+from federation import bundle
+from federation.certificates import der, serial_of
+from federation.metrics import MetricKind
+from federation.v1.common_pb2 import Metric, SignedEnvelope, StepManifest, UpdateManifest
+from federation.v1.record_pb2 import Answer, Bundle, Exchange, PhaseRecord, RoundRecord
+from storage.blobs import BlobMissing, BlobStore
+from storage.database import Database
+from storage.models import Assignment, Certificate, Client, Phase, Round, Run, Update
+
+_PIECE = 1 << 18  # bytes of a blob that are copied at once
+_LOTS = 1 << 18  # bytes that are worth sending
+
+
+class _Sink(io.RawIOBase):
+    """Takes what the archive writes, and hands it on. It cannot seek, so the archive writes sizes after each entry."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._data += data
+        return len(data)
+
+    def take(self, least: int = 1) -> Iterator[bytes]:
+        """What has been written since the last time, if it is at least this much."""
+        if len(self._data) >= least:
+            yield bytes(self._data)
+            self._data.clear()
+
+
+def write_bundle(
+    database: Database,
+    blobs: BlobStore,
+    run_id: str,
+    *,
+    federation_id: str,
+    certificates: tuple[x509.Certificate, x509.Certificate],
+    payloads: bool,
+) -> Generator[bytes, None, None]:
+    """The bytes of the bundle of a run, piece by piece.
+
+    Args:
+        database: has the record.
+        blobs: has the Gram matrices, the updates and the models.
+        run_id: the run.
+        federation_id: its federation.
+        certificates: that of the CA, and that of the coordinator.
+        payloads: whether to add the updates and the models, as far as they are kept.
+    """
+    sink, ca, coordinator = _Sink(), *certificates
+    written: set[str] = set()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
+        with database.read() as session:
+            run = session.get_one(Run, run_id)
+            rounds = session.scalars(select(Round.round_id).where(Round.run_id == run_id).order_by(Round.number)).all()
+            about = _about(run, federation_id, rounds=len(rounds), payloads=payloads)
+            entries = {
+                bundle.SPECIFICATION: run.spec,
+                bundle.CA: der(ca),
+                bundle.certificate_entry(serial_of(coordinator)): der(coordinator),
+                **_certificates(session, run_id),
+            }
+        entries[bundle.MANIFEST] = json_format.MessageToJson(about).encode()
+        for name, data in entries.items():
+            with _entry(archive, name) as write:
+                write(data)
+        wanted = [about.initial_model] if payloads else []
+        for round_id in rounds:
+            with database.read() as session:
+                record = _round(session, session.get_one(Round, round_id))
+            with _entry(archive, bundle.round_entry(record.number)) as write:
+                write(record.SerializeToString())
+            yield from sink.take(_LOTS)
+            for digest in [*wanted, *_named(record, payloads=payloads)]:
+                if digest and digest not in written:
+                    written.add(digest)
+                    yield from _copied(archive, sink, blobs, digest)
+            wanted = []
+    yield from sink.take()
+
+
+@contextmanager
+def _entry(archive: zipfile.ZipFile, name: str) -> Iterator[Callable[[bytes], int]]:
+    with archive.open(zipfile.ZipInfo(name), "w", force_zip64=True) as entry:
+        yield entry.write
+
+
+def _copied(archive: zipfile.ZipFile, sink: _Sink, blobs: BlobStore, digest: str) -> Iterator[bytes]:
+    """Adds a blob, unless retention has removed it."""
+    try:
+        source = blobs.open_range(digest)
+    except BlobMissing:
+        return
+    with closing(source), _entry(archive, bundle.blob_entry(digest)) as write:
+        while piece := source.read(_PIECE):
+            write(piece)
+            yield from sink.take(_LOTS)
+
+
+def _about(run: Run, federation_id: str, *, rounds: int, payloads: bool) -> Bundle:
+    metrics = [MetricKind(**one) for one in run.metrics]
+    return Bundle(
+        format=bundle.FORMAT,
+        federation_id=federation_id,
+        run_id=run.run_id,
+        name=run.name,
+        state=run.state,
+        objectives=run.objectives,
+        metrics=[Metric(name=one.name, better=one.better, largest=one.largest) for one in metrics],
+        initial_model=run.initial_model,
+        model=run.model,
+        rounds=rounds,
+        payloads=payloads,
+        software=f"fedpareto {version('fedpareto')}",
+    )
+
+
+def _certificates(session: Session, run_id: str) -> dict[str, bytes]:
+    """The newest certificate of each client that the run has asked, by the name of its entry."""
+    asked = select(Assignment.client_id).join(Phase).join(Round).where(Round.run_id == run_id)
+    query = select(Certificate).join(Client).where(Client.client_id.in_(asked)).order_by(Certificate.not_before)
+    newest = {row.client_id: row for row in session.scalars(query)}
+    return {bundle.certificate_entry(row.serial): row.certificate for row in newest.values()}
+
+
+def _round(session: Session, row: Round) -> RoundRecord:
+    phases = session.scalars(
+        select(Phase)
+        .where(Phase.round_id == row.round_id)
+        .order_by(Phase.number)
+        .options(selectinload(Phase.assignments).selectinload(Assignment.updates))
+    )
+    return RoundRecord(
+        number=row.number,
+        state=row.state,
+        reason=row.reason,
+        attempt=row.attempt,
+        step=None if row.step is None else SignedEnvelope.FromString(row.step),
+        state_after=json.dumps(row.state_after, sort_keys=True, separators=(",", ":")) if row.step else "",
+        phases=[_phase(phase, row.evaluation_phase) for phase in phases],
+        metrics=row.metrics,
+    )
+
+
+def _phase(row: Phase, evaluation: int | None) -> PhaseRecord:
+    return PhaseRecord(
+        number=row.number,
+        attempt=row.attempt,
+        kind=row.kind,
+        decides=row.decides and (evaluation is None or row.number < evaluation),
+        exchanges=[
+            Exchange(
+                assignment=SignedEnvelope.FromString(one.envelope),
+                answers=[_answer(update) for update in sorted(one.updates, key=lambda update: update.update_id)],
+            )
+            for one in row.assignments
+        ],
+    )
+
+
+def _answer(row: Update) -> Answer:
+    receipt = SignedEnvelope.FromString(row.receipt) if row.receipt else None
+    return Answer(update=SignedEnvelope.FromString(row.envelope), receipt=receipt)
+
+
+def _named(record: RoundRecord, *, payloads: bool) -> Iterator[str]:
+    """The digests of the blobs of a round that belong into the bundle."""
+    if not record.HasField("step"):
+        return
+    step = StepManifest.FromString(record.step.manifest)
+    yield step.gram
+    if not payloads:
+        return
+    yield from (step.base_model, step.result_model, step.combined, step.noise)
+    yield from json.loads(record.state_after).get("vectors", {}).values()
+    for phase in record.phases:
+        if phase.attempt == record.attempt:
+            for exchange in phase.exchanges:
+                for answer in exchange.answers:
+                    yield UpdateManifest.FromString(answer.update.manifest).payload

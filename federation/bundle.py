@@ -1,0 +1,269 @@
+"""A bundle: the record of a run as one file (`record.proto` describes its entries). This module reads it.
+
+Entries are stored, not compressed, so that a row of an update is read in place and no update is held in memory. Nothing
+of a bundle is believed here: this module checks that its form is right and that blobs have their digests.
+"""
+
+import os
+import re
+import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Self, TypeVar
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError, Message
+
+from federation import digests
+from federation.refusals import Refusal
+from federation.v1.record_pb2 import Bundle, RoundRecord
+from federation.vectors import FLOATS, LENGTH_BYTES, Layout, RowFile, header_length, parse_header
+
+FORMAT = 1
+MANIFEST = "bundle.json"
+SPECIFICATION = "specification.toml"
+CA = "certificates/ca.der"
+_ROUND = re.compile(r"rounds/([0-9]{6,})\.pb")
+_CERTIFICATE = re.compile(r"certificates/[0-9a-f]{1,40}\.der")
+_BLOB = re.compile(r"blobs/(blake3|sha256)-([0-9a-f]{64})")
+_SMALL = 1 << 20  # bytes of an entry that is neither a round nor a blob
+_LARGE = 1 << 30  # bytes of a round
+_PIECE = 1 << 20  # bytes that are hashed at once
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+class BundleError(Exception):
+    """The file is not a bundle, or is damaged; the message says where."""
+
+
+class BlobAbsent(LookupError):
+    """The bundle does not have a blob."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(f"{digest} is not in the bundle")
+        self.digest = digest
+
+
+def certificate_entry(serial: str) -> str:
+    """The name of the entry of a certificate, by its serial number in hexadecimal."""
+    return f"certificates/{serial}.der"
+
+
+def round_entry(number: int) -> str:
+    """The name of the entry of a round."""
+    return f"rounds/{number:06d}.pb"
+
+
+def blob_entry(digest: str) -> str:
+    """The name of the entry of a blob. Raises ValueError for a text that is not a digest."""
+    return "blobs/{}-{}".format(*digests.parse(digest))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the bytes of an entry are in the file."""
+
+    offset: int
+    size: int
+
+
+class BundleReader:
+    """An open bundle; a context manager.
+
+    Attributes:
+        path: of the file.
+        about: what the entries belong to.
+        specification: of the run, as it was submitted.
+        certificates: DER, by the name of the entry.
+        ca: the certificate of the CA, DER.
+
+    Raises:
+        BundleError: the file is not a bundle, or is damaged.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        try:
+            self._places = self._directory()
+            self.about = self._manifest()
+            self.specification = self._small(SPECIFICATION)
+            self.ca = self._small(CA)
+            names = [name for name in self._places if _CERTIFICATE.fullmatch(name) and name != CA]
+            self.certificates = {name: self._small(name) for name in sorted(names)}
+            self._must_have_rounds()
+        except BaseException:
+            self.close()
+            raise
+        self._checked: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file."""
+        with suppress(OSError):
+            os.close(self._descriptor)
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the whole file."""
+        return self._hash(_Place(0, os.fstat(self._descriptor).st_size), digests.DEFAULT_ALGORITHM)
+
+    def rounds(self) -> Iterator[RoundRecord]:
+        """The rounds in their order, one at a time."""
+        for number in range(self.about.rounds):
+            name = round_entry(number)
+            place = self._places[name]
+            if place.size > _LARGE:
+                raise BundleError(f"{name} has {place.size} bytes; at most {_LARGE} are read")
+            record = _parsed(RoundRecord, self._read(place), name)
+            if record.number != number:
+                raise BundleError(f"{name} is the record of round {record.number}")
+            yield record
+
+    def has(self, digest: str) -> bool:
+        """Whether it has a blob."""
+        with suppress(ValueError):
+            return blob_entry(digest) in self._places
+        return False
+
+    def size(self, digest: str) -> int:
+        """The size of a blob in bytes. Raises BlobAbsent."""
+        return self._place(digest).size
+
+    def blob(self, digest: str, limit: int) -> bytes:
+        """A small blob, whose digest has been verified.
+
+        Raises:
+            BlobAbsent: it is not there.
+            BundleError: it has another digest, or more than `limit` bytes.
+        """
+        place = self._verified(digest)
+        if place.size > limit:
+            raise BundleError(f"{blob_entry(digest)} has {place.size} bytes; at most {limit} are expected")
+        return self._read(place)
+
+    def rows(self, digest: str) -> dict[str, RowFile]:
+        """The rows of a payload, by name, read in place. Errors are those of `blob`."""
+        layout, offset = self._layout(digest, {*FLOATS, "U32", "U8"})
+        found = {}
+        for tensor in layout.tensors:
+            found[tensor.name] = RowFile(self.path, offset, tensor.size, tensor.dtype)
+            offset += tensor.bytes
+        return found
+
+    def model(self, digest: str) -> tuple[Layout, RowFile]:
+        """The layout of a model and its flat vector, read in place. Errors are those of `blob`."""
+        layout, offset = self._layout(digest, {"F32"})
+        return layout, RowFile(self.path, offset, layout.size)
+
+    def _layout(self, digest: str, dtypes: set[str]) -> tuple[Layout, int]:
+        place = self._verified(digest)
+        try:
+            prefix = self._read(_Place(place.offset, min(place.size, LENGTH_BYTES)))
+            head = min(place.size, LENGTH_BYTES + header_length(prefix))
+            layout, begin = parse_header(self._read(_Place(place.offset, head)), dtypes)
+        except Refusal as error:
+            raise BundleError(f"{blob_entry(digest)}: {error.message}") from error
+        if begin + layout.data_bytes != place.size:
+            raise BundleError(f"{blob_entry(digest)} has {place.size} bytes; its header describes others")
+        return layout, place.offset + begin
+
+    def _place(self, digest: str) -> _Place:
+        try:
+            return self._places[blob_entry(digest)]
+        except (KeyError, ValueError):
+            raise BlobAbsent(digest) from None
+
+    def _verified(self, digest: str) -> _Place:
+        place = self._place(digest)
+        if digest not in self._checked:
+            found = self._hash(place, digests.parse(digest)[0])
+            if found != digest:
+                raise BundleError(f"{blob_entry(digest)} has the digest {found}")
+            self._checked.add(digest)
+        return place
+
+    def _hash(self, place: _Place, algorithm: str) -> str:
+        state = digests.hasher(algorithm)
+        for start in range(0, place.size, _PIECE):
+            state.update(self._read(_Place(place.offset + start, min(_PIECE, place.size - start))))
+        return f"{algorithm}:{state.hexdigest()}"
+
+    def _read(self, place: _Place) -> bytes:
+        data = os.pread(self._descriptor, place.size, place.offset)
+        while len(data) < place.size:  # a read returns at most 2 GiB
+            more = os.pread(self._descriptor, place.size - len(data), place.offset + len(data))
+            if not more:
+                raise BundleError(f"{self.path} ends at byte {place.offset + len(data)}, inside an entry")
+            data += more
+        return data
+
+    def _small(self, name: str) -> bytes:
+        place = self._places.get(name)
+        if place is None:
+            raise BundleError(f"{self.path} has no {name}")
+        if place.size > _SMALL:
+            raise BundleError(f"{name} has {place.size} bytes; at most {_SMALL} are read")
+        return self._read(place)
+
+    def _manifest(self) -> Bundle:
+        try:
+            about = json_format.Parse(self._small(MANIFEST), Bundle())
+        except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
+            raise BundleError(f"{MANIFEST}: {str(error)[:200]}") from error
+        if about.format != FORMAT:
+            raise BundleError(
+                f"{MANIFEST}: the bundle has format {about.format}, and this release reads {FORMAT}: use the release "
+                f"that wrote it, {about.software[:80] or 'which is not named'}"
+            )
+        return about
+
+    def _must_have_rounds(self) -> None:
+        numbers = sorted(int(match[1]) for name in self._places if (match := _ROUND.fullmatch(name)))
+        if numbers != list(range(self.about.rounds)):
+            raise BundleError(f"{MANIFEST} announces {self.about.rounds} rounds; {len(numbers)} are there")
+
+    def _directory(self) -> dict[str, _Place]:
+        """Where each entry is. An entry that is compressed, unknown, or there twice is refused."""
+        end = os.fstat(self._descriptor).st_size
+        places: dict[str, _Place] = {}
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                entries = archive.infolist()
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
+            raise BundleError(f"{self.path} is not a bundle: {error}") from error
+        for entry in entries:
+            name = entry.filename
+            known = name in (MANIFEST, SPECIFICATION, CA) or any(
+                pattern.fullmatch(name) for pattern in (_ROUND, _CERTIFICATE, _BLOB)
+            )
+            if not known or name in places:
+                raise BundleError(f"{self.path} has {'two entries' if known else 'an unknown entry'} {name[:80]!r}")
+            if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+                raise BundleError(f"{name} is compressed; entries of a bundle are stored")
+            head = os.pread(self._descriptor, 30, entry.header_offset)
+            if len(head) < 30 or head[:4] != b"PK\x03\x04":
+                raise BundleError(f"{self.path} is damaged at byte {entry.header_offset}")
+            begin = entry.header_offset + 30 + int.from_bytes(head[26:28], "little")
+            begin += int.from_bytes(head[28:30], "little")
+            if begin + entry.file_size > end:
+                raise BundleError(f"{self.path} ends inside {name}")
+            places[name] = _Place(begin, entry.file_size)
+        return places
+
+
+def _parsed(kind: type[MessageT], data: bytes, name: str) -> MessageT:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise BundleError(f"{name} is not a {kind.__name__}") from error

@@ -1,0 +1,150 @@
+"""`fedpareto admin bundle` and `fedpareto verify`: the record of a run as one file, and its verification by others."""
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from fedpareto.cli.admin_app import Home, RunName, app, connected, show
+from fedpareto.cli.failure import USAGE, Failure, answer, failing
+from fedpareto.cli.options import ForceOption, JsonOption
+
+if TYPE_CHECKING:
+    from federation.v1.admin_pb2 import ExportBundleResponse
+
+NOT_VERIFIED = 3  # the exit code where something could not be verified, and nothing is wrong
+
+
+@app.command("bundle")
+def bundle_command(
+    context: typer.Context,
+    run: RunName,
+    out: Annotated[Path, typer.Option(help="The file to write, such as run.fedpareto.")],
+    payloads: Annotated[
+        bool, typer.Option("--payloads", help="Add updates and models, as far as the coordinator keeps them.")
+    ] = False,
+    force: ForceOption = False,
+    home: Home = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the record of a run to one file, which others verify with `fedpareto verify`.
+
+    The file has the specification, the certificates and every signed message. Without --payloads it has no update and
+    no model: then coefficients can be verified from the Gram matrix, and the Gram matrix and the models cannot.
+
+    With --payloads, whoever has the file sees the members' updates. Needs the role security-officer.
+    """
+    from federation.v1 import admin_pb2 as v1
+
+    if out.exists() and not force:
+        raise Failure(f"{out} exists: give --force to overwrite it", code=USAGE)
+    with connected(context, home, reads=True) as stub:
+        size = _save(stub.ExportBundle(v1.ExportBundleRequest(run=run, payloads=payloads)), out)
+    from federation.bundle import BundleError, BundleReader
+
+    with failing(BundleError), BundleReader(out) as bundle:
+        found = {"file": str(out), "digest": bundle.digest, "size": size, "rounds": bundle.about.rounds}
+    show(as_json, found, f"{out}: {size:,} bytes, {found['rounds']} rounds, {found['digest']}")
+
+
+def _save(pieces: "Iterable[ExportBundleResponse]", path: Path) -> int:
+    """Writes a bundle whole or not at all; returns its size in bytes."""
+    with failing(OSError, what=f"cannot write {path}"):
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                size = _write(pieces, file)
+                file.flush()
+                os.fsync(descriptor)
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return size
+
+
+def _write(pieces: "Iterable[ExportBundleResponse]", file: BinaryIO) -> int:
+    size, whole = 0, False
+    for piece in pieces:
+        size += file.write(piece.chunk)
+        whole = piece.end
+    if not whole:
+        raise Failure("the coordinator ended before the bundle was whole; nothing was written")
+    return size
+
+
+def verify_command(
+    file: Annotated[Path, typer.Argument(help="A bundle that `fedpareto admin bundle` wrote.")],
+    ca: Annotated[
+        str,
+        typer.Option(
+            "--ca", metavar="FINGERPRINT", help="SHA-256 of the CA's certificate, as a member of the federation has it."
+        ),
+    ] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Verify the record of a run: signatures, rules, models.
+
+    It needs no coordinator and no network. It checks each signature, what binds replies to assignments and steps to
+    replies, the rule's coefficients from the Gram matrix, the Gram matrix from the updates, and each number of each
+    model. Without --ca it trusts the CA in the file, and says so.
+
+    Exit codes: 0 all was verified; 1 something is wrong, and the first such thing is named; 3 nothing is wrong, and
+    something could not be verified, such as models in a file without payloads.
+    """
+    from federation.bundle import BundleError, BundleReader
+    from verification.errors import Wrong
+    from verification.keys import read_keys
+    from verification.run import verify
+
+    rounds: list[dict[str, Any]] = []
+    wrong = ""
+    with failing(OSError, BundleError), BundleReader(file) as bundle:
+        try:
+            keys = read_keys(bundle, ca)
+            about = bundle.about
+            if not as_json:
+                trusted = "as you named it" if ca else "which the file itself names; compare it with a member's"
+                typer.echo(f"run {about.name} ({about.run_id}) of {about.federation_id}, {about.rounds} rounds")
+                typer.echo(f"CA {keys.ca_fingerprint}, {trusted}")
+            for found in _with_progress(verify(bundle, ca), about.rounds):
+                rounds.append({"round": found.number, "words": found.words, "missing": list(found.missing)})
+                if not as_json:
+                    typer.echo(f"round {found.number}: {found.words}")
+                    for why in found.missing:
+                        typer.echo(f"round {found.number}: not verified, because {why}")
+        except Wrong as error:
+            wrong = str(error)
+        whole = not any(one["missing"] for one in rounds)
+        document = {
+            "file": str(file),
+            "digest": bundle.digest,
+            "run": bundle.about.run_id,
+            "verified": not wrong and whole,
+            "wrong": wrong,
+            "rounds": rounds,
+        }
+    if as_json:
+        answer(True, document)
+    if wrong:
+        raise Failure(f"{file} does not verify: {wrong}")
+    words = "everything was verified" if whole else "nothing is wrong; what is named above could not be verified"
+    if not as_json:
+        typer.echo(f"{file}: {words}; {document['digest']}")
+    if not whole:
+        raise typer.Exit(NOT_VERIFIED)
+
+
+def _with_progress(found: "Iterable[Any]", total: int) -> "Iterable[Any]":
+    """The same, with a bar on the terminal of standard error, if there is one."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return found
+    return track(found, "verifying", total=total, console=console, transient=True)

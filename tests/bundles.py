@@ -1,0 +1,93 @@
+"""Bundles that somebody has edited, with or without the keys of those who signed."""
+
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from federation import bundle
+from federation.envelope import seal
+from federation.v1.common_pb2 import SignedEnvelope
+from federation.v1.record_pb2 import Bundle, RoundRecord
+
+
+@dataclass(frozen=True)
+class Edited:
+    """The entries of a bundle, to be changed and written again."""
+
+    entries: dict[str, bytes]
+
+    @classmethod
+    def of(cls, path: Path) -> "Edited":
+        with zipfile.ZipFile(path) as archive:
+            return cls({name: archive.read(name) for name in archive.namelist()})
+
+    def write(self, path: Path) -> Path:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+            for name, data in self.entries.items():
+                archive.writestr(name, data)
+        return path
+
+    def having(self, changes: dict[str, bytes | None]) -> "Edited":
+        entries = {**self.entries, **changes}
+        return Edited({name: data for name, data in entries.items() if data is not None})
+
+    @property
+    def about(self) -> Bundle:
+        return json_format.Parse(self.entries[bundle.MANIFEST], Bundle())
+
+    def telling(self, change: Callable[[Bundle], object]) -> "Edited":
+        about = self.about
+        change(about)
+        return self.having({bundle.MANIFEST: json_format.MessageToJson(about).encode()})
+
+    def round(self, number: int) -> RoundRecord:
+        return RoundRecord.FromString(self.entries[bundle.round_entry(number)])
+
+    def with_round(self, number: int, change: Callable[[RoundRecord], object]) -> "Edited":
+        record = self.round(number)
+        change(record)
+        return self.having({bundle.round_entry(number): record.SerializeToString()})
+
+    @property
+    def blobs(self) -> list[str]:
+        return [name for name in self.entries if name.startswith("blobs/")]
+
+
+def signed_again(
+    envelope: SignedEnvelope, kind: type[Message], key: Ed25519PrivateKey, change: Callable[[Message], object]
+) -> None:
+    """Changes a manifest inside its envelope, and signs it with the key."""
+    manifest = kind.FromString(envelope.manifest)
+    change(manifest)
+    envelope.CopyFrom(seal(manifest, key))
+
+
+def other(manifest: Message, field: str) -> None:
+    """Gives a field of a manifest another value."""
+    about = manifest.DESCRIPTOR.fields_by_name[field]
+    value = getattr(manifest, field)
+    if about.message_type is not None and about.message_type.GetOptions().map_entry:
+        value["another"] = 1.0
+    elif about.is_repeated:
+        if len(value):
+            del value[-1]
+        elif about.message_type is not None:
+            value.add()
+        else:
+            value.append("another" if about.type == about.TYPE_STRING else 1)
+    elif about.message_type is not None:
+        first = about.message_type.fields[0]
+        other(value, first.name)
+    elif about.type == about.TYPE_STRING:
+        setattr(manifest, field, f"{value}x")
+    elif about.type == about.TYPE_BYTES:
+        setattr(manifest, field, value + b"x")
+    elif about.type == about.TYPE_BOOL:
+        setattr(manifest, field, not value)
+    else:
+        setattr(manifest, field, value + 1)

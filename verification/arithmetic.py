@@ -1,0 +1,171 @@
+"""The arithmetic of a round, written a second time: K from the updates, and the new model from the coefficients.
+
+Rows are read in place and in pieces, so that memory depends on the number of rows alone. Sums of float64 depend on
+their order in the last bits, and so on the processor. Therefore K is compared with a tolerance; of a model, each number
+must be what float32 rounding makes of a value within the error of the arithmetic.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregation.rules import Coordinates
+from coordinator.aggregation.server import Optimiser
+from federation.vectors import DTYPES, RowFile, widen
+from verification.errors import Wrong
+
+GRAM_TOLERANCE = 1e-10  # of K_ij, relative to the lengths of both rows
+_ERROR = 1e-12  # of a sum of float64, relative to the sum of the magnitudes
+_PIECE = 1 << 22  # numbers that are read at once, of all rows together
+
+Matrix = NDArray[np.float64]
+
+
+def pieces(rows: Sequence[RowFile]) -> Iterator[tuple[slice, Matrix]]:
+    """The same columns of all rows, (m, columns) in float64, piece by piece.
+
+    Raises:
+        Wrong: the rows have different lengths.
+    """
+    lengths = {row.length for row in rows}
+    if len(lengths) > 1:
+        raise Wrong(f"rows that are combined have one length; these have {sorted(lengths)}")
+    length = lengths.pop() if lengths else 0
+    step = max(1, _PIECE // max(1, len(rows)))
+    for start in range(0, length, step):
+        stop = min(start + step, length)
+        yield slice(start, stop), np.stack([_numbers(row, start, stop) for row in rows])
+
+
+def _numbers(row: RowFile, start: int, stop: int) -> Matrix:
+    kind = DTYPES[row.dtype]
+    with row.file.open("rb", 0) as file:
+        file.seek(row.offset + row.itemsize * start)
+        raw = np.fromfile(file, dtype=kind, count=stop - start)
+    if len(raw) != stop - start:
+        raise Wrong("the file ends inside a row")
+    return (widen(raw) if row.dtype == "BF16" else raw).astype(np.float64)
+
+
+def gram(rows: Sequence[RowFile]) -> Matrix:
+    """K = U U^T of m rows, (m, m)."""
+    K = np.zeros((len(rows), len(rows)))
+    for _, piece in pieces(rows):
+        K += piece @ piece.T
+    return K
+
+
+def must_be_gram(signed: Matrix, rows: Sequence[RowFile]) -> None:
+    """Compares a signed K with the rows.
+
+    Raises:
+        Wrong: an entry differs by more than `GRAM_TOLERANCE` of the product of the rows' lengths.
+    """
+    found = gram(rows)
+    if signed.shape != found.shape:
+        raise Wrong(f"K has the shape {signed.shape}; there are {len(rows)} rows")
+    lengths = np.sqrt(np.diagonal(found))
+    off = np.abs(signed - found) > GRAM_TOLERANCE * np.outer(lengths, lengths)
+    if off.any() or not np.isfinite(signed).all():
+        i, j = np.argwhere(off | ~np.isfinite(signed))[0]
+        raise Wrong(f"K[{i}, {j}] is {signed[i, j]!r}; the updates give {found[i, j]!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What a step says that it made, and from what: vectors of d elements.
+
+    Attributes:
+        base: the model before.
+        result: the model after; None where the step left the model as it was.
+        rate: the server's learning rate.
+        rows: that were combined, the noise included.
+        coefficients: of the rows; None for a direction that is made coordinate by coordinate.
+        coordinates: how such a direction is made; None otherwise.
+        optimiser: makes the step from the direction.
+        before: the optimiser's vectors and the mean of models before; a missing one is the first.
+        after: those after the step.
+        average: the name of the mean of models among them.
+        models: how many models are in that mean before the step; None where none is kept.
+    """
+
+    base: RowFile
+    result: RowFile | None
+    rate: float
+    rows: Sequence[RowFile]
+    coefficients: Matrix | None
+    coordinates: Coordinates | None
+    optimiser: Optimiser
+    before: dict[str, RowFile] = field(default_factory=dict)
+    after: dict[str, RowFile] = field(default_factory=dict)
+    average: str = ""
+    models: int | None = None
+
+
+def must_follow(made: Made) -> int:
+    """Computes the new model and the vectors that are kept with it, and compares them number by number.
+
+    Returns:
+        How many numbers were compared.
+
+    Raises:
+        Wrong: a number is not what follows; the message names the vector and the place.
+    """
+    slots = made.optimiser.slots
+    inputs = {**{f"before {name}": row for name, row in made.before.items()}, "base": made.base}
+    outputs = {f"after {name}": row for name, row in made.after.items()}
+    if made.result is not None:
+        outputs["result"] = made.result
+    names = [*inputs, *outputs]
+    compared = 0
+    for where, piece in pieces([*made.rows, *inputs.values(), *outputs.values()]):
+        updates = piece[: len(made.rows)]
+        known = dict(zip(names, piece[len(made.rows) :], strict=True))
+        direction, magnitude = _direction(made, updates)
+        state = {
+            slot: known.get(f"before {slot}", np.full(len(direction), made.optimiser.initial(slot))) for slot in slots
+        }
+        gain = 1.0 / getattr(made.optimiser, "tau", 1.0)
+        step, state = made.optimiser.apply(direction, state)
+        moved = known["base"] - made.rate * step
+        if made.result is None:
+            model = known["base"]
+        else:
+            error = _ERROR * (np.abs(known["base"]) + abs(made.rate) * gain * (magnitude + np.abs(step)))
+            _must_round(known["result"], moved, error, "the model", where)
+            model = known["result"]
+            for slot, value in state.items():
+                scale = np.abs(value) + magnitude + magnitude**2
+                _must_round(known[f"after {slot}"], value, _ERROR * scale, slot, where)
+                compared += len(model)
+        if made.models is not None:
+            mean = known.get(f"before {made.average}", np.zeros(len(model)))
+            mean = mean + (model - mean) / (made.models + 1)
+            _must_round(known[f"after {made.average}"], mean, _ERROR * np.abs(mean), "the mean of the models", where)
+        compared += len(model)
+    return compared
+
+
+def _direction(made: Made, updates: Matrix) -> tuple[Matrix, Matrix]:
+    """The direction on some columns, and the sum of the magnitudes that it was made of."""
+    if made.coordinates is None:
+        c = np.zeros(0) if made.coefficients is None else made.coefficients
+        return c @ updates, np.abs(c) @ np.abs(updates)
+    mixed = made.coordinates.matrix @ updates
+    values = np.sort(mixed, axis=0)
+    kept = values[made.coordinates.trim : len(values) - made.coordinates.trim]
+    return kept.mean(axis=0), np.abs(made.coordinates.matrix).sum(axis=1).max() * np.abs(updates).max(axis=0)
+
+
+def _must_round(given: Matrix, value: Matrix, error: Matrix, what: str, where: slice) -> None:
+    """Each given float32 number is what rounding makes of some value within the error."""
+    with np.errstate(over="ignore"):
+        low, high = (value - error).astype(np.float32), (value + error).astype(np.float32)
+    off = ~((low <= given) & (given <= high))
+    if off.any():
+        place = int(np.argmax(off))
+        raise Wrong(
+            f"{what}: number {where.start + place} is {given[place]:.9g}; {value[place]:.9g} follows from the record"
+        )

@@ -1,0 +1,192 @@
+"""The envelopes of a round: who signed each, and what binds reply to assignment, receipt to reply, step to replies."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from google.protobuf.message import DecodeError, Message
+
+from federation.envelope import ManifestT, envelope_digest, unseal
+from federation.refusals import Refusal
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, StepManifest, UpdateManifest
+from federation.v1.record_pb2 import Answer, PhaseRecord, RoundRecord
+from verification.errors import Wrong
+from verification.keys import Keys
+
+_COPIED = ("federation_id", "run_id", "round", "attempt", "phase", "assignment_id", "client_id", "base_model")
+_OF_RECEIPT = tuple(name for name in _COPIED if name != "attempt")  # those that a receipt repeats of its update
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedReply:
+    """An accepted reply.
+
+    Attributes:
+        envelope: its digest.
+        signed: the envelope, serialized.
+        order: the assignment that it fulfils.
+        said: what the client signed.
+    """
+
+    envelope: str
+    signed: bytes
+    order: AssignmentManifest
+    said: UpdateManifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignedRound:
+    """What was signed in a round.
+
+    Attributes:
+        step: None where the round has no step.
+        step_digest: of the envelope of the step; empty without one.
+        phases: the numbers of the phases of the last attempt on which the step depends, in their order.
+        asked: the assignments of these phases, by phase and client.
+        replies: the accepted replies to these phases, by the digests of their envelopes.
+        evaluations: those to the later phases, which measure the new model.
+        envelopes: how many signatures were verified.
+    """
+
+    step: StepManifest | None
+    step_digest: str
+    phases: tuple[int, ...]
+    asked: Mapping[tuple[int, str], AssignmentManifest]
+    replies: Mapping[str, SignedReply]
+    evaluations: Mapping[str, SignedReply]
+    envelopes: int
+
+
+@dataclass
+class EnvelopeReader:
+    """Verifies the envelopes of a run, round by round.
+
+    Attributes:
+        keys: who may sign what.
+        facts: what all assignments have in common, by the name of the field.
+    """
+
+    keys: Keys
+    facts: Mapping[str, object]
+    _assignments: set[str] = field(default_factory=set)
+    _count: int = 0
+
+    def read(self, record: RoundRecord, base_model: str, previous_step: str) -> SignedRound:
+        """The envelopes of a round.
+
+        Args:
+            record: of the round.
+            base_model: the digest of the model that the round starts from.
+            previous_step: the digest of the envelope of the step before; empty before the first.
+
+        Raises:
+            Wrong: an envelope is not signed by the right key, or does not belong where it is.
+        """
+        self._count = 0
+        step, step_digest = None, ""
+        if record.HasField("step"):
+            step = self._open(record.step, StepManifest, self.keys.coordinator, "the step")
+            step_digest = envelope_digest(record.step)
+            facts = {"federation_id": self.facts["federation_id"], "run_id": self.facts["run_id"]}
+            _same("the step", step, {**facts, "round": record.number, "base_model": base_model})
+        phases: list[int] = []
+        replies: dict[str, SignedReply] = {}
+        evaluations: dict[str, SignedReply] = {}
+        asked: dict[tuple[int, str], AssignmentManifest] = {}
+        for phase in record.phases:
+            deciding = phase.decides and phase.attempt == record.attempt
+            expected = {"base_model": base_model, "previous_step": previous_step} if phase.decides else {}
+            orders, found = self._phase(record, phase, expected)
+            if deciding:
+                phases.append(phase.number)
+                replies |= found
+                asked |= {(phase.number, order.client_id): order for order in orders}
+            elif not phase.decides:
+                evaluations |= found
+        if step is not None:
+            _must_name_all(step, replies.values())
+        return SignedRound(
+            step=step,
+            step_digest=step_digest,
+            phases=tuple(phases),
+            asked=asked,
+            replies=replies,
+            evaluations=evaluations,
+            envelopes=self._count,
+        )
+
+    def _phase(
+        self, record: RoundRecord, phase: PhaseRecord, expected: Mapping[str, str]
+    ) -> tuple[list[AssignmentManifest], dict[str, SignedReply]]:
+        """The assignments of a phase, and the accepted replies by the digests of their envelopes."""
+        orders: list[AssignmentManifest] = []
+        accepted: dict[str, SignedReply] = {}
+        place = {"round": record.number, "phase": phase.number, "attempt": phase.attempt, "kind": phase.kind}
+        for exchange in phase.exchanges:
+            order = self._open(exchange.assignment, AssignmentManifest, self.keys.coordinator, "an assignment")
+            where = f"the assignment of {order.client_id} in phase {phase.number}"
+            _same(where, order, {**self.facts, **place, **expected})
+            if order.assignment_id in self._assignments:
+                raise Wrong(f"{where} is on record twice")
+            self._assignments.add(order.assignment_id)
+            orders.append(order)
+            replies = [reply for answer in exchange.answers if (reply := self._answer(answer, order)) is not None]
+            if len(replies) > 1:
+                raise Wrong(f"{where} has {len(replies)} accepted replies")
+            accepted |= {reply.envelope: reply for reply in replies}
+        return orders, accepted
+
+    def _answer(self, answer: Answer, order: AssignmentManifest) -> SignedReply | None:
+        """The reply to an assignment; None if it was refused."""
+        who = f"the reply of {order.client_id} in phase {order.phase}"
+        raw = self.keys.clients.get(order.client_id)
+        if raw is None:
+            raise Wrong(f"no certificate names a signing key of {order.client_id}")
+        said = self._open(answer.update, UpdateManifest, Ed25519PublicKey.from_public_bytes(raw), who)
+        _same(who, said, {"assignment_id": order.assignment_id, "client_id": order.client_id})
+        if not answer.HasField("receipt"):
+            return None
+        name = envelope_digest(answer.update)
+        receipt = self._open(answer.receipt, ReceiptManifest, self.keys.coordinator, f"the receipt for {who}")
+        _same(f"the receipt for {who}", receipt, {"envelope": name, "assignment_id": order.assignment_id})
+        if not receipt.accepted:
+            return None
+        _same(f"the receipt for {who}", receipt, {"reason": ""})
+        _same(who, said, {one: getattr(order, one) for one in (*_COPIED, "spec", "task")})
+        _same(f"the receipt for {who}", receipt, {one: getattr(said, one) for one in (*_OF_RECEIPT, "payload")})
+        if list(said.rows) != list(order.rows):
+            raise Wrong(f"{who} has other rows than its assignment asks for")
+        if said.payload_bytes > order.max_payload_bytes:
+            raise Wrong(f"{who} has a payload of {said.payload_bytes} bytes; {order.max_payload_bytes} were allowed")
+        return SignedReply(
+            envelope=name, signed=answer.update.SerializeToString(deterministic=True), order=order, said=said
+        )
+
+    def _open(self, envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey, what: str) -> ManifestT:
+        self._count += 1
+        try:
+            return unseal(envelope, kind, key)
+        except (Refusal, DecodeError) as error:
+            raise Wrong(f"{what}: {error.message if isinstance(error, Refusal) else error}") from error
+
+
+def _same(what: str, message: Message, expected: Mapping[str, object]) -> None:
+    for name, value in expected.items():
+        found = getattr(message, name)
+        if found != value:
+            raise Wrong(f"{what} has the {name} {_short(found)}; expected {_short(value)}")
+
+
+def _must_name_all(step: StepManifest, replies: Iterable[SignedReply]) -> None:
+    """A reply with a receipt that says "accepted" is in the step, unless the step says that its client was revoked."""
+    named = {*step.updates, *step.consulted}
+    left_out = {reply.said.client_id for reply in replies if reply.envelope not in named}
+    if unnamed := left_out - {*step.revoked}:
+        raise Wrong(f"the reply of {min(unnamed)} was accepted, and the step leaves it out")
+    if strangers := {*step.revoked} - left_out:
+        raise Wrong(f"the step leaves {min(strangers)} out as revoked, and has no reply of it to leave out")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 90 else text[:89] + "…"

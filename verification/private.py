@@ -1,0 +1,135 @@
+"""Private rounds: the conversation with the members' shares and masked vectors is held once more."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from blake3 import blake3
+
+from coordinator.aggregation.phases import Private, Reply, Step
+from coordinator.aggregation.secure.settled import Record
+from coordinator.aggregation.secure.verify import SecureEvidence, Unverified, verify_evaluation, verify_secure_step
+from federation.bundle import BlobAbsent
+from federation.metrics import MetricKind
+from federation.secure.thresholds import Mode
+from federation.v1.common_pb2 import SecureSession, StepManifest
+from federation.work.base import Origin, Shape, Work, WorkError
+from federation.work.evaluate.work import Evaluate
+from federation.work.registry import STAGES, decode
+from federation.work.secure.stage import CIPHERTEXTS
+from federation.work.secure.wire import read_terms
+from verification.envelopes import SignedReply, SignedRound
+from verification.errors import Wrong
+from verification.replay import Absent, RunFacts, recorded_reply, round_context
+
+
+def private_step(run: RunFacts, signed: SignedRound, step: StepManifest, state: Mapping[str, Any]) -> Step:
+    """The step of a private round; arguments and errors are those of `open_step`."""
+    rows = list(run.bundle.rows(step.combined).values())
+    if len(rows) != 1 or rows[0].dtype != "F32":
+        raise Wrong("the signed step names no combined vector of one row")
+    named = {*step.updates, *step.consulted}
+    replies, asked = _stages(run, [one for one in signed.replies.values() if one.envelope in named])
+    try:
+        sessions = [read_session(session) for session in step.secure]
+    except ValueError as error:  # a WorkError is one
+        raise Wrong(f"a session of the signed step: {error}") from error
+    evidence = SecureEvidence(sessions=sessions, replies=replies, asked=asked, combined=rows[0].read())
+    context = round_context(run, step.round, step.base_model, state)
+    try:
+        return verify_secure_step(
+            run.rule, run.spec, replace(context, private=_private(run, step.base_model)), evidence
+        )
+    except Unverified as error:
+        raise Wrong(str(error)) from error
+
+
+def private_means(run: RunFacts, signed: SignedRound, number: int, model: str) -> dict[str, float]:
+    """The means of what members measured in a private evaluation, by the names of replies.
+
+    Args:
+        run: the run.
+        signed: its round.
+        number: of the round.
+        model: the digest of the model that was evaluated.
+
+    Raises:
+        BlobAbsent: the bundle has no payloads.
+        Wrong: no means follow from the replies.
+    """
+    replies, asked = _stages(run, list(signed.evaluations.values()))
+    context = replace(round_context(run, number, model, {}), private=_private(run, model))
+    metrics = tuple(MetricKind(one.name, one.better, one.largest) for one in run.bundle.about.metrics)
+    wanted = Evaluate(splits=run.spec.evaluated, metrics=metrics)
+    try:
+        return dict(verify_evaluation(run.spec, wanted, context, replies, asked).metrics)
+    except Unverified as error:
+        raise Wrong(f"the evaluation: {error}") from error
+
+
+def _private(run: RunFacts, model: str) -> Private:
+    """What a private round of a run needs, for work on a model."""
+    privacy, about = run.spec.privacy, run.bundle.about
+    return Private(
+        mode=Mode(privacy.secure),
+        disclose=tuple(name for name in privacy.disclose if name != "evaluation"),
+        clip=privacy.clip,
+        origin=Origin(
+            federation_id=about.federation_id,
+            run_id=about.run_id,
+            task=run.spec.task,
+            spec=run.spec_digest,
+            base_model=model,
+        ),
+        keys={name: blake3(key).digest() for name, key in run.clients.items()},
+        named=frozenset(),
+        blind=0,
+        settle=_unsettled,
+    )
+
+
+def _unsettled(purpose: str, terms: object) -> Any:
+    raise LookupError(f"no session can be settled for {purpose!r}")
+
+
+def _stages(run: RunFacts, given: Sequence[SignedReply]) -> tuple[list[Reply], dict[str, Work]]:
+    """Replies to the stages of private rounds, and the work of READY that was asked for, by reply.
+
+    Raises:
+        BlobAbsent: the bundle has no payloads.
+        Wrong: work is malformed.
+    """
+    layout, _ = run.bundle.model(run.bundle.about.initial_model)
+    replies: list[Reply] = []
+    asked: dict[str, Work] = {}
+    for reply in given:
+        made = recorded_reply(run, reply)
+        if isinstance(made.rows, Absent):
+            if made.names != (CIPHERTEXTS,):  # these are not kept, and nothing is computed from them
+                raise BlobAbsent(made.payload)
+            made = replace(made, rows=())
+        replies.append(made)
+        if reply.order.kind == STAGES[0]:
+            shape = Shape(layout, run.objectives, made.objectives)
+            try:
+                asked[reply.envelope] = decode(reply.order.kind, reply.order.work, shape)
+            except WorkError as error:
+                raise Wrong(f"an assignment of {made.client_id}: {error}") from error
+    return replies, asked
+
+
+def read_session(message: SecureSession) -> Record:
+    """What a signed step says of a session. Raises WorkError if its terms are malformed."""
+    return Record(
+        session=message.session,
+        purpose=message.purpose,
+        agreed=read_terms(message.terms),
+        terms=message.terms,
+        ready=tuple(message.ready),
+        members=tuple(message.members),
+        survivors=tuple(message.survivors),
+        coefficients=tuple(message.coefficients),
+        tau1=message.tau1,
+        tau2=message.tau2,
+        alarms=tuple(message.alarms),
+    )

@@ -1,0 +1,226 @@
+"""What the rule makes of the replies on record: the round's conversation, held once more with the signed K.
+
+The rule is a pure function of K and of numbers that the clients signed, so it can be evaluated without the updates. A
+bundle without payloads has no rows: a rule that reads more than K cannot be replayed from it.
+"""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregation.base import Algorithm
+from coordinator.aggregation.phases import Asked, Past, Phase, Replies, Reply, RoundContext, Selected, Step, Voided
+from coordinator.aggregation.qp import UnsolvedError
+from coordinator.aggregation.registry import server_rate
+from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.streaming import one_thread
+from federation.bundle import BlobAbsent, BundleReader
+from federation.digests import digest
+from federation.objectives import encoder_columns
+from federation.runs import RunSpec
+from federation.sketches.base import SketchError
+from federation.v1.common_pb2 import AssignmentManifest, StepManifest
+from federation.vectors import RowFile
+from federation.work.base import WorkError
+from federation.work.registry import decode_statement, encode
+from verification.envelopes import SignedReply, SignedRound
+from verification.errors import Wrong
+
+_GRAM_BYTES = 1 << 28  # of a Gram matrix, 5,700 rows
+Matrix = NDArray[np.float64]
+
+
+class Absent(Sequence[RowFile]):
+    """The rows of a payload that the bundle does not have. Their number is known; reading one raises BlobAbsent."""
+
+    def __init__(self, digest: str, count: int) -> None:
+        self._digest, self._count = digest, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> RowFile: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RowFile]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        raise BlobAbsent(self._digest)
+
+    def __iter__(self) -> Iterator[RowFile]:
+        raise BlobAbsent(self._digest)
+
+
+class _WithGram(Replies):
+    """Replies whose Gram matrix is the signed one, where it has as many rows as they."""
+
+    def __init__(self, replies: Sequence[Reply], signed: Matrix | None) -> None:
+        super().__init__(replies)
+        self._signed = signed
+
+    def gram_with(self, history: Sequence[Past]) -> Matrix:
+        count = sum(len(reply.rows) for reply in self) + len(history)
+        if self._signed is not None and len(self._signed) == count:
+            return self._signed
+        return super().gram_with(history)
+
+    def reporting(self, what: Any) -> Replies:
+        told = [reply for reply in self if np.isfinite(getattr(reply, what))]
+        return self if len(told) == len(self) else _WithGram(told, self._signed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What never changes about the run of a bundle."""
+
+    bundle: BundleReader
+    spec: RunSpec
+    spec_digest: str
+    rule: Algorithm
+    clients: Mapping[str, bytes]  # the raw signing keys
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """Of the task, in its order."""
+        return tuple(self.bundle.about.objectives)
+
+
+def read_gram(bundle: BundleReader, digest: str) -> Matrix:
+    """A Gram matrix of a bundle, float64.
+
+    Raises:
+        BlobAbsent: it is not there.
+        Wrong: it is not a square matrix of float64.
+    """
+    data = bundle.blob(digest, _GRAM_BYTES)
+    try:
+        K = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise Wrong(f"the Gram matrix is not a .npy file: {error}") from error
+    if K.dtype != np.float64 or K.ndim != 2 or K.shape[0] != K.shape[1]:
+        raise Wrong(f"the Gram matrix is {K.dtype} {K.shape}; expected a square matrix of float64")
+    return K  # type: ignore[no-any-return] # numpy's load has no types
+
+
+def open_step(run: RunFacts, signed: SignedRound, step: StepManifest, state: Mapping[str, Any]) -> Step:
+    """The step that follows from the replies of a round whose updates were sent in the clear.
+
+    Args:
+        run: the run.
+        signed: the round.
+        step: its signed step.
+        state: the rule's state before the round.
+
+    Raises:
+        BlobAbsent: the rule reads what the bundle does not have.
+        Wrong: no step follows, or not from these replies.
+    """
+    K = read_gram(run.bundle, step.gram) if run.bundle.has(step.gram) else None
+    context = round_context(run, step.round, step.base_model, state)
+    try:
+        return _conversation(run, signed, step, context, K)
+    except BlobAbsent:
+        raise
+    except (TooFewUpdatesError, UnsolvedError, SketchError, Voided, LookupError) as error:
+        raise Wrong(f"no step follows from the replies: {error}") from error
+
+
+def round_context(run: RunFacts, number: int, model: str, state: Mapping[str, Any]) -> RoundContext:
+    """What the conversation of a round may depend on, as far as it follows from the bundle."""
+    spec, server, bundle = run.spec, run.spec.server, run.bundle
+    layout = bundle.model(model)[0] if bundle.has(model) else None
+
+    def recall(payload: str) -> RowFile:
+        (row,) = bundle.rows(payload).values()
+        return row
+
+    return RoundContext(
+        number=number,
+        total=spec.rounds,
+        prior=spec.algorithm.prior,
+        state=state,
+        recall=recall,
+        objectives=run.objectives,
+        parameters=0 if layout is None else layout.size,
+        encoder=() if layout is None else encoder_columns(layout),
+        seed=spec.seed,
+        local_rate=spec.train.learning_rate,
+        server_rate=server_rate(server.learning_rate, server.decay, number, spec.rounds, server.decay_every),
+    )
+
+
+def _conversation(
+    run: RunFacts, signed: SignedRound, step: StepManifest, context: RoundContext, K: Matrix | None
+) -> Step:
+    named = {*step.updates, *step.consulted}
+    phases: dict[int, list[Reply]] = {number: [] for number in signed.phases}
+    for reply in signed.replies.values():
+        if reply.envelope in named:
+            phases[reply.order.phase].append(recorded_reply(run, reply))
+    samples = {reply.said.client_id: reply.said.samples for reply in signed.replies.values()}
+    selected = {
+        name: Selected(samples.get(name, 0), tuple(order.objectives)) for (_, name), order in signed.asked.items()
+    }
+    revoked = frozenset([*step.revoked, *step.forgotten])
+    context = replace(context, selected=selected, revoked=lambda: revoked, draw=lambda purpose: tuple(sorted(selected)))
+    conversation = run.rule.round(context)
+    given: Replies | None = None
+    answers = iter(sorted(phases.items()))
+    with one_thread():
+        while True:
+            try:
+                phase = conversation.send(given)  # type: ignore[arg-type] # a generator that has not begun takes None
+            except StopIteration as end:
+                made: Step = end.value
+                break
+            number, replies = next(answers, (-1, []))
+            if number < 0:
+                raise Wrong(f"the rule asks for {phase.kind.name} once more than the record has phases")
+            _must_ask(run, phase, [order for (one, _), order in signed.asked.items() if one == number])
+            given = _WithGram(replies, K)
+    if (more := next(answers, None)) is not None:
+        raise Wrong(f"the rule asks for nothing in phase {more[0]}, which is on record")
+    return made
+
+
+def _must_ask(run: RunFacts, phase: Phase, orders: Sequence[AssignmentManifest]) -> None:
+    """The assignments of a phase ask for the work that the rule and the specification say."""
+    inputs = {name: digest(content) for name, content in phase.inputs().items()}
+    for order in orders:
+        who = f"the assignment of {order.client_id} in phase {order.phase}"
+        if order.kind != phase.kind.name:
+            raise Wrong(f"{who} asks for {order.kind}; the rule asks for {phase.kind.name}")
+        if order.work != encode(phase.work(Asked(order.client_id, tuple(order.objectives), run.spec))):
+            raise Wrong(f"{who} asks for other work than the rule and the specification")
+        if {one.name: one.digest for one in order.inputs} != inputs:
+            raise Wrong(f"{who} has other inputs than the rule gives")
+
+
+def recorded_reply(run: RunFacts, reply: SignedReply) -> Reply:
+    """A signed reply as the rule reads it. Raises Wrong if its statement is malformed."""
+    said, order = reply.said, reply.order
+    rows: Sequence[RowFile] = ()
+    if said.payload:
+        kept = run.bundle.has(said.payload)
+        rows = tuple(run.bundle.rows(said.payload).values()) if kept else Absent(said.payload, len(said.rows))
+    try:
+        statement = decode_statement(order.kind, said.statement)
+    except WorkError as error:
+        raise Wrong(f"the statement of {said.client_id}: {error}") from error
+    return Reply(
+        client_id=said.client_id,
+        samples=said.samples,
+        losses=dict(said.losses),
+        metrics=dict(said.metrics),
+        rows=rows,  # type: ignore[arg-type] # a sequence that cannot be read stands for absent rows
+        names=tuple(row.name for row in said.rows),
+        objectives=tuple(order.objectives),
+        envelope=reply.envelope,
+        payload=said.payload,
+        statement=statement,
+        signed=reply.signed,
+        signed_payload=said.payload,
+    )

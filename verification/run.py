@@ -1,0 +1,364 @@
+"""The verification of a whole run: round by round, each from where the one before has left the run."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from coordinator.aggregation.phases import Step
+from coordinator.aggregation.qp import STATIONARY_TOLERANCE
+from coordinator.aggregation.registry import algorithm, server_rate
+from coordinator.aggregation.rules import HyperparameterError
+from coordinator.aggregation.server import OPTIMISERS, Optimiser, Sgd
+from federation import digests
+from federation.bundle import BlobAbsent, BundleReader
+from federation.digests import digest
+from federation.runs import RunSpec, SpecError
+from federation.v1.common_pb2 import StepManifest, UnsharedParameters
+from federation.v1.record_pb2 import RoundRecord
+from federation.vectors import RowFile
+from verification.arithmetic import Made, Matrix, gram, must_be_gram, must_follow, pieces
+from verification.envelopes import EnvelopeReader, SignedRound
+from verification.errors import Verified, Wrong
+from verification.keys import Keys, read_keys
+from verification.private import private_means, private_step
+from verification.replay import RunFacts, open_step, read_gram
+
+_COEFFICIENTS = 1e-9  # the largest distance of two directions, relative to the longest row
+_AVERAGE = "average"
+_SPLITS = ("test", "validation", "train")  # the accuracy of a round is that of the first one that was measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where a run stands before a round.
+
+    Attributes:
+        model: the digest of the model that the round starts from.
+        memory: what the run remembers, as the column of its record.
+        previous_step: the digest of the envelope of the newest step; empty before the first.
+    """
+
+    model: str
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    previous_step: str = ""
+
+    @property
+    def vectors(self) -> dict[str, str]:
+        """The digests of the optimiser's vectors and of the mean of models, by name."""
+        found: dict[str, str] = self.memory.get("vectors", {})
+        return found
+
+
+def verify(bundle: BundleReader, fingerprint: str = "") -> Iterator[Verified]:
+    """Verifies the rounds of a bundle in their order.
+
+    Args:
+        bundle: the record of a run.
+        fingerprint: the SHA-256 of the CA's certificate that the caller trusts; empty trusts the bundle's.
+
+    Raises:
+        Wrong: something does not follow from what was signed.
+        BundleError: the file is damaged.
+    """
+    keys = read_keys(bundle, fingerprint)
+    facts = _facts(bundle, keys)
+    envelopes = EnvelopeReader(
+        keys,
+        {
+            "federation_id": bundle.about.federation_id,
+            "run_id": bundle.about.run_id,
+            "spec": facts.spec_digest,
+            "task": facts.spec.task,
+            "seed": facts.spec.seed,
+            "unshared": _unshared(facts.spec),
+        },
+    )
+    at = Standing(model=bundle.about.initial_model)
+    for record in bundle.rounds():
+        try:
+            signed = envelopes.read(record, at.model, at.previous_step)
+            found, at = _round(facts, record, signed, at)
+        except Wrong as error:
+            raise Wrong(f"round {record.number}: {error}") from error
+        yield found
+    if bundle.about.model != at.model:
+        raise Wrong(
+            f"the bundle says that the run ends with the model {bundle.about.model}; its steps end with {at.model}"
+        )
+
+
+def _facts(bundle: BundleReader, keys: Keys) -> RunFacts:
+    try:
+        spec = RunSpec.parse(bundle.specification)
+        rule = algorithm(spec.algorithm.name, spec.algorithm.hyperparameters)
+    except (SpecError, HyperparameterError, LookupError) as error:
+        raise Wrong(f"the specification: {error}") from error
+    return RunFacts(bundle=bundle, spec=spec, spec_digest=digest(bundle.specification), rule=rule, clients=keys.clients)
+
+
+def _unshared(spec: RunSpec) -> UnsharedParameters:
+    chosen = spec.parameters
+    if chosen.shares_all:
+        return UnsharedParameters()
+    return UnsharedParameters(personal=chosen.personal, frozen=chosen.frozen, buffers=chosen.buffers)
+
+
+def _round(run: RunFacts, record: RoundRecord, signed: SignedRound, at: Standing) -> tuple[Verified, Standing]:
+    """What was verified of a round, and where it has left the run."""
+    count = f"{signed.envelopes} signatures"
+    if signed.step is None:
+        if record.state not in ("SKIPPED", "OPEN"):
+            raise Wrong(f"it is {record.state}, and has no step")
+        why = f": {record.reason}" if record.reason else ""
+        return Verified(number=record.number, words=f"{record.state.lower()}{why}; {count}"), at
+    step = signed.step
+    _must_suit(run, step)
+    if run.bundle.has(at.model):
+        size = run.bundle.size(at.model)
+        for order in signed.asked.values():
+            if order.base_model_bytes != size:
+                raise Wrong(f"the model has {size} bytes; {order.client_id} was told {order.base_model_bytes}")
+    missing: list[str] = []
+    memory = _memory(record, step, at)
+    after = Standing(model=step.result_model, memory=memory, previous_step=signed.step_digest)
+    words = [count]
+    made: Step | None = None
+    try:
+        replayed = open_step if run.spec.privacy.secure == "off" else private_step
+        made = replayed(run, signed, step, at.memory.get("rule", {}))
+        _must_be_step(run, made, step, memory, at)
+        words.append(f"the rule's {len(step.coefficients)} coefficients" if step.coefficients else "the rule")
+    except BlobAbsent as error:
+        missing.append(f"the coefficients: {error}")
+    try:
+        rows = _rows(run, signed, step, at)
+        must_be_gram(read_gram(run.bundle, step.gram), rows)
+        words.append("K")
+        if made is not None:
+            compared = _must_make(run, step, made, rows, at, after)
+            words.append(f"the model, {compared:,} numbers")
+        else:
+            missing.append("the model: the rule was not evaluated")
+    except BlobAbsent as error:
+        missing.append(f"K and the model: {error}")
+    try:
+        if _must_be_metrics(record, _means(run, record, signed, after)):
+            words.append("the evaluation")
+    except BlobAbsent as error:
+        missing.append(f"the evaluation: {error}")
+    verified = f"{len(step.updates)} updates; verified: {', '.join(words)}"
+    return Verified(number=record.number, words=verified, missing=tuple(missing)), after
+
+
+def _must_suit(run: RunFacts, step: StepManifest) -> None:
+    """A step has sessions and a combined vector in a private run alone, and noise where the run protects clients."""
+    for name in ("result_model", "gram", "combined", "noise"):
+        try:
+            digests.parse(getattr(step, name) or step.base_model)
+        except ValueError as error:
+            raise Wrong(f"the {name} of the signed step: {error}") from error
+    privacy = run.spec.privacy
+    private = privacy.secure != "off"
+    if bool(step.combined) != private or bool(step.secure) != private:
+        raise Wrong(f'the sessions of the signed step do not suit a run with privacy.secure = "{privacy.secure}"')
+    scale = 0.0
+    if privacy.client_noise:
+        scale = privacy.client_noise * (run.rule.sensitivity(len(step.updates)) or math.nan)
+    if bool(step.noise) != bool(privacy.client_noise):
+        raise Wrong(f"the signed step has {'' if step.noise else 'no '}noise; the specification says otherwise")
+    if step.noise_scale != scale:
+        raise Wrong(f"noise_scale of the signed step is {step.noise_scale!r}; the specification gives {scale!r}")
+
+
+def _means(run: RunFacts, record: RoundRecord, signed: SignedRound, after: Standing) -> dict[str, float]:
+    """The means of what members measured of the new model, by the names of replies; none where nobody did."""
+    model = after.vectors.get(_AVERAGE, after.model)
+    if not signed.evaluations or "evaluated" not in record.metrics:
+        return {}
+    if run.spec.privacy.secure != "off" and "evaluation" not in run.spec.privacy.disclose:
+        return private_means(run, signed, record.number, model)
+    claims: dict[str, list[float]] = {}
+    for reply in signed.evaluations.values():
+        if reply.said.base_model != model:
+            raise Wrong(f"{reply.said.client_id} evaluated another model than the round has made")
+        for name, value in reply.said.metrics.items():
+            if name.endswith("/loss") or 0 <= value <= 1:
+                claims.setdefault(name, []).append(value)
+    return {name: float(np.mean(values)) for name, values in claims.items()}
+
+
+def _must_be_metrics(record: RoundRecord, means: Mapping[str, float]) -> bool:
+    """The losses and the accuracy on record follow from what members measured; whether there were any."""
+    expected = {f"loss/{split}": means[f"{split}/loss"] for split in _SPLITS if f"{split}/loss" in means}
+    accuracies = [means[f"{split}/accuracy"] for split in _SPLITS if f"{split}/accuracy" in means]
+    if accuracies:
+        expected["accuracy/mean"] = accuracies[0]
+    for name, value in expected.items():
+        found = record.metrics.get(name, math.nan)
+        if math.isfinite(value) and not math.isclose(found, value, rel_tol=1e-9):
+            raise Wrong(f"the record says {name} = {found!r}; the signed replies give {value!r}")
+    return bool(expected)
+
+
+def _memory(record: RoundRecord, step: StepManifest, at: Standing) -> dict[str, Any]:
+    """What the run remembers after a step; its digest is signed."""
+    if step.state_before != digest(_canonical(at.memory)):
+        raise Wrong("the step begins from another state than the step before has left")
+    try:
+        memory = json.loads(record.state_after)
+        data = _canonical(memory)
+    except (ValueError, RecursionError) as error:
+        raise Wrong(f"the state after the step is not JSON: {str(error)[:100]}") from error
+    if not isinstance(memory, dict) or digest(data) != step.state_after:
+        raise Wrong("the state after the step has another digest than the one that was signed")
+    return memory
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _must_be_step(run: RunFacts, made: Step, step: StepManifest, memory: Mapping[str, Any], at: Standing) -> None:
+    """The signed step says what follows from the replies."""
+    server, spec = run.spec.server, run.spec
+    rate = made.size * server_rate(server.learning_rate, server.decay, step.round, spec.rounds, server.decay_every)
+    if step.rate not in (rate, 0.0):
+        raise Wrong(f"the learning rate is {step.rate!r}; the specification gives {rate!r}")
+    weights = made.combination.objectives
+    facts: dict[str, Any] = {
+        "algorithm": spec.algorithm.name,
+        "hyperparameters": _canonical(spec.algorithm.hyperparameters).decode(),
+        "updates": [part.envelope for part in (*made.replies, *made.history)],
+        "consulted": [reply.envelope for reply in made.consulted],
+        "forgotten": list(made.forgotten),
+    }
+    for name, value in facts.items():
+        signed = getattr(step, name)
+        if (signed if isinstance(signed, str) else list(signed)) != value:
+            raise Wrong(f"{name} of the signed step is not what follows from the replies")
+    if weights is None and step.weights:
+        raise Wrong("the signed step has weights of objectives; the rule gives none")
+    if weights is not None:
+        named = {one.objective: one.weight for one in step.weights}
+        expected = dict(zip(weights.names, weights.weights.tolist(), strict=True))
+        _close(named, expected, "the weights of the objectives")
+    if made.combination.coordinates is None:
+        _must_be_coefficients(made, step)
+    elif step.coefficients:
+        raise Wrong("the signed step has coefficients; the rule works coordinate by coordinate")
+    _close(memory.get("rule", {}), dict(made.combination.state), "the rule's state after the step")
+
+
+def _must_be_coefficients(made: Step, step: StepManifest) -> None:
+    """Two solvers may find different weights of one direction, so directions are compared."""
+    signed, found = np.array(step.coefficients), made.combination.coefficients
+    if signed.shape != found.shape:
+        raise Wrong(f"the step has {len(signed)} coefficients; the rule gives {len(found)}")
+    off = signed - found
+    K = made.gram
+    if not np.isfinite(signed).all() or off @ K @ off > (_COEFFICIENTS**2) * max(float(np.diagonal(K).max()), 0.0):
+        place = int(np.argmax(np.abs(off)))
+        raise Wrong(f"coefficient {place} is {signed[place]!r}; the rule gives {found[place]!r} from K")
+
+
+def _close(recorded: Any, found: Any, what: str) -> None:
+    """Compares JSON; numbers may differ by rounding."""
+    if isinstance(recorded, Mapping) and isinstance(found, Mapping) and recorded.keys() == found.keys():
+        for name in recorded:
+            _close(recorded[name], found[name], f"{what}: {name}")
+    elif isinstance(recorded, list) and isinstance(found, list | tuple) and len(recorded) == len(found):
+        for place, pair in enumerate(zip(recorded, found, strict=True)):
+            _close(*pair, f"{what}: {place}")
+    elif isinstance(recorded, float) and isinstance(found, float | int):
+        if not math.isclose(recorded, found, rel_tol=1e-9, abs_tol=1e-12):
+            raise Wrong(f"{what} is {recorded!r}; {found!r} follows from the replies")
+    elif recorded != found:
+        raise Wrong(f"{what} is {recorded!r}; {found!r} follows from the replies")
+
+
+def _rows(run: RunFacts, signed: SignedRound, step: StepManifest, at: Standing) -> list[RowFile]:
+    """The rows that were combined, in the order of K: of replies, then of earlier rounds; or the combined vector."""
+    if step.combined:
+        return list(run.bundle.rows(step.combined).values())
+    entries = at.memory.get("rule", {}).get("history", {})
+    earlier = {entry["envelope"]: entry["payload"] for entry in entries.values()}
+    rows: list[RowFile] = []
+    for name in step.updates:
+        reply = signed.replies.get(name)
+        payload = earlier.get(name, "") if reply is None else reply.said.payload
+        if not payload:
+            raise Wrong(f"the update {name} of the step is not on record")
+        rows += run.bundle.rows(payload).values()
+    return rows
+
+
+def _must_make(
+    run: RunFacts, step: StepManifest, made: Step, rows: list[RowFile], at: Standing, after: Standing
+) -> int:
+    """The new model, and the vectors that are kept with it, follow; the number of numbers that were compared."""
+    bundle, rule, server = run.bundle, run.rule, run.spec.server
+    kind = OPTIMISERS[server.optimiser]
+    optimiser: Optimiser = rule.optimiser() or kind(**{one.name: getattr(server, one.name) for one in fields(kind)})
+    coefficients = np.array(step.coefficients)
+    rate, moved = step.rate, not _stands_still(made, step, rows)
+    if step.noise:
+        rows = [*rows, *bundle.rows(step.noise).values()]
+        coefficients = np.append(coefficients, step.noise_scale)
+    elif not moved:
+        rate, optimiser = 0.0, Sgd()
+        if step.result_model != step.base_model:
+            raise Wrong("the replies give no direction, and the step changes the model")
+    if moved and step.rate == 0.0 and server.learning_rate:
+        raise Wrong("the step says that there is no direction; the replies give one")
+    layout, base = bundle.model(step.base_model)
+    result = bundle.model(step.result_model)
+    if result[0] != layout:
+        raise Wrong("the new model has another layout than the old one")
+    if not moved:
+        before, now = ({n: d for n, d in one.vectors.items() if n != _AVERAGE} for one in (at, after))
+        if now != before:
+            raise Wrong("the step changes nothing, and the state keeps other vectors after it than before")
+    kept = {name: row for name, row in after.vectors.items() if moved or name == _AVERAGE}
+    expected = {*(optimiser.slots if moved else ()), *([_AVERAGE] if rule.averages else [])}
+    if kept.keys() != expected:
+        raise Wrong(f"the state keeps the vectors {sorted(kept)}; expected {sorted(expected)}")
+    count = at.memory.get("averaged") or 0
+    if rule.averages and after.memory.get("averaged") != count + 1:
+        raise Wrong(f"the mean has {after.memory.get('averaged')} models; expected {count + 1}")
+    return must_follow(
+        Made(
+            base=base,
+            result=result[1] if moved else None,
+            rate=rate,
+            rows=rows,
+            coefficients=None if made.combination.coordinates else coefficients,
+            coordinates=made.combination.coordinates,
+            optimiser=optimiser,
+            before={name: bundle.model(one)[1] for name, one in at.vectors.items() if name in expected},
+            after={name: bundle.model(one)[1] for name, one in kept.items()},
+            average=_AVERAGE,
+            models=count if rule.averages else None,
+        )
+    )
+
+
+def _stands_still(made: Step, step: StepManifest, rows: list[RowFile]) -> bool:
+    """Whether there is no step to take. With noise there always is one."""
+    if step.noise:
+        return False
+    if made.combination.coordinates is None:
+        return bool(made.combination.diagnostics.get("stationary", 0.0))
+    coordinates = made.combination.coordinates
+    square = 0.0
+    for _, piece in pieces(rows):
+        values = np.sort(coordinates.matrix @ piece, axis=0)
+        mean = values[coordinates.trim : len(values) - coordinates.trim].mean(axis=0)
+        square += float(mean @ mean)
+    K: Matrix = gram(rows)
+    squares = (coordinates.matrix @ K * coordinates.matrix).sum(axis=1)
+    lengths = np.sort(np.sqrt(np.maximum(squares, 0.0)))
+    return square <= STATIONARY_TOLERANCE * float(lengths[: len(lengths) - coordinates.trim].mean()) ** 2
