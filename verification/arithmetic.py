@@ -148,6 +148,19 @@ def must_follow(made: Made) -> int:
     return compared
 
 
+def must_average(rows: Sequence[RowFile], result: RowFile) -> int:
+    """Compares a vector with the mean of some rows, number by number, and returns how many there are.
+
+    Raises:
+        Wrong: a number is not what follows.
+    """
+    for where, piece in pieces([*rows, result]):
+        mean = piece[:-1].mean(axis=0)
+        error = _ERROR * np.abs(piece[:-1]).max(axis=0)
+        _must_round(piece[-1], mean, error, "the averaged buffers", where)
+    return result.length
+
+
 def _direction(made: Made, updates: Matrix) -> tuple[Matrix, Matrix]:
     """The direction on some columns, and the sum of the magnitudes that it was made of."""
     if made.coordinates is None:

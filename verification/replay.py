@@ -22,6 +22,7 @@ from federation.bundle import BlobAbsent, BundleReader
 from federation.digests import digest
 from federation.objectives import encoder_columns
 from federation.runs import RunSpec
+from federation.sharing import BUFFERS
 from federation.sketches.base import SketchError
 from federation.v1.common_pb2 import AssignmentManifest, StepManifest
 from federation.vectors import RowFile
@@ -144,8 +145,8 @@ def round_context(run: RunFacts, number: int, model: str, state: Mapping[str, An
         state=state,
         recall=recall,
         objectives=run.objectives,
-        parameters=0 if layout is None else layout.size,
-        encoder=() if layout is None else encoder_columns(layout),
+        parameters=0 if layout is None else spec.parameters.parameters_of(layout).size,
+        encoder=() if layout is None else encoder_columns(spec.parameters.parameters_of(layout)),
         seed=spec.seed,
         local_rate=spec.train.learning_rate,
         server_rate=server_rate(server.learning_rate, server.decay, number, spec.rounds, server.decay_every),
@@ -193,7 +194,7 @@ def _must_ask(run: RunFacts, phase: Phase, orders: Sequence[AssignmentManifest])
         who = f"the assignment of {order.client_id} in phase {order.phase}"
         if order.kind != phase.kind.name:
             raise Wrong(f"{who} asks for {order.kind}; the rule asks for {phase.kind.name}")
-        if order.work != encode(phase.work(Asked(order.client_id, tuple(order.objectives), run.spec))):
+        if order.work != encode(phase.work(Asked(order.client_id, tuple(order.objectives), run.spec, order.round))):
             raise Wrong(f"{who} asks for other work than the rule and the specification")
         if {one.name: one.digest for one in order.inputs} != inputs:
             raise Wrong(f"{who} has other inputs than the rule gives")
@@ -203,9 +204,11 @@ def recorded_reply(run: RunFacts, reply: SignedReply) -> Reply:
     """A signed reply as the rule reads it. Raises Wrong if its statement is malformed."""
     said, order = reply.said, reply.order
     rows: Sequence[RowFile] = ()
+    names = tuple(row.name for row in said.rows if row.name != BUFFERS)
     if said.payload:
-        kept = run.bundle.has(said.payload)
-        rows = tuple(run.bundle.rows(said.payload).values()) if kept else Absent(said.payload, len(said.rows))
+        rows = Absent(said.payload, len(names))
+        if run.bundle.has(said.payload):
+            rows = tuple(row for name, row in run.bundle.rows(said.payload).items() if name != BUFFERS)
     try:
         statement = decode_statement(order.kind, said.statement)
     except WorkError as error:
@@ -216,7 +219,7 @@ def recorded_reply(run: RunFacts, reply: SignedReply) -> Reply:
         losses=dict(said.losses),
         metrics=dict(said.metrics),
         rows=rows,  # type: ignore[arg-type] # a sequence that cannot be read stands for absent rows
-        names=tuple(row.name for row in said.rows),
+        names=names,
         objectives=tuple(order.objectives),
         envelope=reply.envelope,
         payload=said.payload,

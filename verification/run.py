@@ -3,54 +3,29 @@
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from coordinator.aggregation.phases import Step
-from coordinator.aggregation.qp import STATIONARY_TOLERANCE
 from coordinator.aggregation.registry import algorithm, server_rate
 from coordinator.aggregation.rules import HyperparameterError
-from coordinator.aggregation.server import OPTIMISERS, Optimiser, Sgd
 from federation import digests
 from federation.bundle import BlobAbsent, BundleReader
 from federation.digests import digest
 from federation.runs import RunSpec, SpecError
 from federation.v1.common_pb2 import StepManifest, UnsharedParameters
 from federation.v1.record_pb2 import RoundRecord
-from federation.vectors import RowFile
-from verification.arithmetic import Made, Matrix, gram, must_be_gram, must_follow, pieces
+from verification.arithmetic import must_be_gram
 from verification.envelopes import EnvelopeReader, SignedRound
 from verification.errors import Verified, Wrong
 from verification.keys import Keys, read_keys
+from verification.model import AVERAGE, Standing, combined_rows, must_make
 from verification.private import private_means, private_step
 from verification.replay import RunFacts, open_step, read_gram
 
 _COEFFICIENTS = 1e-9  # the largest distance of two directions, relative to the longest row
-_AVERAGE = "average"
 _SPLITS = ("test", "validation", "train")  # the accuracy of a round is that of the first one that was measured
-
-
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """Where a run stands before a round.
-
-    Attributes:
-        model: the digest of the model that the round starts from.
-        memory: what the run remembers, as the column of its record.
-        previous_step: the digest of the envelope of the newest step; empty before the first.
-    """
-
-    model: str
-    memory: Mapping[str, Any] = field(default_factory=dict)
-    previous_step: str = ""
-
-    @property
-    def vectors(self) -> dict[str, str]:
-        """The digests of the optimiser's vectors and of the mean of models, by name."""
-        found: dict[str, str] = self.memory.get("vectors", {})
-        return found
 
 
 def verify(bundle: BundleReader, fingerprint: str = "") -> Iterator[Verified]:
@@ -135,11 +110,11 @@ def _round(run: RunFacts, record: RoundRecord, signed: SignedRound, at: Standing
     except BlobAbsent as error:
         missing.append(f"the coefficients: {error}")
     try:
-        rows = _rows(run, signed, step, at)
+        rows = combined_rows(run, signed, step, at)
         must_be_gram(read_gram(run.bundle, step.gram), rows)
         words.append("K")
         if made is not None:
-            compared = _must_make(run, step, made, rows, at, after)
+            compared = must_make(run, step, made, rows, at, after)
             words.append(f"the model, {compared:,} numbers")
         else:
             missing.append("the model: the rule was not evaluated")
@@ -176,7 +151,7 @@ def _must_suit(run: RunFacts, step: StepManifest) -> None:
 
 def _means(run: RunFacts, record: RoundRecord, signed: SignedRound, after: Standing) -> dict[str, float]:
     """The means of what members measured of the new model, by the names of replies; none where nobody did."""
-    model = after.vectors.get(_AVERAGE, after.model)
+    model = after.vectors.get(AVERAGE, after.model)
     if not signed.evaluations or "evaluated" not in record.metrics:
         return {}
     if run.spec.privacy.secure != "off" and "evaluation" not in run.spec.privacy.disclose:
@@ -278,87 +253,3 @@ def _close(recorded: Any, found: Any, what: str) -> None:
             raise Wrong(f"{what} is {recorded!r}; {found!r} follows from the replies")
     elif recorded != found:
         raise Wrong(f"{what} is {recorded!r}; {found!r} follows from the replies")
-
-
-def _rows(run: RunFacts, signed: SignedRound, step: StepManifest, at: Standing) -> list[RowFile]:
-    """The rows that were combined, in the order of K: of replies, then of earlier rounds; or the combined vector."""
-    if step.combined:
-        return list(run.bundle.rows(step.combined).values())
-    entries = at.memory.get("rule", {}).get("history", {})
-    earlier = {entry["envelope"]: entry["payload"] for entry in entries.values()}
-    rows: list[RowFile] = []
-    for name in step.updates:
-        reply = signed.replies.get(name)
-        payload = earlier.get(name, "") if reply is None else reply.said.payload
-        if not payload:
-            raise Wrong(f"the update {name} of the step is not on record")
-        rows += run.bundle.rows(payload).values()
-    return rows
-
-
-def _must_make(
-    run: RunFacts, step: StepManifest, made: Step, rows: list[RowFile], at: Standing, after: Standing
-) -> int:
-    """The new model, and the vectors that are kept with it, follow; the number of numbers that were compared."""
-    bundle, rule, server = run.bundle, run.rule, run.spec.server
-    kind = OPTIMISERS[server.optimiser]
-    optimiser: Optimiser = rule.optimiser() or kind(**{one.name: getattr(server, one.name) for one in fields(kind)})
-    coefficients = np.array(step.coefficients)
-    rate, moved = step.rate, not _stands_still(made, step, rows)
-    if step.noise:
-        rows = [*rows, *bundle.rows(step.noise).values()]
-        coefficients = np.append(coefficients, step.noise_scale)
-    elif not moved:
-        rate, optimiser = 0.0, Sgd()
-        if step.result_model != step.base_model:
-            raise Wrong("the replies give no direction, and the step changes the model")
-    if moved and step.rate == 0.0 and server.learning_rate:
-        raise Wrong("the step says that there is no direction; the replies give one")
-    layout, base = bundle.model(step.base_model)
-    result = bundle.model(step.result_model)
-    if result[0] != layout:
-        raise Wrong("the new model has another layout than the old one")
-    if not moved:
-        before, now = ({n: d for n, d in one.vectors.items() if n != _AVERAGE} for one in (at, after))
-        if now != before:
-            raise Wrong("the step changes nothing, and the state keeps other vectors after it than before")
-    kept = {name: row for name, row in after.vectors.items() if moved or name == _AVERAGE}
-    expected = {*(optimiser.slots if moved else ()), *([_AVERAGE] if rule.averages else [])}
-    if kept.keys() != expected:
-        raise Wrong(f"the state keeps the vectors {sorted(kept)}; expected {sorted(expected)}")
-    count = at.memory.get("averaged") or 0
-    if rule.averages and after.memory.get("averaged") != count + 1:
-        raise Wrong(f"the mean has {after.memory.get('averaged')} models; expected {count + 1}")
-    return must_follow(
-        Made(
-            base=base,
-            result=result[1] if moved else None,
-            rate=rate,
-            rows=rows,
-            coefficients=None if made.combination.coordinates else coefficients,
-            coordinates=made.combination.coordinates,
-            optimiser=optimiser,
-            before={name: bundle.model(one)[1] for name, one in at.vectors.items() if name in expected},
-            after={name: bundle.model(one)[1] for name, one in kept.items()},
-            average=_AVERAGE,
-            models=count if rule.averages else None,
-        )
-    )
-
-
-def _stands_still(made: Step, step: StepManifest, rows: list[RowFile]) -> bool:
-    """Whether there is no step to take. With noise there always is one."""
-    if step.noise:
-        return False
-    if made.combination.coordinates is None:
-        return bool(made.combination.diagnostics.get("stationary", 0.0))
-    coordinates = made.combination.coordinates
-    square = 0.0
-    for _, piece in pieces(rows):
-        values = np.sort(coordinates.matrix @ piece, axis=0)
-        mean = values[coordinates.trim : len(values) - coordinates.trim].mean(axis=0)
-        square += float(mean @ mean)
-    K: Matrix = gram(rows)
-    squares = (coordinates.matrix @ K * coordinates.matrix).sum(axis=1)
-    lengths = np.sort(np.sqrt(np.maximum(squares, 0.0)))
-    return square <= STATIONARY_TOLERANCE * float(lengths[: len(lengths) - coordinates.trim].mean()) ** 2

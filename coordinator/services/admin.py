@@ -256,9 +256,9 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
                 return
             yield messages.ListUpdatesResponse(updates=updates)
 
-    async def _log_export(self, action: str, subject: str, digest: str = "") -> None:
+    async def _log_export(self, action: str, subject: str, digest: str = "", detail: str = "") -> None:
         by, now = self._access.caller().uri, self._clock()
-        await self._write(audit.record, at=now, actor=by, action=action, subject=subject, digest=digest)
+        await self._write(audit.record, at=now, actor=by, action=action, subject=subject, digest=digest, detail=detail)
 
     async def ExportModel(
         self, request: messages.ExportModelRequest, context: Context
@@ -294,7 +294,6 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
         self, request: messages.ExportBundleRequest, context: Context
     ) -> AsyncIterator[messages.ExportBundleResponse]:
         """Streams the bundle of a run."""
-        by = self._access.caller().uri
         run_id = await self._read(lambda session: find_run(session, request.run).run_id)
         pieces = write_bundle(
             self._database,
@@ -305,9 +304,7 @@ class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
             payloads=request.payloads,
         )
         detail = "with payloads" if request.payloads else "without payloads"
-        await self._write(
-            audit.record, at=self._clock(), actor=by, action="bundle.exported", subject=run_id, detail=detail
-        )
+        await self._log_export("bundle.exported", run_id, detail=detail)
         with closing(pieces):
             while piece := await self._in_thread(next, pieces, None):
                 for start in range(0, len(piece), CHUNK_BYTES):

@@ -1,0 +1,156 @@
+"""The new model of a step: from which rows, and with which vectors, it was made, and whether it follows from them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from coordinator.aggregation.phases import Step
+from coordinator.aggregation.qp import STATIONARY_TOLERANCE
+from coordinator.aggregation.server import OPTIMISERS, Optimiser, Sgd
+from federation.sharing import BUFFERS
+from federation.v1.common_pb2 import StepManifest
+from federation.vectors import RowFile
+from verification.arithmetic import Made, Matrix, gram, must_average, must_follow, pieces
+from verification.envelopes import SignedRound
+from verification.errors import Wrong
+from verification.replay import RunFacts
+
+AVERAGE = "average"  # the vector that is the mean of all models
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where a run stands before a round.
+
+    Attributes:
+        model: the digest of the model that the round starts from.
+        memory: what the run remembers, as the column of its record.
+        previous_step: the digest of the envelope of the newest step; empty before the first.
+    """
+
+    model: str
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    previous_step: str = ""
+
+    @property
+    def vectors(self) -> dict[str, str]:
+        """The digests of the optimiser's vectors and of the mean of models, by name."""
+        found: dict[str, str] = self.memory.get("vectors", {})
+        return found
+
+
+def combined_rows(run: RunFacts, signed: SignedRound, step: StepManifest, at: Standing) -> list[RowFile]:
+    """The rows that were combined, in the order of K: of replies, then of earlier rounds; or the combined vector.
+
+    Raises:
+        BlobAbsent: an update is not in the bundle.
+        Wrong: the step names an update that is not on record.
+    """
+    if step.combined:
+        return list(run.bundle.rows(step.combined).values())
+    entries = at.memory.get("rule", {}).get("history", {})
+    earlier = {entry["envelope"]: entry["payload"] for entry in entries.values()}
+    rows: list[RowFile] = []
+    for name in step.updates:
+        reply = signed.replies.get(name)
+        payload = earlier.get(name, "") if reply is None else reply.said.payload
+        if not payload:
+            raise Wrong(f"the update {name} of the step is not on record")
+        rows += (row for name, row in run.bundle.rows(payload).items() if name != BUFFERS)
+    return rows
+
+
+def must_make(run: RunFacts, step: StepManifest, made: Step, rows: list[RowFile], at: Standing, after: Standing) -> int:
+    """Checks that the new model, and the vectors that are kept with it, follow from a step.
+
+    Args:
+        run: the run.
+        step: the signed step.
+        made: what the rule gives.
+        rows: that were combined.
+        at: where the run stood before the step.
+        after: where it stands after it.
+
+    Returns:
+        How many numbers were compared.
+
+    Raises:
+        BlobAbsent: a model or a vector is not in the bundle.
+        Wrong: something does not follow.
+    """
+    bundle, rule, server = run.bundle, run.rule, run.spec.server
+    kind = OPTIMISERS[server.optimiser]
+    optimiser: Optimiser = rule.optimiser() or kind(**{one.name: getattr(server, one.name) for one in fields(kind)})
+    coefficients = np.array(step.coefficients)
+    rate, moved = step.rate, not _stands_still(made, step, rows)
+    if step.noise:
+        rows = [*rows, *bundle.rows(step.noise).values()]
+        coefficients = np.append(coefficients, step.noise_scale)
+    elif not moved:
+        rate, optimiser = 0.0, Sgd()
+        if step.result_model != step.base_model:
+            raise Wrong("the replies give no direction, and the step changes the model")
+    if moved and step.rate == 0.0 and server.learning_rate:
+        raise Wrong("the step says that there is no direction; the replies give one")
+    layout = bundle.model(step.base_model)[0]
+    parameters = slice(0, run.spec.parameters.parameters_of(layout).size)
+
+    def vector(name: str, part: slice = parameters) -> RowFile:
+        """Columns of a model or of a vector that belongs to one."""
+        found, row = bundle.model(name)
+        if found != layout:
+            raise Wrong(f"{name} has another layout than the model")
+        return row.columns(part)
+
+    if not moved:
+        before, now = ({n: d for n, d in one.vectors.items() if n != AVERAGE} for one in (at, after))
+        if now != before:
+            raise Wrong("the step changes nothing, and the state keeps other vectors after it than before")
+    kept = {name: row for name, row in after.vectors.items() if moved or name == AVERAGE}
+    expected = {*(optimiser.slots if moved else ()), *([AVERAGE] if rule.averages else [])}
+    if kept.keys() != expected:
+        raise Wrong(f"the state keeps the vectors {sorted(kept)}; expected {sorted(expected)}")
+    count = at.memory.get("averaged") or 0
+    if rule.averages and after.memory.get("averaged") != count + 1:
+        raise Wrong(f"the mean has {after.memory.get('averaged')} models; expected {count + 1}")
+    compared = must_follow(
+        Made(
+            base=vector(step.base_model),
+            result=vector(step.result_model) if moved else None,
+            rate=rate,
+            rows=rows,
+            coefficients=None if made.combination.coordinates else coefficients,
+            coordinates=made.combination.coordinates,
+            optimiser=optimiser,
+            before={name: vector(one) for name, one in at.vectors.items() if name in expected},
+            after={name: vector(one) for name, one in kept.items()},
+            average=AVERAGE,
+            models=count if rule.averages else None,
+        )
+    )
+    if moved and layout.size > parameters.stop:
+        part = slice(parameters.stop, layout.size)
+        payloads = [bundle.rows(reply.payload) for reply in made.replies if reply.payload]
+        buffers = [found[BUFFERS] for found in payloads if BUFFERS in found] or [vector(step.base_model, part)]
+        compared += must_average(buffers, vector(step.result_model, part))
+    return compared
+
+
+def _stands_still(made: Step, step: StepManifest, rows: list[RowFile]) -> bool:
+    """Whether there is no step to take. With noise there always is one."""
+    if step.noise:
+        return False
+    if made.combination.coordinates is None:
+        return bool(made.combination.diagnostics.get("stationary", 0.0))
+    coordinates = made.combination.coordinates
+    square = 0.0
+    for _, piece in pieces(rows):
+        values = np.sort(coordinates.matrix @ piece, axis=0)
+        mean = values[coordinates.trim : len(values) - coordinates.trim].mean(axis=0)
+        square += float(mean @ mean)
+    K: Matrix = gram(rows)
+    squares = (coordinates.matrix @ K * coordinates.matrix).sum(axis=1)
+    lengths = np.sort(np.sqrt(np.maximum(squares, 0.0)))
+    return square <= STATIONARY_TOLERANCE * float(lengths[: len(lengths) - coordinates.trim].mean()) ** 2
