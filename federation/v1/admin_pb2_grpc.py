@@ -303,7 +303,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExportBundle(self, request, context):
-        """Streams the record of a run as one file, for verification by others (security officer).
+        """Streams the record of a run as one file, for verification by others (security-officer).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -84,7 +84,7 @@ class AdminStub:
     ExportModel: _grpc.UnaryStreamMultiCallable[_admin_pb2.ExportModelRequest, _admin_pb2.ExportModelResponse]
     """Streams a model of a run as a safetensors file (viewer)."""
     ExportBundle: _grpc.UnaryStreamMultiCallable[_admin_pb2.ExportBundleRequest, _admin_pb2.ExportBundleResponse]
-    """Streams the record of a run as one file, for verification by others (security officer)."""
+    """Streams the record of a run as one file, for verification by others (security-officer)."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -140,7 +140,7 @@ class AdminAsyncStub(AdminStub):
     ExportModel: _aio.UnaryStreamMultiCallable[_admin_pb2.ExportModelRequest, _admin_pb2.ExportModelResponse]  # type: ignore[assignment]
     """Streams a model of a run as a safetensors file (viewer)."""
     ExportBundle: _aio.UnaryStreamMultiCallable[_admin_pb2.ExportBundleRequest, _admin_pb2.ExportBundleResponse]  # type: ignore[assignment]
-    """Streams the record of a run as one file, for verification by others (security officer)."""
+    """Streams the record of a run as one file, for verification by others (security-officer)."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role.
@@ -325,6 +325,6 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ExportBundleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.ExportBundleResponse], _abc.AsyncIterator[_admin_pb2.ExportBundleResponse]]:
-        """Streams the record of a run as one file, for verification by others (security officer)."""
+        """Streams the record of a run as one file, for verification by others (security-officer)."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
