@@ -6,9 +6,10 @@ that were rolled back leave no gap, and what a dead process recorded is chained 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import bindparam, func, select, update
+from sqlalchemy import bindparam, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from federation.log_entries import LogEntry
@@ -95,6 +96,45 @@ def size(session: Session) -> int:
     """The number of entries that have a place in the log."""
     last = session.scalar(select(func.max(AuditEntry.number)))
     return 0 if last is None else last + 1
+
+
+@dataclass(frozen=True)
+class ChainedEntry:
+    """An entry that has a place in the log, with its leaf as it is stored."""
+
+    entry: LogEntry
+    leaf: bytes
+
+
+def chained(
+    session: Session, start: int, limit: int, *, since: datetime | None = None, actor: str = ""
+) -> list[ChainedEntry]:
+    """The entries from a number on, in order, at most `limit`.
+
+    Args:
+        session: reads.
+        start: the number of the first one.
+        limit: how many at most.
+        since: not those before this time.
+        actor: only those of this actor; a name stands for the member or administrator with this name.
+    """
+    rows = select(*_COLUMNS, AuditEntry.number, AuditEntry.leaf).where(AuditEntry.number >= start)
+    if since is not None:
+        rows = rows.where(AuditEntry.at >= since)
+    if actor:
+        rows = rows.where(or_(AuditEntry.actor == actor, AuditEntry.actor.endswith(f"/{actor}", autoescape=True)))
+    found = []
+    for row in session.execute(rows.order_by(AuditEntry.number).limit(limit)).mappings():
+        values = dict(row)
+        leaf = values.pop("leaf") or b""
+        found.append(ChainedEntry(LogEntry(**values), leaf))
+    return found
+
+
+def numbers(session: Session, start: int, limit: int) -> Sequence[int]:
+    """The numbers of the entries from one on, in order, at most `limit`."""
+    rows = select(AuditEntry.number).where(AuditEntry.number >= start).order_by(AuditEntry.number).limit(limit)
+    return [number for number in session.scalars(rows) if number is not None]
 
 
 def chained_leaves(session: Session, start: int, stop: int) -> Sequence[bytes]:

@@ -39,6 +39,6 @@ def problem(line: str, *, complete: bool = True) -> str | None:
         return f"{path} takes no {words}"
     if complete and not {"--help", "--version"} & set(asked):
         missing = [p.name for p in command.params if p.required and p.name and values.get(p.name) in (None, ())]
-        if missing or getattr(command, "commands", None):
+        if missing or (getattr(command, "commands", None) and not command.invoke_without_command):
             return f"{path} lacks {missing or 'a command'}"
     return None

@@ -25,6 +25,7 @@ RATES: Mapping[str, Rate] = {
     "Renew": Rate(5, 5 / DAY),
     "FetchBlob": Rate(1000, 100),
     "Submit": Rate(2000, 200),
+    "VerifyAudit": Rate(5, 5 / 60),
     REFUSED: Rate(500, 50),
     DECLINE: Rate(500, 100),
     MESSAGE: Rate(2000, 400),

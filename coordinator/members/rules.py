@@ -20,6 +20,7 @@ _ADMIN: Mapping[Role, tuple[str, ...]] = {
     Role.VIEWER: (
         *("ListJoinStrings", "ListClients", "ListAdministrators", "ListRuns", "ListRounds", "ListUpdates"),
         *("GetDisk", "GetRun", "GetRound", "WatchRun", "ExportRounds", "ExportModel"),
+        *("ListAudit", "VerifyAudit"),
     ),
     Role.OPERATOR: ("SubmitRun", "PauseRun", "ResumeRun", "StopRun"),
     Role.SECURITY_OFFICER: (

@@ -13,13 +13,12 @@ from coordinator.rounds.scores import best_round
 from coordinator.rounds.submission import Submission
 from coordinator.rounds.uploads import Upload
 from coordinator.services import details, views
-from coordinator.services.base import Parts
+from coordinator.services.audit_calls import AuditCalls
 from coordinator.services.bundles import write_bundle
 from coordinator.services.member_calls import MemberCalls
 from coordinator.services.messages import like
 from coordinator.services.paging import Page
 from coordinator.services.summaries import rounds_from, summaries
-from coordinator.services.verification import Verifier
 from coordinator.services.watching import Watching, run_with_members, runs_from
 from federation import digests
 from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
@@ -43,13 +42,8 @@ UPDATES_AT_A_TIME = 200  # of a list, with their envelopes
 SIGN_OF_LIFE_SECONDS = 5.0  # how often watchers of a run get the time and the attending members
 
 
-class AdminService(MemberCalls, admin_pb2_grpc.AdminServicer):
-    """Serves administrators: runs and rounds here, membership in `MemberCalls`."""
-
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self._database = parts.threads.database
-        self._verifier = Verifier(self._home.federation_id, self._home.signing_key.public_key())
+class AdminService(MemberCalls, AuditCalls, admin_pb2_grpc.AdminServicer):
+    """Serves administrators: runs and rounds here, membership in `MemberCalls`, the audit log in `AuditCalls`."""
 
     # --- runs
 

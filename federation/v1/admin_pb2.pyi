@@ -2696,3 +2696,243 @@ class ExportBundleResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExportBundleResponse: _TypeAlias = ExportBundleResponse  # noqa: Y015
+
+@_typing.final
+class ListAuditRequest(_message.Message):
+    """Which entries of the audit log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    FOLLOW_FIELD_NUMBER: _builtins.int
+    actor: _builtins.str
+    """Only those of this actor: as the log has it, or the name of a member or administrator; empty for all."""
+    follow: _builtins.bool
+    """Whether the list goes on with entries that come later, until the caller ends it."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Not those before this time; unset for all."""
+
+    def __init__(
+        self,
+        *,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        actor: _builtins.str = ...,
+        follow: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "follow", b"follow", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAuditRequest: _TypeAlias = ListAuditRequest  # noqa: Y015
+
+@_typing.final
+class ListAuditResponse(_message.Message):
+    """Entries of the audit log, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEntry]:
+        """At least one."""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[Global___AuditEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAuditResponse: _TypeAlias = ListAuditResponse  # noqa: Y015
+
+@_typing.final
+class AuditEntry(_message.Message):
+    """An entry of the audit log. docs/audit-log.md says how its leaf is made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ENTRY_ID_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    LEAF_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Its place in the log, from 0."""
+    entry_id: _builtins.int
+    """The id of its row."""
+    actor: _builtins.str
+    """Who did it: the URI of a certificate, "peer ADDRESS", "coordinator", or a command on the coordinator's machine."""
+    action: _builtins.str
+    """What: an rpc, or an event."""
+    subject: _builtins.str
+    """What it was about."""
+    outcome: _builtins.str
+    """The reason of a refusal; empty otherwise."""
+    detail: _builtins.str
+    """More, in words."""
+    digest: _builtins.str
+    """The digest of the envelope or object that it tells of; empty where there is none."""
+    times: _builtins.int
+    """How often it happened."""
+    leaf: _builtins.bytes
+    """Its leaf in the log's tree, 32 bytes."""
+    @_builtins.property
+    def at(self) -> _timestamp_pb2.Timestamp:
+        """When it happened."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        entry_id: _builtins.int = ...,
+        at: _timestamp_pb2.Timestamp | None = ...,
+        actor: _builtins.str = ...,
+        action: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        times: _builtins.int = ...,
+        leaf: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "actor", b"actor", "at", b"at", "detail", b"detail", "digest", b"digest", "entry_id", b"entry_id", "leaf", b"leaf", "number", b"number", "outcome", b"outcome", "subject", b"subject", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditEntry: _TypeAlias = AuditEntry  # noqa: Y015
+
+@_typing.final
+class VerifyAuditRequest(_message.Message):
+    """Asks for a verification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SKIP_BLOBS_FIELD_NUMBER: _builtins.int
+    skip_blobs: _builtins.bool
+    """Whether the bytes of the blobs are not read."""
+    def __init__(
+        self,
+        *,
+        skip_blobs: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["skip_blobs", b"skip_blobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyAuditRequest: _TypeAlias = VerifyAuditRequest  # noqa: Y015
+
+@_typing.final
+class VerifyAuditResponse(_message.Message):
+    """Some of a verification."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    VERIFIED_FIELD_NUMBER: _builtins.int
+    problem: _builtins.str
+    """Something that is wrong, in words."""
+    @_builtins.property
+    def progress(self) -> Global___AuditProgress:
+        """How far the verification is."""
+
+    @_builtins.property
+    def verified(self) -> Global___AuditVerified:
+        """Last on the stream."""
+
+    def __init__(
+        self,
+        *,
+        problem: _builtins.str = ...,
+        progress: Global___AuditProgress | None = ...,
+        verified: Global___AuditVerified | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "problem", b"problem", "progress", b"progress", "verified", b"verified"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "problem", b"problem", "progress", b"progress", "verified", b"verified"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["problem", "progress", "verified"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___VerifyAuditResponse: _TypeAlias = VerifyAuditResponse  # noqa: Y015
+
+@_typing.final
+class AuditProgress(_message.Message):
+    """How far a verification is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PART_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    part: _builtins.str
+    """What is verified: "entries", "rounds" or "blobs"."""
+    done: _builtins.int
+    """How many of it so far."""
+    def __init__(
+        self,
+        *,
+        part: _builtins.str = ...,
+        done: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditProgress: _TypeAlias = AuditProgress  # noqa: Y015
+
+@_typing.final
+class AuditVerified(_message.Message):
+    """What a verification has read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    BLOBS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    entries: _builtins.int
+    """Entries of the log."""
+    rounds: _builtins.int
+    """Rounds, with their signed envelopes."""
+    blobs: _builtins.int
+    """Blobs."""
+    @_builtins.property
+    def checkpoint(self) -> _common_pb2.SignedEnvelope:
+        """The newest checkpoint: a signed CheckpointManifest."""
+
+    def __init__(
+        self,
+        *,
+        entries: _builtins.int = ...,
+        rounds: _builtins.int = ...,
+        blobs: _builtins.int = ...,
+        checkpoint: _common_pb2.SignedEnvelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blobs", b"blobs", "checkpoint", b"checkpoint", "entries", b"entries", "rounds", b"rounds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditVerified: _TypeAlias = AuditVerified  # noqa: Y015

@@ -146,6 +146,16 @@ class AdminStub:
                 request_serializer=federation_dot_v1_dot_admin__pb2.ExportBundleRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_admin__pb2.ExportBundleResponse.FromString,
                 _registered_method=True)
+        self.ListAudit = channel.unary_stream(
+                '/federation.v1.Admin/ListAudit',
+                request_serializer=federation_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
+                _registered_method=True)
+        self.VerifyAudit = channel.unary_stream(
+                '/federation.v1.Admin/VerifyAudit',
+                request_serializer=federation_dot_v1_dot_admin__pb2.VerifyAuditRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.VerifyAuditResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -309,6 +319,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAudit(self, request, context):
+        """Lists the entries of the audit log, some in each message (viewer).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyAudit(self, request, context):
+        """Verifies the audit log, and the record and the blobs against it; streams what is wrong (viewer).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -421,6 +445,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ExportBundle,
                     request_deserializer=federation_dot_v1_dot_admin__pb2.ExportBundleRequest.FromString,
                     response_serializer=federation_dot_v1_dot_admin__pb2.ExportBundleResponse.SerializeToString,
+            ),
+            'ListAudit': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListAudit,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.ListAuditRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.ListAuditResponse.SerializeToString,
+            ),
+            'VerifyAudit': grpc.unary_stream_rpc_method_handler(
+                    servicer.VerifyAudit,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.VerifyAuditRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.VerifyAuditResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1019,6 +1053,60 @@ class Admin:
             '/federation.v1.Admin/ExportBundle',
             federation_dot_v1_dot_admin__pb2.ExportBundleRequest.SerializeToString,
             federation_dot_v1_dot_admin__pb2.ExportBundleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/federation.v1.Admin/ListAudit',
+            federation_dot_v1_dot_admin__pb2.ListAuditRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.ListAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/federation.v1.Admin/VerifyAudit',
+            federation_dot_v1_dot_admin__pb2.VerifyAuditRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.VerifyAuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -85,6 +85,10 @@ class AdminStub:
     """Streams a model of a run as a safetensors file (viewer)."""
     ExportBundle: _grpc.UnaryStreamMultiCallable[_admin_pb2.ExportBundleRequest, _admin_pb2.ExportBundleResponse]
     """Streams the record of a run as one file, for verification by others (security-officer)."""
+    ListAudit: _grpc.UnaryStreamMultiCallable[_admin_pb2.ListAuditRequest, _admin_pb2.ListAuditResponse]
+    """Lists the entries of the audit log, some in each message (viewer)."""
+    VerifyAudit: _grpc.UnaryStreamMultiCallable[_admin_pb2.VerifyAuditRequest, _admin_pb2.VerifyAuditResponse]
+    """Verifies the audit log, and the record and the blobs against it; streams what is wrong (viewer)."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -141,6 +145,10 @@ class AdminAsyncStub(AdminStub):
     """Streams a model of a run as a safetensors file (viewer)."""
     ExportBundle: _aio.UnaryStreamMultiCallable[_admin_pb2.ExportBundleRequest, _admin_pb2.ExportBundleResponse]  # type: ignore[assignment]
     """Streams the record of a run as one file, for verification by others (security-officer)."""
+    ListAudit: _aio.UnaryStreamMultiCallable[_admin_pb2.ListAuditRequest, _admin_pb2.ListAuditResponse]  # type: ignore[assignment]
+    """Lists the entries of the audit log, some in each message (viewer)."""
+    VerifyAudit: _aio.UnaryStreamMultiCallable[_admin_pb2.VerifyAuditRequest, _admin_pb2.VerifyAuditResponse]  # type: ignore[assignment]
+    """Verifies the audit log, and the record and the blobs against it; streams what is wrong (viewer)."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Every rpc: UNAUTHENTICATED certificate-unknown, certificate-revoked, certificate-expired; PERMISSION_DENIED role.
@@ -326,5 +334,21 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.ExportBundleResponse], _abc.AsyncIterator[_admin_pb2.ExportBundleResponse]]:
         """Streams the record of a run as one file, for verification by others (security-officer)."""
+
+    @_abc_1.abstractmethod
+    def ListAudit(
+        self,
+        request: _admin_pb2.ListAuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ListAuditResponse], _abc.AsyncIterator[_admin_pb2.ListAuditResponse]]:
+        """Lists the entries of the audit log, some in each message (viewer)."""
+
+    @_abc_1.abstractmethod
+    def VerifyAudit(
+        self,
+        request: _admin_pb2.VerifyAuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.VerifyAuditResponse], _abc.AsyncIterator[_admin_pb2.VerifyAuditResponse]]:
+        """Verifies the audit log, and the record and the blobs against it; streams what is wrong (viewer)."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

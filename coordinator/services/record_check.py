@@ -1,0 +1,152 @@
+"""Compares the record with the audit log, and blobs with their digests: finds what was edited by hand."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.rounds.states import RUN_ENDED, SIMULATOR
+from coordinator.services.verification import Verifier, parsed
+from federation.digests import digest
+from federation.envelope import envelope_digest
+from federation.proofs import UNSIGNED
+from storage import audit
+from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
+from storage.models import Assignment, AuditEntry, Certificate, Client, ClientState, Phase, Round, Run, Update
+
+_BLOBS_AT_A_TIME = 50
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the entries of one action tell: the digest of each subject, the newest last."""
+
+    digests: Mapping[str, list[str]]
+
+    @classmethod
+    def read(cls, session: Session, action: str) -> "Told":
+        """The entries of an action."""
+        digests: dict[str, list[str]] = {}
+        rows = select(AuditEntry.subject, AuditEntry.digest).where(AuditEntry.action == action)
+        for subject, told in session.execute(rows.order_by(AuditEntry.entry_id)):
+            digests.setdefault(subject, []).append(told)
+        return cls(digests)
+
+    def missing(self, subject: str, found: str) -> bool:
+        """Whether no entry tells of this digest about a subject."""
+        return found not in self.digests.get(subject, ())
+
+
+def record_problems(session: Session, verifier: Verifier) -> Iterator[str | int]:
+    """What differs between the record and the log, in words, and after each round how many there were so far."""
+    yield from _clients(session)
+    yield from _runs(session)
+    steps, issued, accepted = (Told.read(session, name) for name in (audit.STEPPED, audit.ISSUED, audit.ACCEPTED))
+    seen: set[str] = set()
+    rounds = select(Round).join(Run).where(Run.submitted_by != SIMULATOR).order_by(Round.run_id, Round.number)
+    for count, row in enumerate(session.scalars(rounds).all(), 1):
+        place = f"{row.run_id}/{row.number}"
+        seen.add(place)
+        yield from _step(session, verifier, row, place, steps)
+        for client, checks in verifier.of_round(session, row.round_id).items():
+            for _, check in checks:
+                if not check.verified:
+                    words = f"{check.reason}: {check.message}"
+                    yield f"round {place}: the {check.kind} of {client} in phase {check.phase}: {words}"
+        yield from _replies(session, row, place, issued, accepted, seen)
+        yield count
+        session.expunge_all()
+    for told, what in ((steps, "step of round"), (issued, "assignment"), (accepted, "accepted reply to assignment")):
+        for subject in told.digests:
+            if subject not in seen and f"{what} {subject}" not in seen:
+                yield f"{what} {subject}: the log tells of it, and it is not in the record"
+
+
+def _step(session: Session, verifier: Verifier, row: Round, place: str, steps: Told) -> Iterator[str]:
+    if row.step is None:
+        if place in steps.digests:
+            yield f"round {place}: the log tells of its step, and it has none"
+        return
+    check = verifier.step(session, row)
+    if not check.verified:
+        yield f"round {place}: the step: {check.reason}: {check.message}"
+    envelope = parsed(row.step)
+    if envelope is not None and steps.missing(place, envelope_digest(envelope)):
+        yield f"round {place}: the step: no entry of the log tells of it"
+
+
+def _replies(session: Session, row: Round, place: str, issued: Told, accepted: Told, seen: set[str]) -> Iterator[str]:
+    """Compares the assignments and the accepted replies of a round with the entries; notes those that are there."""
+    assignments = select(Assignment).join(Phase).where(Phase.round_id == row.round_id)
+    for assignment in session.scalars(assignments):
+        name = assignment.assignment_id
+        seen.add(f"assignment {name}")
+        envelope = parsed(assignment.envelope)
+        if envelope is not None and issued.missing(name, envelope_digest(envelope)):
+            yield f"round {place}: assignment {name}: no entry of the log tells of it"
+    replies = select(Update).join(Assignment).join(Phase).where(Phase.round_id == row.round_id, Update.accepted)
+    for update in session.scalars(replies):
+        name = update.assignment_id
+        seen.add(f"accepted reply to assignment {name}")
+        if accepted.missing(name, update.envelope_digest):
+            yield f"round {place}: the accepted reply to assignment {name}: no entry of the log tells of it"
+
+
+def _runs(session: Session) -> Iterator[str]:
+    submitted = Told.read(session, audit.SUBMITTED)
+    ends = {state: Told.read(session, f"run.{state.lower()}") for state in RUN_ENDED}
+    runs = session.scalars(select(Run).where(Run.submitted_by != SIMULATOR).order_by(Run.run_id)).all()
+    for run in runs:
+        found = digest(run.spec)
+        if found != run.spec_digest or submitted.missing(run.run_id, found):
+            yield f"run {run.run_id}: its specification is not the one whose submission the log tells of"
+        for state, told in ends.items():
+            if (run.run_id in told.digests) != (run.state is state):
+                there = "tells" if run.run_id in told.digests else "does not tell"
+                yield f"run {run.run_id}: it is {run.state}, and the log {there} that it became {state}"
+    for run_id in submitted.digests.keys() - {run.run_id for run in runs}:
+        yield f"run {run_id}: the log tells of it, and it is not in the record"
+
+
+def _clients(session: Session) -> Iterator[str]:
+    enrolled, approved, revoked = (
+        Told.read(session, action) for action in (audit.ENROLLED, "client.approved", "client.revoked")
+    )
+    pending = AuditEntry.detail.endswith(f", {ClientState.PENDING}")
+    waited = set(session.scalars(select(AuditEntry.subject).where(AuditEntry.action == audit.ENROLLED, pending)))
+    clients = session.scalars(select(Client).where(Client.signing_key != UNSIGNED).order_by(Client.client_id)).all()
+    for client in clients:
+        name = client.client_id
+        if enrolled.missing(name, digest(client.signing_key)):
+            yield f"client {name}: its signing key is not the one with which the log tells that it enrolled"
+        if (name in revoked.digests) != (client.state is ClientState.REVOKED):
+            there = "tells" if name in revoked.digests else "does not tell"
+            yield f"client {name}: it is {client.state}, and the log {there} of its revocation"
+        if client.state is ClientState.ACTIVE and name in waited and name not in approved.digests:
+            yield f"client {name}: it is ACTIVE, and the log does not tell of its approval"
+    for name in enrolled.digests.keys() - {"", *(client.client_id for client in clients)}:
+        yield f"client {name}: the log tells that it enrolled, and it is not in the record"
+    issued = Told.read(session, "admin.issued")
+    for certificate in session.scalars(select(Certificate).where(Certificate.client_id.is_(None))):
+        name = certificate.subject.rpartition("/")[2]
+        if issued.missing(name, digest(certificate.certificate)):
+            yield f"administrator {name}: no entry of the log tells of the certificate {certificate.serial}"
+
+
+def blob_problems(blobs: BlobStore, needed: set[str]) -> Iterator[str | int]:
+    """Which blobs are damaged, or missing although they are `needed`, and now and then how many were read so far."""
+    count, stored = 0, set()
+    for count, blob in enumerate(blobs.scan(), 1):
+        stored.add(blob.digest)
+        try:
+            blobs.verify(blob.digest)
+        except BlobCorrupt as error:
+            yield f"blob {blob.digest}: {error}"
+        except BlobMissing:
+            pass  # it was removed a moment ago
+        if count % _BLOBS_AT_A_TIME == 0:
+            yield count
+    for digest_ in sorted(needed - stored):
+        yield f"blob {digest_}: it is missing, and a run needs it"
+    yield count
