@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from federation.attacks import Attack, attack_seed, parse_attack
+from federation.attacks import Attack, AttackError, attack_seed, parse_attack
 from federation.run_sections import SimulationSpec
-from federation.tasks import DataSource, Part, Splits, Task, task_code
+from federation.tasks import Dataset, DataSource, Part, Splits, Task, task_code
 from federation.tasks.partition import deal_all
 
 
@@ -44,6 +44,8 @@ def populate(
     if spec.attackers and (attack := parse_attack(spec.attack)) is not None:
         attackers = dict.fromkeys(names[spec.clients - spec.attackers :], attack)
     for name, attack in attackers.items():
+        if not isinstance(splits[name].train, Dataset) and type(attack).poison is not Attack.poison:
+            raise AttackError(f"{attack} changes training data, and that of {task.name} is not in memory")
         splits[name] = attack.poison(splits[name], task, seed=attack_seed(seed, 0, name))
     serves = {name: (serve or {}).get(name, own) for name, own in zip(names, _served(task, spec), strict=True)}
     return Population(splits, attackers, serves)

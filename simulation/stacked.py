@@ -331,6 +331,8 @@ def why_not_stacked(
     task: Task, splits: Mapping[str, Splits], device: str, sgd: LocalSgd, *, strict: bool = False
 ) -> str:
     """Why clients of a task cannot be trained together, or should not, unless `strict`; empty when they can."""
+    if not all(isinstance(split, Dataset) for own in splits.values() for split in own):
+        return "its data is not in memory"
     if sgd.clip_norm or sgd.micro_batch or sgd.precision != "float32":
         return "train.clip_norm, micro_batch and precision are for one client at a time"
     model = flat.build(task)

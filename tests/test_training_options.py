@@ -79,7 +79,7 @@ def by_hand(
     data = learned.load(DataSource()).train
     moves = optimiser(model.parameters(), lr=work.learning_rate)
     rates = schedule(moves) if schedule else None
-    batches = minibatches(data, work.batch_size, training_seed(0, 0, "a"))
+    batches = minibatches(data, work.batch_size, training_seed(0, 0, "a"), work.count(len(data)))
     scaler = torch.amp.GradScaler(device, enabled=work.precision == "fp16")
     types = {"bf16": torch.bfloat16, "fp16": torch.float16}
     for _ in range(work.count(len(data))):

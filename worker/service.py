@@ -10,7 +10,7 @@ from functools import partial
 
 from federation.attacks import Attack, AttackError, attack_seed
 from federation.member_files import MemberFiles
-from federation.tasks import DataSource, Splits, task, task_code
+from federation.tasks import Dataset, DataSource, Splits, task, task_code
 from federation.training.trainer import Trainer
 from federation.training.trainers import TrainerChoice, trainer_code
 from federation.v1.federation_pb2 import Hello, SessionsLeft, TaskOffer
@@ -81,10 +81,12 @@ def prepare_offers(
             trainer = choice.make(loaded, data, device, threads, served.get(name))
         with trainer_code(kind, "trying it on the data"):
             trainer.try_out()
-        if attack is not None and not isinstance(data, Splits) and type(attack).poison is not Attack.poison:
+        held = isinstance(data, Splits) and isinstance(data.train, Dataset)
+        if attack is not None and not held and type(attack).poison is not Attack.poison:
             trainer.close()
-            raise AttackError(f"{attack} changes training data, and that of {name} is in the trainer's own process")
-        if attack is not None and isinstance(data, Splits):
+            where = "not in memory" if isinstance(data, Splits) else "in the trainer's own process"
+            raise AttackError(f"{attack} changes training data, and that of {name} is {where}")
+        if attack is not None and held:
             poisoned = attack.poison(data, loaded, seed=attack_seed(0, 0, client_id))
             trainer = trainer if poisoned is data else trainer.on(poisoned, served.get(name))
         found[name] = trainer

@@ -121,15 +121,27 @@ def _known(text: str, forms: dict[str, str | None]) -> bool:
 
 
 @dataclass(frozen=True)
+class Loading:
+    """How samples that are not in memory are read: by `workers` processes, or 0 for the trainer's own.
+
+    With `pin`, they are read into memory that a GPU copies from faster.
+    """
+
+    workers: int = 0
+    pin: bool = False
+
+
+@dataclass(frozen=True)
 class DataSource:
     """Where a client's data is: the owner's `--data`, or None for data that comes with the task; and which part of it.
 
-    With `download`, a task may fetch a public data set into the directory.
+    With `download`, a task may fetch a public data set into the directory. `loading` is the owner's choice.
     """
 
     directory: Path | None = None
     part: Part | None = None
     download: bool = False
+    loading: Loading = Loading()
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,13 +164,16 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """A client's data: what it trains on, and what it keeps back."""
+    """A client's data: what it trains on, and what it keeps back.
 
-    train: Dataset
-    validation: Dataset
-    test: Dataset
+    A split that does not fit into memory is a map-style torch.utils.data.Dataset, whose items are pairs of x and y.
+    """
 
-    def __iter__(self) -> Iterator[Dataset]:
+    train: Any
+    validation: Any
+    test: Any
+
+    def __iter__(self) -> Iterator[Any]:
         return iter((self.train, self.validation, self.test))
 
 

@@ -4,7 +4,7 @@ The batch holds what goes wrong most often: samples with values that are not fin
 largest label and feature, which a loss or an embedding may not know.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from federation.tasks import DataError, Dataset, Pool, Splits, Task, TaskError, 
 from federation.tasks.parameters import build, trainable
 from federation.training.objectives import OwnMetrics
 from federation.training.objectives import losses as losses_of
+from federation.training.stored import StoredSamples, with_stored
+
+Split = Dataset | StoredSamples
 
 _FIRST = 8  # samples from the beginning of a split
 _BAD = 4  # samples with values that are not finite
@@ -30,7 +33,7 @@ def try_splits(task: Task, splits: Splits, objectives: Collection[str] = (), who
         TaskError: the task's code raised an exception; the message names the split and the line of code.
     """
     names = [f"{whose and whose + ': '}the {name} split" for name in ("train", "validation", "test")]
-    _try(task, dict(zip(names, splits, strict=True)), objectives)
+    _try(task, dict(zip(names, with_stored(splits), strict=True)), objectives)
 
 
 def try_pool(task: Task, pool: Pool) -> None:
@@ -41,21 +44,21 @@ def try_pool(task: Task, pool: Pool) -> None:
     _try(task, data, ())
 
 
-def _try(task: Task, data: dict[str, Dataset], objectives: Collection[str]) -> None:
+def _try(task: Task, data: Mapping[str, Split], objectives: Collection[str]) -> None:
     model = build(task)
     for place, split in data.items():
         if len(split):
-            with task_code(task.name, f"a forward and backward pass on {place} ({_labels(split.y)})"):
+            with task_code(task.name, f"a forward and backward pass on {place} ({_labels(split)})"):
                 losses = _losses(task, model, split)
             for name, loss in losses.items():
                 if name in (objectives or task.objectives) and not loss.isfinite():
                     raise DataError(f"task {task.name!r}: {_why(name, loss, place, split)}")
 
 
-def _losses(task: Task, model: torch.nn.Module, split: Dataset) -> dict[str, Tensor]:
+def _losses(task: Task, model: torch.nn.Module, split: Split) -> dict[str, Tensor]:
     """The losses of a batch, after everything that training and evaluation do with one."""
     chosen = torch.tensor(sorted(set(_choice(split))))
-    x, y = split.x[chosen], split.y[chosen]
+    x, y = split.take(chosen) if isinstance(split, StoredSamples) else (split.x[chosen], split.y[chosen])
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         model.eval()
@@ -75,9 +78,12 @@ def _losses(task: Task, model: torch.nn.Module, split: Dataset) -> dict[str, Ten
     return losses
 
 
-def _choice(split: Dataset) -> Iterator[int]:
+def _choice(split: Split) -> Iterator[int]:
     """The samples of the batch."""
     yield from range(min(_FIRST, len(split)))
+    if isinstance(split, StoredSamples):  # to look at all would take too long
+        yield len(split) - 1
+        return
     for values in (split.x, split.y):
         bad = _bad(values)
         yield from bad[:_BAD].tolist()
@@ -97,18 +103,23 @@ def _bad(values: Tensor) -> Tensor:
     return (~values.reshape(len(values), -1).isfinite().all(dim=1)).nonzero()[:, 0]
 
 
-def _labels(y: Tensor) -> str:
+def _labels(split: Split) -> str:
+    if isinstance(split, StoredSamples):
+        return f"its first {min(_FIRST, len(split))} samples and the last one"
+    y = split.y
     if y.dtype == torch.bool:
         return "labels true and false"
     finite = y[y.isfinite()]
     return f"labels {finite.min().item():g} to {finite.max().item():g}" if len(finite) else "no finite label"
 
 
-def _why(name: str, loss: Tensor, place: str, split: Dataset) -> str:
+def _why(name: str, loss: Tensor, place: str, split: Split) -> str:
     found = [
         f"{len(bad)} of its {len(split)} samples have {what} that are not finite (the first is sample {bad[0]}, "
         "counted from 0)"
-        for what, bad in (("features", _bad(split.x)), ("labels", _bad(split.y)))
+        for what, bad in (
+            () if isinstance(split, StoredSamples) else (("features", _bad(split.x)), ("labels", _bad(split.y)))
+        )
         if len(bad)
     ]
     cause = " and ".join(found) or "the data is finite, so look at the model and at losses()"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from federation.tasks import DataSource, Part, Task, task
+from federation.tasks import DataSource, Loading, Part, Task, task
 from federation.training import TrainingDiverged, TrainingStopped
 from federation.training.orders import plan_of
 from federation.training.pipe import PROTOCOL, Header, Messages
@@ -131,7 +131,9 @@ def _made(header: Header, name: str, ranks: "Ranks | None") -> Trainer:
     learned: Task = task(header["task"])
     kind = trainer_kind(learned, name)
     part = None if header["part"] is None else Part(**header["part"])
-    source = DataSource(None if header["data"] is None else Path(header["data"]), part, header["download"])
+    source = DataSource(
+        None if header["data"] is None else Path(header["data"]), part, header["download"], Loading(**header["loading"])
+    )
     data = kind.load(learned, source)
     given = (learned, data, header["device"], header["threads"], tuple(header["objectives"]))
     trainer = kind(*given) if ranks is None else _together(kind, ranks)(*given, ranks=ranks)

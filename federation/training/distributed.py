@@ -56,6 +56,7 @@ class DistributedTrainer(TorchTrainer):
         if self._ranks.rank == 0:
             self._ranks.tell({"type": "end"})
         self._ranks.leave()
+        super().close()
 
     def _seed(self, seed: int) -> None:
         super()._seed(seed + self._ranks.rank)

@@ -177,6 +177,7 @@ class ExternalTrainer(Trainer):
             "data": None if source.directory is None else str(source.directory),
             "part": None if source.part is None else asdict(source.part),
             "download": source.download,
+            "loading": asdict(source.loading),
             "device": self._asked,
             "threads": self.threads,
         }

@@ -1,7 +1,7 @@
 """The losses of a task's objectives, and what a model scores on them."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from federation import metrics as own
 from federation.objectives import JOINT
 from federation.tasks import Dataset, Task, TaskError
 from federation.training import TrainingStopped
+from federation.training.stored import StoredSamples
 
 
 def losses(task: Task, output: object, y: Tensor) -> dict[str, Tensor]:
@@ -89,10 +90,17 @@ class OwnMetrics:
         return found
 
 
+def _in_order(data: Dataset | StoredSamples, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """All samples in batches of at most this size."""
+    if isinstance(data, StoredSamples):
+        return data.in_order(size)
+    return zip(torch.split(data.x, size), torch.split(data.y, size), strict=True)
+
+
 def measure(
     model: torch.nn.Module,
     task: Task,
-    data: Dataset,
+    data: Dataset | StoredSamples,
     objectives: Sequence[str],
     batch_size: int,
     stopped: Callable[[], bool],
@@ -105,6 +113,7 @@ def measure(
     Raises:
         TrainingStopped: `stopped` returned True.
         TaskError: a metric that is not a number.
+        DataError: a sample that is not in memory cannot be read.
     """
     count = len(data)
     if count == 0:
@@ -114,7 +123,7 @@ def measure(
     others = OwnMetrics(task, metrics)
     model.eval()
     with torch.no_grad():
-        for x, y in zip(torch.split(data.x, batch_size), torch.split(data.y, batch_size), strict=True):
+        for x, y in _in_order(data, batch_size):
             if stopped():
                 raise TrainingStopped
             output = model(x)

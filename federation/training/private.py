@@ -17,6 +17,7 @@ from federation.noise import Noise
 from federation.tasks import Dataset, Task
 from federation.tasks import parameters as flat
 from federation.training.objectives import losses, weighted
+from federation.training.stored import StoredSamples
 from federation.work.base import WorkError
 from federation.work.computation import LocalSgd, PrivateSgd
 
@@ -37,10 +38,17 @@ class PrivateGradients:
     """
 
     def __init__(
-        self, model: nn.Module, task: Task, data: Dataset, sgd: LocalSgd, private: PrivateSgd, noise: Noise
+        self,
+        model: nn.Module,
+        task: Task,
+        data: Dataset | StoredSamples,
+        sgd: LocalSgd,
+        private: PrivateSgd,
+        noise: Noise,
     ) -> None:
         self._model, self._task, self._data, self._private, self._noise = model, task, data, private, noise
         self._parameters = dict(flat.trainable(model))
+        self._device = data.device if isinstance(data, StoredSamples) else data.x.device
         self._rate = sgd.rate(len(data))
         self._chunk = max(1, _AT_ONCE // sum(part.numel() for part in self._parameters.values()))
 
@@ -64,15 +72,15 @@ class PrivateGradients:
 
     def _draw(self) -> Tensor:
         """A Poisson sample: each sample with the same probability, independently of the others and of any seed."""
-        count, device = len(self._data), self._data.x.device
+        count, device = len(self._data), self._device
         if self._rate >= 1:
             return torch.arange(count, device=device)
         return torch.from_numpy((self._noise.uniform(count) <= self._rate).nonzero()[0]).to(device)
 
     def _clipped(self, some: Tensor, weights: Mapping[str, float]) -> list[Tensor]:
         """The sum of the gradients of these samples, each clipped to norm C; one that is not finite counts as zero."""
-        x = self._task.augment(self._data.x.index_select(0, some))
-        y = self._data.y.index_select(0, some)
+        x, y = _take(self._data, some)
+        x = self._task.augment(x)
 
         def loss(parameters: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
             output = functional_call(self._model, parameters, (one_x[None],))
@@ -89,7 +97,15 @@ class PrivateGradients:
         ]
 
 
-def must_suit(model: nn.Module, task: Task, data: Dataset) -> None:
+def _take(data: Dataset | StoredSamples, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Some samples."""
+    if isinstance(data, StoredSamples):
+        return data.take(index)
+    index = index.to(data.x.device)
+    return data.x.index_select(0, index), data.y.index_select(0, index)
+
+
+def must_suit(model: nn.Module, task: Task, data: Dataset | StoredSamples) -> None:
     """Checks that a model can be trained with noise, on one sample of the data, before anything is released.
 
     Raises:
@@ -108,7 +124,7 @@ def must_suit(model: nn.Module, task: Task, data: Dataset) -> None:
         raise WorkError(f"the model cannot be trained with noise: {problems[0]}", reason="dp-model")
     if not len(data):
         return
-    first = Dataset(data.x[:1], data.y[:1])
+    first = Dataset(*_take(data, torch.tensor([0])))
     trial = PrivateGradients(
         model, task, first, LocalSgd(steps=1, learning_rate=1.0), PrivateSgd(noise=1.0, clip=1.0), Noise()
     )

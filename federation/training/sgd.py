@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from federation.tasks import Dataset
+from federation.training.stored import StoredSamples
 from federation.work.computation import LocalSgd
 
 # Minibatches gathered at a time: for small models, gathering each alone costs as much as a forward pass.
@@ -86,8 +87,15 @@ class Descent:
         torch._foreach_addcdiv_(self.values, self.means, roots, -rate / (1 - work.beta1**self.made))
 
 
-def minibatches(data: Dataset, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Minibatches of `size` samples (0: the whole split) without end: reshuffled every pass, the short one kept."""
+def minibatches(data: Dataset | StoredSamples, size: int, seed: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """At least `count` minibatches of `size` samples (0: the whole split): reshuffled every pass, the short one kept.
+
+    Raises:
+        DataError: a sample that is not in memory cannot be read.
+    """
+    if isinstance(data, StoredSamples):
+        yield from data.minibatches(size, seed, count)
+        return
     if size == 0 or size >= len(data):
         while True:
             yield data.x, data.y

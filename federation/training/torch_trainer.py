@@ -13,7 +13,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from federation.noise import Noise
-from federation.tasks import Dataset, Splits
+from federation.tasks import Dataset, DataSource, Splits, Task
 from federation.tasks import parameters as flat
 from federation.tasks.trial import try_splits
 from federation.training import TrainingDiverged, TrainingStopped, precision
@@ -25,10 +25,11 @@ from federation.training.precision import Precision
 from federation.training.private import PrivateGradients, must_suit
 from federation.training.serving import served
 from federation.training.sgd import Descent, minibatches
+from federation.training.stored import StoredSamples, with_stored
 from federation.training.trainer import Trainer
 from federation.vectors import Layout, Vector
 from federation.work.base import Result
-from federation.work.computation import SPLITS, Ability, Computation, Descend
+from federation.work.computation import SPLITS, Ability, Computation, Descend, Differentiate
 
 # Steps between looks at the losses: on a GPU each look waits for the device.
 _LOOK_EVERY = 50
@@ -53,6 +54,11 @@ class TorchTrainer(Trainer):
     """
 
     abilities = frozenset(Ability)
+
+    @classmethod
+    def load(cls, task: Task, source: DataSource) -> Splits:
+        """As `Trainer.load`; samples that are not in memory are read as the owner wants."""
+        return with_stored(task.load(source), source.loading)
 
     def prepare(self) -> None:
         """Makes the model, and moves it and the data to the device. Raises ValueError: no such device."""
@@ -99,13 +105,21 @@ class TorchTrainer(Trainer):
         return other
 
     def _hold(self, splits: Splits) -> None:
-        self.data = splits
-        self._data = {name: self._place(getattr(splits, name)) for name in SPLITS}
+        self.data = with_stored(splits)
+        self._data = {name: self._place(getattr(self.data, name)) for name in SPLITS}
         self._jacobian: tuple[object, Tensor] | None = None
 
-    def _place(self, data: Dataset) -> Dataset:
+    def _place(self, data: Dataset | StoredSamples) -> Dataset | StoredSamples:
+        if isinstance(data, StoredSamples):
+            return data.on(self._device)
         # Always a copy of torch's own: the last bits of a sum depend on how its operands are aligned in memory.
         return Dataset(*(part.detach().to(self._device, copy=True).contiguous() for part in (data.x, data.y)))
+
+    def close(self) -> None:
+        """Ends the processes that read samples."""
+        for data in self._data.values():
+            if isinstance(data, StoredSamples):
+                data.close()
 
     def try_out(self) -> None:
         """Tries the model on a batch of the data; see `try_splits`."""
@@ -116,10 +130,19 @@ class TorchTrainer(Trainer):
         must_suit(self._model, self.task, self._data["train"])
 
     def must_do(self, computation: Computation) -> None:
-        """As `Trainer.must_do`. Raises WorkError also where the device lacks the precision."""
+        """As `Trainer.must_do`.
+
+        Raises WorkError also for a precision that the device lacks, and for a minibatch of a whole split that is not in
+        memory.
+        """
         super().must_do(computation)
+        train = self._data["train"]
         if isinstance(computation, Descend) and not computation.idle:
             precision.must_suit(computation.sgd.precision, self._device)
+            if isinstance(train, StoredSamples):
+                train.must_be_read(computation.sgd.batch_size)
+        elif isinstance(computation, Differentiate) and isinstance(train, StoredSamples):
+            train.must_be_read(computation.batch_size)
 
     def compute(self, base: Vector, computation: Computation, **given: Any) -> Result:
         """As `Trainer.compute`. Gradients are kept until the next training.
@@ -168,7 +191,7 @@ class TorchTrainer(Trainer):
         name = (key, batch_size, blake3(np.ascontiguousarray(base).data.cast("B")).digest())
         if self._jacobian is None or self._jacobian[0] != name:
             self._seed(key)
-            x, y = next(minibatches(self._data["train"], batch_size, key))
+            x, y = next(minibatches(self._data["train"], batch_size, key, 1))
             count, x, y = len(y), self._part(x), self._part(y)
             self._model.train()
             values = losses(self.task, self._model(self.task.augment(x)), y) if len(y) else {}
@@ -193,7 +216,7 @@ class TorchTrainer(Trainer):
         gradients = self._jacobian_at(base, work.batch_size, key) if plan.from_gradients else None
         # Every row sees the same batches and the same dropout, so that they differ by what they descend alone.
         self._seed(key)
-        batches = minibatches(self._data["train"], work.batch_size, key)
+        batches = minibatches(self._data["train"], work.batch_size, key, total)
         training = self._training(plan)
         pending: list[Tensor] = []
         self._train_mode(plan)

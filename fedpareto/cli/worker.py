@@ -119,6 +119,12 @@ def run(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads for training.")] = None,
+    loader_workers: Annotated[
+        int, typer.Option(min=0, help="Processes that read samples which are not in memory; 0 for the trainer's own.")
+    ] = 0,
+    pin_memory: Annotated[
+        bool, typer.Option("--pin-memory", help="Read such samples into memory that a GPU copies from faster.")
+    ] = False,
     download: Annotated[bool, typer.Option(help="Let tasks fetch public data sets into --data.")] = False,
     attack: Annotated[
         str | None,
@@ -153,7 +159,7 @@ def run(
     from federation.attacks import AttackError, parse_attack
     from federation.sketches import load
     from federation.sketches.base import SketchError
-    from federation.tasks import DataError, DataSource, Part, PartError
+    from federation.tasks import DataError, DataSource, Loading, Part, PartError
     from worker.accomplices import Accomplices
     from worker.events import Events
     from worker.policy import Policy, PolicyError
@@ -165,7 +171,8 @@ def run(
         rehearsal = parse_attack(attack) if attack is not None else None
         if accomplices is not None and rehearsal is None:
             raise AttackError(f"--accomplices {accomplices}: without --attack there is nothing to do together")
-        source = DataSource(data, Part.parse(part, partition, part_seed, sizes) if part is not None else None, download)
+        dealt = Part.parse(part, partition, part_seed, sizes) if part is not None else None
+        source = DataSource(data, dealt, download, Loading(loader_workers, pin_memory))
         for name in sketch or ():
             load(name)
     known = served(objectives, task)

@@ -1,0 +1,218 @@
+"""Samples that are not in memory: read from a map-style torch Dataset when they are needed, by a DataLoader.
+
+Which samples are read, and in which order, follows from the same seeds as for samples in memory.
+"""
+
+import copy
+import multiprocessing
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch import Tensor
+
+from federation.owners_code import described
+from federation.tasks import DataError, Dataset, Loading, Splits
+from federation.work.base import WorkError
+
+_HERE = Loading()
+_Key = tuple[str, int]  # a split, and the index of a sample in it
+
+
+class _Problem(str):
+    """Why a sample cannot be used. It is passed on as a value, so that it arrives unchanged from other processes."""
+
+
+class _Samples(torch.utils.data.Dataset[Any]):
+    """The samples of all splits by split and index, checked against the shapes of the first one of its split."""
+
+    def __init__(self, splits: Mapping[str, Any]) -> None:
+        self._splits = splits
+        self._shapes: dict[str, tuple[torch.Size, torch.Size]] = {}
+        for name, split in splits.items():
+            if len(split):
+                first = self[name, 0]
+                if isinstance(first, _Problem):
+                    raise DataError(str(first))
+                self._shapes[name] = (first[0].shape, first[1].shape)
+
+    def __getitem__(self, key: _Key) -> "tuple[Tensor, Tensor] | _Problem":
+        name, index = key
+        where = f"sample {index} of the {name} split"
+        try:
+            x, y = (torch.as_tensor(part) for part in self._splits[name][index])
+        except Exception as error:
+            return _Problem(f"{where} cannot be read: {described(error)}")
+        for what, part in (("features", x), ("labels", y)):
+            if part.is_floating_point() and not part.isfinite().all():
+                return _Problem(f"{where} has {what} that are not finite")
+        expected = self._shapes.get(name, (x.shape, y.shape))
+        if (x.shape, y.shape) != expected:
+            found, first = (f"{tuple(shapes[0])} and {tuple(shapes[1])}" for shapes in ((x.shape, y.shape), expected))
+            return _Problem(f"{where} has features and labels of the shapes {found}; those of sample 0 are {first}")
+        return x, y
+
+
+def _together(samples: Sequence["tuple[Tensor, Tensor] | _Problem"]) -> "tuple[Tensor, Tensor] | _Problem":
+    pairs = []
+    for sample in samples:
+        if isinstance(sample, _Problem):
+            return sample
+        pairs.append(sample)
+    xs, ys = zip(*pairs, strict=True)
+    return torch.stack(xs), torch.stack(ys)
+
+
+class _Batches:
+    """The minibatches that a DataLoader reads next; a loader keeps its processes from one list to the next."""
+
+    def __init__(self) -> None:
+        self.keys: Sequence[Sequence[_Key]] = ()
+
+    def __iter__(self) -> Iterator[Sequence[_Key]]:
+        return iter(self.keys)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class Reader:
+    """Reads the samples of a client's splits.
+
+    Args:
+        splits: map-style data sets, whose items are pairs of features and labels.
+        loading: by how many processes, and into which memory.
+
+    Raises:
+        DataError: the first sample of a split cannot be read.
+    """
+
+    def __init__(self, splits: Mapping[str, Any], loading: Loading) -> None:
+        self._samples, self._loading, self._batches = _Samples(splits), loading, _Batches()
+        self._loader: torch.utils.data.DataLoader[Any] | None = None
+
+    def read(self, keys: Sequence[Sequence[_Key]], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of samples. A later call ends an earlier one.
+
+        Raises:
+            DataError: a sample cannot be used, which the message names, or a process that reads has ended.
+        """
+        self._batches.keys = keys
+        try:
+            found = iter(self._open())
+        except Exception as error:
+            self.close()
+            raise DataError(f"the data cannot be sent to the processes that read it: {error}") from error
+        while True:
+            try:
+                batch = next(found, None)
+            except RuntimeError as error:
+                self.close()
+                raise DataError(f"a process that reads the data has ended: {str(error).splitlines()[0]}") from error
+            if batch is None:
+                return
+            if isinstance(batch, _Problem):
+                raise DataError(str(batch))
+            x, y = batch
+            yield x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+
+    def close(self) -> None:
+        """Ends the processes that read."""
+        self._loader = None
+
+    def _open(self) -> "torch.utils.data.DataLoader[Any]":
+        if self._loader is None:
+            workers, pin = self._loading.workers, self._loading.pin and torch.cuda.is_available()
+            context = None
+            if workers:
+                # A fork of a worker, which has threads of gRPC, could wait for their locks without end.
+                context = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
+                with suppress(AttributeError):
+                    context.set_forkserver_preload(["torch"])
+            self._loader = torch.utils.data.DataLoader(
+                self._samples,
+                batch_sampler=self._batches,  # type: ignore[arg-type]
+                collate_fn=_together,
+                num_workers=workers,
+                pin_memory=pin,
+                persistent_workers=workers > 0,
+                multiprocessing_context=context,
+                generator=torch.Generator(),  # of its own: the model draws from torch's
+            )
+        return self._loader
+
+
+class StoredSamples:
+    """The samples of one split, which are read when they are needed."""
+
+    def __init__(self, reader: Reader, name: str, count: int) -> None:
+        self._reader, self._name, self._count = reader, name, count
+        self.device = torch.device("cpu")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def on(self, device: torch.device) -> "StoredSamples":
+        """The same, for a model on this device."""
+        other = copy.copy(self)
+        other.device = device
+        return other
+
+    def must_be_read(self, size: int) -> None:
+        """Raises WorkError if minibatches of this size are the whole split, whatever its size."""
+        if size == 0:
+            raise WorkError(
+                f"a minibatch of the whole {self._name} split (batch_size = 0), and this worker's {self._count} "
+                "samples are not in memory: give a number",
+                reason="whole-split",
+            )
+
+    def minibatches(self, size: int, seed: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """As `federation.training.sgd.minibatches`; the first `count`, and no other samples are read."""
+        self.must_be_read(size)
+        generator = torch.Generator().manual_seed(seed)
+        while count > 0:
+            whole = size >= self._count
+            order = torch.arange(self._count) if whole else torch.randperm(self._count, generator=generator)
+            some = torch.split(order, size)[:count]
+            count -= len(some)
+            yield from self._read(some)
+
+    def in_order(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All samples, in batches."""
+        return self._read(torch.split(torch.arange(self._count), size))
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Some samples."""
+        return next(self._read([index.cpu()]))
+
+    def close(self) -> None:
+        """Ends the processes that read."""
+        self._reader.close()
+
+    def _read(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._reader.read([[(self._name, place) for place in some.tolist()] for some in batches], self.device)
+
+
+def with_stored(splits: Splits, loading: Loading = _HERE) -> Splits:
+    """The same splits, with `StoredSamples` in place of map-style data sets.
+
+    Raises:
+        DataError: a split is neither that nor in memory, or its first sample cannot be read.
+    """
+    given = {item.name: getattr(splits, item.name) for item in fields(splits)}
+    stored = {name: split for name, split in given.items() if not isinstance(split, Dataset | StoredSamples)}
+    for name, split in stored.items():
+        if not (hasattr(split, "__getitem__") and hasattr(split, "__len__")):
+            raise DataError(
+                f"the {name} split is a {type(split).__name__}; it must be a Dataset of fedpareto or a map-style "
+                "one of torch, with a length"
+            )
+    if not stored:
+        return splits
+    reader = Reader(stored, loading)
+    return replace(splits, **{name: StoredSamples(reader, name, len(split)) for name, split in stored.items()})
