@@ -16,6 +16,7 @@ from trained import jacobian, train
 from federation.attacks import AttackError, parse_attack
 from federation.run_sections import SimulationSpec
 from federation.tasks import DataError, Dataset, DataSource, Loading, Part, Splits, Task, TaskError, initial_model, task
+from federation.tasks.census import census
 from federation.tasks.digits import Digits
 from federation.training.stored import with_stored
 from federation.training.torch_trainer import TorchTrainer
@@ -231,6 +232,12 @@ class StoredPool(Task):
 
     def load(self, source: DataSource) -> Splits:
         return Splits(*(Stored(split) for split in Digits().load(source)))
+
+
+def test_the_sizes_of_such_data_are_shown_without_classes() -> None:
+    counted = census(StoredPool(), DataSource(), Part(0, 3), tried=True)
+    assert counted.sizes.sum() == len(task("digits").pool(DataSource()))
+    assert not len(counted.classes)
 
 
 class Stream(IterableDataset[Any]):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.tasks import DataSource, Part, PartError, Pool, Splits, Task, task_code
+from federation.tasks import Dataset, DataSource, Part, PartError, Pool, Splits, Task, task_code
 from federation.tasks.partition import classes, deal, deal_all, holders
 from federation.tasks.trial import try_pool, try_splits
 from federation.training.torch_trainer import TorchTrainer
@@ -69,6 +69,8 @@ def census(task: Task, source: DataSource, part: Part, *, tried: bool = False) -
             owners = tuple(pool.owners[owner] for owner in holders(pool, part.count))
     sizes = np.array([[len(split) for split in own] for own in dealt])
     try:
+        if not all(isinstance(split, Dataset) for own in dealt for split in own):
+            raise PartError("labels that are not in memory are not counted")
         held = [np.concatenate([classes(Pool(split.x, split.y)) for split in own]) for own in dealt]
     except PartError:
         return Census(sizes, np.empty(0, np.int64), np.empty((part.count, 0), np.int64), owners)
