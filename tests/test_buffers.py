@@ -190,7 +190,7 @@ rounds = 3
 seed = 5
 algorithm.name = "fedavg"
 selection = { pool = "enrolled", minimum = 2, quorum = 1.0 }
-train = { steps = 6, batch_size = 20, learning_rate = 0.2, momentum = 0.5 }
+train = { steps = 6, batch_size = 20, learning_rate = 0.2, momentum = 0.5, wire_dtype = "bf16" }
 simulation = { clients = 2, partition = "shards:2" }
 parameters.buffers = "TREATMENT"
 """
@@ -258,9 +258,13 @@ def test_local_buffers_outlive_their_worker_and_a_simulation_makes_the_same(scen
         dying = scene.work(CLIENTS[0], crash)
     assert scene.model(run).tobytes() == simulated.model.tobytes()
     for client in CLIENTS:
-        kept = tmp_path / "home" / "kept" / client / "2.safetensors"
-        assert scene.exported(client, run) == kept.read_bytes()
-        assert read_vector(kept)[1][-1] == 18  # batches that were counted
+        exported = scene.fed.directory / "exported.safetensors"
+        exported.write_bytes(scene.exported(client, run))
+        buffers, values = read_vector(exported)
+        layout, state = read_vector(tmp_path / "home" / "kept" / client / "2.safetensors")
+        assert [tensor.name for tensor in layout.tensors] == [*(one.name for one in buffers.tensors), "residual/loss"]
+        assert values.tobytes() == state[: len(values)].tobytes()
+        assert values[-1] == 18  # batches that were counted
     assert scene.fed.run_state(run)["measured"] == "personalised"
 
 
