@@ -1,6 +1,7 @@
 """Models that keep more than parameters, such as BatchNorm's statistics: local, averaged or frozen, as a run says."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from test_personal_parameters import GIVEN, SGD, Small, descend
 from torchvision.models import resnet18
 
 from coordinator.rounds.specification import parse_run
+from federation.attacks import parse_attack
 from federation.objectives import joint_target
 from federation.run_sections import ParametersSpec
 from federation.runs import SpecError
@@ -21,11 +23,13 @@ from federation.tasks import Dataset, DataSource, Splits, Task, initial_model
 from federation.training.own import Own, compute, run_model
 from federation.training.plans import TrainingPlan
 from federation.training.torch_trainer import TorchTrainer
-from federation.v1.common_pb2 import SignedEnvelope, StepManifest
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import Layout, Tensor, Vector, read_vector, to_bytes, update_layout, update_rows
+from federation.work.base import Result
 from federation.work.computation import Descend, LocalSgd, Measure, MeasureAlong
 from fedpareto.notebook import simulate
 from simulation.simulate import Progress, Simulation
+from worker.attacker import Attacker
 
 
 class Normed(Small):
@@ -271,7 +275,7 @@ def test_local_buffers_outlive_their_worker_and_a_simulation_makes_the_same(scen
 def test_averaged_buffers_are_the_mean_of_the_replies_and_k_does_not_see_them(scene: Scene, tmp_path: Path) -> None:
     document = text("averaged").replace('"fedavg"', '"fedmgda+"') + 'server = { optimiser = "momentum" }\n'
     simulated = simulate(('name = "averaged"\n' + document).encode(), home=tmp_path / "home", threads=1)
-    if scene.workers[CLIENTS[0]].popen.poll() is not None:
+    if CLIENTS[0] not in scene.workers:
         scene.work(CLIENTS[0])
     scene.fed.attending(*CLIENTS)
     run = scene.fed.submit("averaged", document, "--code", str(TESTS))
@@ -293,8 +297,25 @@ def test_averaged_buffers_are_the_mean_of_the_replies_and_k_does_not_see_them(sc
         mean = np.mean([row[BUFFERS].astype(np.float64) for row in rows], axis=0)
         assert found[U.shape[1] :].tobytes() == mean.astype(np.float32).tobytes()
     assert model[-1] == 18  # batches that were counted
+    assert scene.fed.admin("round", run, "-1")["gram_clients"] == [*CLIENTS]
     mean_of_models = text("averaged").replace('"fedavg"', '"afl"')
     assert simulate(('name = "mean"\n' + mean_of_models).encode(), threads=1).model[-1] == 18
+
+
+def test_an_attack_on_updates_leaves_averaged_buffers_alone() -> None:
+    attacked = text("averaged").replace("clients = 2", 'clients = 2, attackers = 1, attack = "sign-flip"')
+    assert simulate(('name = "attacked"\n' + attacked).encode(), threads=1).model[-1] == 18
+    attacker = Attacker(parse_attack("sign-flip"), "ann")
+    honest = Result({"loss": np.ones(3, np.float32), BUFFERS: np.ones(2, np.float32)}, {}, {}, 1)
+    asked = AssignmentManifest(kind="train", run_id="r")
+    sent = attacker.distort(asked, honest, now=datetime.now(UTC), pause=lambda seconds: None).rows
+    assert {name: set(row) for name, row in sent.items()} == {"loss": {-1.0}, BUFFERS: {1.0}}
+    idle = Attacker(parse_attack("free-rider"), "ann")
+    for model in (np.zeros(5, np.float32), np.arange(5, dtype=np.float32)):
+        asked.base_model = str(model)
+        idle.see(asked, model)
+    sent = idle.distort(asked, honest, now=datetime.now(UTC), pause=lambda seconds: None).rows
+    assert (sent["loss"].shape, set(sent[BUFFERS])) == ((3,), {1.0})
 
 
 def test_a_simulation_with_local_buffers_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
