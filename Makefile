@@ -25,7 +25,7 @@ demo: $(VENV)/.run  ## a small federation on this machine: make demo ARGS="--rou
 test: lint  ## lint, then the tests: make test ARGS="tests/test_vectors.py -x"
 	@$(BIN)/python $(PYTEST) $(ARGS)
 
-test-full: lint  ## lint, then all tests, those that take long included
+test-full: lint $(VENV)/.full  ## lint, then all tests, those that take long included
 	@$(BIN)/python $(PYTEST) -m "full or not full" $(ARGS)
 
 test-peers: $(PEERS)/.installed  ## our rules against other libraries, and all searches for what breaks their bounds
@@ -52,7 +52,7 @@ bench: $(VENV)/.dev  ## every benchmark, one after the other: make bench ARGS=--
 constraints:  ## write constraints.txt anew: the newest versions that pyproject.toml allows
 	@rm -rf build/constraints
 	@$(PYTHON) -m venv build/constraints
-	@build/constraints/bin/python -m pip install $(PIP_FLAGS) '.[torch,dev]'
+	@build/constraints/bin/python -m pip install $(PIP_FLAGS) '.[torch,dev,examples]'
 	@{ sed -n '/^#/p' constraints.txt; \
 	   build/constraints/bin/python -m pip freeze --all --exclude fedpareto --exclude pip \
 	   | grep -Ev '^(cuda|nvidia|triton)'; } > build/constraints.txt
@@ -77,6 +77,11 @@ $(VENV)/.run: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.run
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[torch,dev]'
+	@touch $@
+
+# What the long tests of examples need besides.
+$(VENV)/.full: $(VENV)/.dev
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[torch,dev,examples]'
 	@touch $@
 
 # Libraries to compare ours with, whose pins may clash with constraints.txt.
