@@ -59,16 +59,16 @@ SUBJECTS = {
     "conductor": Subject(
         tuple(
             f"{ROUNDS}/{name}.py"
-            for name in ("conductor", "conversation", "opening", "finish", "step", "record", "scores", "manifest")
+            for name in ("conductor", "conversation", "opening", "finish", "step", "record", "manifest")
         ),
         (
-            "tests/test_metrics.py",
             "tests/test_attempts.py",
             "tests/test_revoked_replies.py",
             "tests/test_engine_record.py",
             "tests/test_engine_phases.py",
             "tests/test_engine.py",
             "tests/test_private_evaluation.py",
+            "tests/test_client_noise.py",
         ),
         (
             "before[sqlite-2]",
@@ -83,6 +83,10 @@ SUBJECTS = {
             "fedavg\\nalgorithm.prior",
             "fedmgda]",
         ),
+    ),
+    "scores": Subject(
+        (f"{ROUNDS}/scores.py", f"{ROUNDS}/metrics.py"),
+        ("tests/test_metrics.py", "tests/test_task_metrics.py", "tests/test_private_evaluation.py"),
     ),
     "intake": Subject(
         tuple(f"{ROUNDS}/{name}.py" for name in ("intake", "content", "recorder")),

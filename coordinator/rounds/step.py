@@ -146,7 +146,7 @@ def take_step(
         blobs=tuple(sorted({*vectors.values(), *algorithm.blobs(rule)})),
     )
     buffer = io.BytesIO()
-    np.save(buffer, step.gram, allow_pickle=False)
+    np.save(buffer, step.gram, allow_pickle=False)  # no mutant: numbers are never pickled
     combined = None if step.combined is None else blobs.put(_combined_file(step.combined))
     gram, code = blobs.put(buffer.getvalue()), origins(algorithm)
     return Stepped(model, after.deployed(model), rate, gram, combined, after, direction, noise, stationary, code)
