@@ -320,7 +320,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600, help="begin no mutant after this time (%(default)s)")
     parser.add_argument("--python", type=Path, default=ROOT / ".venv/bin/python", help="runs the tests (%(default)s)")
     options = parser.parse_args()
-    survivors = judge(options.module, options.count, options.seed, options.seconds, options.python.absolute(), sys.stdout)
+    python = options.python.absolute()
+    survivors = judge(options.module, options.count, options.seed, options.seconds, python, sys.stdout)
     sys.exit(survivors > 0)
 
 
