@@ -1,0 +1,124 @@
+"""The record of a run as one file: bytes, seconds and memory of `admin bundle` and `verify`.
+
+    python benchmarks/verify.py [--quick] [--json]
+
+A real coordinator and ten workers make the run, without training. The rate of the verification is compared with that of
+`gram` on the same updates: bytes of updates by seconds. A bundle without payloads is measured, too.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import gram as gram_benchmark
+from harness import Federation, federation
+from round import measure as play
+from round import peak_memory
+
+from coordinator.aggregation.gram import gram
+from federation.bundle import BundleReader
+from federation.v1.common_pb2 import StepManifest, UpdateManifest
+from federation.vectors import RowFile
+
+COMMAND = [sys.executable, "-m", "fedpareto"]
+
+
+def ran(arguments: list[str]) -> dict[str, float]:
+    """Runs a command: its wall seconds, CPU-seconds and peak memory.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    began = time.perf_counter()
+    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    output = process.stdout.read().decode()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode not in (0, 3):
+        raise RuntimeError(f"{arguments} ended with {process.returncode}: {output[-2000:]}")
+    seconds = time.perf_counter() - began
+    return {
+        "seconds": seconds,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "peak_bytes": usage.ru_maxrss * 1024,
+        "code": process.returncode,
+    }
+
+
+def rows_of(path: Path) -> list[RowFile]:
+    """The updates of the first round of a bundle."""
+    with BundleReader(path) as bundle:
+        record = next(bundle.rounds())
+        step = StepManifest.FromString(record.step.manifest)
+        said = [
+            UpdateManifest.FromString(answer.update.manifest)
+            for exchange in record.phases[0].exchanges
+            for answer in exchange.answers
+        ]
+        return [row for one in said[: len(step.updates)] for row in bundle.rows(one.payload).values()]
+
+
+def measure(fed: Federation, parameters: int, clients: int, rounds: int) -> dict[str, Any]:
+    """Measures the bundle of one run."""
+    play(fed, parameters, clients, rounds - 2)  # it plays two rounds more
+    (run,) = fed.query("select run_id from runs")
+    coordinator = fed.serve()
+    idle = peak_memory(coordinator.popen.pid)
+    result: dict[str, Any] = {"parameters": parameters, "clients": clients, "rounds": rounds}
+    for name, more in (("bare", []), ("payloads", ["--payloads"])):
+        path = fed.directory / f"{name}.fedpareto"
+        arguments = ["admin", "--home", str(fed.home / "admin"), "bundle", str(run[0]), "--out", str(path), *more]
+        bundle = ran(arguments)
+        result[name] = {"bytes": path.stat().st_size, "bundle": bundle, "verify": ran(["verify", str(path)])}
+        result[name]["coordinator_growth_bytes"] = peak_memory(coordinator.popen.pid) - idle
+    rows = rows_of(path)
+    seconds = gram_benchmark.best(lambda: gram(rows), 3)
+    result["gram_bytes_per_second"] = sum(4 * row.length for row in rows) / seconds
+    updates = 4.0 * parameters * clients * rounds
+    result["verify_bytes_per_second"] = updates / result["payloads"]["verify"]["seconds"]
+    result["share_of_gram"] = result["verify_bytes_per_second"] / result["gram_bytes_per_second"]
+    coordinator.stop()
+    path.unlink()
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="the small model only, ten rounds")
+    parser.add_argument("--smallest", action="store_true", help="1,000 parameters, 1 worker, 3 rounds")
+    parser.add_argument("--large", action="store_true", help="11.2 million parameters instead, 30 rounds: 14 GB twice")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args()
+    size = (11_200_000, 10, 30) if options.large else (800_000, 10, 30)
+    size = (800_000, 10, 10) if options.quick else (1000, 1, 3) if options.smallest else size
+    with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
+        result = measure(fed, *size)
+    if options.json:
+        print(json.dumps(result))
+        return
+    print(f"{result['rounds']} rounds, {result['clients']} clients, {result['parameters']:,} parameters")
+    for name in ("bare", "payloads"):
+        found = result[name]
+        print(
+            f"{name:9} {found['bytes'] / 1e6:10.2f} MB; bundle {found['bundle']['seconds']:.1f} s, "
+            f"{found['bundle']['peak_bytes'] / 1e6:.0f} MB; verify {found['verify']['seconds']:.1f} s, "
+            f"{found['verify']['cpu_seconds']:.1f} CPU-s, {found['verify']['peak_bytes'] / 1e6:.0f} MB; the coordinator "
+            f"grew by {found['coordinator_growth_bytes'] / 1e6:.0f} MB"
+        )
+    print(
+        f"verify reads {result['verify_bytes_per_second'] / 1e9:.2f} GB/s of updates, "
+        f"{result['share_of_gram']:.0%} of gram's {result['gram_bytes_per_second'] / 1e9:.2f} GB/s"
+    )
+
+
+if __name__ == "__main__":
+    main()
