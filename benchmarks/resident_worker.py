@@ -1,6 +1,6 @@
-"""A worker that does not train: it returns the same update for each assignment.
+"""A worker that does not train: it returns the same update for each assignment, or with "fresh" other ones.
 
-    python benchmarks/resident_worker.py HOME PARAMETERS
+    python benchmarks/resident_worker.py HOME PARAMETERS [fresh]
 
 Certificate, stream, signatures, download, spool, upload and receipt are those of a usual worker.
 """
@@ -8,6 +8,7 @@ Certificate, stream, signatures, download, spool, upload and receipt are those o
 import random
 import signal
 import sys
+import zlib
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -41,8 +42,9 @@ class NoTraining(Trainer):
 
     sizes = MappingProxyType({"train": 10, "validation": 0, "test": 10})
 
-    def __init__(self, task: Nothing, seed: int) -> None:
+    def __init__(self, task: Nothing, seed: int, *, fresh: bool) -> None:
         super().__init__(task, None)
+        self._fresh = fresh
         self._update = np.random.default_rng(seed).standard_normal(task.size, dtype=np.float32)
 
     def train(self, model: Vector, plan: TrainingPlan) -> Vector:
@@ -54,13 +56,17 @@ class NoTraining(Trainer):
     def compute(self, base: Vector, computation: Computation, **_: Any) -> Result:
         if isinstance(computation, Measure):
             return Result({}, {}, {"test/accuracy": 0.5, "test/loss": 1.0, "train/loss": 1.0}, self.samples)
+        if self._fresh:
+            self._update = np.roll(self._update, 1)
         return Result({"loss": self._update}, {"loss": 1.0}, {"train/loss": 1.0}, self.samples)
 
 
 def main() -> None:
     home = Home(Path(sys.argv[1]))
     member = MemberFiles.load(home.directory)
-    trainer = NoTraining(Nothing(int(sys.argv[2])), seed=len(member.client_id))
+    fresh = "fresh" in sys.argv[3:]
+    seed = zlib.crc32(member.client_id.encode()) if fresh else len(member.client_id)
+    trainer = NoTraining(Nothing(int(sys.argv[2])), seed, fresh=fresh)
     worker = Worker(
         home=home,
         member=member,

@@ -93,8 +93,10 @@ def pin_roster(homes: Sequence[Path]) -> None:
         Roster.parse(text, member).pin(Home(home).roster)
 
 
-def measure(fed: Federation, parameters: int, clients: int, rounds: int, mode: str = "off") -> dict[str, Any]:
-    """Measures one run without training."""
+def measure(
+    fed: Federation, parameters: int, clients: int, rounds: int, mode: str = "off", *, fresh: bool = False
+) -> dict[str, Any]:
+    """Measures one run without training; with `fresh`, all updates are different."""
     fed.forks = False  # the memory of a coordinator that has imported nothing else
     coordinator = fed.serve()
     fed.forks = True
@@ -105,7 +107,8 @@ def measure(fed: Federation, parameters: int, clients: int, rounds: int, mode: s
             fed.join(home.name)
     if mode != "off":
         pin_roster(homes)
-    workers = [fed._spawn([str(WORKER), str(home), str(parameters)], home.name) for home in homes]
+    more = ["fresh"] if fresh else []
+    workers = [fed._spawn([str(WORKER), str(home), str(parameters), *more], home.name) for home in homes]
     model = fed.directory / "model.safetensors"
     model.write_bytes(to_bytes(Layout((Tensor("weight", (parameters,)),)), np.zeros(parameters, np.float32)))
     total = rounds + WARM_UP

@@ -69,7 +69,7 @@ def rows_of(path: Path) -> list[RowFile]:
 
 def measure(fed: Federation, parameters: int, clients: int, rounds: int) -> dict[str, Any]:
     """Measures the bundle of one run."""
-    play(fed, parameters, clients, rounds - 2)  # it plays two rounds more
+    play(fed, parameters, clients, rounds - 2, fresh=True)  # it plays two rounds more
     (run,) = fed.query("select run_id from runs")
     coordinator = fed.serve()
     idle = peak_memory(coordinator.popen.pid)
@@ -111,7 +111,7 @@ def main() -> None:
         print(
             f"{name:9} {found['bytes'] / 1e6:10.2f} MB; bundle {found['bundle']['seconds']:.1f} s, "
             f"{found['bundle']['peak_bytes'] / 1e6:.0f} MB; verify {found['verify']['seconds']:.1f} s, "
-            f"{found['verify']['cpu_seconds']:.1f} CPU-s, {found['verify']['peak_bytes'] / 1e6:.0f} MB; the coordinator "
+            f"{found['verify']['cpu_seconds']:.1f} CPU-s, {found['verify']['peak_bytes'] / 1e6:.0f} MB; coordinator "
             f"grew by {found['coordinator_growth_bytes'] / 1e6:.0f} MB"
         )
     print(

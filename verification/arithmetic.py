@@ -5,56 +5,50 @@ their order in the last bits, and so on the processor. Therefore K is compared w
 must be what float32 rounding makes of a value within the error of the arithmetic.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.rules import Coordinates
 from coordinator.aggregation.server import Optimiser
-from federation.vectors import DTYPES, RowFile, widen
+from coordinator.aggregation.streaming import Source, Space, in_order, widened
+from federation.vectors import RowFile
 from verification.errors import Wrong
 
 GRAM_TOLERANCE = 1e-10  # of K_ij, relative to the lengths of both rows
 _ERROR = 1e-12  # of a sum of float64, relative to the sum of the magnitudes
-_PIECE = 1 << 22  # numbers that are read at once, of all rows together
 
 Matrix = NDArray[np.float64]
+T = TypeVar("T")
 
 
-def pieces(rows: Sequence[RowFile]) -> Iterator[tuple[slice, Matrix]]:
-    """The same columns of all rows, (m, columns) in float64, piece by piece.
+def panels(work: Callable[[slice, Matrix], T], rows: Sequence[RowFile]) -> Iterator[T]:
+    """What `work` makes of some columns of all rows, (m, columns) in float64, in the order of the columns.
+
+    Threads share the panels. The array is valid until `work` returns.
 
     Raises:
-        Wrong: the rows have different lengths.
+        Wrong: the rows have different lengths, or are no numbers to combine.
     """
-    lengths = {row.length for row in rows}
-    if len(lengths) > 1:
-        raise Wrong(f"rows that are combined have one length; these have {sorted(lengths)}")
-    length = lengths.pop() if lengths else 0
-    step = max(1, _PIECE // max(1, len(rows)))
-    for start in range(0, length, step):
-        stop = min(start + step, length)
-        yield slice(start, stop), np.stack([_numbers(row, start, stop) for row in rows])
+    try:
+        with Source.opened(rows) as source:
 
+            def part(panel: slice, space: Space) -> list[T]:
+                blocks = widened(source.read(panel, space), space)
+                return [work(slice(panel.start + at.start, panel.start + at.stop), block) for at, block in blocks]
 
-def _numbers(row: RowFile, start: int, stop: int) -> Matrix:
-    kind = DTYPES[row.dtype]
-    with row.file.open("rb", 0) as file:
-        file.seek(row.offset + row.itemsize * start)
-        raw = np.fromfile(file, dtype=kind, count=stop - start)
-    if len(raw) != stop - start:
-        raise Wrong("the file ends inside a row")
-    return (widen(raw) if row.dtype == "BF16" else raw).astype(np.float64)
+            for found in in_order(part, source.panels(), None):
+                yield from found
+    except ValueError as error:
+        raise Wrong(str(error)) from error
 
 
 def gram(rows: Sequence[RowFile]) -> Matrix:
     """K = U U^T of m rows, (m, m)."""
-    K = np.zeros((len(rows), len(rows)))
-    for _, piece in pieces(rows):
-        K += piece @ piece.T
-    return K
+    return sum(panels(lambda _, block: block @ block.T, rows), np.zeros((len(rows), len(rows))))
 
 
 def must_be_gram(signed: Matrix, rows: Sequence[RowFile]) -> None:
@@ -119,23 +113,21 @@ def must_follow(made: Made) -> int:
     if made.result is not None:
         outputs["result"] = made.result
     names = [*inputs, *outputs]
-    compared = 0
-    for where, piece in pieces([*made.rows, *inputs.values(), *outputs.values()]):
+
+    def compare(where: slice, piece: Matrix) -> int:
         updates = piece[: len(made.rows)]
         known = dict(zip(names, piece[len(made.rows) :], strict=True))
         direction, magnitude = _direction(made, updates)
         state = {
             slot: known.get(f"before {slot}", np.full(len(direction), made.optimiser.initial(slot))) for slot in slots
         }
-        gain = 1.0 / getattr(made.optimiser, "tau", 1.0)
         step, state = made.optimiser.apply(direction, state)
         moved = known["base"] - made.rate * step
-        if made.result is None:
-            model = known["base"]
-        else:
+        model = known["base"] if made.result is None else known["result"]
+        compared = len(model)
+        if made.result is not None:
             error = _ERROR * (np.abs(known["base"]) + abs(made.rate) * gain * (magnitude + np.abs(step)))
-            _must_round(known["result"], moved, error, "the model", where)
-            model = known["result"]
+            _must_round(model, moved, error, "the model", where)
             for slot, value in state.items():
                 scale = np.abs(value) + magnitude + magnitude**2
                 _must_round(known[f"after {slot}"], value, _ERROR * scale, slot, where)
@@ -144,8 +136,11 @@ def must_follow(made: Made) -> int:
             mean = known.get(f"before {made.average}", np.zeros(len(model)))
             mean = mean + (model - mean) / (made.models + 1)
             _must_round(known[f"after {made.average}"], mean, _ERROR * np.abs(mean), "the mean of the models", where)
-        compared += len(model)
-    return compared
+            compared += len(model)
+        return compared
+
+    gain = 1.0 / getattr(made.optimiser, "tau", 1.0)
+    return sum(panels(compare, [*made.rows, *inputs.values(), *outputs.values()]))
 
 
 def must_average(rows: Sequence[RowFile], result: RowFile) -> int:
@@ -154,11 +149,13 @@ def must_average(rows: Sequence[RowFile], result: RowFile) -> int:
     Raises:
         Wrong: a number is not what follows.
     """
-    for where, piece in pieces([*rows, result]):
-        mean = piece[:-1].mean(axis=0)
+
+    def compare(where: slice, piece: Matrix) -> int:
         error = _ERROR * np.abs(piece[:-1]).max(axis=0)
-        _must_round(piece[-1], mean, error, "the averaged buffers", where)
-    return result.length
+        _must_round(piece[-1], piece[:-1].mean(axis=0), error, "the averaged buffers", where)
+        return len(error)
+
+    return sum(panels(compare, [*rows, result]))
 
 
 def _direction(made: Made, updates: Matrix) -> tuple[Matrix, Matrix]:

@@ -12,7 +12,7 @@ from coordinator.aggregation.server import OPTIMISERS, Optimiser, Sgd
 from federation.sharing import BUFFERS
 from federation.v1.common_pb2 import StepManifest
 from federation.vectors import RowFile
-from verification.arithmetic import Made, Matrix, gram, must_average, must_follow, pieces
+from verification.arithmetic import Made, Matrix, gram, must_average, must_follow, panels
 from verification.envelopes import SignedRound
 from verification.errors import Wrong
 from verification.replay import RunFacts
@@ -145,11 +145,13 @@ def _stands_still(made: Step, step: StepManifest, rows: list[RowFile]) -> bool:
     if made.combination.coordinates is None:
         return bool(made.combination.diagnostics.get("stationary", 0.0))
     coordinates = made.combination.coordinates
-    square = 0.0
-    for _, piece in pieces(rows):
+
+    def square_of(_: slice, piece: Matrix) -> float:
         values = np.sort(coordinates.matrix @ piece, axis=0)
         mean = values[coordinates.trim : len(values) - coordinates.trim].mean(axis=0)
-        square += float(mean @ mean)
+        return float(mean @ mean)
+
+    square = sum(panels(square_of, rows))
     K: Matrix = gram(rows)
     squares = (coordinates.matrix @ K * coordinates.matrix).sum(axis=1)
     lengths = np.sort(np.sqrt(np.maximum(squares, 0.0)))
