@@ -1,5 +1,6 @@
 """The operators' side against a real coordinator: commands as processes, members played by hand."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from bundles import Edited
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from forked import completed
 from harness import Attending, Federation, Member, Process, federation, refused, wait_for
@@ -25,6 +27,7 @@ from coordinator.rounds.submission import Submission
 from coordinator.rounds.supervisor import Supervisor
 from coordinator.rounds.uploads import Upload, Uploads
 from coordinator.services import summaries, watching
+from federation.certificates import der, load_certificate_file
 from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
 from federation.payload_check import PayloadCheck
@@ -171,6 +174,42 @@ def test_the_tables_for_people_fit_and_name_what_they_show(
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
         assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= 100
+
+
+def test_a_bundle_is_written_and_verified_by_commands(
+    centre: Federation, finished: tuple[str, tuple[str, ...]], tmp_path: Path
+) -> None:
+    def verify(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return completed(["-m", "fedpareto", "verify", *arguments], cwd=tmp_path)
+
+    bare, whole, wrong = (tmp_path / f"{name}.fedpareto" for name in ("bare", "whole", "wrong"))
+    shown = command(centre, "bundle", finished[0], "--out", str(whole), "--payloads", "--json")
+    told = json.loads(shown.stdout)
+    assert (told["rounds"], told["size"]) == (2, whole.stat().st_size)
+    again = command(centre, "bundle", finished[0], "--out", str(whole))
+    assert again.returncode == 2
+    assert "exists: give --force" in again.stderr
+    assert command(centre, "bundle", "finished", "--out", str(bare)).returncode == 0
+    fingerprint = hashlib.sha256(der(load_certificate_file(centre.home / "ca.pem"))).hexdigest()
+    done = verify(str(whole), "--ca", fingerprint)
+    assert done.returncode == 0, done.stderr
+    assert f"CA {fingerprint}, as you named it" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"{whole}: everything was verified; {told['digest']}"
+    document = json.loads(verify(str(whole), "--json").stdout)
+    assert (document["verified"], document["digest"]) == (True, told["digest"])
+    partly = verify(str(bare))
+    assert partly.returncode == 3
+    assert "round 0: not verified, because K and the model: blake3:" in partly.stdout
+    edited = Edited.of(whole).with_round(1, lambda found: found.metrics.__setitem__("loss/test", 0.25))
+    failed = verify(str(edited.write(wrong)))
+    assert failed.returncode == 1
+    assert "does not verify: round 1: the record says loss/test = 0.25" in failed.stderr
+    assert "round 0: 3 updates" in failed.stdout
+    stranger = verify(str(whole), "--ca", "00" * 32)
+    assert stranger.returncode == 1
+    assert "it is of another federation" in stranger.stderr
+    absent = verify(str(tmp_path / "nothing"))
+    assert (absent.returncode, "No such file" in absent.stderr) == (1, True)
 
 
 def test_an_export_has_every_round_with_every_clients_part_and_scores(
