@@ -94,11 +94,21 @@ def pin_roster(homes: Sequence[Path]) -> None:
 
 
 def measure(
-    fed: Federation, parameters: int, clients: int, rounds: int, mode: str = "off", *, fresh: bool = False
+    fed: Federation,
+    parameters: int,
+    clients: int,
+    rounds: int,
+    mode: str = "off",
+    *,
+    fresh: bool = False,
+    program: str = "",
 ) -> dict[str, Any]:
-    """Measures one run without training; with `fresh`, all updates are different."""
+    """Measures one run without training; with `fresh`, all updates are different.
+
+    `program` is that of the coordinator, in place of the command's.
+    """
     fed.forks = False  # the memory of a coordinator that has imported nothing else
-    coordinator = fed.serve()
+    coordinator = fed.serve(program=program)
     fed.forks = True
     idle = peak_memory(coordinator.popen.pid)
     homes = [fed.directory / f"worker-{i:02}" for i in range(clients)]

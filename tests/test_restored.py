@@ -86,6 +86,8 @@ def test_after_a_restored_backup_what_is_asked_for_again_is_sent_again_and_the_r
         assert CliRunner().invoke(app, command).exit_code == 1, "a coordinator that serves is not being restored"
         made.stop()
         put_back(made, tmp_path / "backup")
+        unstated = CliRunner().invoke(app, ["coordinator", "serve", "--home", str(made.served.home.directory)])
+        assert "entries were removed. If a backup was restored, run `fedpareto coordinator r" in str(unstated.exception)
         assert json.loads(CliRunner().invoke(app, command).output)["runs"] == {run: 0}
         made.start()
         other._seen.clear()
@@ -94,6 +96,7 @@ def test_after_a_restored_backup_what_is_asked_for_again_is_sent_again_and_the_r
         assert set(made.updates(run, 0)) == {"other", "worker"}
         assert made.wait_state(run, RunState.COMPLETED).reason == ""
         assert running.events("restored")[0]["runs"] == {run: 0}
+        assert running.events("log-restored")
         assert not running.events("declined")
     finally:
         running.stop()
