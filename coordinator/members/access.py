@@ -13,11 +13,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
+from functools import lru_cache
 from time import monotonic
 from typing import Any, NoReturn
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import bindparam, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -55,6 +57,12 @@ CLOCK_LOOK_SECONDS = 30.0  # after which the clock is compared with a certificat
 WATCH_SECONDS = 5.0  # between two looks for certificates of administrators that another process has revoked
 HOLD_SECONDS = 3.0  # before a member that calls too often is answered, so that it cannot ask again at once
 SEEN_EVERY = timedelta(minutes=1)  # how often it is noted that an administrator calls
+# What the record says of a caller, in one query, which every rpc makes.
+_CALLER = (
+    select(Certificate.certificate, Certificate.revoked, Client.state)
+    .outerjoin_from(Certificate, Client, Client.client_id == bindparam("client"))
+    .where(Certificate.serial == bindparam("serial"))
+)
 _ENDED = frozenset({"certificate-revoked", "certificate-unknown"})
 _TOO_OFTEN = frozenset({"limit:rate", "limit:calls"})
 # Faults of the coordinator itself: `coordinator.condition` logs them, and the record may be the part that fails.
@@ -315,19 +323,21 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
 
     def _check(self, session: Session, identity: PeerIdentity, certificate: bytes) -> None:
         """Checks what TLS does not: this federation has issued the certificate, and it still counts."""
-        row = session.get(Certificate, identity.serial)
-        client = session.get(Client, identity.name) if identity.kind == "client" else None
+        client_id = identity.name if identity.kind == "client" else None
+        asked = {"serial": identity.serial, "client": client_id}
+        row = session.connection().execute(_CALLER, asked).one_or_none()
         if (
             identity.federation_id != self._federation_id
             or row is None
             or row.certificate != certificate
-            or (identity.kind == "client" and client is None)
+            or (client_id is not None and row.state is None)
         ):
             raise Refusal("certificate-unknown", "this federation has not issued your certificate")
-        if row.revoked is not None or (client is not None and client.state is ClientState.REVOKED):
-            if client is None:
+        if row.revoked is not None or row.state is ClientState.REVOKED:
+            if client_id is None:
                 raise Refusal("certificate-revoked", REVOKED)
-            raise revoked(self._federation_id, self._signing_key, client, row)
+            client, shown = session.get_one(Client, client_id), session.get_one(Certificate, identity.serial)
+            raise revoked(self._federation_id, self._signing_key, client, shown)
         if self._clock() >= identity.not_after:
             raise _expired(identity)
 
@@ -346,6 +356,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[misc,type-arg,unused-i
         await abort(context, refusal)
 
 
+@lru_cache(maxsize=256)  # of a certificate that comes with each of its holder's calls; what it says never changes
 def _identify(certificate: bytes) -> tuple[PeerIdentity, bytes]:
     """The caller, and the certificate in DER."""
     try:

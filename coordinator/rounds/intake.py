@@ -14,7 +14,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import DecodeError
-from sqlalchemy import select
+from sqlalchemy import and_, bindparam, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.content import content_problem, must_be_a_time, must_match, privacy_problem
@@ -32,12 +32,38 @@ from federation.work.base import Work
 from federation.work.registry import kind, statement_problem
 from storage import audit
 from storage.database import Database
-from storage.models import Assignment, AssignmentState, Client, Update
+from storage.models import Assignment, AssignmentState, Client, Phase, Round, Run, Update
 
 MAX_ENVELOPE_BYTES = 64 * 1024
 ASSIGNMENT_ID = re.compile(r"[0-9a-f]{32}")
 
 
+# What the record says of the assignment that a reply names, and of the receipt that this very envelope got before: one
+# query, built once, since it is asked for each reply.
+_STANDING = (
+    select(
+        Assignment.client_id,
+        Assignment.state,
+        Assignment.reason,
+        Assignment.message,
+        Assignment.envelope,
+        Phase.deadline,
+        Run.spec,
+        Client.signing_key,
+        Update.accepted,
+        Update.reason.label("refused"),
+        Update.receipt,
+    )
+    .join_from(Assignment, Phase)
+    .join(Round)
+    .join(Run)
+    .join(Client, Client.client_id == Assignment.client_id)
+    .outerjoin(
+        Update,
+        and_(Update.assignment_id == Assignment.assignment_id, Update.envelope_digest == bindparam("envelope")),
+    )
+    .where(Assignment.assignment_id == bindparam("assignment"))
+)
 # The fields of a reply that its receipt repeats.
 _REPEATED = ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model", "payload")
 
@@ -97,31 +123,34 @@ class Intake:
         name = envelope_digest(envelope)
         claimed = _parse(envelope.manifest)
         with self._database.read() as session:
-            assignment = _find(session, claimed.assignment_id, client_id)
-            order = _order(assignment)
-            if claimed.payload_bytes > order.max_payload_bytes:
-                raise Refusal(
-                    "limit:payload",
-                    f"{claimed.payload_bytes} bytes declared; this assignment takes {order.max_payload_bytes}",
-                )
-            receipt = _stored_receipt(session, assignment, name)
-            if receipt is not None:
-                return receipt
-            key = Ed25519PublicKey.from_public_bytes(session.get_one(Client, client_id).signing_key)
-            spec = _spec(assignment.phase.round.run.spec)
-            deadline = assignment.phase.deadline
-            closed = self._closed(assignment)
+            known = claimed.assignment_id if ASSIGNMENT_ID.fullmatch(claimed.assignment_id) else None
+            asked = {"assignment": known, "envelope": name}
+            found = session.connection().execute(_STANDING, asked).one_or_none()
+        if found is None or found.client_id != client_id:
+            raise _foreign(claimed.assignment_id, known=found is not None, client_id=client_id)
+        order = AssignmentManifest.FromString(SignedEnvelope.FromString(found.envelope).manifest)
+        if claimed.payload_bytes > order.max_payload_bytes:
+            raise Refusal(
+                "limit:payload",
+                f"{claimed.payload_bytes} bytes declared; this assignment takes {order.max_payload_bytes}",
+            )
+        if found.receipt:
+            return _given(found.receipt, accepted=found.accepted, reason=found.refused, message=found.message)
+        spec = _spec(found.spec)
+        closed = self._closed(claimed.assignment_id, found.state, found.reason, found.deadline)
         if closed is not None and closed.reason != FULFILLED:
             raise closed
         try:
-            manifest = self._signatures.open(envelope, UpdateManifest, key)
+            manifest = self._signatures.open(
+                envelope, UpdateManifest, Ed25519PublicKey.from_public_bytes(found.signing_key)
+            )
             must_match(manifest, order)
         except Refusal as refusal:
             raise closed or refusal from None
         layout = update_layout([(row.name, row.length, row.dtype) for row in order.rows]) if order.rows else None
-        asked = kind(order.kind).work
-        admission = Admission(envelope, name, manifest, layout, asked, spec.limits, deadline)
-        problem = content_problem(manifest, asked, spec.limits) or privacy_problem(manifest, order)
+        work = kind(order.kind).work
+        admission = Admission(envelope, name, manifest, layout, work, spec.limits, found.deadline)
+        problem = content_problem(manifest, work, spec.limits) or privacy_problem(manifest, order)
         if problem is None and (wrong := statement_problem(order.kind, order.work, manifest.statement)):
             problem = Refusal("statement", wrong[:400])  # no mutant: any length that is easy to read
         if closed is not None or problem is not None:
@@ -140,14 +169,15 @@ class Intake:
         with self._database.begin() as session:
             name = admission.manifest.assignment_id
             assignment = session.get_one(Assignment, name, with_for_update=True)  # no mutant: SQLite has one writer
-            stored = _stored_receipt(session, assignment, admission.digest)
-            if stored is not None:
-                return stored
+            if assignment.state is not AssignmentState.OPEN:
+                stored = _stored_receipt(session, assignment, admission.digest)
+                if stored is not None:
+                    return stored
             now = self._clock()
-            closed = self._closed(assignment)
+            closed = self._closed(name, assignment.state, assignment.reason, admission.deadline)
             if closed is None:
                 receipt = self._receipt(admission, problem, now)
-                record_reply(assignment, admission, problem, now, receipt=receipt.SerializeToString())
+                session.add(record_reply(assignment, admission, problem, now, receipt=receipt.SerializeToString()))
                 self._log(session, admission, problem, now)
             elif closed.reason == FULFILLED:
                 record_equivocation(session, assignment, admission, now)
@@ -165,12 +195,17 @@ class Intake:
             Refusal: `assignment-unknown`, `assignment-client`.
         """
         with self._database.begin() as session:
-            assignment = _find(session, assignment_id, client_id, lock=True)  # no mutant: SQLite has one writer
+            known = ASSIGNMENT_ID.fullmatch(assignment_id) is not None
+            # no mutant: SQLite has one writer
+            assignment = session.get(Assignment, assignment_id, with_for_update=True) if known else None
+            if assignment is None or assignment.client_id != client_id:
+                raise _foreign(assignment_id, known=assignment is not None, client_id=client_id)
             if assignment.state is not AssignmentState.OPEN:
                 return
             now, run_id = self._clock(), assignment.phase.round.run_id
             end_assignment(assignment, AssignmentState.DECLINED, now, reason, message)
-            actor = client_uri(_order(assignment).federation_id, client_id)
+            order = AssignmentManifest.FromString(SignedEnvelope.FromString(assignment.envelope).manifest)
+            actor = client_uri(order.federation_id, client_id)
             audit.record(
                 session, at=now, actor=actor, action="assignment.declined", subject=assignment_id, detail=reason
             )
@@ -196,17 +231,16 @@ class Intake:
             digest=admission.digest,
         )
 
-    def _closed(self, assignment: Assignment) -> Refusal | None:
+    def _closed(self, name: str, state: AssignmentState, reason: str, deadline: datetime) -> Refusal | None:
         """Why an assignment takes no reply; None when it is open."""
-        name = assignment.assignment_id
-        if assignment.state is AssignmentState.FULFILLED:
+        if state is AssignmentState.FULFILLED:
             return Refusal(FULFILLED, f"assignment {name} was fulfilled with another reply")
-        if (assignment.state is AssignmentState.EXPIRED and assignment.reason == "deadline") or (
-            assignment.state is AssignmentState.OPEN and self._clock() > assignment.phase.deadline
+        if (state is AssignmentState.EXPIRED and reason == "deadline") or (
+            state is AssignmentState.OPEN and self._clock() > deadline
         ):
-            return _late(name, assignment.phase.deadline)
-        if assignment.state is not AssignmentState.OPEN:
-            return Refusal("assignment-closed", f"assignment {name} is {assignment.state}: {assignment.reason}")
+            return _late(name, deadline)
+        if state is not AssignmentState.OPEN:
+            return Refusal("assignment-closed", f"assignment {name} is {state}: {reason}")
         return None
 
 
@@ -219,15 +253,12 @@ def _spec(document: bytes) -> RunSpec:
     return RunSpec.parse(document)
 
 
-def _find(session: Session, assignment_id: str, client_id: str, *, lock: bool = False) -> Assignment:
-    known = ASSIGNMENT_ID.fullmatch(assignment_id) is not None
-    assignment = session.get(Assignment, assignment_id, with_for_update=lock) if known else None
-    if assignment is None:
-        shown = assignment_id[:32]  # no mutant: any length that is easy to read
-        raise Refusal("assignment-unknown", f"there is no assignment {shown!r}")
-    if assignment.client_id != client_id:
-        raise Refusal("assignment-client", f"assignment {assignment_id} was not issued to {client_id}")
-    return assignment
+def _foreign(assignment_id: str, *, known: bool, client_id: str) -> Refusal:
+    """The refusal of an assignment that is not the client's own."""
+    if known:
+        return Refusal("assignment-client", f"assignment {assignment_id} was not issued to {client_id}")
+    shown = assignment_id[:32]  # no mutant: any length that is easy to read
+    return Refusal("assignment-unknown", f"there is no assignment {shown!r}")
 
 
 def _parse(data: bytes) -> UpdateManifest:
@@ -239,16 +270,17 @@ def _parse(data: bytes) -> UpdateManifest:
     return manifest
 
 
-def _order(assignment: Assignment) -> AssignmentManifest:
-    return AssignmentManifest.FromString(SignedEnvelope.FromString(assignment.envelope).manifest)
-
-
 def _stored_receipt(session: Session, assignment: Assignment, envelope: str) -> SignedEnvelope | None:
-    """The receipt that this very envelope got before, raised as a refusal when it was refused."""
+    """The receipt that this very envelope got before; None if it got none."""
     update = session.scalar(select(Update).where(Update.envelope_digest == envelope))  # it names the assignment
     if update is None or not update.receipt:
         return None
-    receipt = SignedEnvelope.FromString(update.receipt)
-    if not update.accepted:
-        raise Refusal(update.reason, assignment.message, signed=receipt)
-    return receipt
+    return _given(update.receipt, accepted=update.accepted, reason=update.reason, message=assignment.message)
+
+
+def _given(receipt: bytes, *, accepted: bool, reason: str, message: str) -> SignedEnvelope:
+    """A receipt that was given before, raised as a refusal when the reply was refused."""
+    stored = SignedEnvelope.FromString(receipt)
+    if not accepted:
+        raise Refusal(reason, message, signed=stored)
+    return stored

@@ -40,12 +40,12 @@ def record_reply(
     receipt: bytes,
     stored: bool = True,
 ) -> Update:
-    """Records the reply that ends an open assignment, in the caller's transaction.
+    """Records the reply that ends an open assignment; the caller adds the new row to its transaction.
 
     `refusal` says why its content is refused; None when it is accepted. The receipt is empty where nothing is signed.
     `stored` says whether the payload is in the blob store.
     """
-    update = _add_row(assignment, reply, now, refusal.reason if refusal else "", receipt)
+    update = _row(assignment, reply, now, refusal.reason if refusal else "", receipt)
     update.accepted = refusal is None
     update.payload = reply.manifest.payload if stored and refusal is None else ""
     update.payload_bytes = reply.manifest.payload_bytes
@@ -65,7 +65,7 @@ def record_equivocation(session: Session, assignment: Assignment, reply: Signed,
     if len(replies) > MAX_EQUIVOCATIONS or reply.digest in {update.envelope_digest for update in replies}:
         return
     first = next(update.envelope_digest for update in replies if update.accepted)
-    _add_row(assignment, reply, now, FULFILLED, b"")
+    session.add(_row(assignment, reply, now, FULFILLED, b""))
     manifest, name = reply.manifest, assignment.assignment_id
     audit.record(
         session,
@@ -79,8 +79,9 @@ def record_equivocation(session: Session, assignment: Assignment, reply: Signed,
     log.warning("%s signed two different replies to assignment %s", manifest.client_id, name)
 
 
-def _add_row(assignment: Assignment, reply: Signed, now: datetime, reason: str, receipt: bytes) -> Update:
-    update = Update(
+def _row(assignment: Assignment, reply: Signed, now: datetime, reason: str, receipt: bytes) -> Update:
+    return Update(
+        assignment=assignment,
         client_id=assignment.client_id,
         accepted=False,
         reason=reason,
@@ -94,8 +95,6 @@ def _add_row(assignment: Assignment, reply: Signed, now: datetime, reason: str, 
         unrepeatable=reply.manifest.unrepeatable,
         received=now,
     )
-    assignment.updates.append(update)
-    return update
 
 
 def privacy_stated(manifest: UpdateManifest) -> dict[str, float]:

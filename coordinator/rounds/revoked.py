@@ -5,7 +5,7 @@ replies of its phase are used without it, so that a restart leaves out the same 
 """
 
 from sqlalchemy import Select, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from storage.models import Assignment, AssignmentState, Client, ClientState, Phase, Round
 
@@ -31,9 +31,14 @@ def revoked_before(session: Session, current: Round, number: int) -> bool:
 
 def fulfilled(session: Session, phase_id: int) -> int:
     """How many replies of a phase were accepted of clients that are not revoked."""
+    return session.scalar(count_fulfilled(phase_id)) or 0
+
+
+def count_fulfilled(phase_id: int | InstrumentedAttribute[int]) -> Select[int]:
+    """Selects this number; the phase may be one of an enclosing query."""
     count = select(func.count()).select_from(Assignment).join(Client, Client.client_id == Assignment.client_id)
     own = (Assignment.phase_id == phase_id, Assignment.state == AssignmentState.FULFILLED)
-    return session.scalar(count.where(*own, Client.state != ClientState.REVOKED)) or 0
+    return count.where(*own, Client.state != ClientState.REVOKED)
 
 
 def left_out(session: Session, round_id: int) -> list[str]:

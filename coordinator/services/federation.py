@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, closing
 from time import monotonic
 from weakref import WeakValueDictionary
 
-from sqlalchemy import or_, select
+from sqlalchemy import bindparam, select, union_all
 from sqlalchemy.orm import Session
 
 from coordinator.finding import removed_offer
@@ -39,6 +39,11 @@ from storage.models import Assignment, AssignmentState, Client, ClientState, Inp
 
 log = logging.getLogger(__name__)
 
+_OWN = select(Assignment.assignment_id).where(Assignment.client_id == bindparam("client"))
+_OFFERING = union_all(  # assignments that offer a blob to a client; each part has an index
+    _OWN.where(Assignment.base_model == bindparam("digest")),
+    _OWN.join(Input).where(Input.digest == bindparam("digest")),
+).limit(1)
 MISSED_HEARTBEATS = 3
 MAX_NONCE_BYTES = 64
 
@@ -326,9 +331,8 @@ def _offering(session: Session, client_id: str, digest: str) -> str:
     except ValueError:
         assignment_id = None  # the database is not asked for it
     else:
-        named = or_(Assignment.base_model == digest, Assignment.inputs.any(Input.digest == digest))
-        query = select(Assignment.assignment_id).where(Assignment.client_id == client_id, named).limit(1)
-        assignment_id = session.scalar(query)
+        asked = {"client": client_id, "digest": digest}
+        assignment_id = session.connection().execute(_OFFERING, asked).scalar()
     if assignment_id is None:
         raise Refusal("blob-not-offered", "no assignment of this client names that blob")
     return assignment_id

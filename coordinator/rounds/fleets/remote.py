@@ -8,12 +8,13 @@ import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import Asked, Replies, Selected
 from coordinator.rounds.fleets.base import (
     Fleet,
+    Held,
     Question,
     RevokedMeanwhile,
     RunFacts,
@@ -21,7 +22,7 @@ from coordinator.rounds.fleets.base import (
     Surroundings,
 )
 from coordinator.rounds.presence import Assigned, Cancelled, Presence
-from coordinator.rounds.revoked import REVOKED, fulfilled, of_revoked, revoked_before
+from coordinator.rounds.revoked import REVOKED, count_fulfilled, fulfilled, of_revoked, revoked_before
 from coordinator.rounds.states import close_phase, end_assignment, open_assignments
 from federation.envelope import envelope_digest
 from federation.runs import RunSpec
@@ -30,11 +31,28 @@ from federation.vectors import model_layout
 from federation.work.base import payload_layout
 from federation.work.registry import encode
 from storage import audit, models
-from storage.models import Assignment, AssignmentState, PhaseState
+from storage.models import Assignment, AssignmentState, PhaseState, RunState
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 60.0  # after which a phase looks at the clock again
+# How far a phase is, and who has not replied: built once, since both are asked after each reply.
+_PROGRESS = (
+    select(
+        models.Phase.state,
+        models.Phase.wanted,
+        models.Phase.started,
+        models.Phase.deadline,
+        models.Run.state.label("run"),
+        count_fulfilled(models.Phase.phase_id).scalar_subquery().label("replied"),
+    )
+    .join_from(models.Phase, models.Round)
+    .join(models.Run)
+    .where(models.Phase.phase_id == bindparam("phase"))
+)
+_UNANSWERED = select(Assignment.client_id).where(
+    Assignment.phase_id == bindparam("phase"), Assignment.state == AssignmentState.OPEN
+)
 
 
 class RemoteFleet(Fleet):
@@ -185,33 +203,31 @@ class RemoteFleet(Fleet):
         Nobody waits for a client after the deadline, or when it has been absent for the grace that the run gives.
         """
         with self._database.read() as session:
-            self.run.must_run(session)
-            phase = session.get_one(models.Phase, phase_id)
-            enough = fulfilled(session, phase_id) >= phase.wanted
-            ends = self._waits(session, phase)
-        if phase.state is PhaseState.CLOSED or enough or not ends:
+            phase = session.connection().execute(_PROGRESS, {"phase": phase_id}).one()
+            if phase.run is not RunState.RUNNING:
+                raise Held
+            if phase.state is PhaseState.CLOSED or phase.replied >= phase.wanted:
+                return 0.0
+            ends = self._waits(session, phase_id, phase.started, phase.deadline)
+        if not ends:
             return 0.0
         return max(0.0, (max(ends.values()) - self.around.clock()).total_seconds())
 
-    def _waits(self, session: Session, phase: models.Phase) -> dict[str, datetime]:
+    def _waits(self, session: Session, phase_id: int, started: datetime, deadline: datetime) -> dict[str, datetime]:
         """Until when the phase waits for each client that has not replied."""
         attending, left = self._presence.attending(), self._presence.left()
         grace = timedelta(seconds=self._spec.selection.grace_seconds)
         ends = {}
-        for client_id in session.scalars(
-            select(Assignment.client_id).where(
-                Assignment.phase_id == phase.phase_id, Assignment.state == AssignmentState.OPEN
-            )
-        ):
-            ends[client_id] = phase.deadline
+        for client_id in session.connection().execute(_UNANSWERED, {"phase": phase_id}).scalars():
+            ends[client_id] = deadline
             if client_id in attending:
                 continue
             gone = left.get(client_id)
             if self._spec.selection.pool == "attending":
                 # It attended when it was selected: before a restart of the coordinator, if it has not been seen since.
-                gone = max(gone or self._began, phase.started)
-            if gone is not None and gone >= phase.started:
-                ends[client_id] = min(phase.deadline, gone + grace)
+                gone = max(gone or self._began, started)
+            if gone is not None and gone >= started:
+                ends[client_id] = min(deadline, gone + grace)
         return ends
 
     def _close_phase(self, phase_id: int) -> bool:
@@ -222,7 +238,7 @@ class RemoteFleet(Fleet):
             if phase.state is PhaseState.CLOSED:
                 return True
             enough = fulfilled(session, phase_id) >= phase.wanted
-            ends = self._waits(session, phase)
+            ends = self._waits(session, phase_id, phase.started, phase.deadline)
             if not enough and any(end > now for end in ends.values()):
                 return False
             ended = open_assignments(session, Assignment.phase_id == phase_id)
