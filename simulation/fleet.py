@@ -20,7 +20,7 @@ from coordinator.aggregation.phases import Asked, Replies, Reply, Selected
 from coordinator.rounds import selection
 from coordinator.rounds.content import content_problem, payload_problem
 from coordinator.rounds.fleets.base import Fleet, Held, Question, RunFacts, Surroundings
-from coordinator.rounds.recorder import Signed, record_reply
+from coordinator.rounds.recorder import Signed, ending, reply_row
 from coordinator.rounds.states import close_phase, end_assignment
 from federation.attacks.probe import Probe
 from federation.digests import digest
@@ -163,7 +163,7 @@ class SimulatedFleet(Fleet):
                 client_id=name,
                 state=AssignmentState.OPEN,
                 base_model=question.base_model,
-                inputs=inputs[name],
+                inputs=inputs[name].rows,
                 objectives=list(self._population.serves[name]),
                 envelope=b"",
                 created=started,
@@ -318,7 +318,9 @@ class SimulatedFleet(Fleet):
         else:
             envelope = SignedEnvelope(manifest=manifest.SerializeToString(deterministic=True))
         signed = Signed(envelope, envelope_digest(envelope), manifest)
-        update = record_reply(assignment, signed, problem, now, receipt=b"", stored=keeps)
+        update = models.Update(assignment=assignment, **reply_row(signed, problem, now, receipt=b"", stored=keeps))
+        state, reason, message = ending(problem)
+        end_assignment(assignment, state, now, reason, message)
         if problem is not None:
             return None
         self._keeper.keep(question.current.number, name, result, answer.residuals)

@@ -71,7 +71,7 @@ class Reply:
         wait_for(lambda: len(calls[f"fedpareto://test/client/{self.player.name}"]) == 1, "the call to end")
 
     def hand_in(self) -> bool:
-        return self.player.member.submit(self.envelope, self.payload).accepted
+        return self.player.member.submit(self.envelope, self.payload, chunk_bytes=500).accepted
 
 
 def endless(requests: list[SubmitRequest]) -> Iterator[SubmitRequest]:
@@ -266,6 +266,18 @@ def replies(player: Player) -> list[Reply]:
     orders: list[AssignmentManifest] = []
     wait_for(lambda: orders.extend(order for _, order in player.orders()) or len(orders) == 2, "two assignments")
     return [Reply.to(player, order) for order in orders]
+
+
+def test_a_payload_in_one_chunk_needs_no_quota_and_leaves_no_upload(lines: Stage) -> None:
+    task = lines.task()
+    (ann,) = lines.cast(task, "ann")
+    runs = [lines.submit(spec(f"{task}-{i}", task, more="selection.minimum = 1"), model=MODEL) for i in range(2)]
+    first, second = replies(ann)
+    first.break_off(lines, 0, 3000)
+    assert ann.member.submit(second.envelope, second.payload).accepted
+    assert list(partial(lines)) == [first.order.assignment_id]
+    for run in runs:
+        lines.stop_run(run)
 
 
 def test_uploads_of_a_run_that_was_stopped_are_removed(lines: Stage) -> None:

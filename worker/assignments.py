@@ -1,12 +1,12 @@
 """The checks of an assignment: the coordinator signed it, it is for this worker, and the owner allows it."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from google.protobuf.message import DecodeError
 
-from federation.digests import parse
+from federation.digests import digest, parse
 from federation.envelope import unseal
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
@@ -41,7 +41,7 @@ class Order:
 
     The reply has `rows` in its payload; none for a reply without one. It is refused after the deadline, which is aware
     and by the coordinator's clock. `sharing` is None for a run that shares all parameters; otherwise the layout of
-    `shape` has only those that are shared.
+    `shape` has only those that are shared. `sent` has the inputs that came with the assignment, by name.
     """
 
     envelope: SignedEnvelope
@@ -51,6 +51,7 @@ class Order:
     rows: tuple[RowSchema, ...]
     deadline: datetime
     sharing: Sharing | None = None
+    sent: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def check_assignment(
@@ -144,6 +145,15 @@ def check_assignment(
         require(item.size <= most, "inputs", f"input {item.name!r} has {item.size} bytes; at most {most} are taken")
         require_digest(item.digest, "inputs", f"input {item.name!r}: ")
     return Order(envelope, manifest, work, shape, rows, deadline, sharing)
+
+
+def sent_inputs(manifest: AssignmentManifest, inputs: Sequence[bytes]) -> dict[str, bytes]:
+    """The inputs that came with an assignment, by name. One that differs from what was signed is left out."""
+    return {
+        item.name: content
+        for item, content in zip(manifest.inputs, inputs, strict=False)
+        if len(content) == item.size and digest(content, parse(item.digest)[0]) == item.digest
+    }
 
 
 def check_cancel(envelope: SignedEnvelope, member: MemberFiles) -> CancelManifest:

@@ -6,8 +6,8 @@ take the lane `protocol`, so that they do not wait behind a training of hours.
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 
@@ -16,7 +16,7 @@ from federation.refusals import Refusal
 from federation.training import TrainingStopped
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.work.base import Lane
-from worker.assignments import Declined, Order, check_assignment, check_cancel
+from worker.assignments import Declined, Order, check_assignment, check_cancel, sent_inputs
 from worker.events import Events
 from worker.execution import Control, Execution
 from worker.policy import Limits
@@ -65,8 +65,11 @@ class Runner:
 
     # What the session's thread calls
 
-    def assigned(self, envelope: SignedEnvelope) -> None:
-        """Takes an assignment in, unless it is here already or has to be declined."""
+    def assigned(self, envelope: SignedEnvelope, inputs: Sequence[bytes] = ()) -> None:
+        """Takes an assignment in, unless it is here already or has to be declined.
+
+        `inputs` are the contents of its inputs, in their order, if they came with it.
+        """
         try:
             order = check_assignment(
                 envelope,
@@ -78,7 +81,7 @@ class Runner:
                 now=self.session.now(),
             )
             with self._changed:
-                self._take_in(_Job(order))
+                self._take_in(_Job(replace(order, sent=sent_inputs(order.manifest, inputs))))
         except Declined as declined:
             self._decline(declined)
 

@@ -243,7 +243,7 @@ class Session:
                 elif response.WhichOneof("message") == "assignment":
                     if response.HasField("log"):
                         self._witness.saw(response.log)
-                    runner.assigned(response.assignment)
+                    runner.assigned(response.assignment, response.inputs)
                 elif response.WhichOneof("message") == "cancel":
                     runner.cancelled(response.cancel)
             return RpcRefusal("OK", "", "the coordinator ended the stream"), welcomed

@@ -14,13 +14,13 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import DecodeError
-from sqlalchemy import and_, bindparam, select
+from sqlalchemy import and_, bindparam, insert, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.content import content_problem, must_be_a_time, must_match, privacy_problem
 from coordinator.rounds.evidence import SignatureMemory
-from coordinator.rounds.recorder import FULFILLED, Signed, record_equivocation, record_reply
-from coordinator.rounds.states import end_assignment
+from coordinator.rounds.recorder import FULFILLED, Signed, ending, record_equivocation, reply_row
+from coordinator.rounds.states import end_assignment, end_open_assignment
 from federation.envelope import envelope_digest
 from federation.identity import client_uri
 from federation.refusals import Refusal
@@ -64,6 +64,12 @@ _STANDING = (
     )
     .where(Assignment.assignment_id == bindparam("assignment"))
 )
+_LOCKED = (  # no mutant: SQLite has one writer
+    select(Assignment.state, Assignment.reason, Assignment.message)
+    .where(Assignment.assignment_id == bindparam("assignment"))
+    .with_for_update()
+)
+_INSERT = insert(Update)
 # The fields of a reply that its receipt repeats.
 _REPEATED = ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model", "payload")
 
@@ -168,19 +174,22 @@ class Intake:
         """
         with self._database.begin() as session:
             name = admission.manifest.assignment_id
-            assignment = session.get_one(Assignment, name, with_for_update=True)  # no mutant: SQLite has one writer
-            if assignment.state is not AssignmentState.OPEN:
-                stored = _stored_receipt(session, assignment, admission.digest)
+            found = session.connection().execute(_LOCKED, {"assignment": name}).one()
+            if found.state is not AssignmentState.OPEN:
+                stored = _stored_receipt(session, found.message, admission.digest)
                 if stored is not None:
                     return stored
             now = self._clock()
-            closed = self._closed(name, assignment.state, assignment.reason, admission.deadline)
+            closed = self._closed(name, found.state, found.reason, admission.deadline)
             if closed is None:
                 receipt = self._receipt(admission, problem, now)
-                session.add(record_reply(assignment, admission, problem, now, receipt=receipt.SerializeToString()))
+                row = reply_row(admission, problem, now, receipt=receipt.SerializeToString())
+                session.connection().execute(_INSERT, {"assignment_id": name, **row})
+                state, reason, message = ending(problem)
+                end_open_assignment(session, name, state, now, reason, message)
                 self._log(session, admission, problem, now)
             elif closed.reason == FULFILLED:
-                record_equivocation(session, assignment, admission, now)
+                record_equivocation(session, session.get_one(Assignment, name), admission, now)
         if closed is not None:
             raise closed
         self._changed(admission.manifest.run_id)
@@ -270,12 +279,12 @@ def _parse(data: bytes) -> UpdateManifest:
     return manifest
 
 
-def _stored_receipt(session: Session, assignment: Assignment, envelope: str) -> SignedEnvelope | None:
+def _stored_receipt(session: Session, message: str, envelope: str) -> SignedEnvelope | None:
     """The receipt that this very envelope got before; None if it got none."""
     update = session.scalar(select(Update).where(Update.envelope_digest == envelope))  # it names the assignment
     if update is None or not update.receipt:
         return None
-    return _given(update.receipt, accepted=update.accepted, reason=update.reason, message=assignment.message)
+    return _given(update.receipt, accepted=update.accepted, reason=update.reason, message=message)
 
 
 def _given(receipt: bytes, *, accepted: bool, reason: str, message: str) -> SignedEnvelope:

@@ -16,9 +16,10 @@ from federation.refusals import Refusal
 
 @dataclass(frozen=True)
 class Assigned:
-    """An assignment for a client: its signed envelope, serialized."""
+    """An assignment for a client: its signed envelope, serialized, and the content of its inputs if they are small."""
 
     envelope: bytes
+    inputs: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy.orm import Session
 
-from coordinator.rounds.states import end_assignment
 from federation.identity import client_uri
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
@@ -31,29 +31,27 @@ class Signed:
     manifest: UpdateManifest  # in the envelope
 
 
-def record_reply(
-    assignment: Assignment,
-    reply: Signed,
-    refusal: Refusal | None,
-    now: datetime,
-    *,
-    receipt: bytes,
-    stored: bool = True,
-) -> Update:
-    """Records the reply that ends an open assignment; the caller adds the new row to its transaction.
+def ending(refusal: Refusal | None) -> tuple[AssignmentState, str, str]:
+    """How a reply ends its assignment: the state, the reason and the message."""
+    if refusal is None:
+        return AssignmentState.FULFILLED, "", ""
+    return AssignmentState.REJECTED, refusal.reason, refusal.message
+
+
+def reply_row(
+    reply: Signed, refusal: Refusal | None, now: datetime, *, receipt: bytes, stored: bool = True
+) -> dict[str, Any]:
+    """The columns of the row in `updates` for the reply that ends an open assignment.
 
     `refusal` says why its content is refused; None when it is accepted. The receipt is empty where nothing is signed.
     `stored` says whether the payload is in the blob store.
     """
-    update = _row(assignment, reply, now, refusal.reason if refusal else "", receipt)
-    update.accepted = refusal is None
-    update.payload = reply.manifest.payload if stored and refusal is None else ""
-    update.payload_bytes = reply.manifest.payload_bytes
-    if refusal is None:
-        end_assignment(assignment, AssignmentState.FULFILLED, now)
-    else:
-        end_assignment(assignment, AssignmentState.REJECTED, now, refusal.reason, refusal.message)
-    return update
+    return {
+        **_row(reply, now, refusal.reason if refusal else "", receipt),
+        "accepted": refusal is None,
+        "payload": reply.manifest.payload if stored and refusal is None else "",
+        "payload_bytes": reply.manifest.payload_bytes,
+    }
 
 
 def record_equivocation(session: Session, assignment: Assignment, reply: Signed, now: datetime) -> None:
@@ -65,7 +63,7 @@ def record_equivocation(session: Session, assignment: Assignment, reply: Signed,
     if len(replies) > MAX_EQUIVOCATIONS or reply.digest in {update.envelope_digest for update in replies}:
         return
     first = next(update.envelope_digest for update in replies if update.accepted)
-    session.add(_row(assignment, reply, now, FULFILLED, b""))
+    assignment.updates.append(Update(accepted=False, **_row(reply, now, FULFILLED, b"")))
     manifest, name = reply.manifest, assignment.assignment_id
     audit.record(
         session,
@@ -79,22 +77,20 @@ def record_equivocation(session: Session, assignment: Assignment, reply: Signed,
     log.warning("%s signed two different replies to assignment %s", manifest.client_id, name)
 
 
-def _row(assignment: Assignment, reply: Signed, now: datetime, reason: str, receipt: bytes) -> Update:
-    return Update(
-        assignment=assignment,
-        client_id=assignment.client_id,
-        accepted=False,
-        reason=reason,
-        envelope=reply.envelope.SerializeToString(),
-        envelope_digest=reply.digest,
-        receipt=receipt,
-        samples=min(reply.manifest.samples, _LARGEST),
-        losses=_finite(reply.manifest.losses),
-        metrics=_finite(reply.manifest.metrics),
-        privacy=privacy_stated(reply.manifest),
-        unrepeatable=reply.manifest.unrepeatable,
-        received=now,
-    )
+def _row(reply: Signed, now: datetime, reason: str, receipt: bytes) -> dict[str, Any]:
+    return {
+        "client_id": reply.manifest.client_id,
+        "reason": reason,
+        "envelope": reply.envelope.SerializeToString(),
+        "envelope_digest": reply.digest,
+        "receipt": receipt,
+        "samples": min(reply.manifest.samples, _LARGEST),
+        "losses": _finite(reply.manifest.losses),
+        "metrics": _finite(reply.manifest.metrics),
+        "privacy": privacy_stated(reply.manifest),
+        "unrepeatable": reply.manifest.unrepeatable,
+        "received": now,
+    }
 
 
 def privacy_stated(manifest: UpdateManifest) -> dict[str, float]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, bindparam, select, update
 from sqlalchemy.orm import Session
 
 from federation.refusals import Refusal
@@ -130,10 +130,22 @@ def end_assignment(
 ) -> None:
     """Ends an assignment."""
     _check(ASSIGNMENT_TRANSITIONS, assignment.state, to, f"assignment {assignment.assignment_id}")
-    assignment.state = to
-    assignment.reason = reason[:80]
-    assignment.message = message[:400]
-    assignment.ended = at
+    for name, value in _ending(to, at, reason, message).items():
+        setattr(assignment, name, value)
+
+
+def end_open_assignment(
+    session: Session, assignment_id: str, to: AssignmentState, at: datetime, reason: str = "", message: str = ""
+) -> None:
+    """Ends an assignment that this transaction has locked and found open, without loading its row."""
+    session.connection().execute(_END, {"ended_id": assignment_id, **_ending(to, at, reason, message)})
+
+
+_END = update(Assignment).where(Assignment.assignment_id == bindparam("ended_id"))
+
+
+def _ending(to: AssignmentState, at: datetime, reason: str, message: str) -> dict[str, Any]:
+    return {"state": to, "reason": reason[:80], "message": message[:400], "ended": at}
 
 
 def open_assignments(session: Session, *where: ColumnElement[bool]) -> Sequence[Assignment]:

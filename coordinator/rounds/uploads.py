@@ -112,6 +112,10 @@ class Uploads:
         self._under_way: dict[str, int] = {}  # declared bytes, by name
         self._checks: dict[str, tuple[int, PayloadCheck]] = {}  # after how many bytes, by name
 
+    def broke_off(self, admission: Admission) -> bool:
+        """Whether an upload of this payload has begun, and may go on."""
+        return any(upload.name == _name(admission) for upload in self._blobs.partial_uploads())
+
     def begin(self, admission: Admission, check: PayloadCheck) -> ReplyUpload:
         """Begins the upload of an admitted reply's payload, or goes on with it. It ends with `end`.
 
@@ -121,8 +125,7 @@ class Uploads:
             Refusal: `limit:uploads`; `superseded`: the upload is under way.
         """
         manifest = admission.manifest
-        algorithm, value = parse(manifest.payload)
-        name = f"{manifest.assignment_id}.{algorithm}.{value}"
+        name = _name(admission)
         with self._lock:
             self._must_fit(manifest.client_id, manifest.assignment_id, name, manifest.payload_bytes)
             try:
@@ -193,6 +196,11 @@ class Uploads:
         )
         with self._database.read() as session:
             return {row.assignment_id: row.client_id for row in session.execute(query)}
+
+
+def _name(admission: Admission) -> str:
+    algorithm, value = parse(admission.manifest.payload)
+    return f"{admission.manifest.assignment_id}.{algorithm}.{value}"
 
 
 def _assignment_of(name: str) -> str:

@@ -18,7 +18,7 @@ from coordinator.restored import newest_restore
 from coordinator.rounds.content import payload_problem
 from coordinator.rounds.intake import Admission, Intake
 from coordinator.rounds.presence import Assigned, Attendance, Message
-from coordinator.rounds.uploads import ReplyUpload
+from coordinator.rounds.uploads import ReplyUpload, Upload
 from coordinator.services.base import Parts, Service
 from coordinator.services.stream_words import Introduction, declined, introduction, left
 from coordinator.services.transfers import Transfer, Transfers
@@ -33,7 +33,6 @@ from federation.refusals import Refusal
 from federation.v1 import federation_pb2 as messages
 from federation.v1 import federation_pb2_grpc
 from federation.v1.common_pb2 import CancelManifest, LogHead, SignedEnvelope, TimeManifest
-from federation.vectors import Layout
 from storage.blobs import BlobCorrupt, BlobMissing
 from storage.models import Assignment, AssignmentState, Client, ClientState, Input
 
@@ -144,8 +143,11 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
     async def _response(self, attendance: Attendance, message: Message) -> messages.AttendResponse:
         """A conductor's message to a worker, for its stream."""
         if isinstance(message, Assigned):
-            assignment = SignedEnvelope.FromString(message.envelope)
-            return messages.AttendResponse(assignment=assignment, log=await self._newer_log(attendance.log_size))
+            return messages.AttendResponse(
+                assignment=SignedEnvelope.FromString(message.envelope),
+                inputs=message.inputs,
+                log=await self._newer_log(attendance.log_size),
+            )
         manifest = CancelManifest(
             federation_id=self._home.federation_id,
             client_id=attendance.client_id,
@@ -217,46 +219,79 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
         first = await next_message(request_iterator, REQUEST_SECONDS)
         if first is None or first.WhichOneof("message") != "update":
             raise Refusal("header", "a submission must begin with the signed update; the payload follows in chunks")
-        admitted = await self._in_thread(self._intake.admit, caller.name, first.update)
+        admitted, broke_off = await self._in_thread(self._admit, caller.name, first.update)
         if isinstance(admitted, SignedEnvelope):
             yield messages.SubmitResponse(receipt=admitted, log=await self._newer_log(first.log_size))
             return
-        problem = None
-        if admitted.layout is not None:
+        if admitted.layout is None:
+            if await next_message(request_iterator, NEXT_CHUNK_SECONDS) is not None:
+                raise Refusal("payload-length", "0 bytes were declared, and more arrived")
+            receipt = await self._in_thread(self._intake.record, admitted, None)
+        else:
+            check = PayloadCheck(admitted.layout, admitted.manifest.payload.partition(":")[0])
             size = admitted.manifest.payload_bytes
-            async with self._upload(admitted, admitted.layout) as (upload, transfer):
-                while True:
-                    arrived = upload.arrived
-                    if transfer.limit < size and transfer.allow(arrived):
-                        window = messages.Window(offset=arrived, limit=transfer.limit)
-                        yield messages.SubmitResponse(window=window)
-                    began = monotonic()
+            place = self._transfers.place(caller.name, self._access.ender())
+            async with self._only_upload(admitted.manifest.assignment_id), place as transfer:
+                request = None
+                if not broke_off:
+                    transfer.allow(0)
+                    yield messages.SubmitResponse(window=messages.Window(offset=0, limit=transfer.limit))
                     request = await self._next_chunk(request_iterator, admitted)
-                    if request is None:
-                        break
-                    transfer.note(arrived, monotonic() - began)
-                    await self._take(request, upload, transfer)
-                upload.finish()
-                problem = payload_problem(upload.check, admitted.kind, admitted.limits)
-                if problem is None:
-                    await self._in_thread(upload.store)
-        elif await next_message(request_iterator, NEXT_CHUNK_SECONDS) is not None:
-            raise Refusal("payload-length", "0 bytes were declared, and more arrived")
-        receipt = await self._in_thread(self._intake.record, admitted, problem)
+                if request is not None and len(request.chunk) == size:
+                    self._must_be_chunk(request, 0, transfer)
+                    if await self._next_chunk(request_iterator, admitted) is not None:
+                        raise Refusal("payload-length", f"{size} bytes were declared, and more arrived")
+                    receipt = await self._in_thread(self._record_whole, admitted, check, request)
+                else:
+                    async with self._upload(admitted, check) as upload:
+                        while True:
+                            arrived = upload.arrived
+                            if transfer.limit < size and transfer.allow(arrived):
+                                window = messages.Window(offset=arrived, limit=transfer.limit)
+                                yield messages.SubmitResponse(window=window)
+                            if request is None:
+                                began = monotonic()
+                                request = await self._next_chunk(request_iterator, admitted)
+                                transfer.note(arrived, monotonic() - began)
+                            if request is None:
+                                break
+                            self._must_be_chunk(request, arrived, transfer)
+                            await self._in_thread(upload.take, request.chunk, request.offset)
+                            request = None
+                        receipt = await self._in_thread(self._record, admitted, upload)
         yield messages.SubmitResponse(receipt=receipt, log=await self._newer_log(first.log_size))
 
-    @asynccontextmanager
-    async def _upload(self, admitted: Admission, layout: Layout) -> AsyncIterator[tuple[ReplyUpload, Transfer]]:
-        """The upload of a reply's payload, begun or gone on with, and its place among those under way."""
+    def _admit(self, client_id: str, update: SignedEnvelope) -> tuple[Admission | SignedEnvelope, bool]:
+        """What the intake says of a reply, and whether an upload of its payload broke off before."""
+        admitted = self._intake.admit(client_id, update)
+        return admitted, isinstance(admitted, Admission) and self._uploads.broke_off(admitted)
+
+    def _record_whole(
+        self, admitted: Admission, check: PayloadCheck, request: messages.SubmitRequest
+    ) -> SignedEnvelope:
+        """Stores and records a payload that came in one chunk."""
         manifest = admitted.manifest
-        check = PayloadCheck(layout, manifest.payload.partition(":")[0])
-        place = self._transfers.place(manifest.client_id, self._access.ender())
-        async with self._only_upload(manifest.assignment_id), place as transfer:
-            beginning = asyncio.ensure_future(self._in_thread(self._uploads.begin, admitted, check))
-            try:
-                yield await asyncio.shield(beginning), transfer
-            finally:
-                await wait_ended(asyncio.create_task(self._end_upload(beginning)))
+        with self._blobs.writer(hash=False) as writer:
+            upload = Upload(writer, check, manifest.payload, manifest.payload_bytes)
+            upload.take(request.chunk, request.offset)
+            return self._record(admitted, upload)
+
+    def _record(self, admitted: Admission, upload: Upload) -> SignedEnvelope:
+        """Stores and records a payload that has arrived."""
+        upload.finish()
+        problem = payload_problem(upload.check, admitted.kind, admitted.limits)
+        if problem is None:
+            upload.store()
+        return self._intake.record(admitted, problem)
+
+    @asynccontextmanager
+    async def _upload(self, admitted: Admission, check: PayloadCheck) -> AsyncIterator[ReplyUpload]:
+        """The upload of a reply's payload, begun or gone on with."""
+        beginning = asyncio.ensure_future(self._in_thread(self._uploads.begin, admitted, check))
+        try:
+            yield await asyncio.shield(beginning)
+        finally:
+            await wait_ended(asyncio.create_task(self._end_upload(beginning)))
 
     async def _end_upload(self, beginning: "asyncio.Future[ReplyUpload]") -> None:
         await asyncio.wait([beginning])  # a thread begins it also for a call that was ended meanwhile
@@ -279,14 +314,15 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
             if self._enders.get(assignment_id) is end:
                 del self._enders[assignment_id]
 
-    async def _take(self, request: messages.SubmitRequest, upload: ReplyUpload, transfer: Transfer) -> None:
+    @staticmethod
+    def _must_be_chunk(request: messages.SubmitRequest, arrived: int, transfer: Transfer) -> None:
+        """Raises a Refusal unless a request is a chunk within the bounds of the upload."""
         if request.WhichOneof("message") != "chunk":
             raise Refusal("header", "only chunks may follow the signed update")
         if len(request.chunk) > MAX_CHUNK_BYTES:
             raise Refusal("limit:chunk", f"a chunk of {len(request.chunk)} bytes; at most {MAX_CHUNK_BYTES}")
-        if upload.arrived + len(request.chunk) > transfer.limit:
+        if arrived + len(request.chunk) > transfer.limit:
             raise Refusal("limit:window", f"a chunk beyond byte {transfer.limit}, the limit of the last window")
-        await self._in_thread(upload.take, request.chunk, request.offset)
 
     async def _next_chunk(
         self, requests: AsyncIterator[messages.SubmitRequest], admitted: Admission

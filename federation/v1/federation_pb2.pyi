@@ -299,6 +299,7 @@ class AttendResponse(_message.Message):
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome:
         """First on the stream."""
@@ -315,6 +316,10 @@ class AttendResponse(_message.Message):
     def log(self) -> _common_pb2.LogHead:
         """Beside an assignment: the newest checkpoint of the audit log, where it is newer than what the worker has told of."""
 
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """With an assignment: the content of its inputs, in their order, if they are small; otherwise fetch them."""
+
     def __init__(
         self,
         *,
@@ -322,10 +327,11 @@ class AttendResponse(_message.Message):
         assignment: _common_pb2.SignedEnvelope | None = ...,
         cancel: _common_pb2.SignedEnvelope | None = ...,
         log: _common_pb2.LogHead | None = ...,
+        inputs: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "log", b"log", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "log", b"log", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "inputs", b"inputs", "log", b"log", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "assignment", "cancel"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015

@@ -1,7 +1,7 @@
 """A fleet: the clients that a conductor asks, either real workers or clients simulated in one process."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -27,6 +27,8 @@ from storage.blobs import BlobStore
 from storage.database import Database
 from storage.models import Model, PhaseState, Round, Run, RunState
 from storage.records import RunMemory
+
+MAX_SENT_BYTES = 128 << 10  # of the inputs that travel with one assignment; a worker takes messages of 1 MiB
 
 
 class Held(Exception):
@@ -151,6 +153,21 @@ class Question:
         )
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What one client needs besides the model: new rows, and the contents in their order if they are small."""
+
+    rows: list[models.Input]
+    sent: tuple[bytes, ...]  # with the assignment; empty if the client must fetch them
+
+    @classmethod
+    def of(cls, stored: Sequence[tuple[str, str, bytes]]) -> "Inputs":
+        """The inputs of which each has a name, a digest and a content."""
+        rows = [models.Input(name=name, digest=digest, size=len(content)) for name, digest, content in stored]
+        small = sum(row.size for row in rows) <= MAX_SENT_BYTES
+        return cls(rows, tuple(content for *_, content in stored) if small else ())
+
+
 class Fleet(ABC):
     """The clients of one run. The answers of a fleet are on record before it returns them.
 
@@ -248,17 +265,14 @@ class Fleet(ABC):
             "base_model": question.base_model,
         }
 
-    def store_inputs(self, question: Question) -> dict[str, list[models.Input]]:
-        """Stores the blobs that clients need besides the model: new rows for the assignment of each client."""
+    def store_inputs(self, question: Question) -> dict[str, Inputs]:
+        """Stores the blobs that clients need besides the model, for the assignment of each client."""
 
-        def stored(inputs: Mapping[str, bytes]) -> list[tuple[str, str, int]]:
-            return [(name, self.around.blobs.put(content), len(content)) for name, content in inputs.items()]
+        def stored(inputs: Mapping[str, bytes]) -> list[tuple[str, str, bytes]]:
+            return [(name, self.around.blobs.put(content), content) for name, content in inputs.items()]
 
         shared = stored(question.phase.inputs())
         return {
-            client_id: [
-                models.Input(name=name, digest=digest, size=size)
-                for name, digest, size in sorted([*shared, *stored(question.phase.own_inputs(client_id))])
-            ]
+            client_id: Inputs.of(sorted([*shared, *stored(question.phase.own_inputs(client_id))]))
             for client_id in question.clients
         }

@@ -7,8 +7,9 @@ closed when enough have replied, nobody is left, or the deadline has passed; cli
 import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from typing import Any
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, insert, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import Asked, Replies, Selected
@@ -146,9 +147,14 @@ class RemoteFleet(Fleet):
                 raise RevokedMeanwhile
             known = self.known(session)
             previous_step = _newest_step(session, self.run.run_id)
-            messages = {}
+            session.add(phase)
+            session.flush()
+            messages: dict[str, Assigned] = {}
+            assignments: list[dict[str, Any]] = []
+            further: list[dict[str, Any]] = []  # inputs
             for client_id in sorted(active):
                 serves = known[client_id].objectives if client_id in known else self.run.objectives
+                needed = inputs[client_id]
                 work = question.phase.work(Asked(client_id, serves, self._spec, question.current.number))
                 rows = work.rows(self.run.shape(layout, serves))
                 order = AssignmentManifest(
@@ -158,7 +164,7 @@ class RemoteFleet(Fleet):
                     base_model_bytes=layout.file_bytes,
                     kind=work.name,
                     work=encode(work),
-                    inputs=[Input(name=one.name, digest=one.digest, size=one.size) for one in inputs[client_id]],
+                    inputs=[Input(name=one.name, digest=one.digest, size=one.size) for one in needed.rows],
                     rows=[Row(name=row.name, dtype=row.dtype, length=row.length) for row in rows],
                     max_payload_bytes=payload_layout(rows).file_bytes if rows else 0,
                     seed=self._spec.seed,
@@ -170,7 +176,7 @@ class RemoteFleet(Fleet):
                 order.deadline.FromDatetime(phase.deadline)
                 signed = self.around.sign(order)
                 envelope = signed.SerializeToString()
-                messages[client_id] = Assigned(envelope)
+                messages[client_id] = Assigned(envelope, needed.sent)
                 audit.record(
                     session,
                     at=now,
@@ -180,19 +186,25 @@ class RemoteFleet(Fleet):
                     detail=f"{client_id}: run {order.run_id} round {order.round} phase {order.phase}: {order.kind}",
                     digest=envelope_digest(signed),
                 )
-                phase.assignments.append(
-                    Assignment(
-                        assignment_id=order.assignment_id,
-                        client_id=client_id,
-                        state=AssignmentState.OPEN,
-                        base_model=question.base_model,
-                        inputs=inputs[client_id],
-                        objectives=list(serves),
-                        envelope=envelope,
-                        created=now,
-                    )
+                assignments.append(
+                    {
+                        "assignment_id": order.assignment_id,
+                        "phase_id": phase.phase_id,
+                        "client_id": client_id,
+                        "state": AssignmentState.OPEN,
+                        "base_model": question.base_model,
+                        "objectives": list(serves),
+                        "envelope": envelope,
+                        "created": now,
+                    }
                 )
-            session.add(phase)
+                further += [
+                    {"assignment_id": order.assignment_id, "name": row.name, "digest": row.digest, "size": row.size}
+                    for row in needed.rows
+                ]
+            for table, added in ((Assignment, assignments), (models.Input, further)):
+                if added:  # all in one statement: the ORM would handle each row by itself
+                    session.connection().execute(insert(table), added)
         where = f"run {self.run.run_id} round {question.current.number} phase {question.number}"
         log.info("%s: %s for %d clients", where, phase.kind, len(active))
         return phase.phase_id, messages
