@@ -1,0 +1,197 @@
+"""A round of a large model, up to its step: its time, and the coordinator's peak memory, CPU time and disk.
+
+    python benchmarks/large.py [--members 6] [--parameters 400000000] [--quick] [--json]
+
+A coordinator, and members in processes of their own, with TLS 1.3 and signatures. A member downloads the model, and
+compares its digest, but keeps nothing of it; its update is generated while it is sent. So the disk has to hold the
+coordinator's blobs alone: the model, one update of each member, the combined vector and the new model.
+"""
+
+import argparse
+import json
+import multiprocessing
+import queue
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from harness import Federation, Member, federation, wait_for
+from round import cpu_seconds, peak_memory
+
+from federation.channels import CHUNK_BYTES
+from federation.digests import DEFAULT_ALGORITHM, hasher
+from federation.envelope import unseal
+from federation.member_files import MemberFiles
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest
+from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Heartbeat, SubmitRequest, Window
+from federation.vectors import Layout, Tensor, update_layout
+
+SPEC = """
+task = "nothing"
+rounds = 1
+evaluate.every = 0
+[algorithm]
+name = "fedmgda+"
+epsilon = 0.5
+[selection]
+minimum = {members}
+quorum = 1.0
+"""
+BEAT_SECONDS = 2.0
+LONGEST_SECONDS = 1800.0
+
+
+def pieces(order: AssignmentManifest, seed: int) -> Iterator[bytes]:
+    """An update, in pieces: the same random numbers again and again, other ones for each seed."""
+    layout = update_layout([(row.name, row.length) for row in order.rows])
+    block = np.random.default_rng(seed).standard_normal(CHUNK_BYTES // 4, dtype=np.float32).tobytes()
+    yield layout.header
+    whole, rest = divmod(layout.data_bytes, CHUNK_BYTES)
+    for _ in range(whole):
+        yield block
+    yield block[:rest]
+
+
+def download(member: Member, order: AssignmentManifest) -> None:
+    """Downloads the model; raises if it has another digest."""
+    state = hasher()
+    request = FetchBlobRequest(digest=order.base_model)
+    for response in member.stub.FetchBlob(request, timeout=LONGEST_SECONDS):
+        state.update(response.chunk)
+    if f"{DEFAULT_ALGORITHM}:{state.hexdigest()}" != order.base_model:
+        raise RuntimeError("another model was served")
+
+
+def upload(member: Member, order: AssignmentManifest, seed: int) -> None:
+    """Hands in an update; raises if it is not accepted."""
+    state = hasher()
+    size = 0
+    for piece in pieces(order, seed):
+        state.update(piece)
+        size += len(piece)
+    manifest = member.manifest(order)
+    manifest.payload, manifest.payload_bytes = f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", size
+    windows: queue.SimpleQueue[Window] = queue.SimpleQueue()
+
+    def requests() -> Iterator[SubmitRequest]:
+        yield SubmitRequest(update=member.seal(manifest))
+        place, limit = 0, windows.get().limit
+        for piece in pieces(order, seed):
+            while place + len(piece) > limit:
+                limit = windows.get().limit
+            yield SubmitRequest(chunk=piece, offset=place)
+            place += len(piece)
+
+    for answer in member.stub.Submit(requests(), timeout=LONGEST_SECONDS):
+        if answer.WhichOneof("message") == "window":
+            windows.put(answer.window)
+        elif unseal(answer.receipt, ReceiptManifest, member.files.coordinator_key).accepted:
+            return
+    raise RuntimeError("the update was not accepted")
+
+
+def play(home: Path, seed: int) -> None:
+    """One member, for one assignment."""
+    member = Member(MemberFiles.load(home))
+    attending = member.attend(nothing=10)
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT_SECONDS):
+            attending.say(AttendRequest(heartbeat=Heartbeat()))
+
+    threading.Thread(target=beat, daemon=True).start()
+    order = member.open(attending.assignment())
+    download(member, order)
+    upload(member, order, seed)
+    over.set()
+
+
+def measure(fed: Federation, members: int, parameters: int) -> dict[str, Any]:
+    """One round of members who train nothing."""
+    fed.forks = False  # the memory of a coordinator that has imported nothing else
+    coordinator = fed.serve()
+    fed.forks = True
+    homes = [fed.join(f"member-{i:02}") for i in range(members)]
+    model = fed.directory / "model.safetensors"
+    layout = Layout((Tensor("weight", (parameters,)),))
+    with model.open("wb") as file:
+        file.write(layout.header)
+        file.truncate(layout.file_bytes)  # zeros that take no room
+    run = fed.submit(f"large-{members}-{parameters}", SPEC.format(members=members), "--model", str(model))
+    pid = coordinator.popen.pid
+    cpu = cpu_seconds([pid])
+    context = multiprocessing.get_context("spawn")
+    players = [context.Process(target=play, args=(home, i)) for i, home in enumerate(homes)]
+    for player in players:
+        player.start()
+    for player in players:
+        player.join(LONGEST_SECONDS)
+        if player.exitcode != 0:
+            raise RuntimeError(f"a member ended with {player.exitcode}\n{coordinator.text[-3000:]}")
+
+    def stepped() -> list[Any]:
+        return fed.query("select started, stepped from rounds where run_id = :run and stepped is not null", run=run)
+
+    started, ended = map(datetime.fromisoformat, wait_for(stepped, "the step", LONGEST_SECONDS)[0])
+    last = datetime.fromisoformat(fed.query("select max(received) from updates")[0][0])
+    blobs = sum(path.stat().st_size for path in (fed.home / "blobs").rglob("*") if path.is_file())
+    return {
+        "members": members,
+        "parameters": parameters,
+        "update_bytes": layout.data_bytes,
+        "round_seconds": (ended - started).total_seconds(),
+        "transfer_seconds": (last - started).total_seconds(),
+        "step_seconds": (ended - last).total_seconds(),
+        "coordinator_cpu_seconds": cpu_seconds([pid]) - cpu,
+        "coordinator_peak_bytes": peak_memory(pid),
+        "disk_bytes": blobs,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--members", type=int, default=6)
+    parser.add_argument("--parameters", type=int, default=400_000_000)
+    parser.add_argument("--quick", action="store_true", help="3 members, 20 M parameters")
+    parser.add_argument("--smallest", action="store_true", help="1 member, 1,000 parameters")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.members, arguments.parameters = 3, 20_000_000
+    if arguments.smallest:
+        arguments.members, arguments.parameters = 1, 1_000
+    needed = 4 * arguments.parameters * (arguments.members + 3)
+    if (free := shutil.disk_usage(tempfile.gettempdir()).free) < 1.1 * needed:
+        raise SystemExit(
+            f"{needed / 1e9:.0f} GB of disk are needed in {tempfile.gettempdir()}; {free / 1e9:.0f} are free"
+        )
+    with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
+        result = measure(fed, arguments.members, arguments.parameters)
+    result["machine_memory_bytes"] = psutil.virtual_memory().total
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+        return
+    print(f"{result['members']} members, {result['parameters'] / 1e6:.1f} M parameters")
+    print(f"  a round             {result['round_seconds']:8.1f} s")
+    print(
+        f"    until the last update {result['transfer_seconds']:4.1f} s, then the step {result['step_seconds']:.1f} s"
+    )
+    print(f"  the coordinator     {result['coordinator_cpu_seconds']:8.1f} CPU-s")
+    print(f"    its peak          {result['coordinator_peak_bytes'] / 1e6:8.0f} MB")
+    print(f"    its blobs         {result['disk_bytes'] / 1e9:8.1f} GB")
+
+
+if __name__ == "__main__":
+    main()
