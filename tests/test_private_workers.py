@@ -173,8 +173,28 @@ def test_a_private_round_shows_one_sum_and_leaves_no_secret(scene: Scene, tmp_pa
     assert not files_with(fed.home, hidden)
 
 
-VERIFIED = SPEC.replace('secure = "sum"', 'secure = "verified"')
-VERIFIED_STAGES = [*STAGES[:3], "secure-open", *STAGES[3:]]
+# The stages of each mode: all but "sum" open the Gram matrix too.
+COORDINATORS_SEED = 100  # of runs whose coordinator dies
+WITH_GRAM = [*STAGES[:3], "secure-open", *STAGES[3:]]
+MODES = {"sum": STAGES, "private": WITH_GRAM, "verified": WITH_GRAM}
+
+
+def in_mode(mode: str, seed: int) -> str:
+    """The specification of a run in this mode, from a model of its own: owners limit the sessions from one model.
+
+    Members train on all their samples: which samples they would choose is a secret of the session.
+    """
+    spec = SPEC.replace('secure = "sum"', f'secure = "{mode}"').replace("batch_size = 20", "batch_size = 0")
+    return f"seed = {seed}\n{spec}"
+
+
+def replies_of(scene: Scene, run: str) -> list[Any]:
+    """How many replies each member has signed for each phase of a run."""
+    return scene.fed.query(
+        "select count(updates.update_id) from assignments join phases using (phase_id) join rounds using (round_id) "
+        "left join updates using (assignment_id) where run_id = :run group by assignment_id",
+        run=run,
+    )
 
 
 def signed_step(scene: Scene, run: str) -> StepManifest:
@@ -182,37 +202,52 @@ def signed_step(scene: Scene, run: str) -> StepManifest:
     return StepManifest.FromString(SignedEnvelope.FromString(step).manifest)
 
 
-def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobody(scene: Scene) -> None:
-    fed = scene.fed
+@pytest.mark.parametrize(
+    "mode", ["verified", pytest.param("sum", marks=pytest.mark.full), pytest.param("private", marks=pytest.mark.full)]
+)
+def test_a_coordinator_that_dies_before_each_stage_asks_the_same_and_loses_nobody(scene: Scene, mode: str) -> None:
+    fed, stages = scene.fed, MODES[mode]
     assert fed.coordinator is not None
     fed.coordinator.stop()
     dying = fed.serve(crash="phase-2")
-    run = fed.submit("coordinator-dies", VERIFIED, crash=True)
-    for number in range(3, len(VERIFIED_STAGES) + 2):
+    run = fed.submit(f"killed-{mode}-{COORDINATORS_SEED}", in_mode(mode, COORDINATORS_SEED), crash=True)
+    for number in range(3, len(stages) + 2):
         dying.wait_killed()
         dying = fed.serve(crash=f"phase-{number}")
     dying.wait_killed()
     fed.serve()
     fed.wait_completed(run)
-    phases = fed.admin("round", run, "0")["phases"][: len(VERIFIED_STAGES)]
-    assert [(phase["kind"], phase["replied"]) for phase in phases] == [(name, 5) for name in VERIFIED_STAGES]
+    phases = fed.admin("round", run, "0")["phases"][: len(stages)]
+    assert [(phase["kind"], phase["replied"]) for phase in phases] == [(name, 5) for name in stages]
     (step,) = signed_step(scene, run).secure
     assert list(step.ready) == list(step.members) == list(step.survivors) == list(CLIENTS)
     assert not step.alarms
+    assert {count for (count,) in replies_of(scene, run)} == {1}
 
 
 @pytest.mark.full
-def test_a_worker_that_dies_at_each_stage_gives_the_same_bytes_or_drops_out(scene: Scene) -> None:
+@pytest.mark.parametrize("mode", list(MODES))
+def test_a_worker_that_dies_at_each_stage_gives_the_same_bytes_or_drops_out(scene: Scene, mode: str) -> None:
     fed, victim = scene.fed, CLIENTS[0]
-    for number in range(1, len(VERIFIED_STAGES) + 1):
+    for number in range(1, len(MODES[mode]) + 1):
         scene.workers[victim].stop()
         fed.work(victim, "--part", "1/5", crash=f"reply-{number}")
         dying = fed.processes[-1]
-        run = fed.submit(f"worker-dies-{number}", f"seed = {number}\n{VERIFIED}")  # from a model of its own
+        run = fed.submit(f"killed-{mode}-{number}", in_mode(mode, number))
         dying.wait_killed()
         scene.work(victim)
         fed.wait_completed(run)
         assert victim in signed_step(scene, run).secure[0].survivors
+        assert {count for (count,) in replies_of(scene, run)} == {1}
+
+
+@pytest.mark.full
+def test_kills_change_nothing_of_a_model_in_any_mode(scene: Scene) -> None:
+    """Each run with kills ends in the model of a run without kills from the same model."""
+    for seed in (COORDINATORS_SEED, *range(1, len(WITH_GRAM) + 1)):
+        model = scene.fed.wait_completed(scene.fed.submit(f"undisturbed-{seed}", in_mode("sum", seed)))
+        killed = scene.fed.query(f"select model from runs where name like 'killed-%-{seed}'")
+        assert killed == [(model,)] * (3 if seed == COORDINATORS_SEED or seed <= len(STAGES) else 2)
 
 
 def test_each_owner_sees_the_same_digest_and_the_sessions_that_count(scene: Scene) -> None:
@@ -301,7 +336,7 @@ STEP_FIELDS: list[tuple[str, Callable[[StepManifest], object]]] = [
 
 
 def test_an_outsider_verifies_the_record_of_a_run_and_names_each_edit(scene: Scene) -> None:
-    for name in ("private", "coordinator-dies"):
+    for name in ("private", f"killed-verified-{COORDINATORS_SEED}"):
         record = record_of(scene, name)
         ((model,),) = scene.fed.query("select model from runs where name = :name", name=name)
         assert record.verify() == [model]
