@@ -3,12 +3,18 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from stage import Stage, spec
+from bundles import Edited
+from stage import MODEL, Stage, spec
+from test_objectives_engine import EXACT, begin
 
 from federation.bundle import BundleReader
 from federation.v1 import admin_pb2 as admin
+from federation.v1.common_pb2 import StepManifest
+from federation.vectors import Layout, Tensor, to_bytes
 from storage.models import RunState
+from verification.errors import Verified
 from verification.run import verify
 
 RULES = {
@@ -41,14 +47,14 @@ SERVERS = {
 NAMES = ("ann", "ben", "cleo", "dan", "eve")
 
 
-def played(stage: Stage, algorithm: str, more: str, rounds: int = 3) -> str:
+def played(stage: Stage, algorithm: str, more: str, rounds: int = 3, model: bytes = MODEL) -> str:
     """A run that has ended."""
     task = stage.task()
     players = stage.cast(task, *NAMES, samples=(10, 20, 30, 40, 50))
     for place, player in enumerate(players):
         player.losses.update({"loss": 1.0 + place / 7})
     more = f"selection.minimum = {len(NAMES)}\n{more}"
-    run = stage.submit(spec(f"bundle-{stage.count}", task, rounds, algorithm=algorithm, more=more))
+    run = stage.submit(spec(f"bundle-{stage.count}", task, rounds, algorithm=algorithm, more=more), model=model)
     stage.play(run, *players)
     stage.wait_state(run, RunState.COMPLETED)
     return run
@@ -87,3 +93,72 @@ def test_without_payloads_the_rule_is_verified_and_the_rest_is_named(stage: Stag
         assert json.loads(json.dumps(bundle.about.payloads)) is False
     assert all("coefficients" in one.words for one in found)
     assert all(len(one.missing) == 1 and one.missing[0].startswith("K and the model:") for one in found)
+
+
+def verified(stage: Stage, run: str, path: Path) -> list[Verified]:
+    """What was verified of each round; everything was."""
+    with BundleReader(exported(stage, run, path / "run.fedpareto")) as bundle:
+        found = list(verify(bundle))
+    assert [one.missing for one in found] == [()] * len(found)
+    return found
+
+
+OVER_OBJECTIVES = {
+    "fsmgda": "",
+    "fsmgda-samples": "algorithm.prior = 'samples'",
+    "scalarised": "",
+    "fedcmoo": "",
+    "fedcmoo-exact": EXACT,
+    "fedcmoo-svd": "algorithm.sketch = 'svd-two-way'\nalgorithm.exact_stationarity = true",
+    "fedcmoo-unbiased": "algorithm.unbiased = true",
+}
+
+
+@pytest.mark.parametrize("name", OVER_OBJECTIVES)
+def test_rules_over_objectives_are_verified(stage: Stage, tmp_path: Path, name: str) -> None:
+    run, players = begin(stage, name.partition("-")[0], OVER_OBJECTIVES[name], rounds=2)
+    stage.play(run, *players.values())
+    stage.wait_state(run, RunState.COMPLETED)
+    assert len(verified(stage, run, tmp_path)) == 2
+
+
+def test_noise_for_clients_is_verified(stage: Stage, tmp_path: Path) -> None:
+    run = played(stage, "fedmgda+", "privacy.client_noise = 2.0\nalgorithm.epsilon = 0.05")
+    assert len(verified(stage, run, tmp_path)) == 3
+
+
+def test_averaged_buffers_are_verified(stage: Stage, tmp_path: Path) -> None:
+    model = to_bytes(
+        Layout((Tensor("weight", (6,)), Tensor("norm.running_mean", (2,)))), np.linspace(-1, 1, 8, dtype=np.float32)
+    )
+    run = played(stage, "afl", "parameters.buffers = 'averaged'", model=model)
+    assert (
+        "8 numbers" in verified(stage, run, tmp_path)[0].words
+        or "16 numbers" in verified(stage, run, tmp_path)[0].words
+    )
+    path = tmp_path / "run.fedpareto"
+    edited = Edited.of(path)
+    step = StepManifest.FromString(edited.round(2).step.manifest)
+    assert step.result_model != step.base_model
+
+
+def test_skipped_rounds_and_revoked_clients_are_verified(stage: Stage, tmp_path: Path) -> None:
+    task = stage.task()
+    names = ("ann", "ben", f"gone-{stage.count}")
+    players = stage.cast(task, *names)
+    more = "selection.minimum = 2\nselection.pool = 'enrolled'\nevaluate.every = 0"
+    run = stage.submit(spec(f"bundle-{stage.count}", task, 2, more=more))
+    orders = [player.order() for player in players]
+    players[2].reply(orders[2])
+    stage.revoke(names[2])
+    for player, order in zip(players[:2], orders[:2], strict=True):
+        player.reply(order)
+    stage.wait_round(run, 0)
+    late = [player.order() for player in players[:2]]
+    assert late
+    stage.pass_deadline()
+    stage.wait_round(run, 1)
+    with BundleReader(exported(stage, run, tmp_path / "run.fedpareto")) as bundle:
+        found = list(verify(bundle))
+    assert "2 updates" in found[0].words
+    assert found[1].words.startswith("skipped: quorum: 0 of 2 clients replied")

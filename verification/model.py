@@ -134,7 +134,8 @@ def must_make(run: RunFacts, step: StepManifest, made: Step, rows: list[RowFile]
         part = slice(parameters.stop, layout.size)
         payloads = [bundle.rows(reply.payload) for reply in made.replies if reply.payload]
         buffers = [found[BUFFERS] for found in payloads if BUFFERS in found] or [vector(step.base_model, part)]
-        compared += must_average(buffers, vector(step.result_model, part))
+        for made_of_them in [step.result_model, *([kept[AVERAGE]] if rule.averages else [])]:
+            compared += must_average(buffers, vector(made_of_them, part))
     return compared
 
 
