@@ -1,17 +1,14 @@
 """The record of a run as one file: an outsider verifies it with no more than the file."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from bundles import Edited
 from stage import MODEL, Stage, spec
 from test_objectives_engine import EXACT, begin
 
 from federation.bundle import BundleReader
 from federation.v1 import admin_pb2 as admin
-from federation.v1.common_pb2 import StepManifest
 from federation.vectors import Layout, Tensor, to_bytes
 from storage.models import RunState
 from verification.errors import Verified
@@ -76,7 +73,6 @@ def test_every_rule_is_verified_from_its_bundle(stage: Stage, tmp_path: Path, ru
         found = list(verify(bundle))
     assert [one.number for one in found] == [0, 1, 2]
     assert [one.missing for one in found] == [()] * 3
-    assert all("the model, 6 numbers" in one.words or "numbers" in one.words for one in found)
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -90,7 +86,7 @@ def test_without_payloads_the_rule_is_verified_and_the_rest_is_named(stage: Stag
     run = played(stage, "fedmgda+", "")
     with BundleReader(exported(stage, run, tmp_path / "run.fedpareto", payloads=False)) as bundle:
         found = list(verify(bundle))
-        assert json.loads(json.dumps(bundle.about.payloads)) is False
+        assert not bundle.about.payloads
     assert all("coefficients" in one.words for one in found)
     assert all(len(one.missing) == 1 and one.missing[0].startswith("K and the model:") for one in found)
 
@@ -128,18 +124,11 @@ def test_noise_for_clients_is_verified(stage: Stage, tmp_path: Path) -> None:
 
 
 def test_averaged_buffers_are_verified(stage: Stage, tmp_path: Path) -> None:
-    model = to_bytes(
-        Layout((Tensor("weight", (6,)), Tensor("norm.running_mean", (2,)))), np.linspace(-1, 1, 8, dtype=np.float32)
-    )
+    layout = Layout((Tensor("weight", (6,)), Tensor("norm.running_mean", (2,))))
+    model = to_bytes(layout, np.linspace(-1, 1, 8, dtype=np.float32))
     run = played(stage, "afl", "parameters.buffers = 'averaged'", model=model)
-    assert (
-        "8 numbers" in verified(stage, run, tmp_path)[0].words
-        or "16 numbers" in verified(stage, run, tmp_path)[0].words
-    )
-    path = tmp_path / "run.fedpareto"
-    edited = Edited.of(path)
-    step = StepManifest.FromString(edited.round(2).step.manifest)
-    assert step.result_model != step.base_model
+    # The model and the mean of the models, each with two buffers.
+    assert all("the model, 16 numbers" in one.words for one in verified(stage, run, tmp_path))
 
 
 def test_skipped_rounds_and_revoked_clients_are_verified(stage: Stage, tmp_path: Path) -> None:
