@@ -387,6 +387,23 @@ def test_members_train_one_model_with_trainers_of_their_own_and_replies_that_can
     assert "The trainer of eve cannot repeat its work with the same result." in shown
 
 
+def test_operators_see_what_the_trainer_of_each_member_can_do(running: Federation) -> None:
+    shown = {
+        client["client_id"]: offered.get("abilities", [])
+        for client in running.admin("clients")["clients"]
+        for offered in client["tasks"]
+        if offered["task"] == "scikit:Tumours"
+    }
+    assert shown == {
+        "ann": ["repeatable"],
+        "ben": ["repeatable"],
+        "dan": ["repeatable"],
+        "eve": [],
+    }
+    table = running.fedpareto("admin", "--home", str(running.home / "admin"), "clients")
+    assert table.count("cannot:") == 4
+
+
 def test_a_run_that_needs_more_than_the_trainers_can_do_is_declined_and_submit_warns_of_it(
     running: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def _client(client: models.Client, attendance: Attendance | None, expires: datet
                 task=task,
                 samples=int(count),
                 objectives=newest.objectives.get(task, ()),
+                abilities=client.abilities.get(task, ()),
                 **{f"{kind}_sessions_left": left for kind, left in client.sessions_left.get(task, {}).items()},
             )
             for task, count in sorted(newest.tasks.items())

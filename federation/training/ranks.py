@@ -5,6 +5,7 @@ Headers are JSON and vectors float32, so that nothing that arrives is executed.
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from federation.work.base import WorkError
 
 # A process waits for its next order as long as the worker has none: days. A process that ends is noticed at once.
 _WAIT = timedelta(days=365)
-_LOOPBACK = "lo"
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @dataclass(frozen=True)

@@ -549,6 +549,7 @@ class TaskSummary(_message.Message):
     OBJECTIVES_FIELD_NUMBER: _builtins.int
     TRAINING_SESSIONS_LEFT_FIELD_NUMBER: _builtins.int
     EVALUATION_SESSIONS_LEFT_FIELD_NUMBER: _builtins.int
+    ABILITIES_FIELD_NUMBER: _builtins.int
     task: _builtins.str
     """The task."""
     samples: _builtins.int
@@ -561,6 +562,10 @@ class TaskSummary(_message.Message):
     def objectives(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The objectives that it serves."""
 
+    @_builtins.property
+    def abilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What its trainer can do, as its worker has told; see TaskOffer."""
+
     def __init__(
         self,
         *,
@@ -569,10 +574,11 @@ class TaskSummary(_message.Message):
         objectives: _abc.Iterable[_builtins.str] | None = ...,
         training_sessions_left: _builtins.int | None = ...,
         evaluation_sessions_left: _builtins.int | None = ...,
+        abilities: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_evaluation_sessions_left", b"_evaluation_sessions_left", "_training_sessions_left", b"_training_sessions_left", "evaluation_sessions_left", b"evaluation_sessions_left", "training_sessions_left", b"training_sessions_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_sessions_left", b"_evaluation_sessions_left", "_training_sessions_left", b"_training_sessions_left", "evaluation_sessions_left", b"evaluation_sessions_left", "objectives", b"objectives", "samples", b"samples", "task", b"task", "training_sessions_left", b"training_sessions_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_evaluation_sessions_left", b"_evaluation_sessions_left", "_training_sessions_left", b"_training_sessions_left", "abilities", b"abilities", "evaluation_sessions_left", b"evaluation_sessions_left", "objectives", b"objectives", "samples", b"samples", "task", b"task", "training_sessions_left", b"training_sessions_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__evaluation_sessions_left: _TypeAlias = _typing.Literal["evaluation_sessions_left"]  # noqa: Y015
     _WhichOneofArgType__evaluation_sessions_left: _TypeAlias = _typing.Literal["_evaluation_sessions_left", b"_evaluation_sessions_left"]  # noqa: Y015

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from federation.objectives import JOINT
 from federation.v1.admin_pb2 import Administrator, Client, JoinString, TaskSummary
+from federation.work.computation import Ability
 from fedpareto.cli.render import new_table, state
 from fedpareto.formatting import short, when
 from fedpareto.messages import name_of
@@ -21,7 +22,10 @@ def clients(items: Iterable[Client]) -> RenderableType:
             state(name_of(client, "state")),
             Text("yes", style="green") if client.attending else "no",
             when(client, "last_seen")[:16],
-            "\n".join(f"{task.task} ({task.samples}){_offered(task.objectives)}{_left(task)}" for task in client.tasks)
+            "\n".join(
+                f"{task.task} ({task.samples}){_offered(task.objectives)}{_left(task)}{_cannot(task)}"
+                for task in client.tasks
+            )
             or "–",
             client.device or "–",
             when(client, "certificate_expires")[:10],
@@ -37,6 +41,12 @@ def _left(task: TaskSummary) -> str:
     if not task.HasField("training_sessions_left"):
         return ""
     return f"\n  private: {task.training_sessions_left} / {task.evaluation_sessions_left} left"
+
+
+def _cannot(task: TaskSummary) -> str:
+    """The abilities that its trainer lacks, on a line of their own."""
+    missing = [ability for ability in Ability if ability not in task.abilities]
+    return f"\n  cannot: {', '.join(missing)}" if missing else ""
 
 
 def _offered(objectives: Sequence[str]) -> str:
