@@ -11,6 +11,8 @@ from datetime import datetime, timedelta
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from coordinator.audit.checkpoints import LogError, noted
+from coordinator.audit.verification import log_problems
 from coordinator.device import require_device
 from coordinator.disk import open_runs_bytes
 from coordinator.home import Home
@@ -134,6 +136,7 @@ def _record(home: Home, now: datetime) -> Iterator[Finding]:
             return
         with database.read() as session:
             yield _clock(session, now)
+            yield _audit_log(session, home)
             yield from _blobs(session, home)
 
 
@@ -146,6 +149,23 @@ def _clock(session: Session, now: datetime) -> Finding:
             f"{newest:%Y-%m-%d %H:%M} UTC: set the clock",
         )
     return Finding.ok("clock", f"{now:%Y-%m-%d %H:%M} UTC, after everything in the record")
+
+
+def _audit_log(session: Session, home: Home) -> Finding:
+    """Verifies the log itself; `admin audit verify` also compares the record with it."""
+    count, problems = 0, list[str]()
+    try:
+        for item in log_problems(session, home.log_key, noted(home.directory) or b""):
+            if isinstance(item, str):
+                problems.append(item)
+            else:
+                count = item
+    except LogError as error:
+        problems.append(str(error))
+    if problems:
+        text = f"{len(problems)} problems, the first: {problems[0]}"
+        return Finding.failed("audit log", f"{text}; keep a copy of the database, and restore the newest backup")
+    return Finding.ok("audit log", f"{count} entries are what was signed")
 
 
 def _blobs(session: Session, home: Home) -> Iterator[Finding]:

@@ -13,7 +13,9 @@ from sqlalchemy import text
 from stored import blob_file, stored
 from typer.testing import CliRunner
 
+from coordinator.audit.sequencer import Sequencer
 from coordinator.check import check_home
+from coordinator.condition import Condition
 from coordinator.home import Home
 from coordinator.settings import Settings
 from federation.findings import Outcome
@@ -23,7 +25,7 @@ from storage import audit
 from storage.directory import DirectoryStore
 from storage.models import Run, RunState, note_model
 
-SUBJECTS = ["settings", "keys", "certificates", "ports", "database", "clock", "blobs", "disk"]
+SUBJECTS = ["settings", "keys", "certificates", "ports", "database", "clock", "audit log", "blobs", "disk"]
 MODEL = b"not a model, but a blob"
 
 
@@ -50,6 +52,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 created=now,
             )
         )
+    with database.begin() as session:
+        for _ in range(5):
+            audit.record(session, at=now, actor="test", action="test")
+    Sequencer(database, home.log_key, directory, condition=Condition(), clock=lambda: now).sequence(show=True)
     database.close()
     return directory
 
@@ -99,9 +105,24 @@ def _newer_schema(home: Path) -> None:
     database.close()
 
 
+def _edit(home: Path, *statements: str) -> None:
+    database = Home.load(home).open_database()
+    with database.begin() as session:
+        for statement in statements:
+            session.execute(text(statement))
+    database.close()
+
+
+CUT = "delete from audit_log where number > 3", "delete from audit_checkpoints"
+
+
 @pytest.mark.parametrize(
     ("damage", "subject", "message"),
     [
+        (lambda home: _edit(home, "delete from audit_log where number = 3"), "audit log", "entry 3 was removed"),
+        (lambda home: _edit(home, "update audit_log set times = 9"), "audit log", "the first: entry 0 was changed"),
+        (lambda home: _edit(home, *CUT), "audit log", "were removed: the newest checkpoint covers"),
+        (lambda home: (home / "log-checkpoint.envelope").write_bytes(b"x"), "audit log", "no signed envelope"),
         (lambda home: (home / "ca.key").chmod(0o644), "keys", "others can read ca.key: chmod 600"),
         (lambda home: (home / "coordinator.db").unlink(), "database", "is missing"),
         (_newer_schema, "database", "its schema 9999 is of a newer version of fedpareto"),
@@ -110,7 +131,19 @@ def _newer_schema(home: Path) -> None:
         (lambda home: shutil.rmtree(home / "blobs"), "blobs", "is missing: restore it from a backup"),
         (_take_port, "ports", "cannot be used: Address already in use"),
     ],
-    ids=["open key", "no database", "newer schema", "damaged blob", "missing blob", "no blobs", "port"],
+    ids=[
+        "removed",
+        "changed",
+        "cut",
+        "no checkpoint",
+        "open key",
+        "no database",
+        "newer schema",
+        "damaged blob",
+        "missing blob",
+        "no blobs",
+        "port",
+    ],
 )
 def test_what_is_wrong_is_named(home: Path, damage: Callable[[Path], object], subject: str, message: str) -> None:
     held = damage(home)

@@ -176,7 +176,7 @@ def test_the_thread_chains_by_itself_and_signs_the_rest_when_it_stops(database: 
 
 EDITS = {
     "delete from audit_log where number >= 4": "the database has 4 entries .* signed over 6: entries were removed",
-    "delete from audit_log where number = 2": "the last entry has the number 5, and there are 5: some were removed",
+    "delete from audit_log where number = 2": "the last entry is number 5, and 5 are there: some were removed",
     "update audit_log set leaf = (select leaf from audit_log where number = 0) where number = 1": "are not those",
     """insert into audit_log (entry_id, at, actor, action, subject, outcome, detail, digest, times, number, leaf)
     select 99, at, actor, action, subject, outcome, detail, digest, times, 6, leaf from audit_log where number = 5""": (

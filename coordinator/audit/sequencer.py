@@ -195,7 +195,9 @@ class Sequencer:
             for last in self._leaves(start, start + _READ):
                 tree.append(last)
         if tree.size != size:
-            raise LogError(f"the last entry has the number {size - 1}, and there are {tree.size}: some were removed")
+            raise LogError(
+                f"the last entry is number {size - 1}, and {tree.size} are there: some were removed. {_CHANGED}"
+            )
         signed = 0
         for where, envelope in (("its database", newest), ("its directory", noted(self._directory))):
             if envelope is not None:
@@ -226,4 +228,7 @@ class Sequencer:
         return manifest.size
 
 
-_CHANGED = "somebody has changed the database: keep a copy of it, and restore the newest backup"
+_CHANGED = (
+    "somebody has changed the database: keep a copy of it, and restore the newest backup; `fedpareto coordinator "
+    "check` names the entry"
+)
