@@ -205,6 +205,11 @@ def test_a_bundle_is_written_and_verified_by_commands(
     assert failed.returncode == 1
     assert "does not verify: round 1: the record says loss/test = 0.25" in failed.stderr
     assert "round 0: 3 updates" in failed.stdout
+    krum = command(centre, "replay", "finished", "1", "--algorithm", "krum", "--set", "byzantine=0", "--json")
+    assert [sorted(one["other"]) for one in json.loads(krum.stdout)["rounds"]] == [[0, 0, 1]]
+    assert "round 0: cosine" in command(centre, "replay", "finished", "--algorithm", "fedavg").stdout
+    misspelt = command(centre, "replay", "finished", "--algorithm", "krum", "--set", "byzantine")
+    assert (misspelt.returncode, "expected KEY=VALUE" in misspelt.stderr) == (2, True)
     stranger = verify(str(whole), "--ca", "00" * 32)
     assert stranger.returncode == 1
     assert "it is of another federation" in stranger.stderr

@@ -1,5 +1,6 @@
 """The record of a run as one file: an outsider verifies it with no more than the file."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +8,13 @@ import pytest
 from stage import MODEL, Stage, spec
 from test_objectives_engine import EXACT, begin
 
+from coordinator.aggregation import HyperparameterError, aggregate
 from federation.bundle import BundleReader
 from federation.v1 import admin_pb2 as admin
-from federation.vectors import Layout, Tensor, to_bytes
+from federation.vectors import Layout, Tensor, to_bytes, update_rows
 from storage.models import RunState
-from verification.errors import Verified
+from verification.counterfactual import Replayed, counterfactual
+from verification.errors import Verified, Wrong
 from verification.run import verify
 
 RULES = {
@@ -151,3 +154,64 @@ def test_skipped_rounds_and_revoked_clients_are_verified(stage: Stage, tmp_path:
         found = list(verify(bundle))
     assert "2 updates" in found[0].words
     assert found[1].words.startswith("skipped: quorum: 0 of 2 clients replied")
+
+
+# --- another rule on the same updates
+
+
+def replayed(path: Path, rule: str, values: Mapping[str, object], number: int | None = None) -> list[Replayed]:
+    with BundleReader(path) as bundle:
+        return list(counterfactual(bundle, rule, values, number))
+
+
+OWN: dict[str, dict[str, float]] = {"fedavg": {}, "fedmgda+": {"epsilon": 0.1}, "afl": {}, "krum": {"byzantine": 1}}
+
+
+@pytest.mark.parametrize("rule", OWN)
+def test_the_rule_of_the_run_replays_what_was_done(stage: Stage, tmp_path: Path, rule: str) -> None:
+    more = "\n".join(f"algorithm.{name} = {value}" for name, value in OWN[rule].items())
+    path = exported(stage, played(stage, rule, more), tmp_path / "run.fedpareto", payloads=False)
+    found = replayed(path, rule, OWN[rule])
+    assert [one.counterfactual for one in found] == [False] * 3
+    assert [(one.cosine, one.ratio) for one in found] == [pytest.approx((1.0, 1.0))] * 3
+    assert all(one.done == pytest.approx(one.other) for one in found)
+    assert all(one.worse_done == one.worse_other for one in found)
+
+
+def test_another_rule_is_replayed_on_the_same_updates(stage: Stage, tmp_path: Path) -> None:
+    run = played(stage, "krum", "algorithm.byzantine = 1")
+    path = exported(stage, run, tmp_path / "krum", payloads=False)
+    found = replayed(path, "fedmgda+", {})
+    assert [one.counterfactual for one in found] == [False, True, True]
+    for number, one in enumerate(found):
+        assert one.clients == NAMES
+        assert sorted(one.done) == [0, 0, 0, 0, 1]
+        assert sum(one.other) == pytest.approx(1)
+        payloads = [stage.updates(run, number)[name].payload for name in NAMES]
+        U = np.array([update_rows(stage.blobs.local(payload))["loss"].read() for payload in payloads])
+        chosen = U[one.done.index(1)].astype(np.float64)
+        direction = aggregate("fedmgda+", list(U)).coefficients @ U
+        length = float(np.linalg.norm(chosen) * np.linalg.norm(direction))
+        assert one.cosine == pytest.approx(float(chosen @ direction) / length)
+        assert one.worse_done == tuple(name for name, row in zip(NAMES, U, strict=True) if row @ chosen < 0)
+        assert one.worse_other == tuple(name for name, row in zip(NAMES, U, strict=True) if row @ direction < 0)
+    (alone,) = replayed(path, "fedmgda+", {}, 2)
+    assert (alone.number, alone.counterfactual) == (2, False)
+    assert replayed(path, "fedmgda+", {}, 3) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "error", "words"),
+    [
+        ("median", {}, Wrong, "coordinate by coordinate"),
+        ("fedcmoo", {}, Wrong, "fedcmoo asks for jacobian; the run asked for train"),
+        ("fedmgda+", {"epsilon": -1}, HyperparameterError, "epsilon"),
+        ("no-such-rule", {}, HyperparameterError, "no-such-rule"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(
+    stage: Stage, tmp_path: Path, rule: str, values: dict[str, object], error: type[Exception], words: str
+) -> None:
+    path = exported(stage, played(stage, "fedavg", "", rounds=1), tmp_path / "fedavg", payloads=False)
+    with pytest.raises(error, match=words):
+        replayed(path, rule, values)

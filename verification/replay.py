@@ -106,7 +106,9 @@ def read_gram(bundle: BundleReader, digest: str) -> Matrix:
     return K  # type: ignore[no-any-return] # numpy's load has no types
 
 
-def open_step(run: RunFacts, signed: SignedRound, step: StepManifest, state: Mapping[str, Any]) -> Step:
+def open_step(
+    run: RunFacts, signed: SignedRound, step: StepManifest, state: Mapping[str, Any], *, asked: bool = True
+) -> Step:
     """The step that follows from the replies of a round whose updates were sent in the clear.
 
     Args:
@@ -114,6 +116,8 @@ def open_step(run: RunFacts, signed: SignedRound, step: StepManifest, state: Map
         signed: the round.
         step: its signed step.
         state: the rule's state before the round.
+        asked: whether the replies answer what this rule asks for; False for another rule than that of the run, which
+            gets the replies as long as the kind of work is the same.
 
     Raises:
         BlobAbsent: the rule reads what the bundle does not have.
@@ -122,7 +126,7 @@ def open_step(run: RunFacts, signed: SignedRound, step: StepManifest, state: Map
     K = read_gram(run.bundle, step.gram) if run.bundle.has(step.gram) else None
     context = round_context(run, step.round, step.base_model, state)
     try:
-        return _conversation(run, signed, step, context, K)
+        return _conversation(run, signed, step, context, K, asked=asked)
     except BlobAbsent:
         raise
     except (TooFewUpdatesError, UnsolvedError, SketchError, Voided, LookupError) as error:
@@ -154,7 +158,7 @@ def round_context(run: RunFacts, number: int, model: str, state: Mapping[str, An
 
 
 def _conversation(
-    run: RunFacts, signed: SignedRound, step: StepManifest, context: RoundContext, K: Matrix | None
+    run: RunFacts, signed: SignedRound, step: StepManifest, context: RoundContext, K: Matrix | None, *, asked: bool
 ) -> Step:
     named = {*step.updates, *step.consulted}
     phases: dict[int, list[Reply]] = {number: [] for number in signed.phases}
@@ -165,6 +169,10 @@ def _conversation(
     selected = {
         name: Selected(samples.get(name, 0), tuple(order.objectives)) for (_, name), order in signed.asked.items()
     }
+    if not context.parameters:  # the bundle has no model; the rows of updates are as long
+        lengths = [row.length for order in signed.asked.values() for row in order.rows if row.name != BUFFERS]
+        size = max(lengths, default=0)
+        context = replace(context, parameters=size, encoder=(slice(0, size),))
     revoked = frozenset([*step.revoked, *step.forgotten])
     context = replace(context, selected=selected, revoked=lambda: revoked, draw=lambda purpose: tuple(sorted(selected)))
     conversation = run.rule.round(context)
@@ -180,9 +188,13 @@ def _conversation(
             number, replies = next(answers, (-1, []))
             if number < 0:
                 raise Wrong(f"the rule asks for {phase.kind.name} once more than the record has phases")
-            _must_ask(run, phase, [order for (one, _), order in signed.asked.items() if one == number])
+            orders = [order for (one, _), order in signed.asked.items() if one == number]
+            if asked:
+                _must_ask(run, phase, orders)
+            elif any(order.kind != phase.kind.name for order in orders):
+                raise Wrong(f"{run.rule.name} asks for {phase.kind.name}; the run asked for {orders[0].kind}")
             given = _WithGram(replies, K)
-    if (more := next(answers, None)) is not None:
+    if asked and (more := next(answers, None)) is not None:
         raise Wrong(f"the rule asks for nothing in phase {more[0]}, which is on record")
     return made
 

@@ -39,19 +39,7 @@ def verify(bundle: BundleReader, fingerprint: str = "") -> Iterator[Verified]:
         Wrong: something does not follow from what was signed.
         BundleError: the file is damaged.
     """
-    keys = read_keys(bundle, fingerprint)
-    facts = _facts(bundle, keys)
-    envelopes = EnvelopeReader(
-        keys,
-        {
-            "federation_id": bundle.about.federation_id,
-            "run_id": bundle.about.run_id,
-            "spec": facts.spec_digest,
-            "task": facts.spec.task,
-            "seed": facts.spec.seed,
-            "unshared": _unshared(facts.spec),
-        },
-    )
+    facts, envelopes = open_run(bundle, fingerprint)
     at = Standing(model=bundle.about.initial_model)
     for record in bundle.rounds():
         try:
@@ -64,6 +52,21 @@ def verify(bundle: BundleReader, fingerprint: str = "") -> Iterator[Verified]:
         raise Wrong(
             f"the bundle says that the run ends with the model {bundle.about.model}; its steps end with {at.model}"
         )
+
+
+def open_run(bundle: BundleReader, fingerprint: str = "") -> tuple[RunFacts, EnvelopeReader]:
+    """The facts of the run of a bundle, and the reader of its envelopes; arguments and errors are those of `verify`."""
+    keys = read_keys(bundle, fingerprint)
+    facts = _facts(bundle, keys)
+    of_all = {
+        "federation_id": bundle.about.federation_id,
+        "run_id": bundle.about.run_id,
+        "spec": facts.spec_digest,
+        "task": facts.spec.task,
+        "seed": facts.spec.seed,
+        "unshared": _unshared(facts.spec),
+    }
+    return facts, EnvelopeReader(keys, of_all)
 
 
 def _facts(bundle: BundleReader, keys: Keys) -> RunFacts:

@@ -73,7 +73,7 @@ def aggregate_command(
 
     arrays = _load(file)
     per_row: dict[str, Any] = {key: arrays[key] for key in _PER_ROW if key in arrays}
-    state, parameters = _state(file, arrays), _parameters(param or [])
+    state, parameters = _state(file, arrays), parameters_of(param or [])
     try:
         result = aggregate(name, arrays["updates"], **per_row, state=state, **parameters)
     except HyperparameterError as error:
@@ -137,12 +137,13 @@ def _state(file: Path, arrays: "dict[str, NDArray[Any]]") -> dict[str, Any] | No
     return state
 
 
-def _parameters(texts: list[str]) -> dict[str, Any]:
+def parameters_of(texts: list[str]) -> dict[str, Any]:
+    """Hyper-parameters from KEY=VALUE; a value is JSON, or a text. Raises Failure."""
     found: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise Failure(f"--param {text!r}: expected KEY=VALUE, such as epsilon=0.1", code=USAGE)
+            raise Failure(f"{text!r}: expected KEY=VALUE, such as epsilon=0.1", code=USAGE)
         try:
             found[key] = json.loads(value)
         except ValueError:

@@ -1,14 +1,17 @@
-"""`fedpareto admin bundle` and `fedpareto verify`: the record of a run as one file, and its verification by others."""
+"""The record of a run as one file: `admin bundle` writes it, `verify` verifies it, `admin replay` asks what if."""
 
+import math
 import os
 import tempfile
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from fedpareto.cli.admin_app import Home, RunName, app, connected, show
+from fedpareto.cli.completion import algorithms
 from fedpareto.cli.failure import USAGE, Failure, answer, failing
 from fedpareto.cli.options import ForceOption, JsonOption
 
@@ -48,6 +51,79 @@ def bundle_command(
     with failing(BundleError), BundleReader(out) as bundle:
         found = {"file": str(out), "digest": bundle.digest, "size": size, "rounds": bundle.about.rounds}
     show(as_json, found, f"{out}: {size:,} bytes, {found['rounds']} rounds, {found['digest']}")
+
+
+@app.command("replay")
+def replay_command(
+    context: typer.Context,
+    run: RunName,
+    number: Annotated[int | None, typer.Argument(metavar="[ROUND]", help="This round alone, from 0.")] = None,
+    name: Annotated[
+        str, typer.Option("--algorithm", "-a", metavar="NAME", help="The other algorithm.", autocompletion=algorithms)
+    ] = "fedmgda+",
+    param: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-p", metavar="KEY=VALUE", help="A hyper-parameter; repeat it for several."),
+    ] = None,
+    payloads: Annotated[
+        bool, typer.Option("--payloads", help="Fetch the updates, for algorithms that read more than their products.")
+    ] = False,
+    home: Home = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what another algorithm would have done with the same updates.
+
+    For each round: the part of each client in the direction as it was and as it would have been, the cosine between
+    both directions, and the clients against whose updates each direction points.
+
+    With another model, clients would have sent other updates. So the rounds after the first different step are marked
+    as counterfactual. Needs the role security-officer.
+    """
+    from coordinator.aggregation.rules import HyperparameterError
+    from federation.bundle import BlobAbsent, BundleError, BundleReader
+    from federation.v1 import admin_pb2 as v1
+    from fedpareto.cli.aggregate import parameters_of
+    from verification.counterfactual import counterfactual
+    from verification.errors import Wrong
+
+    values = parameters_of(param or [])
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "run.fedpareto"
+        with connected(context, home, reads=True) as stub:
+            _save(stub.ExportBundle(v1.ExportBundleRequest(run=run, payloads=payloads)), path)
+        try:
+            with failing(Wrong, BundleError), failing(HyperparameterError, code=USAGE), BundleReader(path) as bundle:
+                found = list(counterfactual(bundle, name, values, number))
+        except BlobAbsent as error:
+            raise Failure(f"{name} reads more than the products of updates: give --payloads ({error})") from error
+    if not found:
+        raise Failure(f"run {run} has no step" + ("" if number is None else f" in round {number}"))
+    if as_json:
+        answer(
+            True,
+            {
+                "run": run,
+                "algorithm": name,
+                "hyperparameters": values,
+                "rounds": [_plain(asdict(one)) for one in found],
+            },
+        )
+        return
+    from fedpareto.cli.render import console, new_table
+
+    for one in found:
+        mark = ", counterfactual" if one.counterfactual else ""
+        typer.echo(f"round {one.number}{mark}: cosine {one.cosine:.4f}, length {one.ratio:.3g} times as long")
+        table = new_table("client", ">was", f">{name}", "against")
+        for client, was, other in zip(one.clients, one.done, one.other, strict=True):
+            against = [word for word, who in (("was", one.worse_done), (name, one.worse_other)) if client in who]
+            table.add_row(client, f"{was:.1%}", f"{other:.1%}", ", ".join(against))
+        console().print(table)
+
+
+def _plain(fields: dict[str, Any]) -> dict[str, Any]:
+    """For JSON, which has no NaN."""
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in fields.items()}
 
 
 def _save(pieces: "Iterable[ExportBundleResponse]", path: Path) -> int:
