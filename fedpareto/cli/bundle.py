@@ -33,7 +33,9 @@ def bundle_command(
     home: Home = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the record of a run to one file, which others verify with `fedpareto verify`.
+    """Write the record of a run to one file.
+
+    Others verify it with `fedpareto verify`.
 
     The file has the specification, the certificates and every signed message. Without --payloads it has no update and
     no model: then coefficients can be verified from the Gram matrix, and the Gram matrix and the models cannot.
@@ -71,7 +73,9 @@ def replay_command(
     home: Home = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what another algorithm would have done with the same updates.
+    """Show what another algorithm would have done.
+
+    It gets the same updates.
 
     For each round: the part of each client in the direction as it was and as it would have been, the cosine between
     both directions, and the clients against whose updates each direction points.
