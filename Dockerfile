@@ -14,6 +14,7 @@ COPY federation federation
 COPY storage storage
 COPY coordinator coordinator
 COPY worker worker
+COPY verification verification
 COPY simulation simulation
 COPY experiments experiments
 COPY fedpareto fedpareto
