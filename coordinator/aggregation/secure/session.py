@@ -364,8 +364,7 @@ class _Session:
     def _share_rule(self, members: Sequence[str], what: str) -> None:
         given = dict(zip(self.W, self.coefficients, strict=True))
         among = {name: given[name] for name in members}
-        large = [name for name in members if not share_rule(among, name, self.cohort.t)]
-        if large:
+        if large := [name for name in members if not share_rule(among, name, self.cohort.t)]:
             raise TooFewUpdatesError(
                 f"{what} give {large[0]} too large a share ({among[large[0]] / ONE:.3f}): {self.cohort.t} colluding "
                 "members could subtract what they know from the sum"
