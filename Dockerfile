@@ -12,6 +12,7 @@ RUN ["python", "-m", "venv", "/opt/fedpareto"]
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY federation federation
 COPY storage storage
+COPY verification verification
 COPY coordinator coordinator
 COPY worker worker
 COPY verification verification
