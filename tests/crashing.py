@@ -108,9 +108,9 @@ def worker(point: str) -> None:
     def while_uploading() -> None:
         original = submission._requests
 
-        def requests(entry: Any, windows: Any) -> Any:
+        def requests(*arguments: Any) -> Any:
             first = True
-            for request in original(entry, windows):
+            for request in original(*arguments):
                 yield request
                 if not first:
                     die()  # the header and some of the payload are on their way
