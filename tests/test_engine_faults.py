@@ -104,7 +104,7 @@ def nothing_open(stage: Stage, run: str) -> bool:
 # What a conductor reads outside of its own transactions: the beginning of the statement, how many such ones come
 # before it, and what the clients do.
 LOOKS = {
-    "before the first round": ("SELECT runs.state", 0, "reply"),
+    "before the first round": ("SELECT clients", 0, "reply"),
     "while clients train": ("SELECT phases", 1, "reply"),
     "when enough replies are read": ("SELECT updates", 0, "reply"),
     "when too few replies are read": ("SELECT updates", 0, "decline"),

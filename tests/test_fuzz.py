@@ -410,6 +410,9 @@ def admin_calls() -> dict[str, Say]:
         "ExportRounds": single(admin.ExportRoundsRequest(run=run)),
         "ListUpdates": single(admin.ListUpdatesRequest(run=run, round=0, client_id="mallory")),
         "ExportModel": single(admin.ExportModelRequest(run=run, round=0)),
+        "ExportBundle": single(admin.ExportBundleRequest(run=run, payloads=True)),
+        "ListAudit": single(admin.ListAuditRequest(actor="mallory")),
+        "VerifyAudit": single(admin.VerifyAuditRequest(skip_blobs=True)),
     }
     assert {f"/federation.v1.Admin/{name}" for name in requests} == {name for name in RULES if ".Admin/" in name}
     return {f"/federation.v1.Admin/{name}": say for name, say in requests.items()}

@@ -92,11 +92,12 @@ async def checked_requests(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 async def abort(context: Context, refusal: Refusal) -> NoReturn:
     """Ends an rpc with the refusal's status and details."""
-    await context.abort(
-        getattr(grpc.StatusCode, refusal.status),
-        refusal.message[:MAX_MESSAGE_CHARACTERS],
-        ((STATUS_KEY, status_details(refusal)),),
-    )
+    code: grpc.StatusCode = getattr(grpc.StatusCode, refusal.status)
+    message, details = refusal.message[:MAX_MESSAGE_CHARACTERS], status_details(refusal)
+    try:
+        await context.abort(code, message, ((STATUS_KEY, details),))
+    except grpc.aio.InternalError:  # the connection broke a moment ago, and gRPC is about to end the call
+        raise asyncio.CancelledError from None
     raise AssertionError("abort returned")
 
 
