@@ -136,7 +136,9 @@ def test_each_blob_counts(record: Edited, tmp_path: Path) -> None:
         assert f"{name} has the digest" in refused(edited, tmp_path)
 
 
-def test_a_reply_that_is_removed_added_or_moved_is_named(record: Edited, tmp_path: Path) -> None:
+def test_a_reply_that_is_removed_added_or_moved_is_named(stage: Stage, record: Edited, tmp_path: Path) -> None:
+    key = stage.served.home.signing_key
+
     def without(found: RoundRecord) -> None:
         del exchange(found).answers[:]
 
@@ -149,6 +151,13 @@ def test_a_reply_that_is_removed_added_or_moved_is_named(record: Edited, tmp_pat
     def assigned_twice(found: RoundRecord) -> None:
         found.phases[0].exchanges.add().CopyFrom(exchange(found))
 
+    def asked_twice(found: RoundRecord) -> None:
+        again = found.phases[0].exchanges.add()
+        again.assignment.CopyFrom(exchange(found).assignment)
+        signed_again(
+            again.assignment, AssignmentManifest, key, lambda order: setattr(order, "assignment_id", "another")
+        )
+
     def moved(found: RoundRecord) -> None:
         exchange(found).answers[0].CopyFrom(answer(found, place=1))
 
@@ -160,6 +169,7 @@ def test_a_reply_that_is_removed_added_or_moved_is_named(record: Edited, tmp_pat
         (without_receipt, "is not what follows from the replies"),
         (twice, "has 2 accepted replies"),
         (assigned_twice, "is on record twice"),
+        (asked_twice, "was asked twice in phase 0"),
         (moved, "may not sign this"),
         (without_phase, "once more than the record has phases"),
     ]:

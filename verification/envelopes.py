@@ -129,6 +129,8 @@ class EnvelopeReader:
             if order.assignment_id in self._assignments:
                 raise Wrong(f"{where} is on record twice")
             self._assignments.add(order.assignment_id)
+            if any(other.client_id == order.client_id for other in orders):
+                raise Wrong(f"{order.client_id} was asked twice in phase {phase.number}")
             orders.append(order)
             replies = [reply for answer in exchange.answers if (reply := self._answer(answer, order)) is not None]
             if len(replies) > 1:

@@ -182,11 +182,12 @@ def verify_command(
     from verification.run import verify
 
     rounds: list[dict[str, Any]] = []
-    wrong = ""
+    wrong, members = "", {}
     with failing(OSError, BundleError), BundleReader(file) as bundle:
         try:
             keys = read_keys(bundle, ca)
             about = bundle.about
+            members = {name: key.hex() for name, key in sorted(keys.clients.items())}
             if not as_json:
                 trusted = "as you named it" if ca else "which the file itself names; compare it with a member's"
                 typer.echo(f"run {about.name} ({about.run_id}) of {about.federation_id}, {about.rounds} rounds")
@@ -206,6 +207,7 @@ def verify_command(
             "run": bundle.about.run_id,
             "verified": not wrong and whole,
             "wrong": wrong,
+            "members": members,
             "rounds": rounds,
         }
     if as_json:
