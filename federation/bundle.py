@@ -240,6 +240,7 @@ class BundleReader:
         try:
             with zipfile.ZipFile(self.path) as archive:
                 entries = archive.infolist()
+        # zipfile raises NotImplementedError for archives of a newer version of the format
         except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
             raise BundleError(f"{self.path} is not a bundle: {error}") from error
         for entry in entries:

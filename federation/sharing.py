@@ -30,7 +30,7 @@ class Sharing:
     Attributes:
         whole: the layout of the task's model, (d,).
         personal_names: of the tensors that each member keeps and trains.
-        frozen_names: of those that stay at their initial values.
+        frozen_names: of the tensors that stay at their initial values.
         averaged_names: of the shared tensors that are buffers; they come last in the run's model.
     """
 

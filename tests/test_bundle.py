@@ -215,3 +215,13 @@ def test_what_cannot_be_replayed_is_refused(
     path = exported(stage, played(stage, "fedavg", "", rounds=1), tmp_path / "fedavg", payloads=False)
     with pytest.raises(error, match=words):
         replayed(path, rule, values)
+
+
+def test_a_step_of_earlier_updates_is_compared_with_rules_that_read_them_alone(stage: Stage, tmp_path: Path) -> None:
+    more = "algorithm.tau = 3\nselection.method = 'count'\nselection.count = 2\nselection.over_selection = 1.0"
+    path = exported(stage, played(stage, "dual-cone", more, rounds=4), tmp_path / "run.fedpareto")
+    again = replayed(path, "dual-cone", {"tau": 3})
+    assert [one.cosine for one in again] == [pytest.approx(1)] * 4
+    assert any(any(one.done[2:]) for one in again)  # the updates of the round come first, then earlier ones
+    with pytest.raises(Wrong, match="combined updates of earlier rounds, which fedavg does not read"):
+        replayed(path, "fedavg", {})

@@ -80,12 +80,12 @@ def counterfactual(
             continue
         made = open_step(run, signed, signed.step, state, asked=False)
         state = dict(made.combination.state)
-        found = _compared(signed.step, signed, made, counterfactual=not same and number is None)
+        found = _compared(signed.step, signed, made, name, counterfactual=not same and number is None)
         same = same and found.cosine > 1 - 1e-12 and abs(found.ratio - 1) < 1e-9
         yield found
 
 
-def _compared(step: StepManifest, signed: SignedRound, made: Step, *, counterfactual: bool) -> Replayed:
+def _compared(step: StepManifest, signed: SignedRound, made: Step, made_by: str, *, counterfactual: bool) -> Replayed:
     if made.combination.coordinates is not None or not step.coefficients:
         raise Wrong("a direction that is made coordinate by coordinate has no coefficients to compare")
     rows: list[tuple[Place, str]] = [
@@ -93,6 +93,9 @@ def _compared(step: StepManifest, signed: SignedRound, made: Step, *, counterfac
     ]
     rows += [((past.envelope, 0), past.client_id) for past in made.history]
     done = dict(zip(_places(step, signed), step.coefficients, strict=True))
+    places = {place for place, _ in rows}
+    if any(value for place, value in done.items() if place not in places):
+        raise Wrong(f"round {step.round} combined updates of earlier rounds, which {made_by} does not read")
     c, other, K = np.array([done.get(place, 0.0) for place, _ in rows]), made.combination.coefficients, made.gram
     lengths = np.sqrt(np.maximum(np.diagonal(K), 0.0))
     norms = [float(np.sqrt(max(float(one @ K @ one), 0.0))) for one in (c, other)]

@@ -101,7 +101,7 @@ class _Walk:
 
 
 def _read(session: Session, start: int) -> Sequence[ChainedEntry | int]:
-    """The next entries; of those whose rows cannot be read, only the numbers."""
+    """The next entries. An entry whose row cannot be read is given by its number alone."""
     try:
         return audit.chained(session, start, _AT_A_TIME)
     except (AttributeError, TypeError, ValueError):

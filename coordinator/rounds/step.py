@@ -104,7 +104,7 @@ def take_step(
 ) -> Stepped:
     """Makes and stores the model and the vectors that follow from a step.
 
-    Averaged buffers become the mean of those of the replies that are combined, each counted once.
+    Averaged buffers become the plain mean of the buffers in the combined replies.
 
     A stationary step changes nothing, the optimiser's vectors included; a mean of models counts its model once more.
     With noise that protects clients, every step is taken: that there is none would show something of the updates.

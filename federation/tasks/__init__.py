@@ -255,7 +255,7 @@ class Task:
         return values(build(self, seed))
 
     def buffers(self) -> tuple[str, ...]:
-        """The names of those tensors of `initial` that are buffers, which no gradient changes."""
+        """The names of the tensors of `initial` that are buffers: no gradient changes them."""
         if type(self).initial is not Task.initial:
             return ()
         from federation.tasks.parameters import buffers, build  # noqa: PLC0415

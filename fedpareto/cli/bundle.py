@@ -40,7 +40,7 @@ def bundle_command(
     The file has the specification, the certificates and every signed message. Without --payloads it has no update and
     no model: then coefficients can be verified from the Gram matrix, and the Gram matrix and the models cannot.
 
-    With --payloads, whoever has the file sees the members' updates. Needs the role security-officer.
+    With --payloads, everybody who gets the file sees the members' updates. Needs the role security-officer.
     """
     from federation.v1 import admin_pb2 as v1
 
