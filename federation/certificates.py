@@ -34,6 +34,12 @@ def load_certificate(certificate: bytes) -> x509.Certificate:
         raise IdentityError(f"not a certificate: {error}") from None
 
 
+def renewal_due(certificate: x509.Certificate) -> datetime:
+    """When the last third of a certificate's life begins, aware: from then on its holder asks for the next one."""
+    end = certificate.not_valid_after_utc
+    return end - (end - certificate.not_valid_before_utc - _CLOCK_SKEW) / 3
+
+
 def load_certificate_file(path: Path, key: EllipticCurvePrivateKey | None = None) -> x509.Certificate:
     """Reads a certificate, PEM or DER, which must be for the key if one is given.
 

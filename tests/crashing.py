@@ -87,7 +87,8 @@ def coordinator(point: str) -> None:
 
 def worker(point: str) -> None:
     from federation.training.trainer import Trainer
-    from worker import submission
+    from worker import renewal, submission
+    from worker.session import Session
     from worker.spool import Spool
 
     def during_training() -> None:
@@ -126,6 +127,10 @@ def worker(point: str) -> None:
         # the coordinator has counted the update, the worker does not know
         "before-receipt": lambda: before(submission.Submitter, "_acknowledged"),
         "after-receipt": lambda: before(Spool, "settle"),
+        # the coordinator has issued the next certificate, which is not on the disk
+        "certificate-issued": lambda: before(renewal, "save"),
+        # it is on the disk, and no stream has shown it
+        "certificate-saved": lambda: before(Session, "renewed"),
     }
     for number in range(1, 20):  # the reply with this number is not in the spool
         points[f"reply-{number}"] = partial(before, Spool, "add", count=number)

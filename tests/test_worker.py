@@ -656,16 +656,6 @@ def test_an_expired_certificate_ends_the_worker_before_it_knocks(
     assert coordinator.hellos == []
 
 
-@pytest.mark.parametrize(("days", "reminders"), [(13, 1), (15, 0)])
-def test_two_weeks_before_its_certificate_ends_a_worker_says_so(
-    coordinator: ScriptedCoordinator, start: Start, days: int, reminders: int
-) -> None:
-    running = start(member=coordinator.member(lifetime=timedelta(days=days)))
-    running.wait_for("attending")
-    wait_for(lambda: coordinator.heartbeats, "a sign of life")
-    assert len(running.events("certificate-ends")) == reminders
-
-
 def test_a_worker_does_nothing_for_the_coordinator_of_another_federation(
     coordinator: ScriptedCoordinator, start: Start
 ) -> None:

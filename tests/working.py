@@ -32,6 +32,7 @@ class Running:
         attacker: Attacker | None = None,
         policy: Policy | None = None,
         uniform: Callable[[float, float], float] | None = None,
+        passphrase: bytes | None = None,
     ) -> None:
         home.directory.mkdir(exist_ok=True)
         self.out = io.StringIO()
@@ -47,6 +48,7 @@ class Running:
             uniform=uniform or random.Random(0).uniform,
             attacker=attacker,
             policy=policy or Policy.load(home.policy),
+            passphrase=passphrase,
         )
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

@@ -32,10 +32,14 @@ class CoordinatorClock:
         self._member = member
         self._progress = progress
         self._monotonic = monotonic
+        self.renewed(member)
+        self._set = (datetime.now(UTC), monotonic())
+
+    def renewed(self, member: MemberFiles) -> None:
+        """Takes the validity of a member's certificate, outside which no time of the coordinator is believed."""
         # The certificate was made by the coordinator's clock, and the coordinator refuses it after its end.
         certificate = load_certificate(member.certificate)
         self._earliest, self._latest = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        self._set = (datetime.now(UTC), monotonic())
 
     def now(self) -> datetime:
         """The time, aware; this machine's until the coordinator has signed one."""

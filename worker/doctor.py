@@ -9,7 +9,7 @@ import shutil
 import socket
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from cryptography import x509
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from federation.certificates import fingerprint, issuer_in, load_certificate
+from federation.certificates import fingerprint, issuer_in, load_certificate, renewal_due
 from federation.findings import Finding
 from federation.member_files import MemberFiles
 from federation.proxies import Proxy, RouteError, dial
@@ -32,9 +32,10 @@ from worker import software
 from worker.cache import KEPT_MODELS
 from worker.clock import TimeRefused, signed_time
 from worker.home import Home, HomeError
-from worker.session import EXPIRES_SOON, NONCE_BYTES, WRONG_CLOCK_SECONDS
+from worker.session import NONCE_BYTES, WRONG_CLOCK_SECONDS
 
 ANSWER_SECONDS = 20.0
+SHOULD_BE_RENEWED = timedelta(days=2)  # after it is due
 _LEAST_BYTES = 100_000_000  # of free disk space
 _INSPECTED = "A device on the way inspects TLS: ask the network department for an exception for {}"
 
@@ -50,8 +51,10 @@ def check_membership(member: MemberFiles, now: datetime) -> Finding:
         return Finding.failed(
             "membership", f"{who}; this machine's clock says {_day(now)}: join again, or set the clock if it is wrong"
         )
-    if now >= ends - EXPIRES_SOON:
-        return Finding.warning("membership", f"{who}: renew it with `fedpareto worker renew`")
+    if now >= renewal_due(certificate) + SHOULD_BE_RENEWED:
+        return Finding.warning(
+            "membership", f"{who}: no worker has renewed it; look at its log, or run `fedpareto worker renew`"
+        )
     return Finding.ok("membership", who)
 
 

@@ -1,34 +1,31 @@
-"""Joining a federation (SECURITY: "Keys"), and renewing a member's certificate before it ends."""
+"""Joining a federation (SECURITY: "Keys")."""
 
 import contextlib
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from federation.certificates import load_certificate, make_csr
+from federation.certificates import make_csr
 from federation.channels import refusal_from_rpc_error, server_verified_channel
 from federation.identity import parse_peer
 from federation.join_string import JoinString, fetch_ca
 from federation.keys import IdentityError, new_tls_key
-from federation.member_files import MemberFiles, save_renewal
-from federation.proofs import prove_possession, prove_renewal
+from federation.member_files import MemberFiles
+from federation.proofs import prove_possession
 from federation.proxies import Proxy, RouteError
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
-from federation.v1.federation_pb2 import RenewRequest
-from federation.v1.federation_pb2_grpc import FederationStub
 from worker import software
 from worker.home import Home
 
 CONNECT_SECONDS = 20.0
 ENROL_SECONDS = 60.0
-RENEW_SECONDS = 60.0
 
 _ADVICE = {
     "join-string-invalid": "the coordinator does not know this join string: check that it was copied whole, "
@@ -42,10 +39,6 @@ _ADVICE = {
 
 class EnrollmentError(Exception):
     """Joining failed and left nothing behind; the message says why and what to do."""
-
-
-class RenewalError(Exception):
-    """The membership is as it was; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -155,34 +148,3 @@ def _check(response: EnrollResponse, join: JoinString, ca: bytes) -> None:
         raise EnrollmentError(
             f"the coordinator enrolled {identity.uri}, which is not what the join string for {join.client_id} promised"
         )
-
-
-def renew(home: Home, member: MemberFiles, *, passphrase: bytes | None = None) -> MemberFiles:
-    """Gets the next certificate, for a new key, and puts both in the place of the present ones in `home`.
-
-    A passphrase encrypts the new key; None leaves it to the file mode. Returns the member with key and certificate.
-
-    Raises:
-        RenewalError: the coordinator cannot be reached, refuses, or answers with another member's certificate.
-    """
-    key = new_tls_key()
-    csr = make_csr(key)
-    with member.channel() as channel:
-        try:
-            request = RenewRequest(csr=csr, proof=prove_renewal(member.signing_key, csr))
-            certificate = FederationStub(channel).Renew(request, timeout=RENEW_SECONDS).certificate
-        except grpc.RpcError as error:
-            refusal = member.refusal(error)
-            words = ": ".join(part for part in (refusal.reason, refusal.message or refusal.status) if part)
-            raise RenewalError(
-                f"{member.address} did not renew the certificate of {member.client_id}: {words}"
-            ) from error
-    try:
-        fits = parse_peer(certificate).uri == parse_peer(member.certificate).uri
-        fits = fits and load_certificate(certificate).public_key() == key.public_key()
-    except IdentityError as error:
-        raise RenewalError(f"the coordinator issued a certificate that cannot be read: {error}") from error
-    if not fits:
-        raise RenewalError(f"the coordinator issued a certificate that is not {member.client_id}'s, or not for its key")
-    save_renewal(home.directory, key, certificate, passphrase)
-    return replace(member, certificate=certificate, tls_key=key)

@@ -219,14 +219,14 @@ class Execution:
             if offset > reached:  # the last attempt has brought more: the next one need not wait for long
                 self.backoff.reset()
             reached = offset
-            stub = self.session.stub()
-            if stub is None:
-                raise TrainingStopped
-            timeout = ANSWER_SECONDS + slowest_seconds(size - offset)
-            for response in stub.FetchBlob(FetchBlobRequest(digest=digest, offset=offset), timeout=timeout):
-                if control.stopped():
+            with self.session.calling() as stub:
+                if stub is None:
                     raise TrainingStopped
-                yield response.chunk
+                timeout = ANSWER_SECONDS + slowest_seconds(size - offset)
+                for response in stub.FetchBlob(FetchBlobRequest(digest=digest, offset=offset), timeout=timeout):
+                    if control.stopped():
+                        raise TrainingStopped
+                    yield response.chunk
 
         name = order.manifest.assignment_id
         while not control.stopped():
@@ -235,7 +235,7 @@ class Execution:
             except ModelMismatch as error:
                 raise Declined(name, "base-model", str(error)) from error
             except (grpc.RpcError, ValueError) as error:  # ValueError: the session closed the channel a moment ago
-                why = self.member.refusal(error) if isinstance(error, grpc.RpcError) else None
+                why = self.session.member.refusal(error) if isinstance(error, grpc.RpcError) else None
                 if why is not None and why.reason in ("blob-not-offered", "blob-removed", "offset"):
                     raise Declined(name, "base-model", f"{why.reason}: {why.message}") from error
                 delay = max(self.backoff.delay(), why.retry_seconds if why is not None else 0.0)

@@ -29,6 +29,7 @@ from worker.kept import Keeper
 from worker.policy import Policy
 from worker.privacy import Ledger, SitePrivacy
 from worker.progress import Progress
+from worker.renewal import Renewer
 from worker.roster import Roster, pinned_roster
 from worker.round_ledger import RoundLedger
 from worker.runner import Runner
@@ -114,7 +115,7 @@ class Worker:
     """One worker process, from its first hello to its end.
 
     The caller has locked the home. `offers` and `device` are what `prepare_offers` returned; `uniform` draws the jitter
-    of every back-off; an honest member has no attacker.
+    of every back-off; an honest member has no attacker. `passphrase` encrypts the member's next keys.
 
     Raises:
         HomeError, RosterError, SpoolError: a file of the home is damaged; the message says which.
@@ -131,6 +132,7 @@ class Worker:
         uniform: Callable[[float, float], float],
         attacker: Attacker | None = None,
         policy: Policy = Policy(),  # noqa: B008 - frozen
+        passphrase: bytes | None = None,
     ) -> None:
         tasks = [
             TaskOffer(
@@ -167,6 +169,13 @@ class Worker:
             witness=Witness(home.log, home.forked_log, member=member, events=events),
             backoff=Backoff(uniform),
             patience=Backoff(uniform, first=1.0, longest=600.0),
+            events=events,
+        )
+        self._renewer = Renewer(
+            home=home,
+            session=self._session,
+            passphrase=passphrase,
+            backoff=Backoff(uniform, first=1.0, longest=3600.0),
             events=events,
         )
         self._sessions = Sessions(home.sessions, member.signing_key)
@@ -232,6 +241,7 @@ class Worker:
         threads = [
             self._start("session", lambda: self._session.run(self._runner)),
             self._start("submission", self._submitter.run),
+            self._start("renewal", self._renewer.run),
             *(self._start(lane, partial(self._runner.run, lane)) for lane in Lane),
         ]
         # The wait is short, since Python runs a signal's handler in this thread only between two waits.
@@ -242,6 +252,7 @@ class Worker:
         self._ending = True
         self._runner.stop()
         self._submitter.stop()
+        self._renewer.stop()
         self._session.stop()
         for thread in threads:
             thread.join(STOP_SECONDS)

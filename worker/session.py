@@ -9,7 +9,8 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import grpc
@@ -65,8 +66,6 @@ WELCOME_REFUSED = "welcome"  # the reason of a refusal that is this worker's own
 # A stream that lasted this long was a success: the next failure counts as the first, and is followed by a quick retry.
 SETTLED_SECONDS = 1.0
 WRONG_CLOCK_SECONDS = 60.0
-EXPIRES_SOON = timedelta(days=14)
-EXPIRY_REMINDER = timedelta(days=1)
 # A transfer without an answer is given up and repeated after this time, and the time that its bytes may take.
 ANSWER_SECONDS = 120.0
 
@@ -100,8 +99,6 @@ class Session:
     ) -> None:
         self._member = member
         self._federation_id = member.federation_id
-        self._not_after = member.not_after
-        self._serial = parse_peer(member.certificate).serial
         self._hello = hello
         self._clock = clock
         self._progress = progress
@@ -115,7 +112,8 @@ class Session:
         self._outbox: queue.SimpleQueue[AttendRequest | None] | None = None  # of the present stream
         self._close: Callable[[], None] | None = None
         self._heartbeat_seconds = WELCOME_SECONDS
-        self._remind_from = self._not_after - EXPIRES_SOON
+        self._calls = 0  # of the worker on the channel that is lent, besides the stream
+        self._renewed = False  # the stream ends because there is a new certificate
 
     def run(self, runner: "Runner") -> None:
         """Attends until `stop`; assignments go to the runner.
@@ -124,9 +122,9 @@ class Session:
             SessionError: the client was revoked, its place is taken, or its certificate has expired.
         """
         while not self._stopping:
-            if (now := datetime.now(UTC)) >= self._not_after:
+            if (now := datetime.now(UTC)) >= (not_after := self._member.not_after):
                 raise SessionError(
-                    f"this client's certificate expired on {self._not_after:%Y-%m-%d %H:%M} UTC, and this machine's "
+                    f"this client's certificate expired on {not_after:%Y-%m-%d %H:%M} UTC, and this machine's "
                     f"clock says {now:%Y-%m-%d %H:%M} UTC: set the clock if it is wrong, or else "
                     f"{FINAL_REASONS['certificate-expired']}"
                 )
@@ -136,6 +134,10 @@ class Session:
             refusal, welcomed = self._attend(runner)
             if self._stopping:
                 return
+            with self._changed:
+                renewed, self._renewed = self._renewed, False
+            if renewed:
+                continue
             message = escaped(refusal.message)
             if refusal.reason in FINAL_REASONS:
                 raise SessionError(f"{refusal.reason}: {message}; {FINAL_REASONS[refusal.reason]}")
@@ -167,11 +169,39 @@ class Session:
         if close is not None:
             close()
 
-    def stub(self) -> FederationStub | None:
-        """The federation service, as soon as the worker attends; None once it is stopping."""
+    @property
+    def member(self) -> MemberFiles:
+        """The member, with the certificate that the next stream shows."""
+        return self._member
+
+    def renewed(self, member: MemberFiles) -> None:
+        """Attends with a new certificate from the next stream on, which begins once no other call is under way.
+
+        Calls that take longer than half of what is left of the old certificate are ended; transfers then go on.
+        """
+        self._clock.renewed(member)
+        with self._changed:
+            left = (self._member.not_after - datetime.now(UTC)).total_seconds()
+            self._member = member
+            self._changed.wait_for(lambda: self._calls == 0 or self._stopping, timeout=max(left, 0.0) / 2)
+            self._stub, close = None, self._close
+            self._renewed = close is not None
+        if close is not None:
+            close()
+
+    @contextmanager
+    def calling(self) -> Iterator[FederationStub | None]:
+        """The federation service for one call, as soon as the worker attends; None once it is stopping."""
         with self._changed:
             self._changed.wait_for(lambda: self._stub is not None or self._stopping)
-            return None if self._stopping else self._stub
+            stub = None if self._stopping else self._stub
+            self._calls += 1
+        try:
+            yield stub
+        finally:
+            with self._changed:
+                self._calls -= 1
+                self._changed.notify_all()
 
     def decline(self, assignment_id: str, reason: str, message: str) -> None:
         """Declines an assignment. Without a stream the message is lost, and the assignment comes again."""
@@ -271,8 +301,8 @@ class Session:
             manifest = unseal(envelope, RevocationManifest, self._member.coordinator_key)
         except Refusal:
             return
-        ours = (self._federation_id, self._member.client_id)
-        if (manifest.federation_id, manifest.client_id) != ours or manifest.serial not in ("", self._serial):
+        ours, serial = (self._federation_id, self._member.client_id), parse_peer(self._member.certificate).serial
+        if (manifest.federation_id, manifest.client_id) != ours or manifest.serial not in ("", serial):
             return
         what, advice = "a security officer shut this client out", "talk to the federation's security officer"
         if manifest.serial:
@@ -298,26 +328,12 @@ class Session:
             yield request
 
     def _heartbeat(self, runner: "Runner") -> AttendRequest:
-        self._remind()
         if self._progress.accepted():
             runner.restored()
         assignment_id, progress = runner.working()
         return AttendRequest(
             heartbeat=Heartbeat(assignment_id=assignment_id, progress=progress, log_size=self.log_size)
         )
-
-    def _remind(self) -> None:
-        """Says once a day, in the last two weeks, that the certificate ends soon."""
-        now = datetime.now(UTC)
-        if now >= self._remind_from:
-            self._remind_from = now + EXPIRY_REMINDER
-            left = self._not_after - now
-            self._events.warn(
-                "certificate-ends",
-                f"this client's certificate ends on {self._not_after:%Y-%m-%d %H:%M} UTC, in {left.days} days: stop "
-                "the worker, run `fedpareto worker renew`, and start it again",
-                not_after=self._not_after.isoformat(),
-            )
 
     def _welcome(self, response: AttendResponse, nonce: bytes) -> None:
         """Takes the coordinator's first message, or raises WelcomeRefused, StatementError or TimeRefused."""

@@ -74,10 +74,10 @@ class Submitter:
             seen = self._wakes
             failed = False
             for entry in self.spool.entries():
-                stub = self.session.stub()
-                if stub is None or self._stopping:
-                    return
-                failed |= not self._submit(stub, entry)
+                with self.session.calling() as stub:
+                    if stub is None or self._stopping:
+                        return
+                    failed |= not self._submit(stub, entry)
             delay = max(self.backoff.delay(), self._retry_seconds) if failed else None
             self._retry_seconds = 0.0
             if not failed:
@@ -134,7 +134,7 @@ class Submitter:
         receipt = signed_detail(error)
         if receipt is not None:
             return self._acknowledged(entry, receipt)
-        refusal = self.member.refusal(error)
+        refusal = self.session.member.refusal(error)
         self._retry_seconds = max(self._retry_seconds, refusal.retry_seconds)
         fields = {"assignment_id": entry.assignment_id, "reason": refusal.reason, "status": refusal.status}
         text = f"{refusal.status} {refusal.reason}: {refusal.message}"

@@ -184,7 +184,7 @@ def run(
             task, source, spec, device=device, threads=threads, objectives=known, trainers=trainers, as_json=as_json
         )
         return
-    with failing(PolicyError), _connecting(home, passphrase_file, proxy) as (place, member, _):
+    with failing(PolicyError), _connecting(home, passphrase_file, proxy) as (place, member, passphrase):
         policy = Policy.load(place.policy)
         from worker.attacker import Attacker  # loads PyTorch
         from worker.service import Worker, prepare_offers
@@ -213,6 +213,7 @@ def run(
                 uniform=random.SystemRandom().uniform,
                 attacker=attacker,
                 policy=policy,
+                passphrase=passphrase,
             )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: worker.stop())
@@ -228,15 +229,12 @@ def renew(
     proxy: ProxyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Get the next certificate before the present one ends.
-
-    Stop the worker of this directory first.
-    """
-    from worker.enroll import RenewalError
-    from worker.enroll import renew as renew_certificate
+    """Get the next certificate of a worker that does not run. One that runs renews its own."""
+    from worker.renewal import RenewalError, next_certificate, save
 
     with failing(RenewalError), _connecting(home, passphrase_file, proxy) as (place, old, passphrase):
-        member = renew_certificate(place, old, passphrase=passphrase)
+        member = next_certificate(old)
+        save(place, member, passphrase)
     answer(
         as_json,
         {"client_id": member.client_id, "certificate_expires": member.not_after.isoformat()},
