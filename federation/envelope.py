@@ -17,6 +17,7 @@ from federation.v1.common_pb2 import (
     AssignmentManifest,
     CancelManifest,
     CheckpointManifest,
+    DeclineManifest,
     LogKeyManifest,
     ReceiptManifest,
     RestoreManifest,
@@ -31,6 +32,7 @@ from federation.v1.common_pb2 import (
 CONTEXTS: dict[type[Message], bytes] = {
     AssignmentManifest: b"fedpareto/v1/assignment",
     UpdateManifest: b"fedpareto/v1/update",
+    DeclineManifest: b"fedpareto/v1/decline",
     ReceiptManifest: b"fedpareto/v1/receipt",
     StepManifest: b"fedpareto/v1/step",
     TimeManifest: b"fedpareto/v1/time",

@@ -18,6 +18,7 @@ from storage.models import AuditEntry
 # Actions whose entries are compared with the facts that they tell of.
 ISSUED = "assignment.issued"
 ACCEPTED = "update.accepted"
+DECLINED = "assignment.declined"
 REFUSED = "update.refused"
 STEPPED = "round.stepped"  # the log is signed at once
 ENROLLED = "Enroll"

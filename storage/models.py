@@ -259,6 +259,7 @@ class Assignment(Base):
     base_model: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"), index=True)
     objectives: Mapped[list[str]] = mapped_column(default=list)  # that the client works on
     envelope: Mapped[bytes]  # SignedEnvelope of an AssignmentManifest, as sent
+    decline: Mapped[bytes | None]  # SignedEnvelope of a DeclineManifest, as received
     created: Mapped[datetime]
     ended: Mapped[datetime | None]
 

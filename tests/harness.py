@@ -29,7 +29,13 @@ from federation.envelope import seal, unseal
 from federation.join_string import JoinString, fetch_ca
 from federation.member_files import AdminFiles, MemberFiles
 from federation.proofs import prove_possession
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    DeclineManifest,
+    ReceiptManifest,
+    SignedEnvelope,
+    UpdateManifest,
+)
 from federation.v1.enrollment_pb2 import EnrollRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import (
@@ -391,6 +397,19 @@ class Member:
 
     def seal(self, manifest: UpdateManifest) -> SignedEnvelope:
         return seal(manifest, self.files.signing_key)
+
+    def declined(self, assignment_id: str, reason: str, message: str = "", **changes: str) -> SignedEnvelope:
+        """A signed decline of an assignment."""
+        said = DeclineManifest(
+            federation_id=self.files.federation_id,
+            client_id=self.files.client_id,
+            assignment_id=assignment_id,
+            reason=reason,
+            message=message,
+        )
+        for name, value in changes.items():
+            setattr(said, name, value)
+        return seal(said, self.files.signing_key)
 
     def submit(self, envelope: SignedEnvelope, *parts: bytes, chunk_bytes: int = 1 << 20) -> ReceiptManifest:
         """Hands in, from the first window's offset on, in chunks; the receipt is verified.

@@ -33,6 +33,7 @@ from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     CancelManifest,
+    DeclineManifest,
     LogHead,
     ReceiptManifest,
     Row,
@@ -45,7 +46,6 @@ from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentServicer, add_EnrollmentServicer_to_server
 from federation.v1.federation_pb2 import (
     AttendResponse,
-    Decline,
     FetchBlobResponse,
     Heartbeat,
     Hello,
@@ -108,7 +108,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     open: list[SignedEnvelope] = field(default_factory=list)  # sent on every attendance, as the real one does
     hellos: list[Hello] = field(default_factory=list)
     heartbeats: list[Heartbeat] = field(default_factory=list)
-    declines: list[Decline] = field(default_factory=list)
+    declines: list[DeclineManifest] = field(default_factory=list)
     fetches: list[int] = field(default_factory=list)
     submissions: list[Submission] = field(default_factory=list)
     federation_id: str = FEDERATION
@@ -315,7 +315,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
                 if request.WhichOneof("message") == "heartbeat":
                     self.heartbeats.append(request.heartbeat)
                 else:
-                    self.declines.append(request.decline)
+                    self.declines.append(DeclineManifest.FromString(request.decline.manifest))
         except Exception:
             return  # the stream is gone
 

@@ -29,7 +29,7 @@ from federation.join_string import JoinString
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, ReceiptManifest, SignedEnvelope
-from federation.v1.federation_pb2 import AttendRequest, AttendResponse, Decline
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse
 from federation.vectors import Layout, Tensor, to_bytes, update_layout
 from storage.directory import DirectoryStore
 from storage.models import Assignment, Client, ClientState, Evaluation, Phase, Round, RoundState, Run, RunState, Update
@@ -145,8 +145,7 @@ class Player:
 
     def decline(self, order: AssignmentManifest, reason: str, message: str = "") -> None:
         assert self.stream is not None
-        decline = Decline(assignment_id=order.assignment_id, reason=reason, message=message)
-        self.stream.say(AttendRequest(decline=decline))
+        self.stream.say(AttendRequest(decline=self.member.declined(order.assignment_id, reason, message)))
 
 
 def measurements(client_id: str, order: AssignmentManifest) -> dict[str, float]:

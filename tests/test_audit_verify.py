@@ -253,6 +253,14 @@ OF_THE_RECORD: dict[str, tuple[Sequence[Edit], str]] = {
         "client ann: it is REVOKED",
     ),
     "revocation removed": ([ADDED.format("client.revoked", "ben")], "client ben: it is ACTIVE, and the log tells"),
+    "decline removed": (
+        ["update assignments set state = 'EXPIRED', reason = 'deadline', decline = null where reason = 'no-data'"],
+        "decline of assignment .*: the log tells of it",
+    ),
+    "reason of a decline": (
+        ["update assignments set reason = 'disk' where reason = 'no-data'"],
+        "the decline of cleo .*mismatch:reason",
+    ),
     "forged reply": ([ADDED.format(audit.ACCEPTED, "f" * 32)], f"reply to assignment {'f' * 32}: the log tells of it"),
     "forged step": ([ADDED.format(audit.STEPPED, "abc/7")], "step of round abc/7: the log tells of it"),
     "forged run": ([ADDED.format(audit.SUBMITTED, "abc")], "run abc: the log tells of it"),

@@ -7,13 +7,20 @@ import pytest
 from bundles import Edited, other, signed_again
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import Message
-from stage import Stage
+from stage import Stage, spec
 from test_bundle import NAMES, exported, played
 
 from federation import bundle
 from federation.bundle import BundleError, BundleReader
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, StepManifest, UpdateManifest
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    DeclineManifest,
+    ReceiptManifest,
+    StepManifest,
+    UpdateManifest,
+)
 from federation.v1.record_pb2 import Answer, Exchange, RoundRecord
+from storage.models import RunState
 from verification.errors import Wrong
 from verification.keys import read_keys
 from verification.run import verify
@@ -53,6 +60,40 @@ def exchange(record: RoundRecord, phase: int = 0, place: int = 0) -> Exchange:
 
 def answer(record: RoundRecord, phase: int = 0, place: int = 0) -> Answer:
     return exchange(record, phase, place).answers[0]
+
+
+def test_the_decline_of_a_member_is_verified(stage: Stage, tmp_path: Path) -> None:
+    task = stage.task()
+    players = stage.cast(task, "ann", "ben", "cleo")
+    run = stage.submit(spec(f"bundle-{stage.count}", task, more="selection.minimum = 3"))
+    players[2].decline(players[2].order(), "limit:steps", "too many")
+    stage.play(run, *players)
+    stage.wait_state(run, RunState.COMPLETED)
+    whole = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
+    declined = exchange(whole.round(0), 0, 2)
+    assert DeclineManifest.FromString(declined.decline.manifest).reason == "limit:steps"
+    with BundleReader(whole.write(tmp_path / "same")) as reader:
+        assert [one.missing for one in verify(reader)] == [()]
+
+    def edited(change: Callable[[RoundRecord], object]) -> str:
+        return refused(whole.with_round(0, change), tmp_path)
+
+    def with_other(field: str) -> Callable[[RoundRecord], object]:
+        key = players[2].member.files.signing_key
+        return lambda record: signed_again(
+            exchange(record, 0, 2).decline, DeclineManifest, key, lambda said: other(said, field)
+        )
+
+    def contradicting(record: RoundRecord) -> None:
+        told = exchange(record)
+        name = AssignmentManifest.FromString(told.assignment.manifest).assignment_id
+        told.decline.CopyFrom(players[0].member.declined(name, "disk"))
+
+    unsigned = edited(lambda record: setattr(exchange(record, 0, 2).decline, "signature", bytes(64)))
+    assert "the decline of cleo in phase 0: the signature" in unsigned
+    for field in ("federation_id", "client_id", "assignment_id", "assignment"):
+        assert f"the decline of cleo in phase 0 has the {field}" in edited(with_other(field))
+    assert "ann in phase 0 was declined, and has an accepted reply" in edited(contradicting)
 
 
 def test_the_record_itself_is_verified(record: Edited, tmp_path: Path) -> None:

@@ -38,7 +38,6 @@ from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.v1.enrollment_pb2 import EnrollRequest
 from federation.v1.federation_pb2 import (
     AttendRequest,
-    Decline,
     FetchBlobRequest,
     Heartbeat,
     Hello,
@@ -355,7 +354,7 @@ def federation_calls(scene: Scene) -> dict[str, Say]:
     hello = AttendRequest(hello=Hello(software="t", tasks=[TaskOffer(task="other", samples=9)], device="cpu"))
     name = AssignmentManifest.FromString(scene.orders[0].manifest).assignment_id
     beat = AttendRequest(heartbeat=Heartbeat(assignment_id=name, progress=0.5))
-    decline = AttendRequest(decline=Decline(assignment_id="0" * 32, reason="no-data", message="none"))
+    decline = AttendRequest(decline=mallory.declined("0" * 32, "no-data", "none"))
 
     def reply(rng: random.Random) -> list[bytes]:
         """An update of mallory's, wrong somewhere: in what she signs, in how she signs it, in what she uploads."""

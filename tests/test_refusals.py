@@ -17,8 +17,8 @@ from federation.digests import digest
 from federation.envelope import seal
 from federation.v1.admin_pb2 import RunHeader, StopRunRequest, SubmitRunRequest
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, UpdateManifest
-from federation.v1.federation_pb2 import AttendRequest, Decline, FetchBlobRequest, Heartbeat, SubmitRequest
+from federation.v1.common_pb2 import AssignmentManifest, DeclineManifest, SignedEnvelope, UpdateManifest
+from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Heartbeat, SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes, update_layout
 
 SPEC = """
@@ -456,14 +456,40 @@ def test_a_second_stream_of_the_same_client_ends_the_first(scene: Scene) -> None
 def test_declining_closes_the_assignment_and_only_ones_own(scene: Scene) -> None:
     act = scene.begin(attend_bob=True, minimum=2)
     bobs = scene.bob.open(act.envelopes[1]).assignment_id
-    scene.streams[0].say(AttendRequest(decline=Decline(assignment_id=act.order.assignment_id, reason="no-data")))
+    scene.streams[0].say(AttendRequest(decline=act.alice.declined(act.order.assignment_id, "no-data")))
     wait_for(lambda: act.state() == ("DECLINED", "no-data"), "the decline")
-    scene.streams[0].say(AttendRequest(decline=Decline(assignment_id=bobs, reason="not mine")))
+    scene.streams[0].say(AttendRequest(decline=act.alice.declined(bobs, "not-mine")))
     with refused("PERMISSION_DENIED", "assignment-client"):
         while not isinstance(end := scene.streams[0].next(), grpc.RpcError):
             assert end is not None
         raise end
     assert act.state("bob") == ("OPEN", "")
+    act.end()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "key-unknown"),
+        ({"client_id": "bob"}, "mismatch:client_id"),
+        ({"federation_id": "other"}, "mismatch:federation_id"),
+        ({"assignment": "blake3:" + "0" * 64}, "mismatch:assignment"),
+    ],
+)
+def test_a_decline_that_its_client_has_not_signed_for_this_assignment_closes_nothing(
+    scene: Scene, changes: dict[str, str], reason: str
+) -> None:
+    act = scene.begin()
+    said = act.alice.declined(act.order.assignment_id, "no-data", **changes)
+    if not changes:
+        said = seal(DeclineManifest.FromString(said.manifest), Ed25519PrivateKey.generate())
+    scene.streams[0].say(AttendRequest(decline=said))
+    status = "UNAUTHENTICATED" if reason == "key-unknown" else "INVALID_ARGUMENT"
+    with refused(status, reason):
+        while not isinstance(end := scene.streams[0].next(), grpc.RpcError):
+            assert end is not None
+        raise end
+    assert act.state() == ("OPEN", "")
     act.end()
 
 

@@ -22,7 +22,7 @@ from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, JacobianWork, ObjectiveWeight, Row, Target, TrainWork
 from federation.v1.federation_pb2 import AttendResponse
-from federation.vectors import Layout, Tensor, to_bytes
+from federation.vectors import Layout, Tensor, to_bytes, update_layout
 from federation.work.base import Shape
 from federation.work.site import Site
 from worker.assignments import Declined, check_assignment
@@ -58,6 +58,8 @@ def test_a_worker_without_a_policy_file_has_the_defaults(tmp_path: Path) -> None
         ("[limits]\nsamples = '3'", "limits.samples: Input should be a valid integer; got '3'"),
         ("[limits]\nhours = nan", "limits.hours: Input should be a finite number"),
         ("limits = 3", "limits: Input should be a valid dictionary"),
+        ("tasks = 'digits'", "tasks: Input should be a valid tuple"),
+        ("[limits]\nmembers = 0", "limits.members: Input should be greater than or equal to 1; got 0"),
         ("restore", "is not a TOML document"),
         ("\xff", "is not a TOML document"),
     ],
@@ -75,6 +77,13 @@ def test_a_policy_is_read_with_its_keys(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     path.write_text("restore = 'ask'\n[limits]\nsamples = 32\nhours = 1\n")
     assert Policy.load(path) == Policy(restore="ask", limits=Limits(samples=32, hours=1.0))
+
+
+def test_a_task_that_the_policy_does_not_name_cannot_be_offered() -> None:
+    Policy().must_allow(["digits", "mnist"])
+    Policy(tasks=("digits",)).must_allow(["digits"])
+    with pytest.raises(PolicyError, match=r"allows the tasks digits; --task names 'mnist'"):
+        Policy(tasks=("digits",)).must_allow(["digits", "mnist"])
 
 
 # --- what is declined
@@ -157,6 +166,15 @@ def gradients(batch_size: int) -> AssignmentManifest:
     return asked
 
 
+def asked_of(members: int) -> AssignmentManifest:
+    asked = manifest()
+    asked.members = members
+    return asked
+
+
+MOVED = LAYOUT.file_bytes + update_layout([("loss", LAYOUT.size, "F32")]).file_bytes  # the model and the update
+
+
 @pytest.mark.parametrize(
     ("asked", "limits", "expected"),
     [
@@ -179,6 +197,15 @@ def gradients(batch_size: int) -> AssignmentManifest:
         (manifest(steps=0, epochs=200_000), {}, ""),
         (manifest(steps=1), {"steps": 2}, "limit:steps"),
         (manifest(steps=2), {"steps": 2}, ""),
+        (manifest(steps=0, epochs=3), {"max_epochs": 2.5}, "limit:epochs"),
+        (manifest(steps=0, epochs=2), {"max_epochs": 2}, ""),
+        (manifest(steps=16), {"max_epochs": 3}, "limit:epochs"),
+        (manifest(steps=15), {"max_epochs": 3}, ""),
+        (gradients(8), {"max_epochs": 0.1}, ""),
+        (manifest(), {"max_bytes": MOVED - 1}, "limit:bytes"),
+        (manifest(), {"max_bytes": MOVED}, ""),
+        (asked_of(2), {"members": 3}, "limit:members"),
+        (asked_of(3), {"members": 3}, ""),
         (with_deadline(2**62), {}, "deadline"),
         (with_deadline(-(2**62)), {}, "deadline"),
     ],

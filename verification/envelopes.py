@@ -8,8 +8,15 @@ from google.protobuf.message import DecodeError, Message
 
 from federation.envelope import ManifestT, envelope_digest, unseal
 from federation.refusals import Refusal
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, StepManifest, UpdateManifest
-from federation.v1.record_pb2 import Answer, PhaseRecord, RoundRecord
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    DeclineManifest,
+    ReceiptManifest,
+    SignedEnvelope,
+    StepManifest,
+    UpdateManifest,
+)
+from federation.v1.record_pb2 import Answer, Exchange, PhaseRecord, RoundRecord
 from verification.errors import Wrong
 from verification.keys import Keys
 
@@ -69,6 +76,7 @@ class EnvelopeReader:
     keys: Keys
     facts: Mapping[str, object]
     _assignments: set[str] = field(default_factory=set)
+    _submitted_by: str | None = None
     _count: int = 0
 
     def read(self, record: RoundRecord, base_model: str, previous_step: str) -> SignedRound:
@@ -125,7 +133,8 @@ class EnvelopeReader:
         for exchange in phase.exchanges:
             order = self._open(exchange.assignment, AssignmentManifest, self.keys.coordinator, "an assignment")
             where = f"the assignment of {order.client_id} in phase {phase.number}"
-            _same(where, order, {**self.facts, **place, **expected})
+            self._submitted_by = order.submitted_by if self._submitted_by is None else self._submitted_by
+            _same(where, order, {**self.facts, **place, **expected, "submitted_by": self._submitted_by})
             if order.assignment_id in self._assignments:
                 raise Wrong(f"{where} is on record twice")
             self._assignments.add(order.assignment_id)
@@ -135,16 +144,33 @@ class EnvelopeReader:
             replies = [reply for answer in exchange.answers if (reply := self._answer(answer, order)) is not None]
             if len(replies) > 1:
                 raise Wrong(f"{where} has {len(replies)} accepted replies")
+            if exchange.HasField("decline"):
+                self._decline(exchange, order)
+                if replies:
+                    raise Wrong(f"{where} was declined, and has an accepted reply")
             accepted |= {reply.envelope: reply for reply in replies}
+        for order in orders:
+            _same(f"the assignment of {order.client_id} in phase {phase.number}", order, {"members": len(orders)})
         return orders, accepted
+
+    def _key(self, client_id: str) -> Ed25519PublicKey:
+        raw = self.keys.clients.get(client_id)
+        if raw is None:
+            raise Wrong(f"no certificate names a signing key of {client_id}")
+        return Ed25519PublicKey.from_public_bytes(raw)
+
+    def _decline(self, exchange: Exchange, order: AssignmentManifest) -> None:
+        """Verifies that the client declined this assignment."""
+        who = f"the decline of {order.client_id} in phase {order.phase}"
+        said = self._open(exchange.decline, DeclineManifest, self._key(order.client_id), who)
+        _same(who, said, {one: getattr(order, one) for one in ("federation_id", "client_id", "assignment_id")})
+        if said.assignment:  # empty if the worker could not verify what it got
+            _same(who, said, {"assignment": envelope_digest(exchange.assignment)})
 
     def _answer(self, answer: Answer, order: AssignmentManifest) -> SignedReply | None:
         """The reply to an assignment; None if it was refused."""
         who = f"the reply of {order.client_id} in phase {order.phase}"
-        raw = self.keys.clients.get(order.client_id)
-        if raw is None:
-            raise Wrong(f"no certificate names a signing key of {order.client_id}")
-        said = self._open(answer.update, UpdateManifest, Ed25519PublicKey.from_public_bytes(raw), who)
+        said = self._open(answer.update, UpdateManifest, self._key(order.client_id), who)
         _same(who, said, {"assignment_id": order.assignment_id, "client_id": order.client_id})
         if not answer.HasField("receipt"):
             return None

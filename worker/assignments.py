@@ -35,6 +35,10 @@ class Declined(Exception):
         self.message = message
 
 
+class Unverified(Declined):
+    """An assignment that cannot be shown to be the coordinator's."""
+
+
 @dataclass(frozen=True, eq=False)
 class Order:
     """An assignment that passed every check, as the coordinator signed it.
@@ -77,13 +81,13 @@ def check_assignment(
     """
     if (size := len(envelope.manifest)) > MAX_MANIFEST_BYTES:
         message = f"an assignment of {size} bytes; at most {MAX_MANIFEST_BYTES}"
-        raise Declined(_claimed_id(envelope), "limit:manifest", message)
+        raise Unverified(_claimed_id(envelope), "limit:manifest", message)
     try:
         manifest = unseal(envelope, AssignmentManifest, member.coordinator_key)
     except Refusal as refusal:
         reason = "manifest" if refusal.reason == "manifest" else "signature"
         message = f"not signed by the coordinator that this client enrolled with ({refusal.message})"
-        raise Declined(_claimed_id(envelope), reason, message) from None
+        raise Unverified(_claimed_id(envelope), reason, message) from None
 
     def require(holds: bool, reason: str, message: str) -> None:
         if not holds:
@@ -107,6 +111,8 @@ def check_assignment(
         "restored, the coordinator's operator runs `fedpareto coordinator restored`",
     )
     require(manifest.task in offers, "task-not-allowed", "the owner of this worker did not allow this task")
+    message = f"{manifest.members} clients are asked; this worker takes part with at least {limits.members}"
+    require(manifest.members >= limits.members or limits.members == 1, "limit:members", message)
     trainer, unshared = offers[manifest.task], manifest.unshared
     shape, samples = trainer.shape, trainer.samples
     sharing = None
@@ -144,6 +150,9 @@ def check_assignment(
         most = largest[item.name]
         require(item.size <= most, "inputs", f"input {item.name!r} has {item.size} bytes; at most {most} are taken")
         require_digest(item.digest, "inputs", f"input {item.name!r}: ")
+    moved = manifest.base_model_bytes + sum(item.size for item in manifest.inputs) + size
+    message = f"{moved} bytes would be moved; this worker moves at most {limits.max_bytes} for an assignment"
+    require(not limits.max_bytes or moved <= limits.max_bytes, "limit:bytes", message)
     return Order(envelope, manifest, work, shape, rows, deadline, sharing)
 
 
@@ -196,6 +205,11 @@ def _bounds(demand: Demand | None, samples: int, shape: Shape, limits: Limits) -
     rows, steps = limits.rows or len(shape.serves), f"{demand.steps} steps are asked for; this worker does at"
     yield demand.rows <= rows, "limit:rows", f"{demand.rows} rows are asked for; this worker gives at most {rows}"
     yield demand.steps <= limits.max_steps, "limit:steps", f"{steps} most {limits.max_steps}"
+    yield (
+        not limits.max_epochs or demand.epochs <= limits.max_epochs,
+        "limit:epochs",
+        f"{demand.epochs:g} passes over the samples are asked for; this worker makes at most {limits.max_epochs:g}",
+    )
     yield not demand.rows or demand.steps >= limits.steps, "limit:steps", f"{steps} least {limits.steps}"
     yield (
         demand.samples >= limits.samples,

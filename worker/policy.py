@@ -9,6 +9,7 @@ It says what the coordinator may ask of this site; the coordinator cannot change
 """
 
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,6 +36,13 @@ class Limits(Section):
     )
     steps: int = Field(1, ge=1, description="the fewest optimiser steps in an update")
     max_steps: int = Field(1_000_000, ge=1, description="the most optimiser steps in an update")
+    max_epochs: float = Field(
+        0.0, ge=0, description="the most passes over the training samples for an update; 0 is any number"
+    )
+    max_bytes: int = Field(
+        0, ge=0, description="the most bytes that one assignment moves: model, inputs and reply; 0 is any number"
+    )
+    members: int = Field(1, ge=1, description="the fewest clients that the coordinator asks beside and with this one")
     rows: int = Field(0, ge=0, description="the most rows in an update; 0 is one for each objective served here")
     hours: float = Field(168.0, gt=0, le=87_600, description="the longest time that one assignment may be worked on")
     waiting: int = Field(64, ge=1, le=10_000, description="the most assignments that wait here at a time")
@@ -112,6 +120,9 @@ class Policy(Section):
         description="what happens when the coordinator signs that it was restored from a backup: accept it at once, or "
         "do nothing of the affected runs until the owner accepts it",
     )
+    tasks: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        (), description="the tasks that may be offered; none is each one that `--task` names"
+    )
     limits: Limits = Limits()
     secure: SecureSection = SecureSection()
     privacy: dict[str, SamplePolicy] = Field({}, description="differential privacy, by the name of a data set")
@@ -122,6 +133,12 @@ class Policy(Section):
         if twice := sorted({task for task in tasks if tasks.count(task) > 1}):
             raise ValueError(f"privacy: task {twice[0]!r} belongs to two data sets; it can train on one")
         return self
+
+    def must_allow(self, tasks: Iterable[str]) -> None:
+        """Raises PolicyError if the owner does not allow one of these tasks to be offered."""
+        for name in tasks:
+            if self.tasks and name not in self.tasks:
+                raise PolicyError(f"policy.toml allows the tasks {', '.join(self.tasks)}; --task names {name!r}")
 
     @classmethod
     def load(cls, path: Path) -> "Policy":

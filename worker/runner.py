@@ -16,7 +16,7 @@ from federation.refusals import Refusal
 from federation.training import TrainingStopped
 from federation.v1.common_pb2 import SignedEnvelope
 from federation.work.base import Lane
-from worker.assignments import Declined, Order, check_assignment, check_cancel, sent_inputs
+from worker.assignments import Declined, Order, Unverified, check_assignment, check_cancel, sent_inputs
 from worker.events import Events
 from worker.execution import Control, Execution
 from worker.policy import Limits
@@ -82,8 +82,10 @@ class Runner:
             )
             with self._changed:
                 self._take_in(_Job(replace(order, sent=sent_inputs(order.manifest, inputs))))
+        except Unverified as declined:
+            self._decline(declined, None)
         except Declined as declined:
-            self._decline(declined)
+            self._decline(declined, envelope)
 
     def _take_in(self, job: _Job) -> None:
         manifest = job.order.manifest
@@ -176,13 +178,14 @@ class Runner:
                 self.execution.do(job.order, control)
                 self.finished()
             except Declined as declined:
-                self._decline(declined)
+                self._decline(declined, job.order.envelope)
             except (DiskFull, OSError) as error:  # what the owner's own code raises does not get here
-                self._decline(Declined(job.name, "disk", f"make room on this worker's disk: {error}"))
+                full = Declined(job.name, "disk", f"make room on this worker's disk: {error}")
+                self._decline(full, job.order.envelope)
             except TrainingStopped:
                 late = self._late(job)
                 if late is not None and not (self._stopping or job.unwanted):
-                    self._decline(late)
+                    self._decline(late, job.order.envelope)
             finally:
                 with self._changed:
                     del self._current[lane]
@@ -226,7 +229,7 @@ class Runner:
             return Declined(job.name, "limit:hours", hours)
         return None
 
-    def _decline(self, declined: Declined) -> None:
+    def _decline(self, declined: Declined, asked: SignedEnvelope | None) -> None:
         name, full = declined.assignment_id, declined.reason == "limit:waiting"
         if not (full and self._told_full):  # a flood is reported once
             self.events.warn(
@@ -237,4 +240,4 @@ class Runner:
             )
         self._told_full |= full
         if name:
-            self.session.decline(name, declined.reason, declined.message)
+            self.session.decline(name, declined.reason, declined.message, asked)

@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING
 import grpc
 
 from federation.channels import MAX_CHUNK_BYTES, RpcRefusal, signed_detail
-from federation.envelope import unseal
+from federation.envelope import envelope_digest, seal, unseal
 from federation.identity import parse_peer
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.text import escaped
-from federation.v1.common_pb2 import LogHead, RevocationManifest
+from federation.v1.common_pb2 import DeclineManifest, LogHead, RevocationManifest, SignedEnvelope
 from federation.v1.federation_pb2 import (
     AttendRequest,
     AttendResponse,
-    Decline,
     Heartbeat,
     Hello,
     SessionsLeft,
@@ -203,9 +202,21 @@ class Session:
                 self._calls -= 1
                 self._changed.notify_all()
 
-    def decline(self, assignment_id: str, reason: str, message: str) -> None:
-        """Declines an assignment. Without a stream the message is lost, and the assignment comes again."""
-        self._say(AttendRequest(decline=Decline(assignment_id=assignment_id, reason=reason, message=message[:1000])))
+    def decline(self, assignment_id: str, reason: str, message: str, asked: SignedEnvelope | None) -> None:
+        """Declines an assignment, which is None if it could not be verified, and signs that.
+
+        Without a stream the message is lost, and the assignment comes again.
+        """
+        said = DeclineManifest(
+            federation_id=self._federation_id,
+            client_id=self._member.client_id,
+            assignment_id=assignment_id,
+            assignment="" if asked is None else envelope_digest(asked),
+            reason=reason,
+            message=message[:1000],
+        )
+        said.created.FromDatetime(self.now())
+        self._say(AttendRequest(decline=seal(said, self._member.signing_key)))
 
     def beat(self, assignment_id: str, progress: float) -> None:
         """Tells at once what is in work, without waiting for the next heartbeat."""

@@ -148,7 +148,7 @@ class Submitter:
             "dropped", f"assignment {entry.assignment_id}: refused for good, the work is dropped ({text})", **fields
         )
         if stem not in _CLOSED:
-            self.session.decline(entry.assignment_id, refusal.reason, refusal.message)
+            self.session.decline(entry.assignment_id, refusal.reason, refusal.message, entry.assignment)
         self._end(entry)
         self.spool.remove(entry.assignment_id)
         return True

@@ -5,6 +5,7 @@ and the client may try again. A reply with a valid signature and wrong content i
 and the client gets a signed receipt of the refusal.
 """
 
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from sqlalchemy import and_, bindparam, insert, select
 from sqlalchemy.orm import Session
 
 from coordinator.rounds.content import content_problem, must_be_a_time, must_match, privacy_problem
+from coordinator.rounds.declines import claimed_assignment, verified_decline, words
 from coordinator.rounds.evidence import SignatureMemory
 from coordinator.rounds.recorder import FULFILLED, Signed, ending, record_equivocation, reply_row
 from coordinator.rounds.states import end_assignment, end_open_assignment
@@ -33,6 +35,8 @@ from federation.work.registry import kind, statement_problem
 from storage import audit
 from storage.database import Database
 from storage.models import Assignment, AssignmentState, Client, Phase, Round, Run, Update
+
+log = logging.getLogger(__name__)
 
 MAX_ENVELOPE_BYTES = 64 * 1024
 ASSIGNMENT_ID = re.compile(r"[0-9a-f]{32}")
@@ -197,26 +201,40 @@ class Intake:
             raise Refusal(problem.reason, problem.message, signed=receipt)
         return receipt
 
-    def decline(self, client_id: str, assignment_id: str, reason: str, message: str) -> None:
-        """Closes an assignment that its client will not do.
+    def decline(self, client_id: str, envelope: SignedEnvelope) -> None:
+        """Closes an assignment that its client will not do: the envelope of a DeclineManifest, sent by `client_id`.
 
         Raises:
-            Refusal: `assignment-unknown`, `assignment-client`.
+            Refusal: `assignment-unknown`, `assignment-client`, or what is wrong with the envelope.
         """
+        name = claimed_assignment(envelope)
         with self._database.begin() as session:
-            known = ASSIGNMENT_ID.fullmatch(assignment_id) is not None
+            known = ASSIGNMENT_ID.fullmatch(name) is not None
             # no mutant: SQLite has one writer
-            assignment = session.get(Assignment, assignment_id, with_for_update=True) if known else None
+            assignment = session.get(Assignment, name, with_for_update=True) if known else None
             if assignment is None or assignment.client_id != client_id:
-                raise _foreign(assignment_id, known=assignment is not None, client_id=client_id)
+                raise _foreign(name, known=assignment is not None, client_id=client_id)
+            asked = SignedEnvelope.FromString(assignment.envelope)
+            federation_id = AssignmentManifest.FromString(asked.manifest).federation_id
+            key = session.get_one(Client, client_id).signing_key
+            said = verified_decline(
+                envelope, federation_id=federation_id, client_id=client_id, signing_key=key, assignment=asked
+            )
+            reason, message = words(said)
+            log.warning("%s declines %r: %s: %s", client_id, name, reason, message)
             if assignment.state is not AssignmentState.OPEN:
                 return
             now, run_id = self._clock(), assignment.phase.round.run_id
             end_assignment(assignment, AssignmentState.DECLINED, now, reason, message)
-            order = AssignmentManifest.FromString(SignedEnvelope.FromString(assignment.envelope).manifest)
-            actor = client_uri(order.federation_id, client_id)
+            assignment.decline = envelope.SerializeToString(deterministic=True)
             audit.record(
-                session, at=now, actor=actor, action="assignment.declined", subject=assignment_id, detail=reason
+                session,
+                at=now,
+                actor=client_uri(federation_id, client_id),
+                action=audit.DECLINED,
+                subject=name,
+                detail=reason,
+                digest=envelope_digest(envelope),
             )
         self._changed(run_id)
 

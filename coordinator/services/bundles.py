@@ -173,6 +173,7 @@ def _phase(row: Phase, evaluation: int | None) -> PhaseRecord:
             Exchange(
                 assignment=SignedEnvelope.FromString(one.envelope),
                 answers=[_answer(update) for update in sorted(one.updates, key=lambda update: update.update_id)],
+                decline=None if one.decline is None else SignedEnvelope.FromString(one.decline),
             )
             for one in row.assignments
         ],

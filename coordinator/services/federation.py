@@ -20,7 +20,7 @@ from coordinator.rounds.intake import Admission, Intake
 from coordinator.rounds.presence import Assigned, Attendance, Message
 from coordinator.rounds.uploads import ReplyUpload, Upload
 from coordinator.services.base import Parts, Service
-from coordinator.services.stream_words import Introduction, declined, introduction, left
+from coordinator.services.stream_words import Introduction, introduction, left
 from coordinator.services.transfers import Transfer, Transfers
 from coordinator.threads import wait_ended
 from federation.certificates import pem
@@ -130,10 +130,7 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
             attendance.log_size = beat.log_size
             self._presence.heartbeat(attendance, self._clock(), beat.assignment_id[:32], progress)
         elif kind == "decline":
-            decline = request.decline
-            reason, message = declined(decline)
-            log.warning("%s declines %r: %s: %s", attendance.client_id, decline.assignment_id[:32], reason, message)
-            await self._in_thread(self._intake.decline, attendance.client_id, decline.assignment_id, reason, message)
+            await self._in_thread(self._intake.decline, attendance.client_id, request.decline)
         elif kind == "sessions_left":
             told = request.sessions_left
             await self._write(_note_left, attendance.client_id, told.task, left(told, attendance.tasks))

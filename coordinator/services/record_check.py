@@ -42,7 +42,10 @@ def record_problems(session: Session, verifier: Verifier) -> Iterator[str | int]
     """What differs between the record and the log, in words, and after each round how many there were so far."""
     yield from _clients(session)
     yield from _runs(session)
-    steps, issued, accepted = (Told.read(session, name) for name in (audit.STEPPED, audit.ISSUED, audit.ACCEPTED))
+    steps, issued, accepted, declined = (
+        Told.read(session, name) for name in (audit.STEPPED, audit.ISSUED, audit.ACCEPTED, audit.DECLINED)
+    )
+    replies = ((accepted, "accepted reply to assignment"), (declined, "decline of assignment"))
     seen: set[str] = set()
     rounds = select(Round).join(Run).where(Run.submitted_by != SIMULATOR).order_by(Round.run_id, Round.number)
     for count, row in enumerate(session.scalars(rounds).all(), 1):
@@ -54,10 +57,10 @@ def record_problems(session: Session, verifier: Verifier) -> Iterator[str | int]
                 if not check.verified:
                     words = f"{check.reason}: {check.message}"
                     yield f"round {place}: the {check.kind} of {client} in phase {check.phase}: {words}"
-        yield from _replies(session, row, place, issued, accepted, seen)
+        yield from _replies(session, row, place, issued, accepted, declined, seen)
         yield count
         session.expunge_all()
-    for told, what in ((steps, "step of round"), (issued, "assignment"), (accepted, "accepted reply to assignment")):
+    for told, what in ((steps, "step of round"), (issued, "assignment"), *replies):
         for subject in told.digests:
             if subject not in seen and f"{what} {subject}" not in seen:
                 yield f"{what} {subject}: the log tells of it, and it is not in the record"
@@ -76,8 +79,10 @@ def _step(session: Session, verifier: Verifier, row: Round, place: str, steps: T
         yield f"round {place}: the step: no entry of the log tells of it"
 
 
-def _replies(session: Session, row: Round, place: str, issued: Told, accepted: Told, seen: set[str]) -> Iterator[str]:
-    """Compares the assignments and the accepted replies of a round with the entries; notes those that are there."""
+def _replies(
+    session: Session, row: Round, place: str, issued: Told, accepted: Told, declined: Told, seen: set[str]
+) -> Iterator[str]:
+    """Compares assignments, declines and accepted replies of a round with the entries; notes those that are there."""
     assignments = select(Assignment).join(Phase).where(Phase.round_id == row.round_id)
     for assignment in session.scalars(assignments):
         name = assignment.assignment_id
@@ -85,6 +90,11 @@ def _replies(session: Session, row: Round, place: str, issued: Told, accepted: T
         envelope = parsed(assignment.envelope)
         if envelope is not None and issued.missing(name, envelope_digest(envelope)):
             yield f"round {place}: assignment {name}: no entry of the log tells of it"
+        refusal = None if assignment.decline is None else parsed(assignment.decline)
+        if refusal is not None:
+            seen.add(f"decline of assignment {name}")
+            if declined.missing(name, envelope_digest(refusal)):
+                yield f"round {place}: the decline of assignment {name}: no entry of the log tells of it"
     replies = select(Update).join(Assignment).join(Phase).where(Phase.round_id == row.round_id, Update.accepted)
     for update in session.scalars(replies):
         name = update.assignment_id

@@ -8,7 +8,7 @@ from federation.objectives import OBJECTIVE
 from federation.refusals import Refusal
 from federation.run_sections import TASK
 from federation.text import escaped
-from federation.v1.federation_pb2 import Decline, Hello, SessionsLeft
+from federation.v1.federation_pb2 import Hello, SessionsLeft
 from federation.work.computation import Ability
 
 MAX_HELLO_BYTES = 64 << 10
@@ -16,8 +16,6 @@ MAX_TASKS = 100
 MAX_OBJECTIVES = 1000  # of all tasks together
 MAX_SAMPLES = MAX_SESSIONS = 2**53
 MAX_TEXT = 200  # characters of software and device
-MAX_MESSAGE = 400  # characters of a decline
-_REASON = re.compile(r"[a-z0-9][a-z0-9_:.-]{0,79}")
 
 
 @dataclass(frozen=True)
@@ -70,13 +68,6 @@ def left(told: SessionsLeft, tasks: Collection[str]) -> dict[str, int]:
     if told.task not in tasks:
         raise Refusal("limit:tasks", f"private rounds of '{escaped(told.task, 80)}', which this worker does not offer")
     return {kind: min(getattr(told, kind), MAX_SESSIONS) for kind in ("training", "evaluation")}
-
-
-def declined(decline: Decline) -> tuple[str, str]:
-    """The reason and the message of a decline; the text of a `malformed` reason goes into the message."""
-    if _REASON.fullmatch(decline.reason):
-        return decline.reason, escaped(decline.message, MAX_MESSAGE)
-    return "malformed", escaped(f"{decline.reason[:80]}: {decline.message}", MAX_MESSAGE)
 
 
 def _must_match(pattern: str, name: str, what: str) -> None:

@@ -14,12 +14,20 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from coordinator.rounds.declines import words
 from coordinator.rounds.recorder import privacy_stated
 from federation.envelope import ManifestT, envelope_digest, unseal
 from federation.proofs import UNSIGNED
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, StepManifest, UpdateManifest
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    DeclineManifest,
+    ReceiptManifest,
+    SignedEnvelope,
+    StepManifest,
+    UpdateManifest,
+)
 from storage import models
 
 _MAX_WORDS = 100  # characters of a value in a message
@@ -53,6 +61,19 @@ class Verifier:
                 yield field, getattr(row, field), getattr(signed, field)
 
         return _check("assignment", place.phase, row.envelope, AssignmentManifest, self.coordinator, pairs)
+
+    def decline(self, row: models.Assignment, place: Place, signing_key: bytes) -> messages.EnvelopeCheck:
+        """Checks the decline of an assignment that its client would not do."""
+
+        def pairs(envelope: SignedEnvelope, signed: DeclineManifest) -> _Pairs:
+            yield "federation_id", self.federation_id, signed.federation_id
+            for field in ("assignment_id", "client_id"):
+                yield field, getattr(row, field), getattr(signed, field)
+            if signed.assignment and (asked := parsed(row.envelope)) is not None:
+                yield "assignment", envelope_digest(asked), signed.assignment
+            yield from zip(("reason", "message"), (row.reason, row.message), words(signed), strict=True)
+
+        return _check("decline", place.phase, row.decline or b"", DeclineManifest, _public(signing_key), pairs)
 
     def reply(self, row: models.Update, place: Place, signing_key: bytes) -> list[messages.EnvelopeCheck]:
         """Checks an update and its receipt; `signing_key` is the client's public key, raw."""
@@ -113,9 +134,9 @@ class Verifier:
         return _check("step", 0, row.step or b"", StepManifest, self.coordinator, pairs)
 
     def of_round(self, session: Session, round_id: int) -> dict[str, list[tuple[str, messages.EnvelopeCheck]]]:
-        """Checks the envelopes of a round, by client: assignment, update and receipt, in the order of the phases.
+        """Checks the envelopes of a round, by client, in the order of the phases: assignment, decline, update, receipt.
 
-        With each comes the digest of the update that it belongs to; "" with an assignment.
+        With each comes the digest of the update that it belongs to; "" with an assignment or a decline.
         """
         rows = session.execute(
             select(models.Assignment, models.Update, models.Client.signing_key, models.Phase.number, models.Round)
@@ -134,6 +155,8 @@ class Verifier:
             if assignment.assignment_id not in seen and key != UNSIGNED:
                 seen.add(assignment.assignment_id)
                 checks.append(("", self.assignment(assignment, place)))
+                if assignment.state is models.AssignmentState.DECLINED:
+                    checks.append(("", self.decline(assignment, place, key)))
             if update is not None:
                 checks += [(update.envelope_digest, check) for check in self.reply(update, place, key)]
         return found

@@ -624,6 +624,8 @@ class AssignmentManifest(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     UNSHARED_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    SUBMITTED_BY_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation that the assignment belongs to."""
     run_id: _builtins.str
@@ -658,6 +660,10 @@ class AssignmentManifest(_message.Message):
     """
     attempt: _builtins.int
     """The attempt at the round, from 0: a voided attempt is followed by another one."""
+    members: _builtins.int
+    """How many clients are asked in this phase."""
+    submitted_by: _builtins.str
+    """The name of the administrator who submitted the run."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Row]:
         """The rows that the reply's payload must hold, in this order; none where the reply has no payload."""
@@ -707,10 +713,12 @@ class AssignmentManifest(_message.Message):
         inputs: _abc.Iterable[Global___Input] | None = ...,
         attempt: _builtins.int = ...,
         unshared: Global___UnsharedParameters | None = ...,
+        members: _builtins.int = ...,
+        submitted_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "deadline", b"deadline", "unshared", b"unshared"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "attempt", b"attempt", "base_model", b"base_model", "base_model_bytes", b"base_model_bytes", "client_id", b"client_id", "created", b"created", "deadline", b"deadline", "federation_id", b"federation_id", "inputs", b"inputs", "kind", b"kind", "max_payload_bytes", b"max_payload_bytes", "objectives", b"objectives", "phase", b"phase", "previous_step", b"previous_step", "round", b"round", "rows", b"rows", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "task", b"task", "unshared", b"unshared", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "attempt", b"attempt", "base_model", b"base_model", "base_model_bytes", b"base_model_bytes", "client_id", b"client_id", "created", b"created", "deadline", b"deadline", "federation_id", b"federation_id", "inputs", b"inputs", "kind", b"kind", "max_payload_bytes", b"max_payload_bytes", "members", b"members", "objectives", b"objectives", "phase", b"phase", "previous_step", b"previous_step", "round", b"round", "rows", b"rows", "run_id", b"run_id", "seed", b"seed", "spec", b"spec", "submitted_by", b"submitted_by", "task", b"task", "unshared", b"unshared", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -957,6 +965,54 @@ class UpdateManifest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpdateManifest: _TypeAlias = UpdateManifest  # noqa: Y015
+
+@_typing.final
+class DeclineManifest(_message.Message):
+    """A client's refusal of one assignment. Signed by the client."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_ID_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation that the client belongs to."""
+    client_id: _builtins.str
+    """The client."""
+    assignment_id: _builtins.str
+    """The assignment, as it names itself."""
+    assignment: _builtins.str
+    """The digest of the envelope of the assignment; empty where the client has no assignment that it could verify."""
+    reason: _builtins.str
+    """A stable reason: "task-not-allowed", "limit:steps", "no-data", "training-diverged", ..."""
+    message: _builtins.str
+    """The reason in words."""
+    @_builtins.property
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When it was made."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        assignment_id: _builtins.str = ...,
+        assignment: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        created: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "assignment_id", b"assignment_id", "client_id", b"client_id", "created", b"created", "federation_id", b"federation_id", "message", b"message", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeclineManifest: _TypeAlias = DeclineManifest  # noqa: Y015
 
 @_typing.final
 class ReceiptManifest(_message.Message):

@@ -88,8 +88,8 @@ class AttendRequest(_message.Message):
         """Every few seconds."""
 
     @_builtins.property
-    def decline(self) -> Global___Decline:
-        """A refusal to do an assignment."""
+    def decline(self) -> _common_pb2.SignedEnvelope:
+        """A signed DeclineManifest: the worker will not do an assignment, which is closed. The reason is recorded."""
 
     @_builtins.property
     def sessions_left(self) -> Global___SessionsLeft:
@@ -100,7 +100,7 @@ class AttendRequest(_message.Message):
         *,
         hello: Global___Hello | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
-        decline: Global___Decline | None = ...,
+        decline: _common_pb2.SignedEnvelope | None = ...,
         sessions_left: Global___SessionsLeft | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decline", b"decline", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "sessions_left", b"sessions_left"]  # noqa: Y015
@@ -258,36 +258,6 @@ class Heartbeat(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
-
-@_typing.final
-class Decline(_message.Message):
-    """The worker will not do an assignment. The assignment is closed, and the reason recorded."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ASSIGNMENT_ID_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
-    MESSAGE_FIELD_NUMBER: _builtins.int
-    assignment_id: _builtins.str
-    """The assignment."""
-    reason: _builtins.str
-    """A stable reason: "signature", "task-not-allowed", "no-data", "training-diverged", ..."""
-    message: _builtins.str
-    """The reason in words."""
-    def __init__(
-        self,
-        *,
-        assignment_id: _builtins.str = ...,
-        reason: _builtins.str = ...,
-        message: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "message", b"message", "reason", b"reason"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Decline: _TypeAlias = Decline  # noqa: Y015
 
 @_typing.final
 class AttendResponse(_message.Message):

@@ -224,6 +224,7 @@ class Exchange(_message.Message):
 
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
+    DECLINE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def assignment(self) -> _common_pb2.SignedEnvelope:
         """The assignment."""
@@ -232,15 +233,20 @@ class Exchange(_message.Message):
     def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Answer]:
         """The accepted reply, and those that were refused for their content."""
 
+    @_builtins.property
+    def decline(self) -> _common_pb2.SignedEnvelope:
+        """The client's refusal of the assignment; absent where it declined nothing."""
+
     def __init__(
         self,
         *,
         assignment: _common_pb2.SignedEnvelope | None = ...,
         answers: _abc.Iterable[Global___Answer] | None = ...,
+        decline: _common_pb2.SignedEnvelope | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "decline", b"decline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "assignment", b"assignment"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "assignment", b"assignment", "decline", b"decline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

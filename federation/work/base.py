@@ -100,11 +100,13 @@ class Demand:
         steps: optimiser steps; 0 where none is made.
         samples: training samples that the reply is made of.
         rows: updates of the whole model.
+        epochs: passes over the training split.
     """
 
     steps: int
     samples: int
     rows: int = 0
+    epochs: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

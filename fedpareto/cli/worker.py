@@ -186,6 +186,7 @@ def run(
         return
     with failing(PolicyError), _connecting(home, passphrase_file, proxy) as (place, member, passphrase):
         policy = Policy.load(place.policy)
+        policy.must_allow(task)
         from worker.attacker import Attacker  # loads PyTorch
         from worker.service import Worker, prepare_offers
 

@@ -53,6 +53,7 @@ class RunFacts:
     parameters: int  # d, the number of the model's trainable parameters
     objectives: tuple[str, ...]  # of the task, in its order
     metrics: tuple[MetricKind, ...]  # of the task, beside loss and accuracy
+    submitted_by: str = ""  # the name of the administrator
 
     @classmethod
     def load(cls, database: Database, run_id: str) -> "RunFacts":
@@ -68,7 +69,8 @@ class RunFacts:
             parameters = session.get_one(Model, run.initial_model).parameters
             metrics = tuple(MetricKind(**one) for one in run.metrics)
             spec = RunSpec.parse(run.spec)
-            return cls(run_id, spec, run.spec_digest, parameters, tuple(run.objectives), metrics)
+            by = run.submitted_by.rpartition("/")[2]
+            return cls(run_id, spec, run.spec_digest, parameters, tuple(run.objectives), metrics, by)
 
     @property
     def evaluation(self) -> Evaluate:

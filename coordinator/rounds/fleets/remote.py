@@ -171,6 +171,8 @@ class RemoteFleet(Fleet):
                     objectives=serves,
                     previous_step=previous_step,
                     unshared=_unshared(self._spec),
+                    members=len(active),
+                    submitted_by=self.run.submitted_by,
                 )
                 order.created.FromDatetime(now)
                 order.deadline.FromDatetime(phase.deadline)

@@ -70,7 +70,8 @@ class Train(Work):
         """The steps, and the samples that they see."""
         batch = self.sgd.batch_size or samples
         steps = self.sgd.count(samples)
-        return Demand(steps, min(samples, steps * batch), len(self.targets))
+        passes = max(float(self.sgd.epochs), steps * batch / samples) if samples else 0.0
+        return Demand(steps, min(samples, steps * batch), len(self.targets), passes)
 
     @classmethod
     def problem(cls, norms: Mapping[str, float], limits: "LimitsSpec") -> Refusal | None:

@@ -180,6 +180,7 @@ def upgrade() -> None:
         _column("base_model", DIGEST, sa.ForeignKey("models.digest"), index=True),
         _column("objectives", sa.JSON),
         _column("envelope", sa.LargeBinary),
+        _column("decline", sa.LargeBinary, nullable=True),
         _column("created", TIME),
         _column("ended", TIME, nullable=True),
         sa.UniqueConstraint("phase_id", "client_id"),

@@ -1,0 +1,54 @@
+"""A member's signed refusal of an assignment: what it must be to be recorded, and what the record says of it."""
+
+import re
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from google.protobuf.message import DecodeError
+
+from federation.envelope import envelope_digest, unseal
+from federation.refusals import Refusal
+from federation.text import escaped
+from federation.v1.common_pb2 import DeclineManifest, SignedEnvelope
+
+MAX_BYTES = 8 << 10  # of the envelope
+MAX_MESSAGE = 400  # characters
+_REASON = re.compile(r"[a-z0-9][a-z0-9_:.-]{0,79}")
+
+
+def claimed_assignment(envelope: SignedEnvelope) -> str:
+    """The assignment that a decline names, before its signature has been verified.
+
+    Raises:
+        Refusal: `limit:manifest`, `manifest`.
+    """
+    if envelope.ByteSize() > MAX_BYTES:
+        raise Refusal("limit:manifest", f"a decline of {envelope.ByteSize()} bytes; at most {MAX_BYTES}")
+    try:
+        return DeclineManifest.FromString(envelope.manifest).assignment_id
+    except DecodeError:
+        raise Refusal("manifest", "the manifest is not a DeclineManifest") from None
+
+
+def verified_decline(
+    envelope: SignedEnvelope, *, federation_id: str, client_id: str, signing_key: bytes, assignment: SignedEnvelope
+) -> DeclineManifest:
+    """The decline of an assignment that was sent to this client, whose raw public key must have signed it.
+
+    Raises:
+        Refusal: `key-unknown`, `signature`, `manifest`, or `mismatch` with the field.
+    """
+    said = unseal(envelope, DeclineManifest, Ed25519PublicKey.from_public_bytes(signing_key))
+    expected = {"federation_id": federation_id, "client_id": client_id}
+    if said.assignment:  # empty if the worker could not verify what it got
+        expected["assignment"] = envelope_digest(assignment)
+    for name, value in expected.items():
+        if getattr(said, name) != value:
+            raise Refusal(f"mismatch:{name}", f"the decline is for another {name} than the assignment")
+    return said
+
+
+def words(said: DeclineManifest) -> tuple[str, str]:
+    """The reason and the message for the record; the text of a `malformed` reason goes into the message."""
+    if _REASON.fullmatch(said.reason):
+        return said.reason, escaped(said.message, MAX_MESSAGE)
+    return "malformed", escaped(f"{said.reason[:80]}: {said.message}", MAX_MESSAGE)
