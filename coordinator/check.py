@@ -131,7 +131,8 @@ def _record(home: Home, now: datetime) -> Iterator[Finding]:
         if pending:
             names = ", ".join(pending)
             yield Finding.warning(
-                "database", f"its schema is older: the next start migrates it ({names}); make a backup first"
+                "database",
+                f"its schema is older: the next start migrates it ({names}); make a backup with the version that made it first",
             )
             return
         with database.read() as session:

@@ -61,10 +61,10 @@ def collect(
     # Listed before the rows are read: what is old by then and referred to later was claimed in between, and is young.
     stored = list(blobs.scan())
     with database.read() as session:
-        referenced = _referenced(session, keep_rounds)
+        needed = referenced(session, keep_rounds)
     deleted = freed = 0
     for blob in stored:
-        old = blob.modified < young and blob.digest not in referenced
+        old = blob.modified < young and blob.digest not in needed
         if old and (size := blobs.delete(blob.digest, older_than=young)) is not None:
             deleted += 1
             freed += size
@@ -73,7 +73,7 @@ def collect(
 
 def is_retained(session: Session, digest: str, keep_rounds: int | None) -> bool:
     """Whether something retained refers to a blob, so that no collection removes it; see `collect`."""
-    return digest in _referenced(session, keep_rounds)
+    return digest in referenced(session, keep_rounds)
 
 
 def _first_and_best(session: Session) -> set[int]:
@@ -92,8 +92,8 @@ def _first_and_best(session: Session) -> set[int]:
     return {*first.values(), *({run_id: round_id for run_id, (_, round_id) in best.items()} | stopping).values()}
 
 
-def _referenced(session: Session, keep_rounds: int | None) -> set[str]:
-    """The digests that retained rounds, and the runs themselves, refer to."""
+def referenced(session: Session, keep_rounds: int | None) -> set[str]:
+    """The digests that retained rounds, and the runs themselves, refer to; see `collect`."""
     retained = true() if keep_rounds is None else _retained(keep_rounds, _first_and_best(session))
     queries: tuple[Select[Any], ...] = (
         select(Round.base_model),

@@ -10,11 +10,11 @@ from weakref import WeakValueDictionary
 from sqlalchemy import bindparam, select, union_all
 from sqlalchemy.orm import Session
 
+from coordinator.backups.statement import newest_restore
 from coordinator.finding import removed_offer
 from coordinator.members.limits import DECLINE, MESSAGE
 from coordinator.members.messages import NEXT_CHUNK_SECONDS, REQUEST_SECONDS, Context, next_message
 from coordinator.members.renewal import renew, retire_older
-from coordinator.restored import newest_restore
 from coordinator.rounds.content import payload_problem
 from coordinator.rounds.intake import Admission, Intake
 from coordinator.rounds.presence import Assigned, Attendance, Message

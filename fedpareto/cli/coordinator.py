@@ -91,9 +91,9 @@ def init(
     if database is not None:
         values["database"] = database
     passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
-    with _explained(usage=True):
+    with explained(usage=True):
         settings = Settings.check(values, "the options")
-    with _explained():
+    with explained():
         made = Home.init(home, settings, now=utc_now(), passphrase=passphrase)
     document = {
         "federation_id": made.federation_id,
@@ -146,8 +146,8 @@ def serve(
     from coordinator.server import PortTaken
     from coordinator.server import serve as run
 
-    with _explained(), failing(LockLost, LogError, PortTaken):
-        centre = _settled(home, bind, passphrase_file)
+    with explained(), failing(LockLost, LogError, PortTaken):
+        centre = settled(home, bind, passphrase_file)
         run(centre, ready=lambda made: _announce(centre, made, port_file, as_json), conduct=not hold)
 
 
@@ -165,8 +165,8 @@ def check(
 
     findings = list[Finding]()
     try:
-        with _explained():
-            findings += check_home(_settled(home, None, passphrase_file), now=utc_now())
+        with explained():
+            findings += check_home(settled(home, None, passphrase_file), now=utc_now())
     except Failure as failure:
         findings.append(Finding.failed("directory", failure.message))
     answer(as_json, [asdict(finding) for finding in findings], *(finding.line for finding in findings))
@@ -199,8 +199,8 @@ def admin(
         roles = [Role(one) for one in role]
     except ValueError:
         raise Failure(f"--role {' '.join(role)}: expected {', '.join(Role)}", code=USAGE) from None
-    with _explained():
-        centre = _settled(home, None, passphrase_file)
+    with explained():
+        centre = settled(home, None, passphrase_file)
         if centre.ports()[0] == 0:
             raise Failure(
                 "the port for members is not known yet, because the coordinator has never served: start it once, or "
@@ -228,11 +228,11 @@ def restored(
 
     Run it after the files are restored, before the coordinator starts.
     """
+    from coordinator.backups.statement import sign_restore
     from coordinator.clock import utc_now
-    from coordinator.restored import sign_restore
 
-    with _explained():
-        manifest = sign_restore(_settled(home, None, passphrase_file), now=utc_now())
+    with explained():
+        manifest = sign_restore(settled(home, None, passphrase_file), now=utc_now())
     runs = {run.run_id: run.next_round for run in manifest.runs}
     answer(
         as_json,
@@ -243,7 +243,8 @@ def restored(
     )
 
 
-def _settled(home: Path, bind: str | None, passphrase_file: Path | None) -> "Home":
+def settled(home: Path, bind: str | None, passphrase_file: Path | None) -> "Home":
+    """The coordinator's directory, with `--bind` in the place of its setting."""
     from coordinator.home import Home
     from coordinator.settings import SETTINGS_FILE, Settings
 
@@ -278,7 +279,7 @@ def _own_names() -> list[str]:
 
 
 @contextmanager
-def _explained(*, usage: bool = False) -> Iterator[None]:
+def explained(*, usage: bool = False) -> Iterator[None]:
     """Turns what can go wrong here into a paragraph for a person."""
     from sqlalchemy.exc import DBAPIError
 

@@ -15,6 +15,7 @@ from federation.text import escaped_lines
 from federation.tls import require_tls13
 from fedpareto.cli import admin, coordinator, data, experiment, roster, worker
 from fedpareto.cli.aggregate import aggregate_command
+from fedpareto.cli.backup import backup_command, restore_command
 from fedpareto.cli.bundle import verify_command
 from fedpareto.cli.by_task import trainer_command
 from fedpareto.cli.demo import demo_command
@@ -65,6 +66,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo")(demo_command)
+coordinator.app.command("backup")(backup_command)
+coordinator.app.command("restore")(restore_command)
 app.add_typer(coordinator.app, name="coordinator")
 worker.app.add_typer(roster.app, name="roster")
 worker.app.command("doctor")(doctor_command)

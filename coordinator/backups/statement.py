@@ -14,9 +14,10 @@ from federation.envelope import envelope_digest, seal
 from federation.keys import replace_private
 from federation.v1.common_pb2 import KeptLog, KeptRun, RestoreManifest, SignedEnvelope
 from storage import audit
+from storage.database import Database
 from storage.models import Round, RoundState, Run
 
-_FILE = "restored.envelope"
+STATEMENT_FILE = "restored.envelope"
 _OPEN = (RoundState.OPEN, RoundState.STEPPED)
 
 
@@ -30,31 +31,36 @@ def sign_restore(home: Home, *, now: datetime) -> RestoreManifest:
         DatabaseTooNew: a newer version made the database.
         HomeError: the database belongs to another home.
     """
-    manifest = RestoreManifest(federation_id=home.federation_id)
-    manifest.restored.FromDatetime(now)
-    if (before := newest_restore(home.directory)) is not None:
-        manifest.logs.extend(RestoreManifest.FromString(before.manifest).logs)
     with closing(home.open_database()) as database:
         database.lock_exclusive()
         database.migrate()
-        with database.begin() as session:
-            going = select(Run.run_id).where(Run.state.not_in(RUN_ENDED)).order_by(Run.run_id)
-            manifest.runs.extend(_kept(session, run_id) for run_id in session.scalars(going).all())
-            kept = KeptLog(size=audit.size(session))
-            kept.restored.FromDatetime(now)
-            manifest.logs.append(kept)
-            envelope = seal(manifest, home.signing_key)
-            audit.record(
-                session,
-                at=now,
-                actor="coordinator restored",
-                action="coordinator.restored",
-                detail=f"{len(manifest.runs)} runs go on, the audit log after {kept.size} entries",
-                digest=envelope_digest(envelope),
-            )
-            signed = newest_signed(session)
-        replace_private(home.directory / _FILE, envelope.SerializeToString(deterministic=True))
-        note(home.directory, signed)
+        return state_restore(home, database, newest_restore(home.directory), now=now)
+
+
+def state_restore(home: Home, database: Database, before: SignedEnvelope | None, *, now: datetime) -> RestoreManifest:
+    """The same for a database that the caller has locked and migrated; `before` is the newest statement so far."""
+    manifest = RestoreManifest(federation_id=home.federation_id)
+    manifest.restored.FromDatetime(now)
+    if before is not None:
+        manifest.logs.extend(RestoreManifest.FromString(before.manifest).logs)
+    with database.begin() as session:
+        going = select(Run.run_id).where(Run.state.not_in(RUN_ENDED)).order_by(Run.run_id)
+        manifest.runs.extend(_kept(session, run_id) for run_id in session.scalars(going).all())
+        kept = KeptLog(size=audit.size(session))
+        kept.restored.FromDatetime(now)
+        manifest.logs.append(kept)
+        envelope = seal(manifest, home.signing_key)
+        audit.record(
+            session,
+            at=now,
+            actor="coordinator restored",
+            action="coordinator.restored",
+            detail=f"{len(manifest.runs)} runs go on, the audit log after {kept.size} entries",
+            digest=envelope_digest(envelope),
+        )
+        signed = newest_signed(session)
+    replace_private(home.directory / STATEMENT_FILE, envelope.SerializeToString(deterministic=True))
+    note(home.directory, signed)
     return manifest
 
 
@@ -66,6 +72,6 @@ def _kept(session: Session, run_id: str) -> KeptRun:
 def newest_restore(directory: Path) -> SignedEnvelope | None:
     """The newest statement that `sign_restore` has made in a coordinator's directory; None when there is none."""
     try:
-        return SignedEnvelope.FromString((directory / _FILE).read_bytes())
+        return SignedEnvelope.FromString((directory / STATEMENT_FILE).read_bytes())
     except FileNotFoundError:
         return None

@@ -1,0 +1,221 @@
+"""Restores a backup into the directory of a coordinator that does not serve, or only verifies it."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum, auto
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+from sqlalchemy import inspect, select
+from sqlalchemy.exc import DatabaseError
+
+from coordinator.backups.content import BLOBS, BackupError, Content, file_digest, locked
+from coordinator.backups.making import Progress
+from coordinator.backups.statement import newest_restore, state_restore
+from coordinator.home import Home
+from coordinator.ownership import must_own
+from federation.certificates import fingerprint
+from federation.envelope import unseal
+from federation.refusals import Refusal
+from federation.v1.common_pb2 import RestoreManifest, SignedEnvelope
+from storage.blobs import BlobCorrupt, BlobMissing
+from storage.copying import copy_blob, copy_rows
+from storage.database import Database
+from storage.directory import DirectoryStore
+from storage.models import Federation
+from storage.retention import referenced
+
+_COPY = "restoring.db"  # in the home, the database of the backup until it is in place
+_SQLITE_FILES = ("-wal", "-shm", "")  # what SQLite adds to the name of a database
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a restore did: what was restored, what the members are told, and where the database of before is."""
+
+    content: Content
+    statement: RestoreManifest
+    aside: Path | None  # None if there was none, or with PostgreSQL
+
+
+def verify_backup(directory: Path, *, progress: Progress) -> Content:
+    """Reads a whole backup, and changes nothing.
+
+    Raises:
+        BackupError: the directory holds no backup, or something in it is missing or damaged.
+    """
+    content = Content.load(directory)
+    with locked(directory):
+        path = directory / content.database
+        if not path.is_file() or file_digest(path) != content.digest:
+            raise BackupError(f"{path} is missing or damaged: its digest is not the one in backup.json")
+        store, done = DirectoryStore(directory / BLOBS), 0
+        with closing(Database.open(f"sqlite:///{path.absolute()}", create=False)) as database:
+            digests = _digests(database, content)
+        for digest in sorted(digests):
+            try:
+                store.verify(digest)
+            except (BlobMissing, BlobCorrupt) as error:
+                raise BackupError(f"the backup in {directory} is damaged: {error}") from None
+            done += store.stat(digest).size
+            progress(done, content.bytes)
+    return content
+
+
+def restore(home: Home, directory: Path, *, replace: bool, now: datetime, progress: Progress) -> Restored:
+    """Puts database and blobs back, and signs the statement for the members that a backup was restored.
+
+    The database that the settings name now takes the rows, whichever kind the backup was made from. Everything is read
+    and compared with its digest before the database is touched. If this breaks off, run it again.
+
+    Args:
+        home: the coordinator's directory, with its keys and settings.
+        directory: holds the backup.
+        replace: whether a database that holds the federation's record may be replaced. A SQLite file is renamed, and
+            kept; the rows of a PostgreSQL database are removed.
+        now: the present time.
+        progress: is told how far it has come.
+
+    Raises:
+        BackupError: there is no backup of this federation, it is damaged, or a record is there.
+        DatabaseBusy: a coordinator serves.
+        HomeError: the database is of another federation.
+    """
+    content = Content.load(directory)
+    if content.ca_fingerprint != fingerprint(home.ca):
+        raise BackupError(
+            f"{directory} holds a backup of the federation {content.federation_id}, whose CA has the fingerprint "
+            f"{content.ca_fingerprint}; that of {home.directory} has {fingerprint(home.ca)}"
+        )
+    with locked(directory), closing(Database.open(home.database_url)) as target:
+        target.lock_exclusive()
+        present = _present(target, home)
+        if present is _Present.RECORD and not replace:
+            raise BackupError(
+                f"the database {target.url} holds the record of this federation: what happened after "
+                f"{content.made:%Y-%m-%d %H:%M} UTC would be lost. Give --replace if that is meant"
+            )
+        with _copied(home, directory, content) as copy:
+            _copy_blobs(home, directory, copy, content, progress)
+            statement = state_restore(home, copy, _newest_statement(home, directory), now=now)
+            if target.directory is None:
+                target.migrate()
+                with copy.read() as source, target.begin() as session:
+                    copy_rows(source, session)
+        aside = None
+        if target.directory is None:
+            _remove(home.directory / _COPY)
+        else:
+            aside = _put_in_place(home, target, keep=present is not _Present.NOTHING, now=now)
+    return Restored(content, statement, aside)
+
+
+class _Present(Enum):
+    """What the database holds before."""
+
+    NOTHING = auto()
+    RECORD = auto()  # of this federation
+    DAMAGED = auto()  # a file that is no database
+
+
+def _present(target: Database, home: Home) -> _Present:
+    try:
+        if not inspect(target.engine).has_table(Federation.__tablename__):
+            return _Present.NOTHING
+        with target.read() as session:
+            if session.scalar(select(Federation)) is None:
+                return _Present.NOTHING
+    except DatabaseError:
+        if target.directory is None:  # a server that does not answer
+            raise
+        return _Present.DAMAGED
+    must_own(target, home.directory, home.federation_id, home.ca)
+    return _Present.RECORD
+
+
+@contextmanager
+def _copied(home: Home, directory: Path, content: Content) -> Iterator[Database]:
+    """A copy of the backup's database in the home, with the present schema."""
+    path = home.directory / _COPY
+    _remove(path)
+    try:
+        try:
+            shutil.copyfile(directory / content.database, path)
+        except FileNotFoundError:
+            raise BackupError(f"the backup in {directory} is damaged: {content.database} is missing") from None
+        path.chmod(0o600)
+        if file_digest(path) != content.digest:
+            raise BackupError(f"{directory / content.database} is damaged: its digest is not the one in backup.json")
+        with closing(Database.open(f"sqlite:///{path.absolute()}", create=False)) as copy:
+            copy.migrate()
+            must_own(copy, home.directory, home.federation_id, home.ca)
+            yield copy
+    except BaseException:
+        _remove(path)
+        raise
+
+
+def _copy_blobs(home: Home, directory: Path, copy: Database, content: Content, progress: Progress) -> None:
+    blobs, source, done = home.open_blobs(), DirectoryStore(directory / BLOBS), 0
+
+    def count(piece: int) -> None:
+        nonlocal done
+        done += piece
+        progress(done, content.bytes)
+
+    for digest in sorted(_digests(copy, content)):
+        try:
+            blobs.verify(digest)
+            count(blobs.stat(digest).size)
+        except (BlobMissing, BlobCorrupt):
+            try:
+                copy_blob(source, blobs, digest, count)
+            except (BlobMissing, BlobCorrupt) as error:
+                raise BackupError(f"the backup in {directory} is damaged: {error}. The database is as it was") from None
+
+
+def _digests(database: Database, content: Content) -> set[str]:
+    """Of the blobs that the backup holds."""
+    with database.read() as session:
+        return referenced(session, content.keep_rounds or None) - set(content.missing)
+
+
+def _newest_statement(home: Home, directory: Path) -> SignedEnvelope | None:
+    """The newest of the statements in the home and in the backup that this federation has signed."""
+    found = list[tuple[float, SignedEnvelope]]()
+    for place in (home.directory, directory):
+        with suppress(Refusal, DecodeError):
+            envelope = newest_restore(place)
+            if envelope is not None:
+                manifest = unseal(envelope, RestoreManifest, home.signing_key.public_key())
+                found.append((manifest.restored.ToDatetime().timestamp(), envelope))
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def _put_in_place(home: Home, target: Database, *, keep: bool, now: datetime) -> Path | None:
+    """Moves the copy to the place of the SQLite file. The file that was there gets another name, or is removed."""
+    place = Path(str(target.engine.url.database))
+    target.engine.dispose()
+    aside = place.with_name(f"{place.name}.replaced-{now:%Y%m%dT%H%M%SZ}") if keep else None
+    if aside is None:
+        _remove(place)
+    else:
+        for suffix in _SQLITE_FILES:
+            with suppress(FileNotFoundError):
+                Path(f"{place}{suffix}").rename(f"{aside}{suffix}")
+    (home.directory / _COPY).replace(place)
+    descriptor = os.open(place.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return aside
+
+
+def _remove(path: Path) -> None:
+    for suffix in _SQLITE_FILES:
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
