@@ -132,7 +132,7 @@ def _record(home: Home, now: datetime) -> Iterator[Finding]:
             names = ", ".join(pending)
             yield Finding.warning(
                 "database",
-                f"its schema is older: the next start migrates it ({names}); make a backup with the version that made it first",
+                f"its schema is older: the next start migrates it ({names}); first make a backup with the old version",
             )
             return
         with database.read() as session:
