@@ -262,7 +262,7 @@ class Home:
         if 0 in (self.settings.federation_port, self.settings.enrollment_port):
             replace_private(self._kept_ports_file, json.dumps(ports).encode() + b"\n")
         if (self.admin_dir / "member.toml").is_file():
-            move_address(self.admin_dir, address(self.settings.hosts[0], federation))
+            move_address(self.admin_dir, address(self.settings.hosts[0], federation), AdminFiles.name_key)
         replace_private(self.ports_file, json.dumps({**ports, "pid": os.getpid()}).encode() + b"\n")
 
     def current_server_certificate(self, now: datetime) -> x509.Certificate:

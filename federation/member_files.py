@@ -113,9 +113,9 @@ class MemberFiles(_Files):
         Raises:
             IdentityError: a file is missing or damaged, or the passphrase is wrong.
         """
-        values = _read_description(directory, cls.name_key)
+        values = read_description(directory, cls.name_key)
         _finish_renewal(directory)
-        with remedy("restore it from a backup, or join again, under a new name and with another directory"):
+        with remedy("restore it from a backup, or join again: `fedpareto worker join --help`"):
             return cls(
                 **_load_common(directory, values, passphrase),
                 client_id=values["client_id"],
@@ -143,7 +143,7 @@ class AdminFiles(_Files):
         Raises:
             IdentityError: a file is missing or damaged, or the passphrase is wrong.
         """
-        values = _read_description(directory, cls.name_key)
+        values = read_description(directory, cls.name_key)
         with remedy(
             "restore it from a backup, or have another administrator's directory issued, see `fedpareto "
             "coordinator admin --help`"
@@ -163,9 +163,9 @@ def save_renewal(
     _finish_renewal(directory)
 
 
-def move_address(directory: Path, address: str) -> None:
-    """Records the coordinator's new address in an administrator's directory; raises IdentityError for others."""
-    values = _read_description(directory, "admin")
+def move_address(directory: Path, address: str, holder: str) -> None:
+    """Records the coordinator's new address in the directory of a `holder`; see `read_description`."""
+    values = read_description(directory, holder)
     if values["address"] != address:
         _write_description(directory, {**values, "address": address})
 
@@ -203,7 +203,12 @@ def _write_description(directory: Path, values: Mapping[str, str]) -> None:
     replace_private(directory / "member.toml", tomli_w.dumps(values).encode())
 
 
-def _read_description(directory: Path, holder: str) -> dict[str, str]:
+def read_description(directory: Path, holder: str) -> dict[str, str]:
+    """What `member.toml` says: federation_id, address and the holder's name, whose key is `holder` (`name_key`).
+
+    Raises:
+        IdentityError: there is no membership, or it is of another kind of holder.
+    """
     path = directory / "member.toml"
     if not path.exists():
         raise IdentityError(f"{directory} holds no membership: there is no {path.name} in it")

@@ -152,8 +152,8 @@ def test_an_administrators_directory_follows_the_coordinator(tmp_path: Path) -> 
     home.note_ports(4321, 4322)
     assert AdminFiles.load(home.admin_dir).address == "localhost:4321"
     assert home.ports() == (4321, 4322)
-    move_address(home.admin_dir, "elsewhere:1")
+    move_address(home.admin_dir, "elsewhere:1", "admin")
     assert AdminFiles.load(home.admin_dir).address == "elsewhere:1"
     member(Authority()).save(tmp_path / "member")
     with pytest.raises(IdentityError, match="administrator"):
-        move_address(tmp_path / "member", "elsewhere:1")
+        move_address(tmp_path / "member", "elsewhere:1", "admin")

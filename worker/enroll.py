@@ -1,4 +1,4 @@
-"""Joining a federation (SECURITY: "Keys")."""
+"""Joining a federation, and joining it again with the signing key (SECURITY: "Keys")."""
 
 import contextlib
 import secrets
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from federation.certificates import make_csr
+from federation.certificates import load_certificate_file, make_csr, pem
 from federation.channels import refusal_from_rpc_error, server_verified_channel
 from federation.identity import parse_peer
 from federation.join_string import JoinString, fetch_ca
-from federation.keys import IdentityError, new_tls_key
-from federation.member_files import MemberFiles
+from federation.keys import IdentityError, load_signing_key, new_tls_key, remedy
+from federation.member_files import MemberFiles, move_address, read_description, save_renewal
 from federation.proofs import prove_possession
 from federation.proxies import Proxy, RouteError
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
@@ -62,15 +63,7 @@ def enroll(home: Home, join: JoinString, *, passphrase: bytes | None = None, pro
         ca = _ca(join, proxy)
         tls_key = new_tls_key()
         signing_key = Ed25519PrivateKey.generate()
-        csr = make_csr(tls_key)
-        request = EnrollRequest(
-            secret=join.secret,
-            csr=csr,
-            signing_key=signing_key.public_key().public_bytes_raw(),
-            proof=prove_possession(signing_key, join.secret, csr),
-            software=software(),
-        )
-        response = _exchange(join, ca, request, proxy)
+        response = _exchange(join, ca, _request(join, tls_key, signing_key), proxy)
         _check(response, join, ca)
         member = MemberFiles(
             federation_id=response.federation_id,
@@ -84,6 +77,57 @@ def enroll(home: Home, join: JoinString, *, passphrase: bytes | None = None, pro
         )
         member.save(staging, passphrase)
     return Enrolled(member, response.approval_pending)
+
+
+def join_again(
+    home: Home, join: JoinString, *, passphrase: bytes | None = None, proxy: Proxy | None = None
+) -> Enrolled:
+    """Gets a certificate for a member whose own has ended, or whose TLS key is lost, with the signing key in `home`.
+
+    The caller has locked the home. The passphrase opens the signing key and encrypts the new TLS key.
+
+    Raises:
+        EnrollmentError: the join string is for another name or federation, nobody answers, or it is refused.
+        IdentityError: the signing key or another file that the membership needs is missing or damaged.
+    """
+    directory = home.directory
+    values = read_description(directory, MemberFiles.name_key)
+    if values["client_id"] != join.client_id:
+        raise EnrollmentError(
+            f"{directory} holds the membership of {values['client_id']}, and the join string is for {join.client_id}: "
+            "choose another directory for another client"
+        )
+    with remedy(
+        f"restore it from a backup; without the signing key, have {join.client_id} revoked, and join under a new name"
+    ):
+        signing_key = load_signing_key(directory / "signing.key", passphrase)
+        known = pem(load_certificate_file(directory / "ca.pem"))
+    ca = _ca(join, proxy)
+    if ca.strip() != known.strip():
+        raise EnrollmentError(f"the join string is of another federation than {values['federation_id']}")
+    tls_key = new_tls_key()
+    response = _exchange(join, ca, _request(join, tls_key, signing_key), proxy)
+    _check(response, join, ca)
+    try:
+        save_renewal(directory, tls_key, response.certificate, passphrase)
+        move_address(directory, response.address, MemberFiles.name_key)
+    except OSError as error:
+        raise EnrollmentError(
+            f"the certificate cannot be written to {directory} ({error.strerror or error}): make room there, and ask "
+            "for another join string"
+        ) from error
+    return Enrolled(MemberFiles.load(directory, passphrase), response.approval_pending)
+
+
+def _request(join: JoinString, tls_key: EllipticCurvePrivateKey, signing_key: Ed25519PrivateKey) -> EnrollRequest:
+    csr = make_csr(tls_key)
+    return EnrollRequest(
+        secret=join.secret,
+        csr=csr,
+        signing_key=signing_key.public_key().public_bytes_raw(),
+        proof=prove_possession(signing_key, join.secret, csr),
+        software=software(),
+    )
 
 
 @contextmanager

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # Refusals that end the worker, as a signed revocation does: the owner has to act.
 FINAL_REASONS = {
-    "certificate-expired": "join again with a new join string, under a new name",
+    "certificate-expired": "join again, with a new join string and this directory",
     "superseded": "another worker with this client's identity attends now: run one, or join a second client",
 }
 # Refusals after which the worker keeps trying: they may end by themselves, or the coordinator's operator ends them.

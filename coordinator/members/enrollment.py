@@ -1,14 +1,17 @@
-"""Enrollment: a join string and a proof of two keys become a member. Functions of a session."""
+"""Enrollment: a join string and a proof of two keys make a member, or its certificate. Functions of a session."""
 
 from dataclasses import dataclass
 from datetime import datetime
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from coordinator.members.certificates import Authority, certify
-from federation.certificates import csr_public_key, serial_of
+from coordinator.members.membership import must_not_be_revoked
+from coordinator.members.renewal import end_surplus
+from federation.certificates import csr_public_key, der, serial_of
 from federation.digests import digest
 from federation.envelope import key_id
 from federation.join_string import SECRET_BYTES, secret_hash
@@ -35,13 +38,16 @@ def enroll(
 ) -> tuple[Client, x509.Certificate]:
     """Checks an application, uses up its join string, and makes the client and its certificate.
 
+    If the join string names a member, the member joins again: with the signing key that is on record it gets a
+    certificate, and nothing else of it changes. Its older certificates end when the new one attends.
+
     The join string is found by the hash of its secret, so that no comparison's duration says anything about a secret. A
     refusal leaves the join string as it was. With `approval`, a security officer must approve the client before it gets
     work. `peer` is the address that the application came from, for the record.
 
     Raises:
         Refusal: `join-string-invalid`, `join-string-used`, `join-string-cancelled`, `join-string-expired`, `csr`,
-            `signing-key`, `proof`, `client-exists`.
+            `signing-key`, `proof`, `client-exists`, `client-state`.
     """
     row = _join_string(session, application.secret, now)
     try:
@@ -55,10 +61,20 @@ def enroll(
     if not proves_possession(signing_key, application.proof, application.secret, application.csr):
         raise Refusal("proof", "the proof of possession does not fit the signing key, the secret and the request")
     signing_key_id = key_id(signing_key).hex()
-    if session.scalar(select(Client).filter_by(key_id=signing_key_id)) is not None:
+    holder = session.scalar(select(Client.client_id).filter_by(key_id=signing_key_id))
+    if holder not in (None, row.client_id):
         raise Refusal("signing-key", "this signing key is registered already: make a new one for each membership")
-    if session.get(Client, row.client_id) is not None:
-        raise Refusal("client-exists", f"{row.client_id} has been enrolled already, with another join string")
+    member = session.get(Client, row.client_id, with_for_update=True)
+    if member is not None:
+        must_not_be_revoked(member)
+        if holder is None:
+            raise Refusal(
+                "client-exists",
+                f"{row.client_id} is a member with another signing key: join again in the directory that has this key. "
+                f"If the key is lost, have {row.client_id} revoked, and join under a new name",
+            )
+        row.used = now
+        return member, _join_again(session, member, tls_key, authority=authority, peer=peer, now=now)
 
     row.used = now
     client = Client(
@@ -82,6 +98,25 @@ def enroll(
         digest=digest(application.signing_key),
     )
     return client, certificate
+
+
+def _join_again(
+    session: Session, member: Client, key: EllipticCurvePublicKey, *, authority: Authority, peer: str, now: datetime
+) -> x509.Certificate:
+    certificate = certify(session, member.client_id, key, member.signing_key, authority=authority, now=now)
+    session.flush()
+    actor, serial = f"peer {peer}", serial_of(certificate)
+    end_surplus(session, member.client_id, keep={serial}, by=actor, now=now)
+    audit.record(
+        session,
+        at=now,
+        actor=actor,
+        action="client.joined-again",
+        subject=member.client_id,
+        detail=f"certificate {serial}, {member.state}",
+        digest=digest(der(certificate)),
+    )
+    return certificate
 
 
 def _join_string(session: Session, secret: bytes, now: datetime) -> JoinString:

@@ -6,6 +6,8 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, and_, select, update
 from sqlalchemy.orm import Session
 
+from coordinator.finding import must_be_client
+from coordinator.members.membership import must_not_be_revoked
 from federation.identity import check_name
 from federation.join_string import secret_hash
 from federation.keys import IdentityError
@@ -15,23 +17,39 @@ from storage.models import Client, JoinString
 
 
 def create_join_string(
-    session: Session, client_id: str, secret: bytes, *, by: str, now: datetime, expires: datetime
+    session: Session,
+    client_id: str,
+    secret: bytes,
+    *,
+    again: bool = False,
+    by: str,
+    now: datetime,
+    expires: datetime,
 ) -> None:
-    """Records a join string for a new client; only the hash of its secret is kept.
+    """Records a join string for a new client, or for one that joins `again`; only the hash of its secret is kept.
 
     Raises:
-        Refusal: `argument`: not a name for a client; `client-exists`.
+        Refusal: `argument`: not a name for a client; `client-exists`; of one that joins again `client-unknown`,
+            `client-state`: it is revoked.
     """
     try:
         check_name(client_id, "client")
     except IdentityError as error:
         raise Refusal("argument", str(error)) from None
-    if session.get(Client, client_id) is not None:
-        raise Refusal("client-exists", f"there is a client {client_id!r} already; a name is never given twice")
+    if again:
+        must_be_client(session, client_id)
+        must_not_be_revoked(session.get_one(Client, client_id))
+    elif session.get(Client, client_id) is not None:
+        raise Refusal(
+            "client-exists",
+            f"there is a client {client_id!r} already; a name is never given twice. If it is to join again because its "
+            "certificate has ended: `fedpareto admin join-string --again`",
+        )
     session.add(
         JoinString(secret_hash=secret_hash(secret), client_id=client_id, created_by=by, created=now, expires=expires)
     )
-    audit.record(session, at=now, actor=by, action="join-string.created", subject=client_id)
+    detail = "to join again" if again else ""
+    audit.record(session, at=now, actor=by, action="join-string.created", subject=client_id, detail=detail)
 
 
 def join_strings(session: Session, *, every: bool, now: datetime, start: int, count: int) -> Sequence[JoinString]:

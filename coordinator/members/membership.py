@@ -46,6 +46,15 @@ def revoke(session: Session, client_id: str, reason: str, *, by: str, now: datet
     return client
 
 
+def must_not_be_revoked(client: Client) -> None:
+    """Raises the Refusal `client-state` if a client that wants to join again is revoked."""
+    if client.state is ClientState.REVOKED:
+        raise Refusal(
+            "client-state",
+            f"{client.client_id} was revoked and cannot join again: ask for a join string for a new name",
+        )
+
+
 def _get(session: Session, client_id: str) -> Client:
     must_be_client(session, client_id)
     return session.get_one(Client, client_id, with_for_update=True, populate_existing=True)

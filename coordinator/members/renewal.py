@@ -53,7 +53,7 @@ def renew(
         raise Refusal("proof", f"the proof is not by the signing key of {client_id} over this request")
     certificate = certify(session, client_id, key, client.signing_key, authority=authority, now=now)
     session.flush()
-    _end_surplus(session, client_id, keep={serial, serial_of(certificate)}, by=by, now=now)
+    end_surplus(session, client_id, keep={serial, serial_of(certificate)}, by=by, now=now)
     audit.record(
         session,
         at=now,
@@ -72,8 +72,8 @@ def retire_older(session: Session, client_id: str, serial: str, *, by: str, now:
     retire(session, Certificate.client_id == client_id, older, subject=client_id, by=by, now=now)
 
 
-def _end_surplus(session: Session, client_id: str, *, keep: set[str], by: str, now: datetime) -> None:
-    """Bounds what is on record of a member, however often it renews."""
+def end_surplus(session: Session, client_id: str, *, keep: set[str], by: str, now: datetime) -> None:
+    """Bounds the certificates on record of a member, however often it renews; those with serials `keep` stay."""
     others = select(Certificate.serial).where(Certificate.client_id == client_id, Certificate.serial.not_in(keep))
     newest = others.order_by(Certificate.not_before.desc())
     unused = session.scalars(newest.where(Certificate.revoked.is_(None)).offset(MAX_UNUSED)).all()

@@ -29,7 +29,7 @@ class EnrollmentService(Service, enrollment_pb2_grpc.EnrollmentServicer):
                 peer=host_of(context.peer()),
                 now=self._clock(),
             )
-        except IntegrityError:  # another join string for the same name, at the same moment
+        except IntegrityError:  # another join string for the same new name, at the same moment
             raise Refusal(
                 "client-exists", "this client, or a client with this key, was enrolled at the same time"
             ) from None

@@ -38,13 +38,15 @@ class MemberCalls(Service):
     async def CreateJoinString(
         self, request: messages.CreateJoinStringRequest, context: Context
     ) -> messages.CreateJoinStringResponse:
-        """Makes a join string for a new client."""
+        """Makes a join string for a new client, or for one that joins again."""
         lifetime = timedelta(seconds=request.lifetime_seconds or self._settings.join_string_lifetime_seconds)
         if lifetime > MAX_JOIN_STRING_LIFETIME:
             raise Refusal("argument", f"a join string is valid for at most {MAX_JOIN_STRING_LIFETIME.days} days")
         secret = secrets.token_bytes(SECRET_BYTES)
         expires = self._clock() + lifetime
-        await self._act(join_strings.create_join_string, request.client_id, secret, expires=expires)
+        await self._act(
+            join_strings.create_join_string, request.client_id, secret, again=request.again, expires=expires
+        )
         join = JoinString(self._enrollment_address, fingerprint(self._home.ca), secret, request.client_id)
         response = messages.CreateJoinStringResponse(join_string=join.encode())
         response.expires.FromDatetime(expires)

@@ -127,19 +127,23 @@ class CreateJoinStringRequest(_message.Message):
 
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     LIFETIME_SECONDS_FIELD_NUMBER: _builtins.int
+    AGAIN_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """The name of the new client: lower-case letters, digits and hyphens, at most 63."""
     lifetime_seconds: _builtins.int
     """Seconds until the join string expires; 0 means the federation's default (one day)."""
+    again: _builtins.bool
+    """Whether it is for a member that joins again, with its signing key, because its certificate has ended or is lost."""
     def __init__(
         self,
         *,
         client_id: _builtins.str = ...,
         lifetime_seconds: _builtins.int = ...,
+        again: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "lifetime_seconds", b"lifetime_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "client_id", b"client_id", "lifetime_seconds", b"lifetime_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

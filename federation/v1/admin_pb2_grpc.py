@@ -164,7 +164,8 @@ class AdminServicer:
     """
 
     def CreateJoinString(self, request, context):
-        """Makes a join string for a new client (security-officer). Errors: ALREADY_EXISTS client-exists.
+        """Makes a join string for a new client, or for a member that joins again (security-officer). Errors: ALREADY_EXISTS
+        client-exists; NOT_FOUND client-unknown; FAILED_PRECONDITION client-state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,9 @@ class AdminStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     CreateJoinString: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateJoinStringRequest, _admin_pb2.CreateJoinStringResponse]
-    """Makes a join string for a new client (security-officer). Errors: ALREADY_EXISTS client-exists."""
+    """Makes a join string for a new client, or for a member that joins again (security-officer). Errors: ALREADY_EXISTS
+    client-exists; NOT_FOUND client-unknown; FAILED_PRECONDITION client-state.
+    """
     ListJoinStrings: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListJoinStringsRequest, _admin_pb2.ListJoinStringsResponse]
     """Lists join strings that were made, without their secrets (viewer)."""
     CancelJoinStrings: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CancelJoinStringsRequest, _admin_pb2.CancelJoinStringsResponse]
@@ -98,7 +100,9 @@ class AdminAsyncStub(AdminStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateJoinString: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateJoinStringRequest, _admin_pb2.CreateJoinStringResponse]  # type: ignore[assignment]
-    """Makes a join string for a new client (security-officer). Errors: ALREADY_EXISTS client-exists."""
+    """Makes a join string for a new client, or for a member that joins again (security-officer). Errors: ALREADY_EXISTS
+    client-exists; NOT_FOUND client-unknown; FAILED_PRECONDITION client-state.
+    """
     ListJoinStrings: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListJoinStringsRequest, _admin_pb2.ListJoinStringsResponse]  # type: ignore[assignment]
     """Lists join strings that were made, without their secrets (viewer)."""
     CancelJoinStrings: _aio.UnaryUnaryMultiCallable[_admin_pb2.CancelJoinStringsRequest, _admin_pb2.CancelJoinStringsResponse]  # type: ignore[assignment]
@@ -161,7 +165,9 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.CreateJoinStringRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.CreateJoinStringResponse, _abc.Awaitable[_admin_pb2.CreateJoinStringResponse]]:
-        """Makes a join string for a new client (security-officer). Errors: ALREADY_EXISTS client-exists."""
+        """Makes a join string for a new client, or for a member that joins again (security-officer). Errors: ALREADY_EXISTS
+        client-exists; NOT_FOUND client-unknown; FAILED_PRECONDITION client-state.
+        """
 
     @_abc_1.abstractmethod
     def ListJoinStrings(

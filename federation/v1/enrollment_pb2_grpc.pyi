@@ -34,8 +34,10 @@ class EnrollmentStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EnrollmentAsyncStub: ...
     Enroll: _grpc.UnaryUnaryMultiCallable[_enrollment_pb2.EnrollRequest, _enrollment_pb2.EnrollResponse]
-    """Exchanges a join string for a client certificate. The join string is used up by the call that succeeds.
-    Errors: UNAUTHENTICATED join-string-invalid, join-string-expired, join-string-used; INVALID_ARGUMENT csr, signing-key, proof.
+    """Exchanges a join string for a client certificate. The join string is used up by the call that succeeds. A member
+    joins again with the signing key that it has registered; everything else of it stays.
+    Errors: UNAUTHENTICATED join-string-invalid, join-string-expired, join-string-used; INVALID_ARGUMENT csr, signing-key,
+    proof; ALREADY_EXISTS client-exists; FAILED_PRECONDITION client-state.
     """
 
 @_typing.type_check_only
@@ -44,8 +46,10 @@ class EnrollmentAsyncStub(EnrollmentStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Enroll: _aio.UnaryUnaryMultiCallable[_enrollment_pb2.EnrollRequest, _enrollment_pb2.EnrollResponse]  # type: ignore[assignment]
-    """Exchanges a join string for a client certificate. The join string is used up by the call that succeeds.
-    Errors: UNAUTHENTICATED join-string-invalid, join-string-expired, join-string-used; INVALID_ARGUMENT csr, signing-key, proof.
+    """Exchanges a join string for a client certificate. The join string is used up by the call that succeeds. A member
+    joins again with the signing key that it has registered; everything else of it stays.
+    Errors: UNAUTHENTICATED join-string-invalid, join-string-expired, join-string-used; INVALID_ARGUMENT csr, signing-key,
+    proof; ALREADY_EXISTS client-exists; FAILED_PRECONDITION client-state.
     """
 
 class EnrollmentServicer(metaclass=_abc_1.ABCMeta):
@@ -57,8 +61,10 @@ class EnrollmentServicer(metaclass=_abc_1.ABCMeta):
         request: _enrollment_pb2.EnrollRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_enrollment_pb2.EnrollResponse, _abc.Awaitable[_enrollment_pb2.EnrollResponse]]:
-        """Exchanges a join string for a client certificate. The join string is used up by the call that succeeds.
-        Errors: UNAUTHENTICATED join-string-invalid, join-string-expired, join-string-used; INVALID_ARGUMENT csr, signing-key, proof.
+        """Exchanges a join string for a client certificate. The join string is used up by the call that succeeds. A member
+        joins again with the signing key that it has registered; everything else of it stays.
+        Errors: UNAUTHENTICATED join-string-invalid, join-string-expired, join-string-used; INVALID_ARGUMENT csr, signing-key,
+        proof; ALREADY_EXISTS client-exists; FAILED_PRECONDITION client-state.
         """
 
 def add_EnrollmentServicer_to_server(servicer: EnrollmentServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

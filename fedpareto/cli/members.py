@@ -24,18 +24,22 @@ def join_string(
     hours: Annotated[
         float | None, typer.Option(min=0.01, max=720, help="Hours until it expires. Default: the federation's setting.")
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="For a member that joins again, because its certificate has ended.")
+    ] = False,
     home: Home = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a join string for a new member. It is shown once, works once, and expires."""
     with connected(context, home) as stub:
-        request = v1.CreateJoinStringRequest(client_id=client, lifetime_seconds=round((hours or 0) * 3600))
+        request = v1.CreateJoinStringRequest(client_id=client, lifetime_seconds=round((hours or 0) * 3600), again=again)
         response = stub.CreateJoinString(request)
     typer.echo(document.dumps(response) if as_json else response.join_string)
     if not as_json:
         typer.echo(
-            f"\nHand it to {client} in confidence, before {formatting.local(response.expires)}. On that machine:\n"
-            f"    fedpareto worker join --home {client}",
+            f"\nHand it to {client} in confidence, before {formatting.local(response.expires)}. On that machine"
+            + (", with the directory that it has:\n" if again else ":\n")
+            + f"    fedpareto worker join --home {'DIRECTORY' if again else client}",
             err=True,
         )
 

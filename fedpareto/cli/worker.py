@@ -56,18 +56,29 @@ def join(
     proxy: ProxyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Become a member: make keys, get a certificate. Reads the join string from standard input, or asks for it."""
+    """Become a member: make keys, get a certificate. Reads the join string from standard input, or asks for it.
+
+    A member whose certificate has ended, or whose TLS key is lost, joins again with its directory, its signing key
+    and a new join string for its name.
+    """
     from federation.join_string import JoinString
     from federation.keys import IdentityError
-    from worker.enroll import EnrollmentError, enroll
-    from worker.home import Home
+    from worker.enroll import EnrollmentError, enroll, join_again
+    from worker.home import Home, HomeError
 
     with failing(IdentityError, code=USAGE):
         decoded = JoinString.decode(read_join_string(join_file, arguments or []))
     way = proxy_for(decoded.address, proxy)
-    passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
-    with failing(EnrollmentError):
-        enrolled = enroll(Home(home), decoded, passphrase=passphrase, proxy=way)
+    place = Home(home)
+    again = place.joined
+    with failing(EnrollmentError, HomeError, IdentityError, OSError):
+        if again:
+            with place.lock():
+                passphrase = passphrase_for(home / "signing.key", passphrase_file)
+                enrolled = join_again(place, decoded, passphrase=passphrase, proxy=way)
+        else:
+            passphrase = new_passphrase(passphrase_file, ask=ask_passphrase)
+            enrolled = enroll(place, decoded, passphrase=passphrase, proxy=way)
     member = enrolled.member
     document = {
         "federation_id": member.federation_id,
