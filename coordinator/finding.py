@@ -13,7 +13,6 @@ from federation.identity import NAME_PATTERN
 from federation.refusals import Refusal
 from storage import models
 from storage.blobs import BlobStore
-from storage.records import RunMemory
 from storage.retention import is_retained
 
 _RUN_WORD = re.compile(r"[a-z0-9.-]{1,63}")
@@ -60,30 +59,28 @@ def find_round(session: Session, run: models.Run, number: int) -> models.Round:
     return found
 
 
-def model_after(session: Session, run: models.Run, number: int | None) -> str:
-    """The digest of the newest model of a run to deploy, or of the one after a round.
+def model_after(session: Session, run: models.Run, number: int | None) -> tuple[str, int | None]:
+    """The newest model of a run to deploy, or the one after a round.
+
+    Returns:
+        Its digest, and the round that made it: a round that was skipped leaves the model of an earlier one; None for
+        the model that the run began with.
 
     Raises:
         Refusal: `round-unknown`: no such round, or it has made no model yet.
     """
-    if number is None:
-        return RunMemory.decode(run.state_data).deployed(run.model)
-    round_ = find_round(session, run, number)
-    if round_.state is models.RoundState.OPEN:
-        raise Refusal(
-            "round-unknown", f"round {number} of run {run.run_id} has made no model yet: it is {round_.state}"
-        )
-    last = (  # a round that was skipped leaves what was there before
-        select(models.Round.deployed_model)
-        .where(
-            models.Round.run_id == run.run_id,
-            models.Round.number <= round_.number,
-            models.Round.deployed_model.is_not(None),
-        )
-        .order_by(models.Round.number.desc())
-        .limit(1)
+    made = select(models.Round.deployed_model, models.Round.number).where(
+        models.Round.run_id == run.run_id, models.Round.deployed_model.is_not(None)
     )
-    return session.scalar(last) or run.initial_model
+    if number is not None:
+        round_ = find_round(session, run, number)
+        if round_.state is models.RoundState.OPEN:
+            raise Refusal(
+                "round-unknown", f"round {number} of run {run.run_id} has made no model yet: it is {round_.state}"
+            )
+        made = made.where(models.Round.number <= round_.number)
+    found = session.execute(made.order_by(models.Round.number.desc()).limit(1)).one_or_none()
+    return (run.initial_model, None) if found is None else (str(found.deployed_model), found.number)
 
 
 def must_be_client(session: Session, client_id: str) -> None:

@@ -19,18 +19,19 @@ from google.protobuf.message import DecodeError, Message
 
 from federation import digests
 from federation.refusals import Refusal
-from federation.v1.record_pb2 import Bundle, RoundRecord
+from federation.v1.record_pb2 import Bundle, LogRecord, RoundRecord
 from federation.vectors import FLOATS, LENGTH_BYTES, Layout, RowFile, header_length, parse_header
 
 FORMAT = 1
 MANIFEST = "bundle.json"
 SPECIFICATION = "specification.toml"
 CA = "certificates/ca.der"
+LOG = "log.pb"
 _ROUND = re.compile(r"rounds/([0-9]{6,})\.pb")
 _CERTIFICATE = re.compile(r"certificates/[0-9a-f]{1,40}\.der")
 _BLOB = re.compile(r"blobs/(blake3|sha256)-([0-9a-f]{64})")
 _SMALL = 1 << 20  # bytes of an entry that is neither a round nor a blob
-_LARGE = 1 << 30  # bytes of a round
+_LARGE = 1 << 30  # bytes of a round or of the log
 _PIECE = 1 << 20  # bytes that are hashed at once
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -122,13 +123,14 @@ class BundleReader:
         """The rounds in their order, one at a time."""
         for number in range(self.about.rounds):
             name = round_entry(number)
-            place = self._places[name]
-            if place.size > _LARGE:
-                raise BundleError(f"{name} has {place.size} bytes; at most {_LARGE} are read")
-            record = _parsed(RoundRecord, self._read(place), name)
+            record = _parsed(RoundRecord, self._large(name), name)
             if record.number != number:
                 raise BundleError(f"{name} is the record of round {record.number}")
             yield record
+
+    def log(self) -> LogRecord:
+        """What the audit log tells of the run."""
+        return _parsed(LogRecord, self._large(LOG), LOG)
 
     def has(self, digest: str) -> bool:
         """Whether it has a blob."""
@@ -209,11 +211,14 @@ class BundleReader:
         return data
 
     def _small(self, name: str) -> bytes:
+        return self._large(name, _SMALL)
+
+    def _large(self, name: str, limit: int = _LARGE) -> bytes:
         place = self._places.get(name)
         if place is None:
             raise BundleError(f"{self.path} has no {name}")
-        if place.size > _SMALL:
-            raise BundleError(f"{name} has {place.size} bytes; at most {_SMALL} are read")
+        if place.size > limit:
+            raise BundleError(f"{name} has {place.size} bytes; at most {limit} are read")
         return self._read(place)
 
     def _manifest(self) -> Bundle:
@@ -245,7 +250,7 @@ class BundleReader:
             raise BundleError(f"{self.path} is not a bundle: {error}") from error
         for entry in entries:
             name = entry.filename
-            known = name in (MANIFEST, SPECIFICATION, CA) or any(
+            known = name in (MANIFEST, SPECIFICATION, CA, LOG) or any(
                 pattern.fullmatch(name) for pattern in (_ROUND, _CERTIFICATE, _BLOB)
             )
             if not known or name in places:

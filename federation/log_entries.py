@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from federation.merkle import HASH_BYTES, leaf_hash
 
 FIRST = bytes(HASH_BYTES)  # what the first entry binds in place of the one before
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CONTEXT = b"fedpareto/v1/entry\0"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class LogEntry:
         The context, then `previous`, then number, entry_id, at in microseconds since 1970, and times as big-endian
         64-bit integers, then each text in UTF-8 after its length as a big-endian 32-bit integer.
         """
-        microseconds = (self.at - _EPOCH) // timedelta(microseconds=1)
+        microseconds = (self.at - EPOCH) // timedelta(microseconds=1)
         parts = [_CONTEXT, previous, struct.pack(">QQqQ", self.number, self.entry_id, microseconds, self.times)]
         for text in (self.actor, self.action, self.subject, self.outcome, self.detail, self.digest):
             data = text.encode()

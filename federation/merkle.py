@@ -4,7 +4,8 @@ Leaves and nodes are hashes of 32 bytes. The tree of no leaves has no root here.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 HASH_BYTES = 32
@@ -93,6 +94,31 @@ class Tree:
             self._range(start, start + half),
         ]
 
+    def around(self, leaves: Collection[int], sizes: Iterable[int]) -> dict[tuple[int, int], bytes]:
+        """The nodes that lead from some leaves, by their numbers, to the roots over the first `sizes` leaves.
+
+        Each is the root over the leaves from one number up to another, none of which is among `leaves`. They are as
+        few as can be: below such a node, nothing is needed. `root_from` computes the roots from them.
+        """
+        ordered = sorted(leaves)
+        found: dict[tuple[int, int], bytes] = {}
+        visited: set[tuple[int, int]] = set()
+
+        def visit(start: int, stop: int) -> None:
+            if (start, stop) in visited:
+                return
+            visited.add((start, stop))
+            if bisect_left(ordered, start) == bisect_left(ordered, stop):
+                found[start, stop] = self._range(start, stop)
+            elif stop - start > 1:
+                half = start + _split(stop - start)
+                visit(start, half)
+                visit(half, stop)
+
+        for size in sizes:
+            visit(0, size)
+        return found
+
     def _range(self, start: int, stop: int) -> bytes:
         """The root over leaves that are a subtree of some tree."""
         size = stop - start
@@ -104,6 +130,21 @@ class Tree:
         number, begin = divmod(start, BLOCK)
         leaves = self._tail if number == self.size // BLOCK else self._block(number)
         return tree_root(leaves[begin : begin + size])
+
+
+def root_from(nodes: Mapping[tuple[int, int], bytes], start: int, stop: int) -> bytes:
+    """The root over the leaves from one number up to another, from leaves and other nodes of the tree.
+
+    Raises:
+        LookupError: a leaf or node that is needed is not among `nodes`.
+    """
+    known = nodes.get((start, stop))
+    if known is not None:
+        return known
+    if stop - start <= 1:
+        raise LookupError(f"nothing is known of leaf {start}")
+    half = start + _split(stop - start)
+    return node_hash(root_from(nodes, start, half), root_from(nodes, half, stop))
 
 
 def continues(first: int, first_root: bytes, second: int, second_root: bytes, proof: Sequence[bytes]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import bindparam, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, bindparam, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from federation.log_entries import LogEntry
@@ -111,7 +111,7 @@ class ChainedEntry:
 
 def chained(
     session: Session, start: int, limit: int, *, since: datetime | None = None, actor: str = ""
-) -> list[ChainedEntry]:
+) -> Sequence[ChainedEntry]:
     """The entries from a number on, in order, at most `limit`.
 
     Args:
@@ -121,17 +121,31 @@ def chained(
         since: not those before this time.
         actor: only those of this actor; a name stands for the member or administrator with this name.
     """
-    rows = select(*_COLUMNS, AuditEntry.number, AuditEntry.leaf).where(AuditEntry.number >= start)
+    conditions = [AuditEntry.number >= start]
     if since is not None:
-        rows = rows.where(AuditEntry.at >= since)
+        conditions.append(AuditEntry.at >= since)
     if actor:
-        rows = rows.where(or_(AuditEntry.actor == actor, AuditEntry.actor.endswith(f"/{actor}", autoescape=True)))
+        conditions.append(or_(AuditEntry.actor == actor, AuditEntry.actor.endswith(f"/{actor}", autoescape=True)))
+    return chained_where(session, *conditions, limit=limit)
+
+
+def chained_where(
+    session: Session, *conditions: ColumnElement[bool], limit: int | None = None
+) -> Sequence[ChainedEntry]:
+    """The entries with a place in the log for which conditions hold, in order, at most `limit`."""
+    rows = select(*_COLUMNS, AuditEntry.number, AuditEntry.leaf).where(AuditEntry.number.is_not(None), *conditions)
     found = []
     for row in session.execute(rows.order_by(AuditEntry.number).limit(limit)).mappings():
         values = dict(row)
         leaf = values.pop("leaf") or b""
         found.append(ChainedEntry(LogEntry(**values), leaf))
     return found
+
+
+def newest_number(session: Session, action: str, subject: str) -> int | None:
+    """The number of the newest entry of an action about a subject; None if none has a place in the log."""
+    rows = select(func.max(AuditEntry.number)).where(AuditEntry.action == action, AuditEntry.subject == subject)
+    return session.scalar(rows)
 
 
 def numbers(session: Session, start: int, limit: int) -> Sequence[int]:

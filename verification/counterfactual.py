@@ -15,7 +15,7 @@ from verification.arithmetic import Matrix
 from verification.envelopes import SignedRound
 from verification.errors import Wrong
 from verification.replay import open_step
-from verification.run import open_run
+from verification.run import OpenedRun
 
 Place = tuple[str, int]  # a row: the digest of its reply's envelope, and its place in the reply
 
@@ -62,7 +62,8 @@ def counterfactual(
         HyperparameterError: there is no such rule, or a hyper-parameter is wrong.
         Wrong: the record is not what was signed, or the rule cannot use its replies.
     """
-    facts, envelopes = open_run(bundle)
+    opened = OpenedRun.of(bundle)
+    facts = opened.facts
     if facts.spec.privacy.secure != "off":
         raise Wrong("nobody knows the updates of a private round, so no other rule can be evaluated on them")
     if facts.spec.privacy.client_noise:
@@ -72,7 +73,7 @@ def counterfactual(
     same = True  # whether the other rule has taken the same steps so far
     model, previous_step = bundle.about.initial_model, ""
     for record in bundle.rounds():
-        signed = envelopes.read(record, model, previous_step)
+        signed = opened.envelopes.read(record, model, previous_step)
         if signed.step is None:
             continue
         model, previous_step = signed.step.result_model, signed.step_digest

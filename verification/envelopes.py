@@ -192,10 +192,15 @@ class EnvelopeReader:
 
     def _open(self, envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey, what: str) -> ManifestT:
         self._count += 1
-        try:
-            return unseal(envelope, kind, key)
-        except (Refusal, DecodeError) as error:
-            raise Wrong(f"{what}: {error.message if isinstance(error, Refusal) else error}") from error
+        return opened(envelope, kind, key, what)
+
+
+def opened(envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey, what: str) -> ManifestT:
+    """The manifest in an envelope. Raises Wrong, naming `what`, unless the key has signed it."""
+    try:
+        return unseal(envelope, kind, key)
+    except (Refusal, DecodeError) as error:
+        raise Wrong(f"{what}: {error.message if isinstance(error, Refusal) else error}") from error
 
 
 def _same(what: str, message: Message, expected: Mapping[str, object]) -> None:

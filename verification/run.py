@@ -3,7 +3,9 @@
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from verification.arithmetic import must_be_gram
 from verification.envelopes import EnvelopeReader, SignedRound
 from verification.errors import Verified, Wrong
 from verification.keys import Keys, read_keys
+from verification.log import RunLog, read_log
 from verification.model import AVERAGE, Standing, combined_rows, must_make
 from verification.private import private_means, private_step
 from verification.replay import RunFacts, open_step, read_gram
@@ -29,44 +32,79 @@ _SPLITS = ("test", "validation", "train")  # the accuracy of a round is that of 
 
 
 def verify(bundle: BundleReader, fingerprint: str = "") -> Iterator[Verified]:
-    """Verifies the rounds of a bundle in their order.
+    """Verifies the rounds of a bundle in their order; arguments and errors are those of `OpenedRun.of` and `verify`."""
+    yield from OpenedRun.of(bundle, fingerprint).verify()
 
-    Args:
-        bundle: the record of a run.
-        fingerprint: the SHA-256 of the CA's certificate that the caller trusts; empty trusts the bundle's.
 
-    Raises:
-        Wrong: something does not follow from what was signed.
-        BundleError: the file is damaged.
+@dataclass(frozen=True, kw_only=True)
+class OpenedRun:
+    """The run of a bundle, whose certificates have been verified.
+
+    Attributes:
+        facts: what never changes about it.
+        keys: of its federation.
+        envelopes: verifies the envelopes of rounds.
+        models: the digests of the models to use: the one that the run began with, then the one after each round that
+            has been verified.
     """
-    facts, envelopes = open_run(bundle, fingerprint)
-    at = Standing(model=bundle.about.initial_model)
-    for record in bundle.rounds():
-        try:
-            signed = envelopes.read(record, at.model, at.previous_step)
-            found, at = _round(facts, record, signed, at)
-        except Wrong as error:
-            raise Wrong(f"round {record.number}: {error}") from error
-        yield found
-    if bundle.about.model != at.model:
-        raise Wrong(
-            f"the bundle says that the run ends with the model {bundle.about.model}; its steps end with {at.model}"
-        )
 
+    facts: RunFacts
+    keys: Keys
+    envelopes: EnvelopeReader
+    models: list[str]
 
-def open_run(bundle: BundleReader, fingerprint: str = "") -> tuple[RunFacts, EnvelopeReader]:
-    """The facts of the run of a bundle, and the reader of its envelopes; arguments and errors are those of `verify`."""
-    keys = read_keys(bundle, fingerprint)
-    facts = _facts(bundle, keys)
-    of_all = {
-        "federation_id": bundle.about.federation_id,
-        "run_id": bundle.about.run_id,
-        "spec": facts.spec_digest,
-        "task": facts.spec.task,
-        "seed": facts.spec.seed,
-        "unshared": _unshared(facts.spec),
-    }
-    return facts, EnvelopeReader(keys, of_all)
+    @classmethod
+    def of(cls, bundle: BundleReader, fingerprint: str = "") -> Self:
+        """Opens the run.
+
+        Args:
+            bundle: the record of a run.
+            fingerprint: the SHA-256 of the CA's certificate that the caller trusts; empty trusts the bundle's.
+
+        Raises:
+            Wrong: the certificates or the specification are not what they should be.
+        """
+        keys = read_keys(bundle, fingerprint)
+        facts = _facts(bundle, keys)
+        of_all = {
+            "federation_id": bundle.about.federation_id,
+            "run_id": bundle.about.run_id,
+            "spec": facts.spec_digest,
+            "task": facts.spec.task,
+            "seed": facts.spec.seed,
+            "unshared": _unshared(facts.spec),
+        }
+        return cls(facts=facts, keys=keys, envelopes=EnvelopeReader(keys, of_all), models=[bundle.about.initial_model])
+
+    @cached_property
+    def log(self) -> RunLog:
+        """What the audit log tells of the run. Errors are those of `read_log`."""
+        return read_log(self.facts.bundle, self.keys)
+
+    def verify(self) -> Iterator[Verified]:
+        """Verifies the rounds in their order, and then that the audit log tells of the same run.
+
+        Raises:
+            Wrong: something does not follow from what was signed.
+            BundleError: the file is damaged.
+        """
+        about = self.facts.bundle.about
+        at = Standing(model=about.initial_model)
+        for record in self.facts.bundle.rounds():
+            try:
+                signed = self.envelopes.read(record, at.model, at.previous_step)
+                found, at = _round(self.facts, record, signed, at)
+                self.log.must_tell(record, signed)
+            except Wrong as error:
+                raise Wrong(f"round {record.number}: {error}") from error
+            self.models.append(at.vectors.get(AVERAGE, at.model))
+            yield found
+        if about.model != at.model:
+            raise Wrong(
+                f"the bundle says that the run ends with the model {about.model}; its steps end with {at.model}"
+            )
+        self.log.must_tell_run(self.facts.spec_digest, about.state, self.keys)
+        self.log.must_be_all_told()
 
 
 def _facts(bundle: BundleReader, keys: Keys) -> RunFacts:

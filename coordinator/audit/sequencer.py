@@ -127,6 +127,11 @@ class Sequencer:
                 head.consistency.extend(self._proof(since, self._shown_size))
             return head
 
+    def digest(self, entries: int) -> str:
+        """The digest of the first entries: the root over them."""
+        with self._turn:
+            return f"sha256:{self._tree.root(entries).hex()}"
+
     @property
     def shown_size(self) -> int:
         """The number of entries in the newest checkpoint for members."""

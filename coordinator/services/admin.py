@@ -6,6 +6,7 @@ from contextlib import closing, suppress
 
 from sqlalchemy.orm import Session
 
+from coordinator.audit.excerpt import marked
 from coordinator.disk import open_runs_bytes, run_bytes, usage
 from coordinator.finding import find_round, find_run, model_after, removed_model
 from coordinator.members.messages import NEXT_CHUNK_SECONDS, Context, next_message
@@ -261,16 +262,16 @@ class AdminService(MemberCalls, AuditCalls, admin_pb2_grpc.AdminServicer):
         if request.HasField("round") and request.HasField("best"):
             raise Refusal("argument", "give a round or a metric, not both")
 
-        def find(session: Session) -> tuple[Run, int | None, messages.BestModel | None, str]:
+        def find(session: Session) -> tuple[Run, int | None, messages.BestModel | None, str, int | None]:
             run = find_run(session, request.run)
             number = request.round if request.HasField("round") else None
             best = None
             if request.HasField("best"):
                 number, value = best_round(session, run, request.best.metric, request.best.of, request.best.split)
                 best = messages.BestModel(round=number, value=value)
-            return run, number, best, model_after(session, run, number)
+            return run, number, best, *model_after(session, run, number)
 
-        run, number, best, digest = await self._read(find)
+        run, number, best, digest, made = await self._read(find)
         try:
             source = await self._in_thread(self._blobs.open_range, digest)
         except BlobMissing:
@@ -281,8 +282,12 @@ class AdminService(MemberCalls, AuditCalls, admin_pb2_grpc.AdminServicer):
         with closing(source):
             size = (await self._in_thread(self._blobs.stat, digest)).size
             await self._log_export("model.exported", run.run_id, digest)
+            await self._in_thread(self._sequencer.sequence)
+            origin = messages.ModelOrigin(federation_id=self._home.federation_id, run_id=run.run_id, round=made)
+            if (mark := await self._read(marked, run, made)) is not None:
+                origin.record, origin.entries = self._sequencer.digest(mark), mark
             while chunk := await self._in_thread(source.read, CHUNK_BYTES):
-                yield messages.ExportModelResponse(digest=digest, size=size, chunk=chunk, best=best)
+                yield messages.ExportModelResponse(digest=digest, size=size, chunk=chunk, best=best, origin=origin)
 
     async def ExportBundle(
         self, request: messages.ExportBundleRequest, context: Context
@@ -295,6 +300,8 @@ class AdminService(MemberCalls, AuditCalls, admin_pb2_grpc.AdminServicer):
             run_id,
             federation_id=self._home.federation_id,
             certificates=(self._home.ca, self._home.server),
+            log_key=self._home.log_key.certified(self._home.signing_key),
+            sequence=self._sequencer.sequence,
             payloads=request.payloads,
         )
         detail = "with payloads" if request.payloads else "without payloads"

@@ -6,7 +6,7 @@
 import io
 import json
 import zipfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from importlib.metadata import version
 from typing import Any
@@ -16,6 +16,8 @@ from google.protobuf import json_format
 from sqlalchemy import select
 from sqlalchemy.orm import Session, selectinload
 
+from coordinator.audit.excerpt import excerpt
+from coordinator.rounds.states import ROUND_ENDED, RUN_ENDED
 from federation import bundle
 from federation.certificates import der, serial_of
 from federation.metrics import MetricKind
@@ -56,6 +58,8 @@ def write_bundle(
     *,
     federation_id: str,
     certificates: tuple[x509.Certificate, x509.Certificate],
+    log_key: SignedEnvelope,
+    sequence: Callable[[], object],
     payloads: bool,
 ) -> Generator[bytes, None, None]:
     """The bytes of the bundle of a run, piece by piece.
@@ -66,22 +70,24 @@ def write_bundle(
         run_id: the run.
         federation_id: its federation.
         certificates: that of the CA, and that of the coordinator.
+        log_key: the coordinator's signed word for the key of the audit log.
+        sequence: gives all entries of the audit log their places.
         payloads: whether to add the updates and the models, as far as they are kept.
     """
     sink, ca, coordinator = _Sink(), *certificates
     written: set[str] = set()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
-        with database.read() as session:
-            run = session.get_one(Run, run_id)
-            rounds = session.scalars(select(Round.round_id).where(Round.run_id == run_id).order_by(Round.number)).all()
+        with _standing(database, run_id, sequence) as (session, run, rounds):
             about = _about(run, federation_id, rounds=len(rounds), payloads=payloads)
+            about.model = _newest_model(session, run, len(rounds))
             entries = {
+                bundle.MANIFEST: json_format.MessageToJson(about).encode(),
                 bundle.SPECIFICATION: run.spec,
                 bundle.CA: der(ca),
                 bundle.certificate_entry(serial_of(coordinator)): der(coordinator),
                 **_certificates(session, run_id),
+                bundle.LOG: excerpt(session, run_id, len(rounds), log_key).SerializeToString(),
             }
-        entries[bundle.MANIFEST] = json_format.MessageToJson(about).encode()
         for name, data in entries.items():
             with _entry(archive, name) as write:
                 write(data)
@@ -98,6 +104,37 @@ def write_bundle(
                     yield from _copied(archive, sink, blobs, digest)
             wanted = []
     yield from sink.take()
+
+
+@contextmanager
+def _standing(
+    database: Database, run_id: str, sequence: Callable[[], object]
+) -> Iterator[tuple[Session, Run, Sequence[int]]]:
+    """A snapshot in which the audit log tells all of a run and of those rounds of it that do not change any more.
+
+    What is recorded between the sequencing and the snapshot has no place in the log. So the run is read before, too,
+    and once more if something has happened to it.
+    """
+    before = None
+    while True:
+        with database.read() as session:
+            run = session.get_one(Run, run_id)
+            rows = select(Round.round_id).where(Round.run_id == run_id).order_by(Round.number)
+            if run.state not in RUN_ENDED:
+                rows = rows.where(Round.state.in_(ROUND_ENDED))
+            rounds = session.scalars(rows).all()
+            if before == (run.state, rounds):
+                yield session, run, rounds
+                return
+            before = run.state, rounds
+        sequence()
+
+
+def _newest_model(session: Session, run: Run, rounds: int) -> str:
+    """The newest model that the first rounds of a run have made."""
+    made = select(Round.result_model).where(Round.run_id == run.run_id, Round.number < rounds)
+    newest = made.where(Round.result_model.is_not(None)).order_by(Round.number.desc()).limit(1)
+    return session.scalar(newest) or run.initial_model
 
 
 @contextmanager

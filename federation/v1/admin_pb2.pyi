@@ -2629,6 +2629,7 @@ class ExportModelResponse(_message.Message):
     SIZE_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """The digest of the whole file."""
     size: _builtins.int
@@ -2639,6 +2640,10 @@ class ExportModelResponse(_message.Message):
     def best(self) -> Global___BestModel:
         """The best round and its value, where it was asked for."""
 
+    @_builtins.property
+    def origin(self) -> Global___ModelOrigin:
+        """Where the model comes from."""
+
     def __init__(
         self,
         *,
@@ -2646,14 +2651,57 @@ class ExportModelResponse(_message.Message):
         size: _builtins.int = ...,
         chunk: _builtins.bytes = ...,
         best: Global___BestModel | None = ...,
+        origin: Global___ModelOrigin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "origin", b"origin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "chunk", b"chunk", "digest", b"digest", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "chunk", b"chunk", "digest", b"digest", "origin", b"origin", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExportModelResponse: _TypeAlias = ExportModelResponse  # noqa: Y015
+
+@_typing.final
+class ModelOrigin(_message.Message):
+    """Where a model comes from, and the record of how it was made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    run_id: _builtins.str
+    """The run."""
+    round: _builtins.int
+    """The round that made it; absent for the model that the run began with."""
+    record: _builtins.str
+    """The digest of the run's record: the root over the first entries of the audit log, the last of which tells of the
+    end of the run; while the run goes on, of the step that made the model. Empty for a run on simulated clients.
+    """
+    entries: _builtins.int
+    """How many entries these are."""
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        round: _builtins.int | None = ...,
+        record: _builtins.str = ...,
+        entries: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "round", b"round"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "entries", b"entries", "federation_id", b"federation_id", "record", b"record", "round", b"round", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__round: _TypeAlias = _typing.Literal["round"]  # noqa: Y015
+    _WhichOneofArgType__round: _TypeAlias = _typing.Literal["_round", b"_round"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__round) -> _WhichOneofReturnType__round | None: ...
+
+Global___ModelOrigin: _TypeAlias = ModelOrigin  # noqa: Y015
 
 @_typing.final
 class ExportBundleRequest(_message.Message):

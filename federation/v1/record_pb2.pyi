@@ -8,6 +8,7 @@ The record of a run as one file, the bundle: a zip archive whose entries are sto
   certificates/ca.der      the CA's certificate
   certificates/SERIAL.der  the certificates of the coordinator and of the clients
   rounds/NNNNNN.pb         a RoundRecord of each round, numbered from 000000
+  log.pb                   the LogRecord: what the audit log tells of the run
   blobs/DIGEST             a blob, named by its digest with "-" in place of ":"
 
 Every fact that counts is inside a SignedEnvelope, or follows from signed facts. What is said beside them (states,
@@ -57,11 +58,11 @@ class Bundle(_message.Message):
     name: _builtins.str
     """Its name."""
     state: _builtins.str
-    """Its state, such as "COMPLETED"."""
+    """Its state, such as "COMPLETED". Of a run that has not ended, the bundle has the rounds that have."""
     initial_model: _builtins.str
     """The digest of the model that the run began with."""
     model: _builtins.str
-    """The digest of its newest model."""
+    """The digest of the newest model that its rounds have made."""
     rounds: _builtins.int
     """How many rounds the bundle has."""
     payloads: _builtins.bool
@@ -281,3 +282,137 @@ class Answer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Answer: _TypeAlias = Answer  # noqa: Y015
+
+@_typing.final
+class LogRecord(_message.Message):
+    """What the audit log tells of the run: entries of the log, and the hashes that lead from them to signed checkpoints."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> _common_pb2.SignedEnvelope:
+        """A LogKeyManifest, signed by the coordinator."""
+
+    @_builtins.property
+    def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.SignedEnvelope]:
+        """CheckpointManifests, signed by that key, in the order of their sizes. The last one covers all entries."""
+
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoggedEntry]:
+        """The entries that tell of the run and of its members, in the order of the log."""
+
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogNode]:
+        """The roots over the other entries: with the leaves of the entries, they make the root of each checkpoint."""
+
+    def __init__(
+        self,
+        *,
+        key: _common_pb2.SignedEnvelope | None = ...,
+        checkpoints: _abc.Iterable[_common_pb2.SignedEnvelope] | None = ...,
+        entries: _abc.Iterable[Global___LoggedEntry] | None = ...,
+        nodes: _abc.Iterable[Global___LogNode] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "entries", b"entries", "key", b"key", "nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogRecord: _TypeAlias = LogRecord  # noqa: Y015
+
+@_typing.final
+class LoggedEntry(_message.Message):
+    """An entry of the audit log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ENTRY_ID_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    PREVIOUS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Its place in the log, from 0."""
+    entry_id: _builtins.int
+    """The id of its row."""
+    at: _builtins.int
+    """When it happened, in microseconds since 1970-01-01 00:00 UTC."""
+    actor: _builtins.str
+    """Who did it: the URI of a certificate, "peer ADDRESS", "coordinator", or a command on the coordinator's machine."""
+    action: _builtins.str
+    """What: an rpc, or an event."""
+    subject: _builtins.str
+    """What it was about."""
+    outcome: _builtins.str
+    """The reason of a refusal; empty otherwise."""
+    detail: _builtins.str
+    """More, in words."""
+    digest: _builtins.str
+    """The digest of the envelope or object that it tells of; empty where there is none."""
+    times: _builtins.int
+    """How often it happened."""
+    previous: _builtins.bytes
+    """The leaf of the entry before, 32 bytes; zeros for the first."""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        entry_id: _builtins.int = ...,
+        at: _builtins.int = ...,
+        actor: _builtins.str = ...,
+        action: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        times: _builtins.int = ...,
+        previous: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "actor", b"actor", "at", b"at", "detail", b"detail", "digest", b"digest", "entry_id", b"entry_id", "number", b"number", "outcome", b"outcome", "previous", b"previous", "subject", b"subject", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoggedEntry: _TypeAlias = LoggedEntry  # noqa: Y015
+
+@_typing.final
+class LogNode(_message.Message):
+    """The root over some consecutive entries of the log that are not shown: a node of its tree."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """The number of the first entry."""
+    stop: _builtins.int
+    """The number after the last one."""
+    hash: _builtins.bytes
+    """The root over their leaves, 32 bytes."""
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        stop: _builtins.int = ...,
+        hash: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogNode: _TypeAlias = LogNode  # noqa: Y015

@@ -3,8 +3,9 @@
 import math
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -17,6 +18,7 @@ from fedpareto.cli.options import ForceOption, JsonOption
 
 if TYPE_CHECKING:
     from federation.v1.admin_pb2 import ExportBundleResponse
+    from verification.log import RunLog
 
 NOT_VERIFIED = 3  # the exit code where something could not be verified, and nothing is wrong
 
@@ -165,49 +167,66 @@ def verify_command(
             "--ca", metavar="FINGERPRINT", help="SHA-256 of the CA's certificate, as a member of the federation has it."
         ),
     ] = "",
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="FILE", help="A model that `fedpareto admin export` wrote.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Verify the record of a run: signatures, rules, models.
 
     It needs no coordinator and no network. It checks each signature, what binds replies to assignments and steps to
-    replies, the rule's coefficients from the Gram matrix, the Gram matrix from the updates, and each number of each
-    model. Without --ca it trusts the CA in the file, and says so.
+    replies, the rule's coefficients from the Gram matrix, the Gram matrix from the updates, each number of each model,
+    and that the audit log tells of all this. Without --ca it trusts the CA in the file, and says so.
+
+    With --model it also says which round made a model, and whether the digest that the model carries is that of this
+    record.
 
     Exit codes: 0 all was verified; 1 something is wrong, and the first such thing is named; 3 nothing is wrong, and
     something could not be verified, such as models in a file without payloads.
     """
     from federation.bundle import BundleError, BundleReader
     from verification.errors import Wrong
-    from verification.keys import read_keys
-    from verification.run import verify
+    from verification.exported import check_model
+    from verification.run import OpenedRun
 
     rounds: list[dict[str, Any]] = []
-    wrong, members = "", {}
+    document: dict[str, Any] = {"file": str(file)}
+    wrong, missing = "", []
+
+    def say(line: str) -> None:
+        if not as_json:
+            typer.echo(line)
+
     with failing(OSError, BundleError), BundleReader(file) as bundle:
+        about = bundle.about
         try:
-            keys = read_keys(bundle, ca)
-            about = bundle.about
-            members = {name: key.hex() for name, key in sorted(keys.clients.items())}
-            if not as_json:
-                trusted = "as you named it" if ca else "which the file itself names; compare it with a member's"
-                typer.echo(f"run {about.name} ({about.run_id}) of {about.federation_id}, {about.rounds} rounds")
-                typer.echo(f"CA {keys.ca_fingerprint}, {trusted}")
-            for found in _with_progress(verify(bundle, ca), about.rounds):
+            run = OpenedRun.of(bundle, ca)
+            document["members"] = {name: key.hex() for name, key in sorted(run.keys.clients.items())}
+            trusted = "as you named it" if ca else "which the file itself names; compare it with a member's"
+            say(f"run {about.name} ({about.run_id}) of {about.federation_id}, {about.rounds} rounds")
+            say(f"CA {run.keys.ca_fingerprint}, {trusted}")
+            for found in _with_progress(run.verify(), about.rounds):
                 rounds.append({"round": found.number, "words": found.words, "missing": list(found.missing)})
-                if not as_json:
-                    typer.echo(f"round {found.number}: {found.words}")
-                    for why in found.missing:
-                        typer.echo(f"round {found.number}: not verified, because {why}")
+                missing += found.missing
+                say(f"round {found.number}: {found.words}")
+                for why in found.missing:
+                    say(f"round {found.number}: not verified, because {why}")
+            document |= _of_the_log(run.log, say)
+            if model is not None:
+                checked = check_model(run, model)
+                document["model"] = {"words": checked.words, "missing": checked.missing}
+                say(checked.words)
+                if checked.missing:
+                    missing.append(checked.missing)
+                    say(f"not verified, because {checked.missing}")
         except Wrong as error:
             wrong = str(error)
-        whole = not any(one["missing"] for one in rounds)
-        document = {
-            "file": str(file),
+        whole = not missing
+        document |= {
             "digest": bundle.digest,
-            "run": bundle.about.run_id,
+            "run": about.run_id,
             "verified": not wrong and whole,
             "wrong": wrong,
-            "members": members,
             "rounds": rounds,
         }
     if as_json:
@@ -215,10 +234,23 @@ def verify_command(
     if wrong:
         raise Failure(f"{file} does not verify: {wrong}")
     words = "everything was verified" if whole else "nothing is wrong; what is named above could not be verified"
-    if not as_json:
-        typer.echo(f"{file}: {words}; {document['digest']}")
+    say(f"{file}: {words}")
     if not whole:
         raise typer.Exit(NOT_VERIFIED)
+
+
+def _of_the_log(log: "RunLog", say: "Callable[[str], None]") -> dict[str, Any]:
+    """What is told of a verified log, and the digest of the record."""
+    newest = log.newest
+    at = newest.created.ToDatetime(tzinfo=UTC)
+    say(f"audit log: {len(log.entries)} entries, under a checkpoint of {newest.size} entries, signed at {at:%F %T} UTC")
+    told: dict[str, Any] = {"log": {"entries": len(log.entries), "checkpoint": newest.size, "signed": at.isoformat()}}
+    if log.end is None:
+        say("the run has not ended, so its record has no digest yet")
+        return told | {"record": None}
+    entries = log.end.number + 1
+    say(f"the record has the digest {log.digest(entries)}, of {entries} entries")
+    return told | {"record": {"digest": log.digest(entries), "entries": entries}}
 
 
 def _with_progress(found: "Iterable[Any]", total: int) -> "Iterable[Any]":

@@ -8,13 +8,22 @@ from pathlib import Path
 from typing import BinaryIO
 
 from federation import digests
-from federation.v1.admin_pb2 import BestModel, ExportModelResponse
+from federation.provenance import Provenance, with_provenance
+from federation.refusals import Refusal
+from federation.v1.admin_pb2 import BestModel, ExportModelResponse, ModelOrigin
+from federation.vectors import LENGTH_BYTES, header_length
 from fedpareto.cli.failure import Failure, failing
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A model that was written: its digest, its size in bytes, and the round if it was chosen by a metric."""
+    """A model that was written.
+
+    Attributes:
+        digest: of the model as it is on record, which the file is without the metadata that tell where it comes from.
+        size: of the same, in bytes.
+        best: the round, if it was chosen by a metric.
+    """
 
     digest: str
     size: int
@@ -22,12 +31,12 @@ class Saved:
 
 
 def save(pieces: Iterable[ExportModelResponse], path: Path) -> Saved:
-    """Writes the pieces to `path`.
+    """Writes the pieces to `path`, with metadata that tell where the model comes from.
 
     Raises:
         Failure: the bytes are not those that the coordinator named, or the file cannot be written; an older file stays.
     """
-    with failing(OSError, what=f"cannot write {path}"):
+    with failing(OSError, what=f"cannot write {path}"), failing(Refusal, what="the model that arrived"):
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
         try:
@@ -45,16 +54,35 @@ def save(pieces: Iterable[ExportModelResponse], path: Path) -> Saved:
 def _write(pieces: Iterable[ExportModelResponse], file: BinaryIO) -> Saved:
     best = None
     digest, size, count, state = "", 0, 0, digests.hasher()
+    head: bytes | None = b""  # what has come of the header, until it is whole
     for piece in pieces:
         if not digest:
             digest, size = piece.digest, piece.size
             best = piece.best if piece.HasField("best") else None
             state = digests.hasher(digests.parse(digest)[0])
         state.update(piece.chunk)
-        count += file.write(piece.chunk)
+        count += len(piece.chunk)
+        if head is None or not piece.HasField("origin"):
+            file.write(piece.chunk)
+            continue
+        head += piece.chunk
+        if len(head) < LENGTH_BYTES or len(head) < (end := LENGTH_BYTES + header_length(head)):
+            continue
+        file.write(with_provenance(head[:end], _provenance(piece.origin)) + head[end:])
+        head = None
     if not digest:
         raise Failure("the coordinator sent no model")
     found = f"{digests.parse(digest)[0]}:{state.hexdigest()}"
     if found != digest or count != size:
         raise Failure(f"the model that arrived is {found} ({count} bytes); expected {digest} ({size} bytes)")
     return Saved(digest, size, best)
+
+
+def _provenance(origin: ModelOrigin) -> Provenance:
+    return Provenance(
+        federation=origin.federation_id,
+        run=origin.run_id,
+        round=str(origin.round) if origin.HasField("round") else "",
+        record=origin.record,
+        entries=str(origin.entries) if origin.record else "",
+    )

@@ -1,0 +1,116 @@
+"""The part of the audit log that tells of a run, with the hashes that lead from its entries to signed checkpoints."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+
+from sqlalchemy import and_, or_, select
+from sqlalchemy.orm import Session
+
+from coordinator.rounds.states import RUN_ENDED
+from federation.log_entries import EPOCH, FIRST
+from federation.merkle import Tree
+from federation.v1.common_pb2 import SignedEnvelope
+from federation.v1.record_pb2 import LoggedEntry, LogNode, LogRecord
+from storage import audit
+from storage.audit import ChainedEntry
+from storage.models import Assignment, AuditEntry, Checkpoint, Phase, Round, Run
+
+_READ = 65_536  # leaves that are read at a time
+_OF_MEMBERS = ("client.approved", "client.revoked")  # besides entries with the digest of a key or certificate
+_OF_KEYS = ("key.set", "coordinator.restored")
+
+
+def excerpt(session: Session, run_id: str, rounds: int, key: SignedEnvelope) -> LogRecord:
+    """What the log tells of the first rounds of a run.
+
+    Args:
+        session: a snapshot in which every entry about these rounds has a place in the log.
+        run_id: the run.
+        rounds: how many.
+        key: the coordinator's signed word for the key of the log.
+    """
+    entries = _entries(session, run_id, rounds)
+    sizes = session.scalars(select(Checkpoint.size).order_by(Checkpoint.size)).all()
+    wanted = {*sizes[-1:], *_covering(sizes, entries)}
+    tree = Tree(lambda start, stop: audit.chained_leaves(session, start, stop))
+    previous = {0: FIRST}
+    needed = {one.entry.number for one in entries}
+    for start in range(0, sizes[-1], _READ):
+        for leaf in audit.chained_leaves(session, start, min(start + _READ, sizes[-1])):
+            tree.append(leaf)
+            if tree.size in needed:
+                previous[tree.size] = leaf
+    nodes = tree.around(needed, sorted(wanted))
+    signed = select(Checkpoint.envelope).where(Checkpoint.size.in_(wanted)).order_by(Checkpoint.size)
+    return LogRecord(
+        key=key,
+        checkpoints=[SignedEnvelope.FromString(envelope) for envelope in session.scalars(signed)],
+        entries=[_message(one, previous[one.entry.number]) for one in entries],
+        nodes=[LogNode(start=start, stop=stop, hash=root) for (start, stop), root in sorted(nodes.items())],
+    )
+
+
+def marked(session: Session, run: Run, number: int | None) -> int | None:
+    """How many entries the log has up to the one that tells of a run's end, which is included.
+
+    While the run goes on: up to the one that tells of the step of round `number`, or of the run's submission where that
+    is None. None where no entry with a place in the log tells of it, as of runs on simulated clients.
+    """
+    if run.state in RUN_ENDED:
+        action, subject = f"run.{run.state.lower()}", run.run_id
+    elif number is None:
+        action, subject = audit.SUBMITTED, run.run_id
+    else:
+        action, subject = audit.STEPPED, f"{run.run_id}/{number}"
+    found = audit.newest_number(session, action, subject)
+    return None if found is None else found + 1
+
+
+def _entries(session: Session, run_id: str, rounds: int) -> Sequence[ChainedEntry]:
+    """The entries of the run and of its first rounds, of its members' keys and states, and of the federation's keys."""
+    of_rounds = select(Assignment).join(Phase).join(Round).where(Round.run_id == run_id, Round.number < rounds)
+    assignments = of_rounds.with_only_columns(Assignment.assignment_id)
+    members = of_rounds.with_only_columns(Assignment.client_id)
+    of_members = or_(AuditEntry.digest != "", AuditEntry.action.in_(_OF_MEMBERS))
+    found = audit.chained_where(
+        session,
+        or_(
+            AuditEntry.subject == run_id,
+            AuditEntry.subject.startswith(f"{run_id}/"),
+            AuditEntry.subject.in_(assignments),
+            and_(AuditEntry.subject.in_(members), AuditEntry.outcome == "", of_members),
+            AuditEntry.action.in_(_OF_KEYS),
+        ),
+    )
+    return [one for one in found if not _later(one.entry.subject, run_id, rounds)]
+
+
+def _later(subject: str, run_id: str, rounds: int) -> bool:
+    """Whether an entry is about a round of the run after the first ones."""
+    run, slash, number = subject.partition("/")
+    return run == run_id and bool(slash) and number.isdecimal() and int(number) >= rounds
+
+
+def _covering(sizes: Sequence[int], entries: Iterable[ChainedEntry]) -> set[int]:
+    """The sizes of the first checkpoints that cover the steps and the end of a run."""
+    ends = {f"run.{state.lower()}" for state in RUN_ENDED}
+    places = (bisect_right(sizes, one.entry.number) for one in entries if one.entry.action in {audit.STEPPED, *ends})
+    return {sizes[place] for place in places if place < len(sizes)}
+
+
+def _message(one: ChainedEntry, previous: bytes) -> LoggedEntry:
+    entry = one.entry
+    return LoggedEntry(
+        number=entry.number,
+        entry_id=entry.entry_id,
+        at=(entry.at - EPOCH) // timedelta(microseconds=1),
+        actor=entry.actor,
+        action=entry.action,
+        subject=entry.subject,
+        outcome=entry.outcome,
+        detail=entry.detail,
+        digest=entry.digest,
+        times=entry.times,
+        previous=previous,
+    )

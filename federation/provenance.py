@@ -1,0 +1,91 @@
+"""Where an exported model comes from: metadata in the header of its safetensors file.
+
+A model on record has no metadata, so that equal models are equal files. What is added on export can be taken off again:
+the rest is the file that the signed step names.
+"""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from federation import digests
+from federation.refusals import Refusal
+from federation.vectors import LENGTH_BYTES, MAX_HEADER_BYTES, header_length
+
+_METADATA = "__metadata__"
+_PREFIX = "fedpareto."
+_PIECE = 1 << 20  # bytes that are hashed at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where a model comes from. All values are texts, as metadata of safetensors files are.
+
+    Attributes:
+        federation: its name.
+        run: the id of the run.
+        round: the number of the round that made the model; empty for the model that the run began with.
+        record: the digest of the run's record, see `docs/verify.md`; empty where there is none.
+        entries: of how many entries of the audit log this is the digest.
+    """
+
+    federation: str
+    run: str
+    round: str
+    record: str
+    entries: str
+
+
+def with_provenance(header: bytes, provenance: Provenance) -> bytes:
+    """The header of a safetensors file, with its length in front, with metadata that tell of the provenance.
+
+    Raises:
+        Refusal: `layout`: it is no header of a safetensors file, or too long with the metadata.
+    """
+    document = _parsed(header)
+    told = {f"{_PREFIX}{one.name}": getattr(provenance, one.name) for one in fields(Provenance)}
+    return _written({_METADATA: document.pop(_METADATA, {}) | told, **document})
+
+
+def read_exported(path: Path, algorithm: str) -> tuple[str, Provenance | None]:
+    """The digest of an exported model without its provenance, by an algorithm of `federation.digests`; the provenance.
+
+    Raises:
+        Refusal: `layout`: it is not a safetensors file.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        prefix = file.read(LENGTH_BYTES)
+        header = prefix + file.read(header_length(prefix))
+        document = _parsed(header)
+        metadata = document.get(_METADATA, {})
+        told = {one.name: metadata.pop(f"{_PREFIX}{one.name}", None) for one in fields(Provenance)}
+        texts = {field: value for field, value in told.items() if isinstance(value, str)}
+        provenance = None
+        if texts.keys() == told.keys():
+            if not metadata:
+                del document[_METADATA]
+            header, provenance = _written(document), Provenance(**texts)
+        state = digests.hasher(algorithm)
+        state.update(header)
+        while piece := file.read(_PIECE):
+            state.update(piece)
+    return f"{algorithm}:{state.hexdigest()}", provenance
+
+
+def _parsed(header: bytes) -> dict[str, dict[str, object]]:
+    try:
+        document = json.loads(header[LENGTH_BYTES:])
+    except (ValueError, RecursionError) as error:
+        raise Refusal("layout", f"the header is not the JSON of a safetensors file: {str(error)[:200]}") from None
+    if not isinstance(document, dict) or not all(isinstance(value, dict) for value in document.values()):
+        raise Refusal("layout", "the header of a safetensors file is a JSON object of objects; this one is not")
+    return document
+
+
+def _written(document: dict[str, dict[str, object]]) -> bytes:
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    if len(text) > MAX_HEADER_BYTES:
+        raise Refusal("layout", f"the header takes {len(text)} bytes; at most {MAX_HEADER_BYTES} are accepted anywhere")
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text

@@ -1,0 +1,68 @@
+"""An exported model: whether it is a model of the run of a bundle, and whether it carries the digest of its record."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from federation import digests
+from federation.provenance import Provenance, read_exported
+from federation.refusals import Refusal
+from verification.errors import Wrong
+from verification.log import STEPPED, RunLog
+from verification.run import OpenedRun
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found of a model: in words; and why something could not be verified, empty where everything was."""
+
+    words: str
+    missing: str = ""
+
+
+def check_model(run: OpenedRun, path: Path) -> Checked:
+    """Compares an exported model with the models of a run, all of whose rounds have been verified.
+
+    Raises:
+        Wrong: it is not a model of this run, or carries the digest of another record.
+        OSError: the file cannot be read.
+    """
+    name = path.name
+    try:
+        found, origin = read_exported(path, digests.parse(run.models[-1])[0])
+    except Refusal as refusal:
+        raise Wrong(f"{name}: {refusal.message}") from refusal
+    about = run.facts.bundle.about
+    if origin is not None and (origin.federation, origin.run) != (about.federation_id, about.run_id):
+        raise Wrong(f"{name} says that it is of run {origin.run} of {origin.federation}")
+    # A round without a step leaves the model of the round before: the first one with a model has made it.
+    rounds = {str(place - 1) if place else "" for place, model in enumerate(run.models) if model == found}
+    if not rounds:
+        raise Wrong(f"{name} is {found}; no round of the run has made this model")
+    if origin is None:
+        number = min(rounds, key=lambda one: int(one or -1))
+        return Checked(f"{name} is {_which(number)}", f"{name} carries no digest of the record")
+    if origin.round not in rounds:
+        raise Wrong(f"{name} says that it is {_which(origin.round)}; it is {_which(min(rounds))}")
+    words = f"{name} is {_which(origin.round)}"
+    if not origin.record:
+        return Checked(words, f"{name} carries no digest of the record")
+    return Checked(f"{words}, and carries the digest of {_record(run.log, origin, name)}")
+
+
+def _record(log: RunLog, origin: Provenance, name: str) -> str:
+    """Which part of the record a digest is of, in words."""
+    entries = int(origin.entries) if origin.entries.isdecimal() and len(origin.entries) < 20 else 0
+    last = log.entry(entries - 1)
+    if last is None or log.digest(entries) != origin.record:
+        raise Wrong(f"{name} carries the digest {origin.record} of {origin.entries} entries; the bundle has another")
+    if last == log.end:
+        return "this record"
+    if origin.round and (last.action, last.subject) == (STEPPED, f"{log.run_id}/{origin.round}"):
+        return "this record up to its step: the run had not ended when the model was exported"
+    if not origin.round and (last.action, last.subject) == ("run.submitted", log.run_id):
+        return "this record up to its submission: the run had made no model when it was exported"
+    raise Wrong(f"{name} carries the digest of the audit log up to {last.action} of {last.subject}")
+
+
+def _which(number: str) -> str:
+    return f"the model of round {number}" if number else "the model that the run began with"

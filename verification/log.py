@@ -1,0 +1,215 @@
+"""What the audit log tells of a run: whether its entries are those that were signed, and whether the record agrees."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from federation.bundle import BundleReader
+from federation.digests import digest
+from federation.envelope import envelope_digest
+from federation.log_entries import EPOCH, FIRST, LogEntry
+from federation.merkle import root_from
+from federation.proofs import signing_public_key
+from federation.v1.common_pb2 import AssignmentManifest, CheckpointManifest, LogKeyManifest, ReceiptManifest
+from federation.v1.record_pb2 import LoggedEntry, RoundRecord
+from verification.envelopes import SignedRound, opened
+from verification.errors import Wrong
+from verification.keys import Keys
+
+ISSUED, ACCEPTED, REFUSED = "assignment.issued", "update.accepted", "update.refused"
+STEPPED, SKIPPED = "round.stepped", "round.skipped"
+_ENDS = {f"run.{state.lower()}": state for state in ("COMPLETED", "FAILED", "STOPPED")}
+_TEXTS = ("actor", "action", "subject", "outcome", "detail", "digest")
+
+
+@dataclass
+class RunLog:
+    """The entries of the log that tell of a run, under signed checkpoints.
+
+    Attributes:
+        run_id: the run.
+        newest: the last checkpoint.
+        entries: those that the bundle shows.
+        nodes: the roots over the others, and the leaves of the entries, by the numbers where they begin and end.
+    """
+
+    run_id: str
+    newest: CheckpointManifest
+    entries: tuple[LoggedEntry, ...]
+    nodes: Mapping[tuple[int, int], bytes]
+    _told: set[int] = field(default_factory=set)  # the entries whose facts are in the record
+    _stepped: int = -1  # the number of the entry of the newest step
+
+    def __post_init__(self) -> None:
+        self._by: dict[tuple[str, str], list[LoggedEntry]] = {}
+        for entry in self.entries:
+            self._by.setdefault((entry.action, entry.subject), []).append(entry)
+
+    @property
+    def end(self) -> LoggedEntry | None:
+        """The entry that tells of the run's end; None while it goes on."""
+        return next((entry for entry in reversed(self.entries) if self._ends(entry)), None)
+
+    def digest(self, entries: int) -> str:
+        """The digest of the log's first entries, of which the last is in the bundle: the root over them.
+
+        Raises:
+            LookupError: it is not known.
+        """
+        return f"sha256:{root_from(self.nodes, 0, entries).hex()}"
+
+    def entry(self, number: int) -> LoggedEntry | None:
+        """The entry with a number; None if the bundle does not show it."""
+        place = bisect_left(self.entries, number, key=lambda entry: entry.number)
+        found = self.entries[place : place + 1]
+        return found[0] if found and found[0].number == number else None
+
+    def must_tell_run(self, spec: str, state: str, keys: Keys) -> None:
+        """Checks the entries of the submission, of the run's end and of all keys. Raises Wrong."""
+        self._must_tell("run.submitted", self.run_id, spec, "the submission of the run")
+        told = "" if self.end is None else _ENDS[self.end.action]
+        if told != (state if state in _ENDS.values() else ""):
+            raise Wrong(f"the bundle says that the run is {state}; the audit log tells {told or 'of no end'}")
+        coordinator = keys.coordinator.public_bytes_raw()
+        self._must_tell("key.set", "signing key", digest(coordinator), "the coordinator's signing key")
+        for name, key in keys.clients.items():
+            if not any(entry.subject == name and entry.digest == digest(key) for entry in self.entries):
+                raise Wrong(f"the signing key of {name}: no entry of the audit log tells of it")
+
+    def must_tell(self, record: RoundRecord, signed: SignedRound) -> None:
+        """Checks that entries tell of the envelopes of a round, in their order. The envelopes have been verified.
+
+        Raises:
+            Wrong: no entry tells of an envelope, or one tells of another, or one has another place than its fact.
+        """
+        place = f"{self.run_id}/{record.number}"
+        stepped = None
+        if record.HasField("step"):
+            stepped = self._must_tell(STEPPED, place, envelope_digest(record.step), "the step")
+            if stepped.number < self._stepped:
+                raise Wrong(f"entry {stepped.number} of the audit log tells of the step before that of another round")
+            self._stepped = stepped.number
+        elif record.state == "SKIPPED":
+            self._must_tell(SKIPPED, place, "", "the end of the round")
+        named = set() if signed.step is None else {*signed.step.updates, *signed.step.consulted}
+        for phase in record.phases:
+            for exchange in phase.exchanges:
+                order = AssignmentManifest.FromString(exchange.assignment.manifest)
+                what = f"of {order.client_id} in phase {order.phase}"
+                made = envelope_digest(exchange.assignment)
+                issued = self._must_tell(ISSUED, order.assignment_id, made, f"the assignment {what}")
+                for answer in exchange.answers:
+                    if not answer.HasField("receipt"):
+                        continue
+                    accepted = ReceiptManifest.FromString(answer.receipt.manifest).accepted
+                    made = envelope_digest(answer.update)
+                    words = f"the {'accepted' if accepted else 'refused'} reply {what}"
+                    found = self._must_tell(ACCEPTED if accepted else REFUSED, order.assignment_id, made, words)
+                    if found.number < issued.number:
+                        raise Wrong(f"entry {found.number} of the audit log tells of {words} before its assignment")
+                    if stepped is not None and made in named and found.number > stepped.number:
+                        raise Wrong(f"entry {found.number} of the audit log tells of {words} after the step")
+        if signed.step is not None and stepped is not None:
+            self._must_be_revoked({*signed.step.revoked, *signed.step.forgotten}, stepped.number)
+
+    def must_be_all_told(self) -> None:
+        """Checks that the record has the facts of all entries about rounds. Raises Wrong."""
+        for entry in self.entries:
+            kept = entry.action in (ISSUED, ACCEPTED, REFUSED) or (
+                entry.action in (STEPPED, SKIPPED) and entry.subject.startswith(f"{self.run_id}/")
+            )
+            if kept and entry.number not in self._told:
+                raise Wrong(
+                    f"entry {entry.number} of the audit log tells {entry.action} of {entry.subject}, which is not in "
+                    "the record"
+                )
+
+    def _ends(self, entry: LoggedEntry) -> bool:
+        return entry.subject == self.run_id and entry.action in _ENDS
+
+    def _must_be_revoked(self, clients: Iterable[str], before: int) -> None:
+        for name in sorted(clients):
+            if not any(entry.number < before for entry in self._by.get(("client.revoked", name), ())):
+                raise Wrong(f"the step leaves {name} out as revoked; no entry of the audit log tells of that before it")
+
+    def _must_tell(self, action: str, subject: str, wanted: str, what: str) -> LoggedEntry:
+        """The newest entry that tells of a fact, by its digest."""
+        entries = self._by.get((action, subject), [])
+        found = next((entry for entry in reversed(entries) if entry.digest == wanted), None)
+        if found is None and entries:
+            raise Wrong(f"{what}: entry {entries[-1].number} of the audit log tells of another, {entries[-1].digest}")
+        if found is None:
+            raise Wrong(f"{what}: no entry of the audit log tells of it")
+        self._told.add(found.number)
+        return found
+
+
+def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
+    """The entries of the log in a bundle, which are those that its checkpoints were signed over.
+
+    Raises:
+        Wrong: a signature, an entry or a node is not what it should be.
+        BundleError: the file is damaged.
+    """
+    record = bundle.log()
+    federation = bundle.about.federation_id
+    told = opened(record.key, LogKeyManifest, keys.coordinator, "the key of the audit log")
+    try:
+        key = signing_public_key(told.key)
+    except ValueError as error:
+        raise Wrong(f"the key of the audit log: {error}") from None
+    checkpoints = [
+        opened(envelope, CheckpointManifest, key, f"checkpoint {place} of the audit log")
+        for place, envelope in enumerate(record.checkpoints)
+    ]
+    if told.federation_id != federation or any(one.federation_id != federation for one in checkpoints):
+        raise Wrong("the audit log is of another federation")
+    sizes = [one.size for one in checkpoints]
+    if not sizes or sizes != sorted(set(sizes)) or not sizes[0]:
+        raise Wrong(f"the checkpoints of the audit log cover {sizes} entries; expected one or more, growing")
+    leaves = _leaves(record.entries, sizes[-1])
+    nodes = {(number, number + 1): leaf for number, leaf in leaves.items()}
+    numbers = list(leaves)
+    for node in record.nodes:
+        place = bisect_left(numbers, node.start)
+        if place < bisect_left(numbers, node.stop):
+            raise Wrong(f"the audit log: a node hides entry {numbers[place]}, which is shown")
+        nodes[node.start, node.stop] = node.hash
+    good = 0
+    for one in checkpoints:
+        try:
+            root = root_from(nodes, 0, one.size)
+        except LookupError as error:
+            raise Wrong(f"the audit log: {error}, below the checkpoint of {one.size} entries") from None
+        if root != one.root:
+            raise Wrong(
+                f"the audit log: an entry from {good} to {one.size - 1} was changed, removed, inserted or moved: the "
+                f"checkpoint of {one.size} entries was signed over others"
+            )
+        good = one.size
+    found = RunLog(bundle.about.run_id, checkpoints[-1], tuple(record.entries), nodes)
+    found._must_tell("key.set", "log key", digest(told.key), "the key of the audit log")
+    return found
+
+
+def _leaves(entries: Iterable[LoggedEntry], size: int) -> dict[int, bytes]:
+    """The leaves of entries, by number. Raises Wrong if they are out of order, or do not continue each other."""
+    leaves: dict[int, bytes] = {}
+    last = -1
+    for entry in entries:
+        number = entry.number
+        if not last < number < size:
+            raise Wrong(f"the audit log: entry {number} comes after entry {last}, under a checkpoint of {size} entries")
+        before = leaves.get(number - 1, FIRST if number == 0 else entry.previous)
+        if entry.previous != before:
+            raise Wrong(f"the audit log: entry {number} does not continue the entry before it; one of both was changed")
+        try:
+            at = EPOCH + timedelta(microseconds=entry.at)
+        except OverflowError:
+            raise Wrong(f"the audit log: entry {number} tells of no time, {entry.at}") from None
+        texts = {name: getattr(entry, name) for name in _TEXTS}
+        told = LogEntry(number=number, entry_id=entry.entry_id, at=at, times=entry.times, **texts)
+        leaves[number] = told.leaf(entry.previous)
+        last = number
+    return leaves
