@@ -3,6 +3,7 @@
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -11,8 +12,10 @@ from google.protobuf.message import Message
 
 from federation import bundle
 from federation.envelope import seal
-from federation.v1.common_pb2 import SignedEnvelope
-from federation.v1.record_pb2 import Bundle, RoundRecord
+from federation.log_entries import EPOCH, LogEntry
+from federation.merkle import root_from
+from federation.v1.common_pb2 import CheckpointManifest, SignedEnvelope
+from federation.v1.record_pb2 import Bundle, LoggedEntry, LogRecord, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,15 @@ class Edited:
         return self.having({bundle.round_entry(number): record.SerializeToString()})
 
     @property
+    def log(self) -> LogRecord:
+        return LogRecord.FromString(self.entries[bundle.LOG])
+
+    def with_log(self, change: Callable[[LogRecord], object]) -> "Edited":
+        record = self.log
+        change(record)
+        return self.having({bundle.LOG: record.SerializeToString()})
+
+    @property
     def blobs(self) -> list[str]:
         return [name for name in self.entries if name.startswith("blobs/")]
 
@@ -91,3 +103,23 @@ def other(manifest: Message, field: str) -> None:
         setattr(manifest, field, not value)
     else:
         setattr(manifest, field, value + 1)
+
+
+def log_signed_again(record: LogRecord, key: Ed25519PrivateKey) -> None:
+    """Computes the leaves of the entries anew, and signs the last checkpoint over them."""
+    nodes = {(node.start, node.stop): node.hash for node in record.nodes}
+    for entry in record.entries:
+        entry.previous = nodes.get((entry.number - 1, entry.number), entry.previous)
+        nodes[entry.number, entry.number + 1] = leaf(entry)
+    last = record.checkpoints[-1]
+    del record.checkpoints[:-1]
+    size = CheckpointManifest.FromString(last.manifest).size
+    signed_again(last, CheckpointManifest, key, lambda found: setattr(found, "root", root_from(nodes, 0, size)))
+
+
+def leaf(entry: LoggedEntry) -> bytes:
+    """The leaf of an entry in the log's tree."""
+    texts = {name: getattr(entry, name) for name in ("actor", "action", "subject", "outcome", "detail", "digest")}
+    at = EPOCH + timedelta(microseconds=entry.at)
+    told = LogEntry(number=entry.number, entry_id=entry.entry_id, at=at, times=entry.times, **texts)
+    return told.leaf(entry.previous)

@@ -32,6 +32,7 @@ from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
 from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
+from federation.provenance import read_exported
 from federation.v1.admin_pb2 import (
     ApproveClientRequest,
     CreateJoinStringRequest,
@@ -312,12 +313,12 @@ def test_a_model_is_exported_with_its_digest_checked_and_no_file_overwritten(
     run_id, _ = finished
     out = centre.directory / "out.safetensors"
     found = centre.admin("export", run_id, "--out", str(out))
-    assert digest(out.read_bytes()) == found["digest"] == centre.admin("run", run_id)["run"]["model"]
+    assert read_exported(out, "blake3")[0] == found["digest"] == centre.admin("run", run_id)["run"]["model"]
     again = command(centre, "export", run_id, "--out", str(out))
     assert (again.returncode, "--force" in again.stderr) == (2, True)
     first = centre.admin("export", run_id, "--round", "0", "--out", str(out), "--force")
     assert first["digest"] == centre.admin("round", run_id, "0")["summary"]["result_model"]
-    assert digest(out.read_bytes()) == first["digest"] != found["digest"]
+    assert read_exported(out, "blake3")[0] == first["digest"] != found["digest"]
     nowhere = command(centre, "export", run_id, "--out", str(centre.directory / "no" / "such"))
     assert nowhere.returncode == 1
     assert "cannot write" in nowhere.stderr

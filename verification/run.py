@@ -88,13 +88,13 @@ class OpenedRun:
             Wrong: something does not follow from what was signed.
             BundleError: the file is damaged.
         """
-        about = self.facts.bundle.about
+        about, log = self.facts.bundle.about, self.log
         at = Standing(model=about.initial_model)
         for record in self.facts.bundle.rounds():
             try:
                 signed = self.envelopes.read(record, at.model, at.previous_step)
                 found, at = _round(self.facts, record, signed, at)
-                self.log.must_tell(record, signed)
+                log.must_tell(record, signed)
             except Wrong as error:
                 raise Wrong(f"round {record.number}: {error}") from error
             self.models.append(at.vectors.get(AVERAGE, at.model))
@@ -103,8 +103,8 @@ class OpenedRun:
             raise Wrong(
                 f"the bundle says that the run ends with the model {about.model}; its steps end with {at.model}"
             )
-        self.log.must_tell_run(self.facts.spec_digest, about.state, self.keys)
-        self.log.must_be_all_told()
+        log.must_tell_run(self.facts.spec_digest, about.state, self.keys)
+        log.must_be_all_told()
 
 
 def _facts(bundle: BundleReader, keys: Keys) -> RunFacts:
