@@ -89,6 +89,7 @@ def test_the_decline_of_a_member_is_verified(stage: Stage, tmp_path: Path) -> No
         name = AssignmentManifest.FromString(told.assignment.manifest).assignment_id
         told.decline.CopyFrom(players[0].member.declined(name, "disk"))
 
+    assert "which is not in the record" in edited(lambda record: exchange(record, 0, 2).ClearField("decline"))
     unsigned = edited(lambda record: setattr(exchange(record, 0, 2).decline, "signature", bytes(64)))
     assert "the decline of cleo in phase 0: the signature" in unsigned
     for field in ("federation_id", "client_id", "assignment_id", "assignment"):

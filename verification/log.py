@@ -17,7 +17,8 @@ from verification.envelopes import SignedRound, opened
 from verification.errors import Wrong
 from verification.keys import Keys
 
-ISSUED, ACCEPTED, REFUSED = "assignment.issued", "update.accepted", "update.refused"
+ISSUED, DECLINED = "assignment.issued", "assignment.declined"
+ACCEPTED, REFUSED = "update.accepted", "update.refused"
 STEPPED, SKIPPED = "round.stepped", "round.skipped"
 _ENDS = {f"run.{state.lower()}": state for state in ("COMPLETED", "FAILED", "STOPPED")}
 _TEXTS = ("actor", "action", "subject", "outcome", "detail", "digest")
@@ -99,6 +100,10 @@ class RunLog:
                 what = f"of {order.client_id} in phase {order.phase}"
                 made = envelope_digest(exchange.assignment)
                 issued = self._must_tell(ISSUED, order.assignment_id, made, f"the assignment {what}")
+                if exchange.HasField("decline"):
+                    self._must_tell(
+                        DECLINED, order.assignment_id, envelope_digest(exchange.decline), f"the decline {what}"
+                    )
                 for answer in exchange.answers:
                     if not answer.HasField("receipt"):
                         continue
@@ -116,7 +121,7 @@ class RunLog:
     def must_be_all_told(self) -> None:
         """Checks that the record has the facts of all entries about rounds. Raises Wrong."""
         for entry in self.entries:
-            kept = entry.action in (ISSUED, ACCEPTED, REFUSED) or (
+            kept = entry.action in (ISSUED, DECLINED, ACCEPTED, REFUSED) or (
                 entry.action in (STEPPED, SKIPPED) and entry.subject.startswith(f"{self.run_id}/")
             )
             if kept and entry.number not in self._told:
