@@ -31,8 +31,8 @@ from federation.certificates import der, load_certificate_file
 from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
 from federation.payload_check import PayloadCheck
-from federation.refusals import Refusal
 from federation.provenance import read_exported
+from federation.refusals import Refusal
 from federation.v1.admin_pb2 import (
     ApproveClientRequest,
     CreateJoinStringRequest,
