@@ -10,7 +10,6 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -113,11 +112,6 @@ class BundleReader:
         """Closes the file."""
         with suppress(OSError):
             os.close(self._descriptor)
-
-    @cached_property
-    def digest(self) -> str:
-        """The digest of the whole file."""
-        return self._hash(_Place(0, os.fstat(self._descriptor).st_size), digests.DEFAULT_ALGORITHM)
 
     def rounds(self) -> Iterator[RoundRecord]:
         """The rounds in their order, one at a time."""

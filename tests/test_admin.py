@@ -195,9 +195,12 @@ def test_a_bundle_is_written_and_verified_by_commands(
     done = verify(str(whole), "--ca", fingerprint)
     assert done.returncode == 0, done.stderr
     assert f"CA {fingerprint}, as you named it" in done.stdout
-    assert done.stdout.splitlines()[-1] == f"{whole}: everything was verified; {told['digest']}"
+    assert done.stdout.splitlines()[-2:] == [
+        f"digest of the record: {told['record']}",
+        f"{whole}: everything was verified",
+    ]
     document = json.loads(verify(str(whole), "--json").stdout)
-    assert (document["verified"], document["digest"]) == (True, told["digest"])
+    assert (document["verified"], document["record"]) == (True, told["record"])
     partly = verify(str(bare))
     assert partly.returncode == 3
     assert "round 0: not verified, because K and the model: blake3:" in partly.stdout

@@ -52,6 +52,11 @@ class RunLog:
         """The entry that tells of the run's end; None while it goes on."""
         return next((entry for entry in reversed(self.entries) if self._ends(entry)), None)
 
+    @property
+    def record(self) -> str:
+        """The digest of the run's record; empty while the run goes on."""
+        return "" if self.end is None else self.digest(self.end.number + 1)
+
     def digest(self, entries: int) -> str:
         """The digest of the log's first entries, of which the last is in the bundle: the root over them.
 

@@ -51,10 +51,14 @@ def bundle_command(
     with connected(context, home, reads=True) as stub:
         size = _save(stub.ExportBundle(v1.ExportBundleRequest(run=run, payloads=payloads)), out)
     from federation.bundle import BundleError, BundleReader
+    from verification.errors import Wrong
+    from verification.run import OpenedRun
 
-    with failing(BundleError), BundleReader(out) as bundle:
-        found = {"file": str(out), "digest": bundle.digest, "size": size, "rounds": bundle.about.rounds}
-    show(as_json, found, f"{out}: {size:,} bytes, {found['rounds']} rounds, {found['digest']}")
+    with failing(BundleError, Wrong), BundleReader(out) as bundle:
+        digest = OpenedRun.of(bundle).log.record
+        found = {"file": str(out), "record": digest, "size": size, "rounds": bundle.about.rounds}
+    words = f"digest of the record {digest}" if digest else "the run has not ended, so its record has no digest yet"
+    show(as_json, found, f"{out}: {size:,} bytes, {found['rounds']} rounds, {words}")
 
 
 @app.command("replay")
@@ -223,7 +227,6 @@ def verify_command(
             wrong = str(error)
         whole = not missing
         document |= {
-            "digest": bundle.digest,
             "run": about.run_id,
             "verified": not wrong and whole,
             "wrong": wrong,
@@ -245,12 +248,8 @@ def _of_the_log(log: "RunLog", say: "Callable[[str], None]") -> dict[str, Any]:
     at = newest.created.ToDatetime(tzinfo=UTC)
     say(f"audit log: {len(log.entries)} entries, under a checkpoint of {newest.size} entries, signed at {at:%F %T} UTC")
     told: dict[str, Any] = {"log": {"entries": len(log.entries), "checkpoint": newest.size, "signed": at.isoformat()}}
-    if log.end is None:
-        say("the run has not ended, so its record has no digest yet")
-        return told | {"record": None}
-    entries = log.end.number + 1
-    say(f"the record has the digest {log.digest(entries)}, of {entries} entries")
-    return told | {"record": {"digest": log.digest(entries), "entries": entries}}
+    say(f"digest of the record: {log.record or 'none, since the run has not ended'}")
+    return told | {"record": log.record}
 
 
 def _with_progress(found: "Iterable[Any]", total: int) -> "Iterable[Any]":
