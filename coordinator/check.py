@@ -17,7 +17,7 @@ from coordinator.device import require_device
 from coordinator.disk import open_runs_bytes
 from coordinator.home import Home
 from coordinator.ownership import HomeError
-from federation.certificates import SERVER_LIFETIME, load_certificate_file
+from federation.certificates import SERVER_LIFETIME
 from federation.findings import Finding
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
 from storage.migrations import pending_revisions, unknown_revisions
@@ -54,12 +54,6 @@ def _keys(home: Home) -> Iterator[Finding]:
 
 def _certificates(home: Home, now: datetime) -> Iterator[Finding]:
     issued = {"CA": home.ca, "server's": home.server}
-    admin = home.admin_dir / "certificate.pem"
-    if admin.is_file():
-        try:
-            issued["first administrator's"] = load_certificate_file(admin)
-        except ValueError as error:
-            yield Finding.warning("certificates", str(error))
     for name, certificate in issued.items():
         begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         dates = f"the {name} certificate is valid from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC"
@@ -71,15 +65,10 @@ def _certificates(home: Home, now: datetime) -> Iterator[Finding]:
             yield Finding.ok("certificates", f"{dates}; it is renewed at the next start")
         elif now > ends - _SOON:
             finding = Finding.failed if now >= ends else Finding.warning
-            yield finding("certificates", f"{dates}: {_remedy(name)}")
+            words = "no certificate can outlive the CA: make a new federation, which every member joins"
+            yield finding("certificates", f"{dates}: {words}")
         else:
             yield Finding.ok("certificates", dates)
-
-
-def _remedy(name: str) -> str:
-    if name == "CA":
-        return "no certificate can outlive it: make a new federation, which every member joins"
-    return "issue the next one with `fedpareto coordinator admin`"
 
 
 def _ports(home: Home) -> Iterator[Finding]:

@@ -15,13 +15,14 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.audit.checkpoints import LogKey
-from coordinator.members.administrators import end_certificates
-from coordinator.members.certificates import Authority, register
+from coordinator.members.administrators import certify_administrator, register_administrator
+from coordinator.members.certificates import Authority
 from coordinator.ownership import HomeError, claim_database, lost_database, must_own
 from coordinator.settings import SETTINGS_FILE, SQLITE, Settings
-from federation.certificates import ADMIN_LIFETIME, SERVER_LIFETIME, der, load_certificate_file, make_ca, pem
+from federation.admin_files import Account, AdminFiles
+from federation.certificates import SERVER_LIFETIME, der, load_certificate_file, make_ca, pem
 from federation.digests import digest
-from federation.identity import Role, admin_uris, check_name, coordinator_uri, signing_key_uri
+from federation.identity import Role, check_name, coordinator_uri, signing_key_uri
 from federation.keys import (
     load_signing_key,
     load_tls_key,
@@ -32,7 +33,7 @@ from federation.keys import (
     replace_private,
     write_private_key,
 )
-from federation.member_files import AdminFiles, move_address
+from federation.member_files import move_address
 from storage import audit
 from storage.blobs import BlobStore
 from storage.database import Database
@@ -182,9 +183,10 @@ class Home:
         by: str,
         passphrase: bytes | None = None,
     ) -> AdminFiles:
-        """Makes an administrator: key, certificate and the directory that holds them. Older certificates of it end.
+        """Makes an administrator: its signing key, a first login, and the directory that holds them.
 
-        It has `roles` besides `viewer`. The directory is made, or is empty. `by` is the actor, for the record.
+        An older administrator of the name ends. It has `roles` besides `viewer`. The directory is made, or is empty.
+        `by` is the actor, for the record; the passphrase encrypts the signing key.
 
         Raises:
             HomeError: the directory is in use.
@@ -193,31 +195,24 @@ class Home:
         check_name(name, "administrator")
         if directory.exists() and any(directory.iterdir()):
             raise HomeError(f"{directory} is not empty: an administrator gets a directory of its own")
-        granted = sorted({Role.VIEWER, *roles})
-        key = new_tls_key()
-        uris = admin_uris(self.federation_id, name, granted)
-        certificate = self.authority.issue(key.public_key(), name, uris, now=now, lifetime=ADMIN_LIFETIME)
-        files = AdminFiles(
-            federation_id=self.federation_id,
-            name=name,
-            address=address(self.settings.hosts[0], self.ports()[0]),
-            ca=pem(self.ca),
-            certificate=pem(certificate),
-            tls_key=key,
-        )
-        files.save(directory, passphrase)  # before the older certificates end: a full disk ends no access
+        signing_key, tls_key = Ed25519PrivateKey.generate(), new_tls_key()
+        addresses = self.addresses(*self.ports())
+        account = Account(federation_id=self.federation_id, name=name, ca=pem(self.ca), **addresses)
+        account.save(directory, signing_key, passphrase)  # before the older one ends: a full disk ends no access
         with database.begin() as session:
-            end_certificates(session, uris[0], by=by, now=now)
-            register(session, certificate)
-            audit.record(
+            row = register_administrator(session, name, {Role.VIEWER, *roles}, signing_key.public_key(), by=by, now=now)
+            certificate = certify_administrator(
                 session,
-                at=now,
-                actor=by,
-                action="admin.issued",
-                subject=name,
-                detail="roles " + ", ".join(granted),
-                digest=digest(der(certificate)),
+                row,
+                tls_key.public_key(),
+                authority=self.authority,
+                lifetime=self.settings.admin_certificate_lifetime,
+                login=None,
+                by=by,
+                now=now,
             )
+        files = account.files(tls_key, certificate)
+        files.save(directory)
         return files
 
     def record_what_holds(self, database: Database, *, by: str, now: datetime) -> None:
@@ -256,13 +251,19 @@ class Home:
             federation, enrollment = federation or int(kept["federation"]), enrollment or int(kept["enrollment"])
         return federation, federation if self.settings.enrollment_host else enrollment
 
+    def addresses(self, federation: int, enrollment: int) -> dict[str, str]:
+        """Where members attend, and where newcomers enroll and administrators log in, at these ports: "host:port"."""
+        host = self.settings.hosts[0]
+        newcomers = self.settings.enrollment_host or host
+        return {"address": address(host, federation), "enrollment_address": address(newcomers, enrollment)}
+
     def note_ports(self, federation: int, enrollment: int) -> None:
         """Notes the ports that this process serves; members find the coordinator at picked ports from then on."""
         ports = {"federation": federation, "enrollment": enrollment}
         if 0 in (self.settings.federation_port, self.settings.enrollment_port):
             replace_private(self._kept_ports_file, json.dumps(ports).encode() + b"\n")
         if (self.admin_dir / "member.toml").is_file():
-            move_address(self.admin_dir, address(self.settings.hosts[0], federation), AdminFiles.name_key)
+            move_address(self.admin_dir, AdminFiles.name_key, **self.addresses(federation, enrollment))
         replace_private(self.ports_file, json.dumps({**ports, "pid": os.getpid()}).encode() + b"\n")
 
     def current_server_certificate(self, now: datetime) -> x509.Certificate:

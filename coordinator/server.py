@@ -186,9 +186,8 @@ class Coordinator:
             access=self._access,
             sequencer=self._sequencer,
             condition=self._condition,
-            address=address(settings.hosts[0], self.federation_port),
-            enrollment_address=address(newcomers, self.enrollment_port),
             clock=self._clock,
+            **home.addresses(self.federation_port, self.enrollment_port),
         )
         add_EnrollmentServicer_to_server(EnrollmentService(parts), server)
         add_FederationServicer_to_server(FederationService(parts), server)

@@ -4,6 +4,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from datetime import timedelta
 from ipaddress import ip_address
 from typing import Any, Literal, Self
 
@@ -47,6 +48,9 @@ class Settings(Section):
     approval: bool = Field(False, description="Whether a new client waits for `fedpareto admin approve`.")
     join_string_lifetime_seconds: int = Field(
         86_400, ge=60, le=30 * 86_400, description="How long a join string holds unless its maker says otherwise."
+    )
+    admin_certificate_seconds: int = Field(
+        43_200, ge=60, le=30 * 86_400, description="How long an administrator's certificate lasts after a login."
     )
     heartbeat_seconds: float = Field(5.0, ge=0.1, le=300, description="How often a worker gives a sign of life.")
     max_model_bytes: int = Field(
@@ -120,6 +124,11 @@ class Settings(Section):
     def names(self) -> tuple[str, ...]:
         """All names and addresses of this machine, for its certificate."""
         return tuple(filter(None, (*self.hosts, self.enrollment_host)))
+
+    @property
+    def admin_certificate_lifetime(self) -> timedelta:
+        """How long an administrator's certificate lasts."""
+        return timedelta(seconds=self.admin_certificate_seconds)
 
     @property
     def told(self) -> str:

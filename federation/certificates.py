@@ -17,7 +17,6 @@ from federation.keys import FileDamaged, IdentityError, read_file
 
 CA_LIFETIME = timedelta(days=3650)
 SERVER_LIFETIME = timedelta(days=398)
-ADMIN_LIFETIME = timedelta(days=365)
 CLIENT_LIFETIME = timedelta(days=90)
 MAX_CSR_BYTES = 4096
 _CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid a little before it was made, for clocks that are behind

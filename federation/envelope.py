@@ -18,6 +18,7 @@ from federation.v1.common_pb2 import (
     CancelManifest,
     CheckpointManifest,
     DeclineManifest,
+    LoginManifest,
     LogKeyManifest,
     ReceiptManifest,
     RestoreManifest,
@@ -41,6 +42,7 @@ CONTEXTS: dict[type[Message], bytes] = {
     RestoreManifest: b"fedpareto/v1/restore",
     LogKeyManifest: b"fedpareto/v1/log-key",
     CheckpointManifest: b"fedpareto/v1/checkpoint",
+    LoginManifest: b"fedpareto/v1/login",
 }
 
 ManifestT = TypeVar("ManifestT", bound=Message)

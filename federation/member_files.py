@@ -1,4 +1,4 @@
-"""The directories in which clients and administrators keep their keys and certificates."""
+"""The directory in which a client keeps its keys and certificates."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -36,14 +36,12 @@ _HOLDERS = {"client_id": "a worker", "admin": "an administrator"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Files:
+class Files:
     """The keys and certificates that clients and administrators both have.
 
     The certificates are PEM, `tls_key` is the key of `certificate`, and the address is the federation port,
-    "host:port". `name_key` is the key of the holder's name in `member.toml`. The proxy on the way there is not stored.
+    "host:port". The proxy on the way there is not stored.
     """
-
-    name_key: ClassVar[str]
 
     federation_id: str
     address: str
@@ -72,23 +70,15 @@ class _Files:
 
         return refusal_from_rpc_error(error, not_after=self.not_after, proxy=self.proxy)
 
-    def _save(self, directory: Path, passphrase: bytes | None, name: str, own: Mapping[str, bytes]) -> None:
-        make_private_directory(directory)
-        write_private(directory / "tls.key", private_key_pem(self.tls_key, passphrase))
-        for file, content in {"ca.pem": self.ca, "certificate.pem": self.certificate, **own}.items():
-            write_private(directory / file, content)
-        values = {"federation_id": self.federation_id, self.name_key: name, "address": self.address}
-        _write_description(directory, values)
-
 
 @dataclass(frozen=True, kw_only=True)
-class MemberFiles(_Files):
+class MemberFiles(Files):
     """A client's keys, certificates and name, as stored in its directory.
 
     `signing_key` signs its updates; `coordinator_key` verifies the coordinator's assignments and receipts.
     """
 
-    name_key = "client_id"
+    name_key: ClassVar[str] = "client_id"
 
     client_id: str
     signing_key: Ed25519PrivateKey = field(repr=False)
@@ -100,11 +90,17 @@ class MemberFiles(_Files):
         Raises:
             FileExistsError: the directory holds keys already.
         """
-        own = {
+        make_private_directory(directory)
+        for name, content in {
+            "tls.key": private_key_pem(self.tls_key, passphrase),
+            "ca.pem": self.ca,
+            "certificate.pem": self.certificate,
             "signing.key": private_key_pem(self.signing_key, passphrase),
             "coordinator.pub": self.coordinator_key.public_bytes_raw().hex().encode() + b"\n",
-        }
-        self._save(directory, passphrase, self.client_id, own)
+        }.items():
+            write_private(directory / name, content)
+        values = {"federation_id": self.federation_id, "client_id": self.client_id, "address": self.address}
+        write_description(directory, values)
 
     @classmethod
     def load(cls, directory: Path, passphrase: bytes | None = None) -> Self:
@@ -124,33 +120,6 @@ class MemberFiles(_Files):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdminFiles(_Files):
-    """An administrator's key, certificates and name, as stored in a directory."""
-
-    name_key = "admin"
-
-    name: str
-
-    def save(self, directory: Path, passphrase: bytes | None = None) -> None:
-        """Writes a new directory, as `MemberFiles.save` does."""
-        self._save(directory, passphrase, self.name, {})
-
-    @classmethod
-    def load(cls, directory: Path, passphrase: bytes | None = None) -> Self:
-        """Reads a directory that `save` wrote.
-
-        Raises:
-            IdentityError: a file is missing or damaged, or the passphrase is wrong.
-        """
-        values = read_description(directory, cls.name_key)
-        with remedy(
-            "restore it from a backup, or have another administrator's directory issued, see `fedpareto "
-            "coordinator admin --help`"
-        ):
-            return cls(**_load_common(directory, values, passphrase), name=values["admin"])
-
-
 def save_renewal(
     directory: Path, key: EllipticCurvePrivateKey, certificate: bytes, passphrase: bytes | None = None
 ) -> None:
@@ -163,11 +132,11 @@ def save_renewal(
     _finish_renewal(directory)
 
 
-def move_address(directory: Path, address: str, holder: str) -> None:
-    """Records the coordinator's new address in the directory of a `holder`; see `read_description`."""
-    values = read_description(directory, holder)
-    if values["address"] != address:
-        _write_description(directory, {**values, "address": address})
+def move_address(directory: Path, holder: str, **addresses: str) -> None:
+    """Records the coordinator's new addresses in the directory of a `holder`; see `read_description`."""
+    values = read_description(directory, holder, *addresses)
+    if (moved := {**values, **addresses}) != values:
+        write_description(directory, moved)
 
 
 def _finish_renewal(directory: Path) -> None:
@@ -180,7 +149,7 @@ def _finish_renewal(directory: Path) -> None:
 
 
 def _load_common(directory: Path, values: Mapping[str, str], passphrase: bytes | None) -> dict[str, Any]:
-    """The fields of `_Files`."""
+    """The fields of `Files`."""
     tls_key = load_tls_key(directory / "tls.key", passphrase)
     return {
         "federation_id": values["federation_id"],
@@ -199,12 +168,13 @@ def _load_coordinator_key(path: Path) -> Ed25519PublicKey:
         raise FileDamaged(f"{path} does not hold an Ed25519 key: {error}") from None
 
 
-def _write_description(directory: Path, values: Mapping[str, str]) -> None:
+def write_description(directory: Path, values: Mapping[str, str]) -> None:
+    """Writes who the holder of a directory is, and where its coordinator is."""
     replace_private(directory / "member.toml", tomli_w.dumps(values).encode())
 
 
-def read_description(directory: Path, holder: str) -> dict[str, str]:
-    """What `member.toml` says: federation_id, address and the holder's name, whose key is `holder` (`name_key`).
+def read_description(directory: Path, holder: str, *more: str) -> dict[str, str]:
+    """What `member.toml` says: federation_id, address, the holder's name, whose key is `holder`, and what `more` names.
 
     Raises:
         IdentityError: there is no membership, or it is of another kind of holder.
@@ -216,7 +186,7 @@ def read_description(directory: Path, holder: str) -> dict[str, str]:
         values = tomllib.loads(read_file(path).decode())
     except ValueError as error:
         raise IdentityError(f"{path} is not TOML: {error}") from None
-    for key in ("federation_id", holder, "address"):
+    for key in ("federation_id", holder, "address", *more):
         if not isinstance(values.get(key), str):
             raise IdentityError(f"{path} has no {key}: it is not the directory of {_HOLDERS[holder]}")
     return values

@@ -37,6 +37,10 @@ REASONS: dict[str, Status] = {
     "csr": "INVALID_ARGUMENT",
     "signing-key": "INVALID_ARGUMENT",
     "proof": "INVALID_ARGUMENT",
+    # logins of administrators
+    "login": "UNAUTHENTICATED",
+    "login-time": "UNAUTHENTICATED",
+    "login-replayed": "ALREADY_EXISTS",
     # attendance and blobs
     "hello": "INVALID_ARGUMENT",
     "superseded": "ABORTED",

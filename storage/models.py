@@ -119,6 +119,20 @@ class Client(Base):
     revoked_reason: Mapped[str] = mapped_column(Prose(400), default="")
 
 
+class Administrator(Base):
+    """An administrator's signing key. A name that is issued again gets another row, and the older one ends."""
+
+    __tablename__ = "administrators"
+
+    key_id: Mapped[str] = mapped_column(sa.String(64), primary_key=True)  # hexadecimal
+    name: Mapped[str] = mapped_column(NAME, index=True)
+    signing_key: Mapped[bytes]  # raw Ed25519 public key, 32 bytes
+    roles: Mapped[list[str]]  # sorted
+    issued: Mapped[datetime]
+    last_seen: Mapped[datetime | None]  # its last call, to the minute
+    ended: Mapped[datetime | None]  # when it was revoked, or issued again
+
+
 class Certificate(Base):
     """A TLS certificate that this federation's CA issued, to a client or to an administrator."""
 
@@ -126,12 +140,13 @@ class Certificate(Base):
 
     serial: Mapped[str] = mapped_column(sa.String(40), primary_key=True)  # hexadecimal
     client_id: Mapped[str | None] = mapped_column(sa.ForeignKey("clients.client_id"), index=True)
+    administrator: Mapped[str | None] = mapped_column(sa.ForeignKey("administrators.key_id"), index=True)
     subject: Mapped[str] = mapped_column(sa.String(200))  # the SAN URI
     certificate: Mapped[bytes]  # DER
+    login: Mapped[str | None] = mapped_column(DIGEST, unique=True)  # of the LoginManifest that asked for it
     not_before: Mapped[datetime]
     not_after: Mapped[datetime]
     revoked: Mapped[datetime | None]
-    last_seen: Mapped[datetime | None]  # of an administrator's: its last call, to the minute
 
 
 class JoinString(Base):

@@ -22,12 +22,13 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1
 from cryptography.hazmat.primitives.asymmetric.ec import generate_private_key as generate_tls_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from federation.admin_files import AdminFiles
 from federation.certificates import make_csr
 from federation.channels import refusal_from_rpc_error, server_verified_channel
 from federation.digests import digest
 from federation.envelope import seal, unseal
 from federation.join_string import JoinString, fetch_ca
-from federation.member_files import AdminFiles, MemberFiles
+from federation.member_files import MemberFiles
 from federation.proofs import prove_possession
 from federation.v1.common_pb2 import (
     AssignmentManifest,

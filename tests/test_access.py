@@ -25,11 +25,11 @@ from running import SECONDS, Applicant, Running, refused, running, wait_for
 from coordinator.members.access import MAX_CONCURRENT_CALLS
 from coordinator.members.rules import RULES
 from coordinator.server import MAX_MESSAGE_BYTES
+from federation.admin_files import AdminFiles
 from federation.certificates import make_ca, pem
 from federation.channels import mutual_channel, refusal_from_rpc_error, server_verified_channel
 from federation.identity import Role, client_uri
 from federation.keys import new_tls_key, private_key_pem
-from federation.member_files import AdminFiles
 from federation.v1 import admin_pb2, enrollment_pb2, federation_pb2
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
@@ -78,7 +78,7 @@ def handshake(port: int, version: ssl.TLSVersion, member: Path) -> str | None:
     """Shakes hands as a member, so that nothing but the version can stand in the way."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(member / "ca.pem")
-    context.load_cert_chain(member / "certificate.pem", member / "tls.key")
+    context.load_cert_chain(member / "login.pem")
     context.set_alpn_protocols(["h2"])
     context.minimum_version = context.maximum_version = version
     with (

@@ -581,7 +581,7 @@ def test_a_run_that_waits_for_clients_begins_when_one_is_approved(centre: Federa
 
 
 def test_a_viewer_sees_and_cannot_touch(centre: Federation) -> None:
-    from federation.member_files import AdminFiles
+    from federation.admin_files import AdminFiles
 
     out = centre.directory / "viewer"
     centre.fedpareto(

@@ -15,10 +15,10 @@ from running import SECONDS, Applicant, Running, refused, running, wait_for
 from sqlalchemy import select
 from typer.testing import CliRunner
 
+from federation.admin_files import AdminFiles
 from federation.channels import refusal_from_rpc_error
 from federation.identity import Role
 from federation.join_string import JoinString
-from federation.member_files import AdminFiles
 from federation.v1 import admin_pb2 as messages
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
@@ -66,7 +66,7 @@ def issue(served: Running) -> Iterator[Callable[..., Issued]]:
 @pytest.fixture
 def first(served: Running) -> Iterator[AdminStub]:
     """The administrator that `coordinator init` has made."""
-    with AdminFiles.load(served.home.admin_dir, None).channel() as channel:
+    with AdminFiles.load(served.home.admin_dir).channel() as channel:
         yield AdminStub(channel)
 
 
@@ -249,5 +249,5 @@ def test_a_certificate_is_issued_again_although_the_older_directory_is_lost(
     arguments = ["coordinator", "admin", "frank", "--role", "viewer", "--home", str(served.home.directory)]
     done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "frank")])
     assert done.exit_code == 0, done.output
-    with AdminFiles.load(tmp_path / "frank", None).channel() as channel:
+    with AdminFiles.load(tmp_path / "frank").channel() as channel:
         assert "frank" in listed(AdminStub(channel))

@@ -271,6 +271,14 @@ OF_THE_RECORD: dict[str, tuple[Sequence[Edit], str]] = {
         ],
         "administrator eve: no entry of the log tells of the certificate abc",
     ),
+    "roles of an administrator": (
+        ["""update administrators set roles = '["operator"]' where name = 'admin'"""],
+        "administrator admin: no entry of the log tells of its signing key with these roles",
+    ),
+    "revocation of an administrator removed": (
+        [ADDED.format("admin.revoked", "admin")],
+        "administrator admin: the log tells of its revocation, and the record says otherwise",
+    ),
 }
 
 

@@ -160,7 +160,7 @@ def test_a_clock_behind_the_record_or_outside_the_certificates_is_named(home: Pa
     database.close()
     assert f"the record's newest entry is of {ahead:%Y-%m-%d %H:%M} UTC: set the clock" in failures(home)["clock"]
     assert "UTC: set the clock" in failures(home, later=-timedelta(days=1))["certificates"]
-    assert "`fedpareto coordinator admin`" in failures(home, later=timedelta(days=380))["certificates"]
+    assert "make a new federation" in failures(home, later=timedelta(days=3700))["certificates"]
     assert "clock" not in failures(home, later=timedelta(hours=3))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.descriptor import FieldDescriptor as F
 from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -25,17 +26,18 @@ from harness import SECONDS, Federation, Member, federation, wait_for
 
 from coordinator.members.access import MAX_CONCURRENT_CALLS
 from coordinator.members.rules import RULES
+from federation.admin_files import AdminFiles, load_admin_key
 from federation.certificates import make_csr
 from federation.digests import digest
 from federation.envelope import seal
 from federation.join_string import JoinString
 from federation.keys import new_tls_key, private_key_pem
-from federation.member_files import AdminFiles, MemberFiles
+from federation.member_files import MemberFiles
 from federation.proofs import prove_renewal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
-from federation.v1.enrollment_pb2 import EnrollRequest
+from federation.v1.common_pb2 import AssignmentManifest, LoginManifest, SignedEnvelope
+from federation.v1.enrollment_pb2 import EnrollRequest, LoginRequest
 from federation.v1.federation_pb2 import (
     AttendRequest,
     FetchBlobRequest,
@@ -346,7 +348,15 @@ def enrollment_calls(scene: Scene) -> dict[str, Say]:
     secret = JoinString.decode(scene.fed.join_string("newcomer")).secret
     request = EnrollRequest(secret=secret, csr=bytes(200), signing_key=bytes(32), proof=bytes(64), software="test")
     stranger = EnrollRequest(secret=bytes(32), csr=b"\x30\x82\xff\xff", signing_key=bytes(32), proof=bytes(64))
-    return {"/federation.v1.Enrollment/Enroll": single(request, stranger)}
+    eve = AdminFiles.load(scene.fed.home / "admin").name
+    manifest = LoginManifest(federation_id="federation", name=eve, csr=make_csr(new_tls_key()))
+    manifest.created.GetCurrentTime()
+    keys = [load_admin_key(scene.fed.home / "admin"), Ed25519PrivateKey.generate()]
+    logins = [LoginRequest(login=seal(manifest, key)) for key in keys]
+    return {
+        "/federation.v1.Enrollment/Enroll": single(request, stranger),
+        "/federation.v1.Enrollment/Login": single(*logins),
+    }
 
 
 def federation_calls(scene: Scene) -> dict[str, Say]:

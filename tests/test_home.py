@@ -8,10 +8,10 @@ from cryptography import x509
 
 from coordinator.home import Home, HomeError
 from coordinator.settings import Settings
+from federation.admin_files import AdminFiles
 from federation.certificates import fingerprint
 from federation.identity import Role, parse_peer
 from federation.keys import IdentityError
-from federation.member_files import AdminFiles
 from storage.database import Database
 from storage.models import Certificate
 

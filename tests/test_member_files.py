@@ -10,10 +10,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.home import Home
 from coordinator.settings import Settings
+from federation.admin_files import LOGIN, Account, AdminFiles, load_admin_key
 from federation.certificates import pem
 from federation.identity import Role, admin_uris, client_uri
 from federation.keys import IdentityError, load_signing_key, load_tls_key, new_tls_key, write_private_key
-from federation.member_files import AdminFiles, MemberFiles, move_address, save_renewal
+from federation.member_files import MemberFiles, move_address, save_renewal
 
 
 def mode(path: Path) -> int:
@@ -74,34 +75,45 @@ def test_a_members_directory_is_read_as_it_was_written(tmp_path: Path, passphras
     with pytest.raises(FileExistsError):
         files.save(home, passphrase)
     with pytest.raises(IdentityError, match="administrator"):
-        AdminFiles.load(home, passphrase)
+        AdminFiles.load(home)
     with pytest.raises(IdentityError, match="no membership"):
         MemberFiles.load(tmp_path)
 
 
 @pytest.mark.parametrize("passphrase", [None, b"correct horse"])
 def test_an_administrators_directory_is_read_as_it_was_written(tmp_path: Path, passphrase: bytes | None) -> None:
-    authority, key = Authority(), new_tls_key()
-    certificate = pem(authority.issue(admin_uris("fed", "eve", [Role.VIEWER]), key=key))
-    files = AdminFiles(
-        federation_id="fed",
-        name="eve",
-        address="localhost:1",
-        ca=pem(authority.ca),
-        certificate=certificate,
-        tls_key=key,
+    authority, key, signing_key, home = Authority(), new_tls_key(), Ed25519PrivateKey.generate(), tmp_path / "admin"
+    account = Account(
+        federation_id="fed", name="eve", address="localhost:1", enrollment_address="localhost:2", ca=pem(authority.ca)
     )
-    files.save(tmp_path / "admin", passphrase)
-    found = AdminFiles.load(tmp_path / "admin", passphrase)
-    assert (found.federation_id, found.name, found.address) == ("fed", "eve", "localhost:1")
-    assert (found.ca, found.certificate) == (files.ca, files.certificate)
-    assert found.not_after == NOW + timedelta(days=90)
-    assert found.tls_key.private_numbers() == key.private_numbers()
-    assert "tls_key" not in repr(found)
+    account.save(home, signing_key, passphrase)
+    assert Account.load(home) == account
+    assert load_admin_key(home, passphrase).private_bytes_raw() == signing_key.private_bytes_raw()
+    assert (b"ENCRYPTED" in (home / "signing.key").read_bytes()) == (passphrase is not None)
+    with pytest.raises(IdentityError, match=r"login\.pem is missing"):
+        AdminFiles.load(home)
+    for _ in range(2):  # a login replaces the one before
+        files = account.files(key, authority.issue(admin_uris("fed", "eve", [Role.VIEWER]), key=key))
+        files.save(home)
+        found = AdminFiles.load(home)
+        assert (found.federation_id, found.name, found.address) == ("fed", "eve", "localhost:1")
+        assert (found.ca, found.certificate) == (files.ca, files.certificate)
+        assert found.not_after == NOW + timedelta(days=90)
+        assert found.tls_key.private_numbers() == key.private_numbers()
+        assert "tls_key" not in repr(found)
+    assert {mode(path) for path in home.iterdir()} == {0o600}
     with found.channel() as channel:
         assert isinstance(channel, grpc.Channel)
+    with pytest.raises(FileExistsError):
+        account.save(home, signing_key)
     with pytest.raises(IdentityError, match="it is not the directory of a worker"):
-        MemberFiles.load(tmp_path / "admin", passphrase)
+        MemberFiles.load(home, passphrase)
+    key_alone = (home / LOGIN).read_bytes().partition(b"-----BEGIN CERTIFICATE")[0]
+    other = pem(authority.issue(admin_uris("fed", "eve", [])))
+    for damaged in (b"", key_alone, key_alone + other):
+        (home / LOGIN).write_bytes(damaged)
+        with pytest.raises(IdentityError, match=r"login\.pem is damaged"):
+            AdminFiles.load(home)
 
 
 @pytest.mark.parametrize("dies", [None, "tls.key", "certificate.pem"])
@@ -150,10 +162,12 @@ def test_a_damaged_file_of_a_member_is_named(tmp_path: Path, name: str, text: st
 def test_an_administrators_directory_follows_the_coordinator(tmp_path: Path) -> None:
     home = Home.init(tmp_path, Settings.check({"federation_id": "fed"}, "test"), now=NOW)
     home.note_ports(4321, 4322)
-    assert AdminFiles.load(home.admin_dir).address == "localhost:4321"
+    account = Account.load(home.admin_dir)
+    assert (account.address, account.enrollment_address) == ("localhost:4321", "localhost:4322")
     assert home.ports() == (4321, 4322)
-    move_address(home.admin_dir, "elsewhere:1", "admin")
-    assert AdminFiles.load(home.admin_dir).address == "elsewhere:1"
+    move_address(home.admin_dir, "admin", address="elsewhere:1", enrollment_address="elsewhere:2")
+    assert Account.load(home.admin_dir).address == "elsewhere:1"
+    assert Account.load(home.admin_dir).enrollment_address == "elsewhere:2"
     member(Authority()).save(tmp_path / "member")
     with pytest.raises(IdentityError, match="administrator"):
-        move_address(tmp_path / "member", "elsewhere:1", "admin")
+        move_address(tmp_path / "member", "admin", address="elsewhere:1")

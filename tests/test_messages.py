@@ -12,10 +12,11 @@ from running import running
 from coordinator.home import Home, HomeError
 from coordinator.server import serve
 from coordinator.settings import Settings
+from federation.admin_files import Account, AdminFiles, load_admin_key
 from federation.certificates import issue_certificate, pem
 from federation.identity import Role, client_uri
 from federation.keys import IdentityError, new_tls_key, private_key_pem
-from federation.member_files import AdminFiles, MemberFiles
+from federation.member_files import MemberFiles
 from federation.runs import RunSpec, SpecError
 from federation.v1.admin_pb2 import ListClientsRequest
 from fedpareto.cli.client import connect
@@ -127,9 +128,12 @@ def test_a_damaged_file_of_a_worker_is_named_with_the_remedy(
 
 def test_a_damaged_file_of_an_administrator_is_named_with_the_remedy(centre: Path, tmp_path: Path) -> None:
     home = shutil.copytree(centre / "admin", tmp_path / "admin")
-    _damage(home / "tls.key", "empty")
-    with pytest.raises(IdentityError, match=r"tls\.key is damaged.*fedpareto coordinator admin --help"):
-        AdminFiles.load(home)
+    _damage(home / "signing.key", "empty")
+    with pytest.raises(IdentityError, match=r"signing\.key is damaged.*fedpareto coordinator admin --help"):
+        load_admin_key(home)
+    _damage(home / "ca.pem", "empty")
+    with pytest.raises(IdentityError, match=r"ca\.pem is damaged.*fedpareto coordinator admin --help"):
+        Account.load(home)
 
 
 def _damage(path: Path, kind: str) -> None:
@@ -140,11 +144,11 @@ def _damage(path: Path, kind: str) -> None:
     elif path.name == "signing.key" or path.suffix == ".key":
         path.write_bytes(private_key_pem(new_tls_key()))
     else:
-        path.write_bytes(path.with_name("admin").joinpath("certificate.pem").read_bytes())
+        path.write_bytes(path.with_name("admin").joinpath("login.pem").read_bytes())
 
 
 @pytest.mark.parametrize("days", [-700, 700], ids=["ended", "not yet valid"])
-def test_a_certificate_outside_its_time_names_the_file_the_clock_and_the_remedy(
+def test_a_login_outside_its_time_names_the_file_the_clock_and_the_remedy(
     centre: Path, tmp_path: Path, days: int
 ) -> None:
     home = Home.load(centre)
@@ -152,16 +156,15 @@ def test_a_certificate_outside_its_time_names_the_file_the_clock_and_the_remedy(
     made = datetime.now(UTC) + timedelta(days=days)
     name = "early" if days > 0 else "late"
     try:
-        home.issue_admin(database, name, [Role.VIEWER], tmp_path / name, now=made, by="test")
+        home.issue_admin(database, name, [Role.VIEWER], tmp_path / name, now=made, by="test", passphrase=b"word")
     finally:
         database.close()
     with pytest.raises(Failure) as caught, connect(tmp_path / name):
         pass
     message = caught.value.message
-    assert str(tmp_path / name / "certificate.pem") in message
+    assert str(tmp_path / name / "login.pem") in message
     assert f"this machine's clock says {datetime.now(UTC):%Y-%m-%d}" in message
-    assert "set the clock" in message
-    assert ("fedpareto coordinator admin late --role ROLE --out DIR --home HOME" in message) == (days < 0)
+    assert ("set it" if days > 0 else f"run `fedpareto admin --home {tmp_path / name} login`") in message
 
 
 def test_commands_beside_a_coordinator_reach_it_although_its_public_name_leads_nowhere(tmp_path: Path) -> None:

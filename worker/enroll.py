@@ -110,7 +110,7 @@ def join_again(
     _check(response, join, ca)
     try:
         save_renewal(directory, tls_key, response.certificate, passphrase)
-        move_address(directory, response.address, MemberFiles.name_key)
+        move_address(directory, MemberFiles.name_key, address=response.address)
     except OSError as error:
         raise EnrollmentError(
             f"the certificate cannot be written to {directory} ({error.strerror or error}): make room there, and ask "

@@ -370,7 +370,7 @@ def _stopping() -> Refusal:
 
 
 def _expired(identity: PeerIdentity) -> Refusal:
+    remedy = "run `fedpareto admin login`" if identity.kind == "admin" else "ask an administrator for a new one"
     return Refusal(
-        "certificate-expired",
-        f"your certificate expired on {identity.not_after:%Y-%m-%d %H:%M} UTC; ask an administrator for a new one",
+        "certificate-expired", f"your certificate expired on {identity.not_after:%Y-%m-%d %H:%M} UTC: {remedy}"
     )

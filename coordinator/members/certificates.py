@@ -64,17 +64,27 @@ def certify(
     return certificate
 
 
-def register(session: Session, certificate: x509.Certificate, *, client_id: str | None = None) -> None:
-    """Puts a new certificate on record, of a client or, without a `client_id`, of an administrator.
+def register(
+    session: Session,
+    certificate: x509.Certificate,
+    *,
+    client_id: str | None = None,
+    administrator: str | None = None,
+    login: str | None = None,
+) -> None:
+    """Puts a new certificate on record, of a client or of an administrator, by the id of the signing key.
 
-    Only certificates on record are accepted.
+    Only certificates on record are accepted. `login` is the digest of the request of an administrator, if there was
+    one.
     """
     session.add(
         Certificate(
             serial=serial_of(certificate),
             client_id=client_id,
+            administrator=administrator,
             subject=parse_peer(der(certificate)).uri,
             certificate=der(certificate),
+            login=login,
             not_before=certificate.not_valid_before_utc,
             not_after=certificate.not_valid_after_utc,
         )

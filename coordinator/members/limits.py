@@ -23,6 +23,7 @@ class Rate:
 RATES: Mapping[str, Rate] = {
     "Attend": Rate(100, 2),
     "Renew": Rate(5, 5 / DAY),
+    "Login": Rate(30, 30 / 3600),
     "FetchBlob": Rate(1000, 100),
     "Submit": Rate(2000, 200),
     "VerifyAudit": Rate(5, 5 / 60),

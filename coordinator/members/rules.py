@@ -30,7 +30,7 @@ _ADMIN: Mapping[Role, tuple[str, ...]] = {
 }
 # Only these rpcs are served. A test compares them with the contract.
 RULES: Mapping[str, Rule] = {
-    "/federation.v1.Enrollment/Enroll": Rule("anyone"),
+    **{f"/federation.v1.Enrollment/{rpc}": Rule("anyone") for rpc in ("Enroll", "Login")},
     **{f"/federation.v1.Federation/{rpc}": Rule("client") for rpc in ("Attend", "FetchBlob", "Submit", "Renew")},
     **{f"/federation.v1.Admin/{rpc}": Rule("admin", role) for role, rpcs in _ADMIN.items() for rpc in rpcs},
     **{f"/grpc.health.v1.Health/{rpc}": Rule("anyone") for rpc in ("Check", "List", "Watch")},

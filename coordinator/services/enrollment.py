@@ -1,20 +1,22 @@
-"""The Enrollment service, which exchanges a join string and a certificate request for a membership."""
+"""The Enrollment service: a join string becomes a membership, an administrator's signature becomes a certificate."""
 
 from sqlalchemy.exc import IntegrityError
 
 from coordinator.front.listener import host_of
 from coordinator.members.enrollment import Application, enroll
+from coordinator.members.logins import log_in, prove_login
 from coordinator.members.messages import Context
 from coordinator.services.base import Service
 from federation.certificates import pem
+from federation.identity import admin_uris
 from federation.refusals import Refusal
 from federation.v1 import enrollment_pb2_grpc
-from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
+from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse, LoginRequest, LoginResponse
 from storage.models import ClientState
 
 
 class EnrollmentService(Service, enrollment_pb2_grpc.EnrollmentServicer):
-    """Serves clients to be."""
+    """Serves clients to be, and administrators who log in."""
 
     async def Enroll(self, request: EnrollRequest, context: Context) -> EnrollResponse:
         """Exchanges a join string for a client certificate."""
@@ -42,3 +44,18 @@ class EnrollmentService(Service, enrollment_pb2_grpc.EnrollmentServicer):
             address=self._address,
             approval_pending=client.state is ClientState.PENDING,
         )
+
+    async def Login(self, request: LoginRequest, context: Context) -> LoginResponse:
+        """Gives an administrator a certificate for some hours."""
+        home = self._home
+        administrator, _ = await self._read(prove_login, request.login)
+        # Charged after the proof, so that strangers do not use up the logins of an administrator.
+        self._access.charge(admin_uris(home.federation_id, administrator.name, ())[0], "Login")
+        certificate = await self._write(
+            log_in,
+            request.login,
+            authority=home.authority,
+            lifetime=self._settings.admin_certificate_lifetime,
+            now=self._clock(),
+        )
+        return LoginResponse(certificate=pem(certificate))

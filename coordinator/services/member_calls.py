@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from coordinator.members import administrators, join_strings, membership
-from coordinator.members.administrators import Administrator
+from coordinator.members.administrators import Listed
 from coordinator.members.messages import Context
 from coordinator.services import views
 from coordinator.services.base import Service
@@ -132,13 +132,11 @@ def _join_string(row: models.JoinString, now: datetime) -> messages.JoinString:
     return like(messages.JoinString, row, state=f"JOIN_STRING_STATE_{state}", ended=row.used or row.cancelled)
 
 
-def _administrator(one: Administrator) -> messages.Administrator:
-    row = one.certificate
+def _administrator(one: Listed) -> messages.Administrator:
     return like(
         messages.Administrator,
-        row,
-        name=one.name,
-        roles=sorted(one.roles),
-        issued=row.not_before,
-        certificate_expires=row.not_after,
+        one.row,
+        serial=one.certificate and one.certificate.serial,
+        certificate_expires=one.certificate and one.certificate.not_after,
+        revoked=one.row.ended,
     )

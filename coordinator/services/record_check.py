@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from coordinator.members.administrators import CERTIFIED, ISSUED, REVOKED, identity_digest
 from coordinator.rounds.states import RUN_ENDED, SIMULATOR
 from coordinator.services.verification import Verifier, parsed
 from federation.digests import digest
@@ -13,7 +14,18 @@ from federation.envelope import envelope_digest
 from federation.proofs import UNSIGNED
 from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
-from storage.models import Assignment, AuditEntry, Certificate, Client, ClientState, Phase, Round, Run, Update
+from storage.models import (
+    Administrator,
+    Assignment,
+    AuditEntry,
+    Certificate,
+    Client,
+    ClientState,
+    Phase,
+    Round,
+    Run,
+    Update,
+)
 
 _BLOBS_AT_A_TIME = 50
 
@@ -41,6 +53,7 @@ class Told:
 def record_problems(session: Session, verifier: Verifier) -> Iterator[str | int]:
     """What differs between the record and the log, in words, and after each round how many there were so far."""
     yield from _clients(session)
+    yield from _administrators(session)
     yield from _runs(session)
     steps, issued, accepted, declined = (
         Told.read(session, name) for name in (audit.STEPPED, audit.ISSUED, audit.ACCEPTED, audit.DECLINED)
@@ -137,10 +150,28 @@ def _clients(session: Session) -> Iterator[str]:
             yield f"client {name}: it is ACTIVE, and the log does not tell of its approval"
     for name in enrolled.digests.keys() - {"", *(client.client_id for client in clients)}:
         yield f"client {name}: the log tells that it enrolled, and it is not in the record"
-    issued = Told.read(session, "admin.issued")
+
+
+def _administrators(session: Session) -> Iterator[str]:
+    issued, certified = Told.read(session, ISSUED), Told.read(session, CERTIFIED)
+    changes = select(AuditEntry.subject, AuditEntry.action).where(AuditEntry.action.in_([ISSUED, REVOKED]))
+    last = {row.subject: row.action for row in session.execute(changes.order_by(AuditEntry.entry_id))}
+    keys: dict[str, list[Administrator]] = {}
+    for row in session.scalars(select(Administrator).order_by(Administrator.name, Administrator.issued)):
+        keys.setdefault(row.name, []).append(row)
+        if issued.missing(row.name, identity_digest(row)):
+            yield f"administrator {row.name}: no entry of the log tells of its signing key with these roles"
+    for name, rows in keys.items():
+        if any(row.ended is None for row in rows[:-1]):
+            yield f"administrator {name}: a signing key counts although the log tells of a newer one"
+        if (last.get(name) == REVOKED) != (rows[-1].ended is not None):
+            there = "tells" if last.get(name) == REVOKED else "does not tell"
+            yield f"administrator {name}: the log {there} of its revocation, and the record says otherwise"
+    for name in issued.digests.keys() - keys.keys():
+        yield f"administrator {name}: the log tells of it, and it is not in the record"
     for certificate in session.scalars(select(Certificate).where(Certificate.client_id.is_(None))):
         name = certificate.subject.rpartition("/")[2]
-        if issued.missing(name, digest(certificate.certificate)):
+        if certified.missing(name, digest(certificate.certificate)):
             yield f"administrator {name}: no entry of the log tells of the certificate {certificate.serial}"
 
 

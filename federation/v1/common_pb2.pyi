@@ -1577,6 +1577,42 @@ class LogKeyManifest(_message.Message):
 Global___LogKeyManifest: _TypeAlias = LogKeyManifest  # noqa: Y015
 
 @_typing.final
+class LoginManifest(_message.Message):
+    """An administrator asks for a certificate. Signed by the administrator's signing key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    CSR_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    name: _builtins.str
+    """The administrator's name."""
+    csr: _builtins.bytes
+    """A PKCS#10 certificate request for a new P-256 key, DER. Its subject is ignored."""
+    @_builtins.property
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When the request was made. The coordinator refuses one that is more than five minutes from its own time."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        csr: _builtins.bytes = ...,
+        created: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "csr", b"csr", "federation_id", b"federation_id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoginManifest: _TypeAlias = LoginManifest  # noqa: Y015
+
+@_typing.final
 class CheckpointManifest(_message.Message):
     """The audit log up to some entry. Signed by the log's key."""
 

@@ -40,6 +40,11 @@ class EnrollmentStub:
                 request_serializer=federation_dot_v1_dot_enrollment__pb2.EnrollRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_enrollment__pb2.EnrollResponse.FromString,
                 _registered_method=True)
+        self.Login = channel.unary_unary(
+                '/federation.v1.Enrollment/Login',
+                request_serializer=federation_dot_v1_dot_enrollment__pb2.LoginRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_enrollment__pb2.LoginResponse.FromString,
+                _registered_method=True)
 
 
 class EnrollmentServicer:
@@ -56,6 +61,14 @@ class EnrollmentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Login(self, request, context):
+        """Gives an administrator a certificate for some hours, for a proof that the caller holds its signing key.
+        Errors: UNAUTHENTICATED login, login-time; INVALID_ARGUMENT csr, mismatch, manifest; ALREADY_EXISTS login-replayed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnrollmentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -63,6 +76,11 @@ def add_EnrollmentServicer_to_server(servicer, server):
                     servicer.Enroll,
                     request_deserializer=federation_dot_v1_dot_enrollment__pb2.EnrollRequest.FromString,
                     response_serializer=federation_dot_v1_dot_enrollment__pb2.EnrollResponse.SerializeToString,
+            ),
+            'Login': grpc.unary_unary_rpc_method_handler(
+                    servicer.Login,
+                    request_deserializer=federation_dot_v1_dot_enrollment__pb2.LoginRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_enrollment__pb2.LoginResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -93,6 +111,33 @@ class Enrollment:
             '/federation.v1.Enrollment/Enroll',
             federation_dot_v1_dot_enrollment__pb2.EnrollRequest.SerializeToString,
             federation_dot_v1_dot_enrollment__pb2.EnrollResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Login(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Enrollment/Login',
+            federation_dot_v1_dot_enrollment__pb2.LoginRequest.SerializeToString,
+            federation_dot_v1_dot_enrollment__pb2.LoginResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -179,18 +179,18 @@ def check(
 def admin(
     name: Annotated[str, typer.Argument(help="The administrator's name.")],
     role: Annotated[list[str], typer.Option(help="viewer, operator or security-officer; repeat it for several.")],
-    out: Annotated[Path, typer.Option(help="Directory for its key and certificate; hand it over safely.")],
+    out: Annotated[Path, typer.Option(help="Directory for its keys; hand it over safely.")],
     home: HomeOption = DEFAULT_HOME,
     passphrase_file: PassphraseOption = None,
     new_passphrase_file: Annotated[
-        Path | None, typer.Option(help="File whose first line is the passphrase of the administrator's own key.")
+        Path | None, typer.Option(help="File whose first line is the passphrase of the administrator's signing key.")
     ] = None,
-    ask_passphrase: Annotated[bool, typer.Option(help="Ask for a passphrase for the administrator's key.")] = False,
+    ask_passphrase: Annotated[bool, typer.Option(help="Ask for a passphrase for the signing key.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key and a certificate for another administrator.
+    """Make the signing key of another administrator, who logs in with it.
 
-    Run it on the coordinator's own machine. If the name has a certificate already, the older one ends.
+    Run it on the coordinator's own machine. An older administrator of the name ends.
     """
     from coordinator.clock import utc_now
     from federation.identity import Role
@@ -215,7 +215,7 @@ def admin(
     answer(
         as_json,
         {**document, "roles": sorted({"viewer", *role})},
-        f"Administrator {name} is in {out}, until {files.not_after:%Y-%m-%d %H:%M} UTC.",
+        f"Administrator {name} is in {out}, logged in until {files.not_after:%Y-%m-%d %H:%M} UTC.",
         f"Its commands: fedpareto admin --home {out} ...",
     )
 

@@ -3,6 +3,7 @@
 Responses hold words of members and of other operators: names of devices and metrics, reasons, specifications.
 """
 
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,10 +21,13 @@ _END_OF_TIME = 253_370_764_800  # the year 9999, in seconds from 1970: every tim
 _DOCUMENTS = frozenset({"federation.v1.Run.spec"})  # text of several lines, which it keeps
 
 
-def escaping_stub(channel: grpc.Channel) -> AdminStub:
-    """The Admin service over a channel; the strings in its responses hold no control characters."""
+def escaping_stub(call: Callable[..., Any]) -> AdminStub:
+    """The Admin service over a line; the strings in its responses hold no control characters.
+
+    `call` is `fedpareto.cli.admin_line.Line.call`.
+    """
     kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-    calls = SimpleNamespace(**{kind: partial(_escaping_call, getattr(channel, kind)) for kind in kinds})
+    calls = SimpleNamespace(**{kind: partial(_escaping_call, partial(call, kind)) for kind in kinds})
     return AdminStub(cast(grpc.Channel, calls))
 
 
@@ -33,7 +37,7 @@ def _escaping_call(make: Any, method: str, request_serializer: Any, response_des
         make_safe(message)
         return message
 
-    return make(method, request_serializer, read)
+    return make(method, request_serializer=request_serializer, response_deserializer=read)
 
 
 def make_safe(message: Message) -> None:

@@ -1,20 +1,49 @@
-"""`fedpareto admin ...`: members and administrators. Each command is one call of the Admin service."""
+"""`fedpareto admin ...`: logins, members and administrators."""
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedpareto.cli.admin_app import Answer, ClientName, Home, Late, Reason, Yes, app, command, confirm, connected
+from fedpareto.cli.failure import USAGE, answer, failing
 from fedpareto.cli.options import JsonOption
+from fedpareto.cli.secret_input import passphrase_for
 
 if TYPE_CHECKING:
+    from federation import admin_files, identity, keys
     from federation.v1 import admin_pb2 as v1
     from federation.v1.admin_pb2_grpc import AdminStub
     from fedpareto import formatting, messages
-    from fedpareto.cli import document, render_members
+    from fedpareto.cli import client, document, render_members
 else:
     v1, formatting, messages = map(Late, ("federation.v1.admin_pb2", "fedpareto.formatting", "fedpareto.messages"))
-    document, render_members = map(Late, ("fedpareto.cli.document", "fedpareto.cli.render_members"))
+    client, document, render_members = (
+        Late(f"fedpareto.cli.{name}") for name in ("client", "document", "render_members")
+    )
+    admin_files, identity, keys = (Late(f"federation.{name}") for name in ("admin_files", "identity", "keys"))
+
+
+@app.command()
+def login(context: typer.Context, home: Home = None, as_json: JsonOption = False) -> None:
+    """Log in: get a certificate for some hours, with the signing key in the administrator's directory.
+
+    Other commands do this by themselves if the key has no passphrase, or with --passphrase-file.
+    """
+    given, passphrase_file, proxy = context.obj
+    with client.way_to(home or given, passphrase_file=passphrase_file, reads=True, proxy=proxy) as way:
+        with failing(keys.IdentityError, code=USAGE):
+            passphrase = passphrase_for(way.home / admin_files.SIGNING_KEY, passphrase_file)
+            key = admin_files.load_admin_key(way.home, passphrase)
+        files = way.log_in(key, datetime.now(UTC))
+    roles = sorted(identity.parse_peer(files.certificate).roles)
+    document = {"name": files.name, "federation_id": files.federation_id, "roles": roles}
+    until = f"{files.not_after:%Y-%m-%d %H:%M} UTC"
+    answer(
+        as_json,
+        {**document, "certificate_expires": files.not_after.isoformat()},
+        f"{files.name} is logged in to {files.federation_id} until {until}, as {', '.join(roles)}",
+    )
 
 
 @app.command()

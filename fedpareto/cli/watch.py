@@ -108,7 +108,8 @@ def messages(stub: AdminStub, run: str, tell: Callable[[str], None]) -> Iterator
                     return
         except grpc.RpcError as error:
             refusal = refusal_from_rpc_error(error)
-            if not begun or refusal.status not in _RESTARTING:
+            expired = refusal.reason == "certificate-expired"  # the next call begins with a login
+            if not begun or not (expired or refusal.status in _RESTARTING):
                 raise
             why = refusal.message
         finally:

@@ -86,15 +86,26 @@ def upgrade() -> None:
         _column("created", TIME),
     )
     op.create_table(
+        "administrators",
+        _column("key_id", sa.String(64), primary_key=True),
+        _column("name", NAME, index=True),
+        _column("signing_key", sa.LargeBinary),
+        _column("roles", sa.JSON),
+        _column("issued", TIME),
+        _column("last_seen", TIME, nullable=True),
+        _column("ended", TIME, nullable=True),
+    )
+    op.create_table(
         "certificates",
         _column("serial", sa.String(40), primary_key=True),
         _column("client_id", NAME, sa.ForeignKey("clients.client_id"), index=True, nullable=True),
+        _column("administrator", sa.String(64), sa.ForeignKey("administrators.key_id"), index=True, nullable=True),
         _column("subject", sa.String(200)),
         _column("certificate", sa.LargeBinary),
+        _column("login", DIGEST, nullable=True, unique=True),
         _column("not_before", TIME),
         _column("not_after", TIME),
         _column("revoked", TIME, nullable=True),
-        _column("last_seen", TIME, nullable=True),
     )
     op.create_table(
         "runs",
@@ -230,6 +241,7 @@ def downgrade() -> None:
         "rounds",
         "runs",
         "certificates",
+        "administrators",
         "models",
         "join_strings",
         "federations",
