@@ -214,7 +214,7 @@ def test_every_call_through_the_channel_of_the_command_line_is_escaped() -> None
         admin_pb2_grpc.add_AdminServicer_to_server(Talker(), server)
         server.start()
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = escaping_stub(channel)
+            stub = escaping_stub(lambda kind, method, **made: getattr(channel, kind)(method, **made))
             (client,) = stub.ListClients(admin_pb2.ListClientsRequest()).clients
             (item,) = stub.ExportRounds(admin_pb2.ExportRoundsRequest())
         server.stop(None).wait()

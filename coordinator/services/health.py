@@ -7,13 +7,18 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from grpc_health.v1 import health
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2 import (
+    HealthCheckRequest,
+    HealthCheckResponse,
+    HealthListRequest,
+    HealthListResponse,
+)
 
 from coordinator.members.messages import Context
 
 
 class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
-    """The library's servicer with another `Watch`."""
+    """The library's servicer with another `Watch`, and with `List`, which it lacks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,6 +33,11 @@ class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
         """Records that nothing is served any more."""
         await super().enter_graceful_shutdown()
         self._tell()
+
+    async def List(self, request: HealthListRequest, context: Context) -> HealthListResponse:
+        """Sends the status of every service."""
+        statuses = {name: HealthCheckResponse(status=status) for name, status in self._server_status.items()}
+        return HealthListResponse(statuses=statuses)
 
     async def Watch(self, request: HealthCheckRequest, context: Context) -> AsyncIterator[HealthCheckResponse]:
         """Sends the status of a service, and again whenever it changes."""
