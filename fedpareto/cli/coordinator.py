@@ -188,7 +188,7 @@ def admin(
     ask_passphrase: Annotated[bool, typer.Option(help="Ask for a passphrase for the signing key.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the signing key of another administrator, who logs in with it.
+    """Make another administrator: its signing key and directory.
 
     Run it on the coordinator's own machine. An older administrator of the name ends.
     """
