@@ -26,7 +26,7 @@ else:
 
 @app.command()
 def login(context: typer.Context, home: Home = None, as_json: JsonOption = False) -> None:
-    """Log in: get a certificate for some hours with the signing key.
+    """Log in with the signing key: get a certificate for some hours.
 
     Other commands do this by themselves if the key has no passphrase, or with --passphrase-file.
     """
