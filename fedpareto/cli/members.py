@@ -28,7 +28,8 @@ else:
 def login(context: typer.Context, home: Home = None, as_json: JsonOption = False) -> None:
     """Log in with the signing key, for some hours.
 
-    The command gets a certificate for a new TLS key. Other commands do this by themselves if the key has no passphrase, or with --passphrase-file.
+    The command gets a certificate for a new TLS key. Other commands do this by themselves if the signing key has no
+    passphrase, or with --passphrase-file.
     """
     given, passphrase_file, proxy = context.obj
     with client.way_to(home or given, passphrase_file=passphrase_file, reads=True, proxy=proxy) as way:
