@@ -14,7 +14,7 @@ PYTEST := -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorde
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, which would all compile our modules
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-peers mutants lint proto bench constraints release-check clean
+.PHONY: help demo test test-full test-peers fuzz mutants lint proto bench constraints release-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ test-full: lint $(VENV)/.full  ## lint, then all tests, those that take long inc
 test-peers: $(PEERS)/.installed  ## our rules against other libraries, and all searches for what breaks their bounds
 	@$(PEERS)/bin/python -m pytest -m "full or not full" --confcutdir tests/peers tests/peers \
 		tests/test_robustness_bounds.py tests/test_non_conflicting.py $(ARGS)
+
+fuzz: $(VENV)/.dev  ## 10,000 inputs for each parser, others each time: make fuzz ARGS="-k gram"
+	@$(BIN)/python -m pytest --hypothesis-profile fuzz --timeout 3600 -m "full or not full" \
+		tests/test_fuzz.py tests/test_fuzz_texts.py tests/test_fuzz_files.py tests/test_fuzz_messages.py $(ARGS)
 
 mutants: $(VENV)/.dev $(MUTANTS)/.installed  ## small changes of the code that no test notices: make mutants MODULE=qp ARGS="--count 25"
 	@$(MUTANTS)/bin/python tools/mutants.py $(MODULE) $(ARGS)

@@ -149,7 +149,7 @@ class Settings(Section):
         """
         try:
             values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # TOMLDecodeError, an endless number
             raise HomeError(f"{source} is not TOML: {error}") from None
         return cls.check(values, source)
 

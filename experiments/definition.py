@@ -284,11 +284,11 @@ def parse(name: str, text: str, place: Traversable = CATALOGUE) -> Experiment:
     """
     try:
         return Experiment.model_validate({**tomllib.loads(text), "name": name}, context={"place": place})
-    except tomllib.TOMLDecodeError as error:
-        raise ExperimentError(f"{name}: not a TOML document: {error}") from error
     except ValidationError as error:
         problems = "\n".join(explain(problem, "docs/experiments.md lists the keys") for problem in error.errors())
         raise ExperimentError(f"{name}: {problems}") from error
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, an endless number
+        raise ExperimentError(f"{name}: not a TOML document: {error}") from error
 
 
 def chosen(kind: str, existing: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:

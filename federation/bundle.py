@@ -251,6 +251,8 @@ class BundleReader:
                 raise BundleError(f"{self.path} has {'two entries' if known else 'an unknown entry'} {name[:80]!r}")
             if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
                 raise BundleError(f"{name} is compressed; entries of a bundle are stored")
+            if not 0 <= entry.header_offset < end:
+                raise BundleError(f"{name} begins outside of {self.path}")
             head = os.pread(self._descriptor, 30, entry.header_offset)
             if len(head) < 30 or head[:4] != b"PK\x03\x04":
                 raise BundleError(f"{self.path} is damaged at byte {entry.header_offset}")

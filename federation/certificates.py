@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -19,6 +20,7 @@ CA_LIFETIME = timedelta(days=3650)
 SERVER_LIFETIME = timedelta(days=398)
 CLIENT_LIFETIME = timedelta(days=90)
 MAX_CSR_BYTES = 4096
+ExtensionT = TypeVar("ExtensionT", bound=x509.ExtensionType)
 _CLOCK_SKEW = timedelta(minutes=5)  # a certificate is valid a little before it was made, for clocks that are behind
 _CA_IN_LEAF = "data:application/pkix-cert;base64,"
 
@@ -54,6 +56,14 @@ def load_certificate_file(path: Path, key: EllipticCurvePrivateKey | None = None
     if key is not None and certificate.public_key() != key.public_key():
         raise FileDamaged(f"{path} is the certificate of another key than the one beside it")
     return certificate
+
+
+def extension(certificate: x509.Certificate, kind: type[ExtensionT]) -> ExtensionT | None:
+    """An extension of a certificate; None if it has none, or if its extensions cannot be read."""
+    try:
+        return certificate.extensions.get_extension_for_class(kind).value
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
+        return None
 
 
 def serial_of(certificate: x509.Certificate) -> str:
@@ -190,12 +200,12 @@ def csr_public_key(csr: bytes) -> EllipticCurvePublicKey:
 def issuer_in(leaf: bytes) -> list[bytes]:
     """The CA certificates (DER) that a server's certificate carries. They are not verified."""
     try:
-        access = load_certificate(leaf).extensions.get_extension_for_class(x509.AuthorityInformationAccess).value
-        locations = [str(description.access_location.value) for description in access]
+        access = extension(load_certificate(leaf), x509.AuthorityInformationAccess)
+        locations = [str(description.access_location.value) for description in access or ()]
         return [
             base64.b64decode(location.removeprefix(_CA_IN_LEAF), validate=True)
             for location in locations
             if location.startswith(_CA_IN_LEAF)
         ]
-    except (x509.ExtensionNotFound, ValueError):
+    except ValueError:
         return []

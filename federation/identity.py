@@ -16,7 +16,7 @@ from typing import Literal
 
 from cryptography import x509
 
-from federation.certificates import load_certificate, serial_of
+from federation.certificates import extension, load_certificate, serial_of
 from federation.keys import IdentityError
 
 NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -90,11 +90,8 @@ def parse_peer(certificate: bytes) -> PeerIdentity:
         IdentityError: it names no member of a federation, or more than one.
     """
     parsed = load_certificate(certificate)
-    try:
-        names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    except (x509.ExtensionNotFound, ValueError):
-        uris = []
+    names = extension(parsed, x509.SubjectAlternativeName)
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier) if names is not None else []
     holders: list[tuple[str, Kind, str, str]] = []
     roles: set[tuple[str, str]] = set()
     keys: list[tuple[str, bytes]] = []

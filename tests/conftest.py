@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import psycopg
 import pytest
 from costs import SERVER, cpu_seconds, pytest_addoption, pytest_configure
+from hypothesis import settings
 
 from federation.tls import require_tls13
 from storage.database import Database
@@ -28,6 +29,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # as the command sets it; gRPC
 # gRPC's handlers of forks end the children with a segmentation fault now and then; none of them goes on with a channel.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 require_tls13()  # before a test imports gRPC
+settings.register_profile("fuzz", max_examples=10_000)  # make fuzz
 # A shell ignores interrupts in what it starts in the background, and children inherit that; tests send interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -56,7 +56,7 @@ class Messages:
             return None
         try:
             header = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise PipeError(f"a line that is not JSON: {line[:80]!r}") from None
         if not isinstance(header, dict) or not isinstance(header.get("type"), str):
             raise PipeError(f"a line that is no JSON object with a type: {line[:80]!r}")

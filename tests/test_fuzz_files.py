@@ -1,0 +1,86 @@
+"""Whatever bytes a file, a certificate or a first message has, a value comes out or the parser's own error."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzzing import Parser, fuzz
+
+from coordinator.front.hello import server_name
+from federation.bundle import BlobAbsent, BundleError, BundleReader
+from federation.certificates import csr_public_key, issuer_in
+from federation.identity import parse_peer
+from federation.keys import IdentityError
+from federation.payload_check import PayloadCheck
+from federation.refusals import Refusal
+from federation.vectors import DTYPES, Layout, model_layout, parse_header
+from verification.errors import Wrong
+from verification.replay import parse_gram
+from verification.run import verify
+
+
+def header(data: bytes) -> Layout:
+    return parse_header(data, DTYPES)[0]
+
+
+def payload(path: Path) -> Callable[[bytes], bytes]:
+    """A payload that arrives in pieces; what the check lets pass can be read from its file."""
+
+    def arrived(data: bytes) -> bytes:
+        check = PayloadCheck(None)
+        for start in range(0, len(data), 7):
+            check.feed(data[start : start + 7])
+        check.finish()
+        if check.problem is not None:
+            raise check.problem
+        path.write_bytes(data)
+        assert [tensor.name for tensor in model_layout(path).tensors] == list(check.norms)
+        return data
+
+    return arrived
+
+
+def bundle(path: Path) -> Callable[[bytes], Any]:
+    """A bundle that is verified as a whole."""
+
+    def read(data: bytes) -> Any:
+        path.write_bytes(data)
+        with BundleReader(path) as reader:
+            return list(verify(reader))
+
+    return read
+
+
+def named(data: bytes) -> str:
+    """The name in a first message; a message without one counts as refused."""
+    name = server_name(data)
+    if not name:
+        raise LookupError(name)
+    return name
+
+
+def issuers(data: bytes) -> list[bytes]:
+    """The CA certificates in one that a server shows; one without any counts as refused."""
+    found = issuer_in(data)
+    if not found:
+        raise LookupError
+    return found
+
+
+# By the name of its corpus; `path` is a place for a file.
+PARSERS: dict[str, Callable[[Path], Parser]] = {
+    "header": lambda path: Parser(header, Refusal, lambda layout: layout.header),
+    "payload": lambda path: Parser(payload(path), Refusal),
+    "gram": lambda path: Parser(parse_gram, Wrong),
+    "bundle": lambda path: Parser(bundle(path), (BundleError, BlobAbsent, Wrong)),
+    "certificate": lambda path: Parser(parse_peer, IdentityError),
+    "issuer": lambda path: Parser(issuers, (LookupError, IdentityError)),
+    "request": lambda path: Parser(csr_public_key, IdentityError),
+    "hello": lambda path: Parser(named, LookupError),
+}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_what_is_no_value_is_refused_with_the_parsers_own_error(name: str, tmp_path: Path) -> None:
+    fuzz(name, PARSERS[name](tmp_path / "input"))
