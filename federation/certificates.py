@@ -31,7 +31,7 @@ def load_certificate(certificate: bytes) -> x509.Certificate:
         if certificate.startswith(b"-----BEGIN"):
             return x509.load_pem_x509_certificate(certificate)
         return x509.load_der_x509_certificate(certificate)
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise IdentityError(f"not a certificate: {error}") from None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from federation.bundle import BundleReader
@@ -48,7 +48,7 @@ def read_keys(bundle: BundleReader, fingerprint: str = "") -> Keys:
     try:
         ca = load_certificate(bundle.ca)
         ca.verify_directly_issued_by(ca)
-    except (IdentityError, ValueError, TypeError, InvalidSignature) as error:
+    except (IdentityError, ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
         raise Wrong(f"the CA's certificate: {error or 'it is not signed by its own key'}") from error
     keys: dict[tuple[str, str], bytes] = {}
     for name, data in bundle.certificates.items():
@@ -73,6 +73,6 @@ def _holder(name: str, data: bytes, ca: x509.Certificate) -> PeerIdentity:
             signing_public_key(holder.signing_key)
     except InvalidSignature:
         raise Wrong(f"{name} was not issued by the federation's CA") from None
-    except (IdentityError, ValueError, TypeError) as error:
+    except (IdentityError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise Wrong(f"{name}: {error}") from error
     return holder
