@@ -117,6 +117,7 @@ class Client(Base):
     last_seen: Mapped[datetime | None]
     revoked: Mapped[datetime | None]
     revoked_reason: Mapped[str] = mapped_column(Prose(400), default="")
+    forgotten: Mapped[datetime | None]  # payloads that were received up to then are not kept after their round
 
 
 class Administrator(Base):

@@ -12,8 +12,11 @@ from sqlalchemy.orm import Session
 from federation.work.secure.terms import Stage
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.models import Assignment, Evaluation, Input, Phase, Round, RoundState, Run, Update
+from storage.models import Assignment, Client, Evaluation, Input, Phase, Round, RoundState, Run, Update
 from storage.records import RunMemory
+
+_ENDED = Round.state.in_((RoundState.COMPLETED, RoundState.SKIPPED))
+_FORGOTTEN = and_(Client.forgotten.is_not(None), Update.received <= Client.forgotten)
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ def collect(
 
     Kept are the initial and the current model of each run and the vectors that it remembers; until the run ends, the
     other blobs of its algorithm; of each retained round the models, the Gram matrix, the noise, and the payloads that
-    were accepted. Of a private round that has ended, ciphertexts and what members were sent are not kept.
+    were accepted, unless the round has ended and their member was forgotten since. Of a private round that has ended,
+    ciphertexts and what members were sent are not kept.
 
     Safe beside live runs: a blob is stored or claimed before a row refers to it, and until that row is committed, its
     age protects it, which is checked together with the removal.
@@ -69,6 +73,24 @@ def collect(
             deleted += 1
             freed += size
     return Collection(kept=len(stored) - deleted, deleted=deleted, freed=freed)
+
+
+def remove_forgotten(
+    database: Database, blobs: BlobStore, client_id: str, *, now: datetime, keep_rounds: int | None
+) -> Collection:
+    """Removes the payloads of a client that was marked as forgotten, without the grace of `collect`.
+
+    Payloads that an open round needs, or the algorithm of a run that has not ended, are kept; `collect` removes them
+    afterwards. `keep_rounds` is that of `collect`.
+    """
+    with database.read() as session:
+        query = select(Update.payload).join(Client, Update.client_id == Client.client_id)
+        rows = query.where(Update.client_id == client_id, Update.payload != "", _FORGOTTEN).distinct()
+        payloads = set(session.scalars(rows))
+        needed = payloads & referenced(session, keep_rounds)
+    sizes = (blobs.delete(digest, older_than=now.timestamp()) for digest in sorted(payloads - needed))
+    freed = [size for size in sizes if size is not None]
+    return Collection(kept=len(needed), deleted=len(freed), freed=sum(freed))
 
 
 def is_retained(session: Session, digest: str, keep_rounds: int | None) -> bool:
@@ -109,7 +131,8 @@ def referenced(session: Session, keep_rounds: int | None) -> set[str]:
         .join(Update.assignment)
         .join(Assignment.phase)
         .join(Phase.round)
-        .where(Update.accepted, _needed([Stage.DEAL, Stage.CONFIRM])),
+        .join(Client, Update.client_id == Client.client_id)
+        .where(Update.accepted, _needed([Stage.DEAL, Stage.CONFIRM]), or_(~_ENDED, ~_FORGOTTEN)),
     )
     digests: set[str | None] = set()
     for query in queries:
@@ -128,8 +151,7 @@ def _needed(stages: Sequence[Stage]) -> ColumnElement[bool]:
 
     Nothing is verified with them.
     """
-    ended = Round.state.in_((RoundState.COMPLETED, RoundState.SKIPPED))
-    return or_(~ended, Phase.kind.not_in([stage.value for stage in stages]))
+    return or_(~_ENDED, Phase.kind.not_in([stage.value for stage in stages]))
 
 
 def _retained(keep_rounds: int, others: set[int]) -> ColumnElement[bool]:

@@ -252,6 +252,10 @@ OF_THE_RECORD: dict[str, tuple[Sequence[Edit], str]] = {
         ["update clients set state = 'REVOKED' where client_id = 'ann'"],
         "client ann: it is REVOKED",
     ),
+    "forgotten": (
+        ["update clients set forgotten = enrolled where client_id = 'ann'"],
+        "client ann: the log does not tell that it was forgotten",
+    ),
     "revocation removed": ([ADDED.format("client.revoked", "ben")], "client ben: it is ACTIVE, and the log tells"),
     "decline removed": (
         ["update assignments set state = 'EXPIRED', reason = 'deadline', decline = null where reason = 'no-data'"],

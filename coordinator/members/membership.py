@@ -1,4 +1,4 @@
-"""Membership: approval and revocation. Functions of a session; the caller notifies workers and watchers."""
+"""Membership: approval, revocation, removal of what a member sent. Functions of a session; callers notify others."""
 
 from datetime import datetime
 
@@ -53,6 +53,16 @@ def must_not_be_revoked(client: Client) -> None:
             "client-state",
             f"{client.client_id} was revoked and cannot join again: ask for a join string for a new name",
         )
+
+
+def forget(session: Session, client_id: str, reason: str, *, by: str, now: datetime) -> None:
+    """Marks a client as forgotten: payloads that it has sent so far are not kept. Its signed envelopes are.
+
+    Raises:
+        Refusal: `client-unknown`.
+    """
+    _get(session, client_id).forgotten = now
+    audit.record(session, at=now, actor=by, action="client.forgotten", subject=client_id, detail=reason)
 
 
 def _get(session: Session, client_id: str) -> Client:

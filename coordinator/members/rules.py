@@ -25,7 +25,7 @@ _ADMIN: Mapping[Role, tuple[str, ...]] = {
     Role.OPERATOR: ("SubmitRun", "PauseRun", "ResumeRun", "StopRun"),
     Role.SECURITY_OFFICER: (
         *("CreateJoinString", "CancelJoinStrings", "ExportBundle"),
-        *("ApproveClient", "RevokeClient", "RevokeAdministrator"),
+        *("ApproveClient", "RevokeClient", "ForgetClient", "RevokeAdministrator"),
     ),
 }
 # Only these rpcs are served. A test compares them with the contract.

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from coordinator.members import administrators, join_strings, membership
@@ -17,6 +18,7 @@ from federation.join_string import SECRET_BYTES, JoinString
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
 from storage import models
+from storage.retention import remove_forgotten
 
 MAX_JOIN_STRING_LIFETIME = timedelta(days=30)
 CLIENTS_AT_A_TIME = 500  # of a list: each has up to 64 KiB of tasks and objectives
@@ -96,6 +98,28 @@ class MemberCalls(Service):
         self._access.revoke_live(await self._act(membership.revoke, request.client_id, request.reason))
         await self._in_thread(self._supervisor.client_revoked, request.client_id)
         return messages.RevokeClientResponse(client=await self._changed(request.client_id))
+
+    async def ForgetClient(
+        self, request: messages.ForgetClientRequest, context: Context
+    ) -> messages.ForgetClientResponse:
+        """Removes the payloads of a client, and keeps its envelopes."""
+        await self._act(membership.forget, request.client_id, request.reason)
+        removed = await self._in_thread(
+            partial(
+                remove_forgotten,
+                self._database,
+                self._blobs,
+                request.client_id,
+                now=self._clock(),
+                keep_rounds=self._settings.keep_rounds or None,
+            )
+        )
+        return messages.ForgetClientResponse(
+            client=await self._read(views.client, self._presence.attending(), request.client_id),
+            removed=removed.deleted,
+            removed_bytes=removed.freed,
+            kept=removed.kept,
+        )
 
     async def _changed(self, client_id: str) -> messages.Client:
         """Lets runs that wait for clients look again; shows the client."""

@@ -133,8 +133,9 @@ def _runs(session: Session) -> Iterator[str]:
 
 
 def _clients(session: Session) -> Iterator[str]:
-    enrolled, approved, revoked = (
-        Told.read(session, action) for action in (audit.ENROLLED, "client.approved", "client.revoked")
+    enrolled, approved, revoked, forgotten = (
+        Told.read(session, action)
+        for action in (audit.ENROLLED, "client.approved", "client.revoked", "client.forgotten")
     )
     pending = AuditEntry.detail.endswith(f", {ClientState.PENDING}")
     waited = set(session.scalars(select(AuditEntry.subject).where(AuditEntry.action == audit.ENROLLED, pending)))
@@ -146,6 +147,9 @@ def _clients(session: Session) -> Iterator[str]:
         if (name in revoked.digests) != (client.state is ClientState.REVOKED):
             there = "tells" if name in revoked.digests else "does not tell"
             yield f"client {name}: it is {client.state}, and the log {there} of its revocation"
+        if (name in forgotten.digests) != (client.forgotten is not None):
+            there = "tells" if name in forgotten.digests else "does not tell"
+            yield f"client {name}: the log {there} that it was forgotten, unlike the record"
         if client.state is ClientState.ACTIVE and name in waited and name not in approved.digests:
             yield f"client {name}: it is ACTIVE, and the log does not tell of its approval"
     for name in enrolled.digests.keys() - {"", *(client.client_id for client in clients)}:

@@ -492,6 +492,7 @@ class Client(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     SOFTWARE_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Its name."""
     state: _common_pb2.ClientState.ValueType
@@ -520,6 +521,10 @@ class Client(_message.Message):
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskSummary]:
         """The tasks that it offers."""
 
+    @_builtins.property
+    def forgotten(self) -> _timestamp_pb2.Timestamp:
+        """When an administrator had it forgotten: of what it sent until then, only the envelopes are kept."""
+
     def __init__(
         self,
         *,
@@ -533,10 +538,11 @@ class Client(_message.Message):
         device: _builtins.str = ...,
         software: _builtins.str = ...,
         key_id: _builtins.str = ...,
+        forgotten: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires", b"certificate_expires", "enrolled", b"enrolled", "last_seen", b"last_seen"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires", b"certificate_expires", "enrolled", b"enrolled", "forgotten", b"forgotten", "last_seen", b"last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires", b"certificate_expires", "client_id", b"client_id", "device", b"device", "enrolled", b"enrolled", "key_id", b"key_id", "last_seen", b"last_seen", "software", b"software", "state", b"state", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires", b"certificate_expires", "client_id", b"client_id", "device", b"device", "enrolled", b"enrolled", "forgotten", b"forgotten", "key_id", b"key_id", "last_seen", b"last_seen", "software", b"software", "state", b"state", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -744,6 +750,68 @@ class RevokeClientResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RevokeClientResponse: _TypeAlias = RevokeClientResponse  # noqa: Y015
+
+@_typing.final
+class ForgetClientRequest(_message.Message):
+    """Which client, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The client."""
+    reason: _builtins.str
+    """For the record."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetClientRequest: _TypeAlias = ForgetClientRequest  # noqa: Y015
+
+@_typing.final
+class ForgetClientResponse(_message.Message):
+    """What was removed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    REMOVED_BYTES_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    removed: _builtins.int
+    """How many payloads were removed."""
+    removed_bytes: _builtins.int
+    """Their bytes."""
+    kept: _builtins.int
+    """How many are kept until the round, or the run, that needs them has ended."""
+    @_builtins.property
+    def client(self) -> Global___Client:
+        """The client."""
+
+    def __init__(
+        self,
+        *,
+        client: Global___Client | None = ...,
+        removed: _builtins.int = ...,
+        removed_bytes: _builtins.int = ...,
+        kept: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["client", b"client"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "kept", b"kept", "removed", b"removed", "removed_bytes", b"removed_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetClientResponse: _TypeAlias = ForgetClientResponse  # noqa: Y015
 
 @_typing.final
 class SubmitRunRequest(_message.Message):

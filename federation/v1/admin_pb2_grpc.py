@@ -66,6 +66,11 @@ class AdminStub:
                 request_serializer=federation_dot_v1_dot_admin__pb2.RevokeClientRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_admin__pb2.RevokeClientResponse.FromString,
                 _registered_method=True)
+        self.ForgetClient = channel.unary_unary(
+                '/federation.v1.Admin/ForgetClient',
+                request_serializer=federation_dot_v1_dot_admin__pb2.ForgetClientRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.ForgetClientResponse.FromString,
+                _registered_method=True)
         self.ListAdministrators = channel.unary_unary(
                 '/federation.v1.Admin/ListAdministrators',
                 request_serializer=federation_dot_v1_dot_admin__pb2.ListAdministratorsRequest.SerializeToString,
@@ -201,6 +206,14 @@ class AdminServicer:
 
     def RevokeClient(self, request, context):
         """Shuts a client out, at once (security-officer).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetClient(self, request, context):
+        """Removes the payloads that a client has sent so far, and keeps its signed envelopes (security-officer).
+        Errors: NOT_FOUND client-unknown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -366,6 +379,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RevokeClient,
                     request_deserializer=federation_dot_v1_dot_admin__pb2.RevokeClientRequest.FromString,
                     response_serializer=federation_dot_v1_dot_admin__pb2.RevokeClientResponse.SerializeToString,
+            ),
+            'ForgetClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetClient,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.ForgetClientRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.ForgetClientResponse.SerializeToString,
             ),
             'ListAdministrators': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAdministrators,
@@ -622,6 +640,33 @@ class Admin:
             '/federation.v1.Admin/RevokeClient',
             federation_dot_v1_dot_admin__pb2.RevokeClientRequest.SerializeToString,
             federation_dot_v1_dot_admin__pb2.RevokeClientResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Admin/ForgetClient',
+            federation_dot_v1_dot_admin__pb2.ForgetClientRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.ForgetClientResponse.FromString,
             options,
             channel_credentials,
             insecure,

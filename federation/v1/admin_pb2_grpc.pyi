@@ -51,6 +51,10 @@ class AdminStub:
     """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state."""
     RevokeClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeClientRequest, _admin_pb2.RevokeClientResponse]
     """Shuts a client out, at once (security-officer)."""
+    ForgetClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ForgetClientRequest, _admin_pb2.ForgetClientResponse]
+    """Removes the payloads that a client has sent so far, and keeps its signed envelopes (security-officer).
+    Errors: NOT_FOUND client-unknown.
+    """
     ListAdministrators: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAdministratorsRequest, _admin_pb2.ListAdministratorsResponse]
     """Lists the administrators (viewer)."""
     RevokeAdministrator: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeAdministratorRequest, _admin_pb2.RevokeAdministratorResponse]
@@ -113,6 +117,10 @@ class AdminAsyncStub(AdminStub):
     """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state."""
     RevokeClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeClientRequest, _admin_pb2.RevokeClientResponse]  # type: ignore[assignment]
     """Shuts a client out, at once (security-officer)."""
+    ForgetClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.ForgetClientRequest, _admin_pb2.ForgetClientResponse]  # type: ignore[assignment]
+    """Removes the payloads that a client has sent so far, and keeps its signed envelopes (security-officer).
+    Errors: NOT_FOUND client-unknown.
+    """
     ListAdministrators: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAdministratorsRequest, _admin_pb2.ListAdministratorsResponse]  # type: ignore[assignment]
     """Lists the administrators (viewer)."""
     RevokeAdministrator: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeAdministratorRequest, _admin_pb2.RevokeAdministratorResponse]  # type: ignore[assignment]
@@ -208,6 +216,16 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RevokeClientResponse, _abc.Awaitable[_admin_pb2.RevokeClientResponse]]:
         """Shuts a client out, at once (security-officer)."""
+
+    @_abc_1.abstractmethod
+    def ForgetClient(
+        self,
+        request: _admin_pb2.ForgetClientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ForgetClientResponse, _abc.Awaitable[_admin_pb2.ForgetClientResponse]]:
+        """Removes the payloads that a client has sent so far, and keeps its signed envelopes (security-officer).
+        Errors: NOT_FOUND client-unknown.
+        """
 
     @_abc_1.abstractmethod
     def ListAdministrators(

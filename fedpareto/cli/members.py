@@ -112,6 +112,22 @@ def revoke(stub: "AdminStub", client: ClientName, reason: Reason = "", yes: Yes 
     return response, f"{client} is revoked; its past updates stay in the record"
 
 
+@command()
+def forget(stub: "AdminStub", client: ClientName, reason: Reason = "", yes: Yes = False) -> Answer:
+    """Remove the updates that a member has sent.
+
+    Its signed envelopes, the steps and the models stay, so that signatures can still be verified; K and the models of
+    its rounds cannot be recomputed any more. What an open round needs is removed after the round. The member stays a
+    member: to end that, revoke it. Backups are not changed; make a new one into each directory.
+    """
+    confirm(yes, lambda: f"Remove every update that {client} has sent? Its rounds cannot be recomputed afterwards.")
+    response = stub.ForgetClient(v1.ForgetClientRequest(client_id=client, reason=reason))
+    words = f"{response.removed} payloads of {client} were removed, {response.removed_bytes / 1e6:.1f} MB"
+    if response.kept:
+        words += f"; {response.kept} are removed within a day after the round or the run that needs them has ended"
+    return response, words
+
+
 @command(reads=True)
 def admins(stub: "AdminStub") -> Answer:
     """List the administrators."""

@@ -60,6 +60,7 @@ def upgrade() -> None:
         _column("last_seen", TIME, nullable=True),
         _column("revoked", TIME, nullable=True),
         _column("revoked_reason", sa.String(400)),
+        _column("forgotten", TIME, nullable=True),
     )
     op.create_table(
         "federations",
