@@ -50,6 +50,7 @@ class Service:
         self._in_thread = parts.threads.run
         self._read = parts.threads.read
         self._write = parts.threads.write
+        self._database = parts.threads.database
         self._blobs = parts.blobs
         self._presence = parts.presence
         self._supervisor = parts.supervisor
