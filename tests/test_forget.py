@@ -85,6 +85,7 @@ def test_payloads_are_removed_and_signed_messages_stay(stage: Stage, tmp_path: P
         found = list(verify(bundle))
     assert ["the rule's 2 coefficients" in one.words for one in found] == [True] * 4
     assert [len(one.missing) for one in found] == [1] * 4
+    assert all(one.missing[0].endswith("is not in the bundle (forgotten: ann)") for one in found)
 
 
 def test_what_the_algorithm_of_a_run_still_reads_is_kept_until_the_run_ends(stage: Stage) -> None:

@@ -71,6 +71,10 @@ class RunLog:
         found = self.entries[place : place + 1]
         return found[0] if found and found[0].number == number else None
 
+    def forgotten(self, clients: Iterable[str]) -> list[str]:
+        """Which of these clients an administrator had forgotten, so that their payloads were removed."""
+        return [name for name in sorted(clients) if ("client.forgotten", name) in self._by]
+
     def must_tell_run(self, spec: str, state: str, keys: Keys) -> None:
         """Checks the entries of the submission, of the run's end and of all keys. Raises Wrong."""
         self._must_tell("run.submitted", self.run_id, spec, "the submission of the run")

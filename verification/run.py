@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -98,6 +98,9 @@ class OpenedRun:
             except Wrong as error:
                 raise Wrong(f"round {record.number}: {error}") from error
             self.models.append(at.vectors.get(AVERAGE, at.model))
+            gone = log.forgotten({client for _, client in signed.asked}) if about.payloads else []
+            if gone:
+                found = replace(found, missing=tuple(f"{why} (forgotten: {', '.join(gone)})" for why in found.missing))
             yield found
         if about.model != at.model:
             raise Wrong(

@@ -17,7 +17,8 @@ from storage.audit import ChainedEntry
 from storage.models import Assignment, AuditEntry, Checkpoint, Phase, Round, Run
 
 _READ = 65_536  # leaves that are read at a time
-_OF_MEMBERS = ("client.approved", "client.revoked")  # besides entries with the digest of a key or certificate
+# Besides entries with the digest of a key or a certificate.
+_OF_MEMBERS = ("client.approved", "client.revoked", "client.forgotten")
 _OF_KEYS = ("key.set", "coordinator.restored")
 
 
