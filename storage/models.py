@@ -42,6 +42,14 @@ class RoundState(StrEnum):
     SKIPPED = "SKIPPED"
 
 
+class Answer(StrEnum):
+    """A client's answer to a run."""
+
+    ACCEPTED = "accepted"
+    WAITING = "waiting"
+    REFUSED = "refused"
+
+
 class PhaseState(StrEnum):
     """The states of a phase."""
 
@@ -111,6 +119,7 @@ class Client(Base):
     objectives: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> those that it serves, likewise
     sessions_left: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> private rounds left, as last told
     abilities: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> those of its trainer, likewise
+    consents: Mapped[bool] = mapped_column(default=False)  # whether it answers each run before it works for it
     device: Mapped[str] = mapped_column(Prose(200), default="")
     software: Mapped[str] = mapped_column(Prose(200), default="")
     enrolled: Mapped[datetime]
@@ -204,6 +213,20 @@ class Run(Base):
     ended: Mapped[datetime | None]
 
 
+class Consent(Base):
+    """The newest answer of a client to a run."""
+
+    __tablename__ = "consents"
+
+    run_id: Mapped[str] = mapped_column(sa.ForeignKey("runs.run_id"), primary_key=True)
+    client_id: Mapped[str] = mapped_column(sa.ForeignKey("clients.client_id"), primary_key=True)
+    answer: Mapped[Answer]
+    reason: Mapped[str] = mapped_column(Prose(80), default="")
+    message: Mapped[str] = mapped_column(Prose(400), default="")
+    envelope: Mapped[bytes]  # SignedEnvelope of a ConsentManifest, as received
+    at: Mapped[datetime]
+
+
 class Round(Base):
     """A round: a conversation in phases that ends in a step, or is skipped."""
 
@@ -224,6 +247,7 @@ class Round(Base):
     step: Mapped[bytes | None]  # SignedEnvelope of a StepManifest
     state_after: Mapped[dict[str, Any]] = mapped_column(default=dict)  # a RunMemory, after the step; empty without one
     selected: Mapped[list[str]] = mapped_column(default=list)  # clients asked to train, by name
+    not_asked: Mapped[dict[str, Any]] = mapped_column(default=dict)  # clients that attended and could not be: why
     wanted: Mapped[int]  # replies that the round wants; more are asked when it over-selects
     attempt: Mapped[int] = mapped_column(default=0)  # at the round
     voided: Mapped[list[dict[str, Any]]] = mapped_column(default=list)  # a VoidRecord of each attempt before that one

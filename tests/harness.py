@@ -265,7 +265,12 @@ class Attending:
     """An attendance stream played by hand."""
 
     def __init__(
-        self, member: "Member", tasks: dict[str, int], serves: Mapping[str, Sequence[str]] = MappingProxyType({})
+        self,
+        member: "Member",
+        tasks: dict[str, int],
+        serves: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        *,
+        consents: bool = False,
     ) -> None:
         self._out: queue.SimpleQueue[AttendRequest | None] = queue.SimpleQueue()
         self.inbox: queue.SimpleQueue[AttendResponse | grpc.RpcError | None] = queue.SimpleQueue()
@@ -274,7 +279,7 @@ class Attending:
             TaskOffer(task=task, samples=samples, objectives=serves.get(task, ()), abilities=able)
             for task, samples in tasks.items()
         ]
-        self.say(AttendRequest(hello=Hello(software="test", tasks=offers, device="cpu")))
+        self.say(AttendRequest(hello=Hello(software="test", tasks=offers, device="cpu", consents=consents)))
         self.call = member.stub.Attend(iter(self._out.get, None))
         threading.Thread(target=self._read, daemon=True).start()
 

@@ -33,10 +33,12 @@ from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     AssignmentManifest,
     CancelManifest,
+    ConsentManifest,
     DeclineManifest,
     LogHead,
     ReceiptManifest,
     Row,
+    RunManifest,
     SignedEnvelope,
     TimeManifest,
     TrainWork,
@@ -109,6 +111,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     hellos: list[Hello] = field(default_factory=list)
     heartbeats: list[Heartbeat] = field(default_factory=list)
     declines: list[DeclineManifest] = field(default_factory=list)
+    consents: list[ConsentManifest] = field(default_factory=list)
     fetches: list[int] = field(default_factory=list)
     submissions: list[Submission] = field(default_factory=list)
     federation_id: str = FEDERATION
@@ -233,6 +236,14 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         self.open.append(envelope)
         self._say(AttendResponse(assignment=envelope))
 
+    def ask(self, document: bytes, run_id: str = "run-1", **changes: str) -> RunManifest:
+        """A run with this specification asks the worker to take part."""
+        self.blobs[digest(document)] = document
+        fields = {"federation_id": FEDERATION, "name": "trial", "task": "digits", "submitted_by": "alice", **changes}
+        manifest = RunManifest(run_id=run_id, spec=digest(document), **fields)
+        self._say(AttendResponse(run=seal(manifest, self.signing_key)))
+        return manifest
+
     def cancel(self, assignment_id: str, *, key: Ed25519PrivateKey | None = None, **changes: str) -> None:
         fields = {"federation_id": FEDERATION, "client_id": CLIENT, "reason": "run-ended", **changes}
         manifest = CancelManifest(assignment_id=assignment_id, **fields)
@@ -314,6 +325,8 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             for request in requests:
                 if request.WhichOneof("message") == "heartbeat":
                     self.heartbeats.append(request.heartbeat)
+                elif request.WhichOneof("message") == "consent":
+                    self.consents.append(ConsentManifest.FromString(request.consent.manifest))
                 else:
                     self.declines.append(DeclineManifest.FromString(request.decline.manifest))
         except Exception:

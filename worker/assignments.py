@@ -67,6 +67,7 @@ def check_assignment(
     site: Site,
     newest_round: Callable[[str], int | None],
     now: datetime,
+    consent: Callable[[AssignmentManifest], tuple[str, str] | None] = lambda _: None,
 ) -> Order:
     """Verifies an assignment against the coordinator's key from enrollment, then every field that says what to do.
 
@@ -74,7 +75,7 @@ def check_assignment(
     that its owner named, from a model of that task's layout, within the bounds that its owner set.
 
     `newest_round` returns the newest round of a run in which this worker accepted work; `now` is by the coordinator's
-    clock.
+    clock; `consent` says why nothing is done for the run, with a reason, and None where it is accepted.
 
     Raises:
         Declined: with the reason of the first check that failed.
@@ -111,6 +112,8 @@ def check_assignment(
         "restored, the coordinator's operator runs `fedpareto coordinator restored`",
     )
     require(manifest.task in offers, "task-not-allowed", "the owner of this worker did not allow this task")
+    if (problem := consent(manifest)) is not None:
+        require(False, *problem)
     message = f"{manifest.members} clients are asked; this worker takes part with at least {limits.members}"
     require(manifest.members >= limits.members or limits.members == 1, "limit:members", message)
     trainer, unshared = offers[manifest.task], manifest.unshared

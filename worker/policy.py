@@ -10,10 +10,12 @@ It says what the coordinator may ask of this site; the coordinator cannot change
 
 import tomllib
 from collections.abc import Iterable
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from federation.accounting import DELTA, LEAST_NOISE
 from federation.problems import Section, explain
@@ -21,6 +23,9 @@ from federation.secure.thresholds import LARGEST, SMALLEST, Mode
 from federation.work.computation import PrivateSgd
 from federation.work.site import SecurePolicy
 
+_TIME = r"^(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$"
+_Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+_DAYS: tuple[_Day, ...] = get_args(_Day)
 _KEYS = "docs/site-policy.md lists the keys that exist"
 
 
@@ -49,6 +54,49 @@ class Limits(Section):
     rounds_forward: bool = Field(
         True, description="whether a round before the newest one of its run is declined, unless a restore was signed"
     )
+
+
+class OpenHours(Section):
+    """When the site is open: it begins no training or evaluation at other times."""
+
+    zone: str = Field("UTC", description='the time zone of `begin` and `end`, such as "Europe/Berlin"')
+    begin: str = Field("00:00", pattern=_TIME, description="the time of day at which the site opens")
+    end: str = Field("24:00", pattern=_TIME, description="when it closes; not after `begin` is on the next day")
+    days: Annotated[tuple[_Day, ...], Field(strict=False)] = Field(
+        _DAYS, min_length=1, description="the days on which it opens"
+    )
+
+    @field_validator("zone")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        try:
+            ZoneInfo(value)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError(f"this machine knows no time zone {value!r}; see `timedatectl list-timezones`") from None
+        return value
+
+    def closed_until(self, now: datetime) -> datetime | None:
+        """When the site opens next, UTC; None if it is open now. Times are aware."""
+        today, opens = now.astimezone(ZoneInfo(self.zone)).date(), []
+        for offset in range(-1, 9):
+            day = today + timedelta(days=offset)
+            if _DAYS[day.weekday()] not in self.days:
+                continue
+            begin, end = self._at(day, self.begin), self._at(day, self.end)
+            if end <= begin:
+                end = self._at(day + timedelta(days=1), self.end)
+            if begin <= now < end:
+                return None
+            opens.append(begin)
+        return min(begin for begin in opens if begin > now)
+
+    def _at(self, day: date, time: str) -> datetime:
+        """A time of day, UTC; "24:00" is the beginning of the next day."""
+        hours, minutes = map(int, time.split(":"))
+        local = datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(self.zone)) + timedelta(
+            days=hours // 24, hours=hours % 24, minutes=minutes
+        )
+        return local.astimezone(UTC)
 
 
 class SamplePolicy(Section):
@@ -123,7 +171,17 @@ class Policy(Section):
     tasks: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         (), description="the tasks that may be offered; none is each one that `--task` names"
     )
+    algorithms: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        (), description="the algorithms of runs in which the site takes part; none is any"
+    )
+    submitters: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        (), description="the administrators in whose runs the site takes part, by name; none is all"
+    )
+    approve: Literal["none", "each-run"] = Field(
+        "none", description="whether nothing is done for a run before the owner has approved it"
+    )
     limits: Limits = Limits()
+    open: OpenHours = OpenHours()
     secure: SecureSection = SecureSection()
     privacy: dict[str, SamplePolicy] = Field({}, description="differential privacy, by the name of a data set")
 
@@ -133,6 +191,11 @@ class Policy(Section):
         if twice := sorted({task for task in tasks if tasks.count(task) > 1}):
             raise ValueError(f"privacy: task {twice[0]!r} belongs to two data sets; it can train on one")
         return self
+
+    @property
+    def decides(self) -> bool:
+        """Whether the site answers each run before it works for it."""
+        return bool(self.algorithms or self.submitters) or self.approve == "each-run"
 
     def must_allow(self, tasks: Iterable[str]) -> None:
         """Raises PolicyError if the owner does not allow one of these tasks to be offered."""

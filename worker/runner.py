@@ -14,9 +14,11 @@ from functools import partial
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.training import TrainingStopped
-from federation.v1.common_pb2 import SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.work.base import Lane
+from worker.asked_runs import Verdict
 from worker.assignments import Declined, Order, Unverified, check_assignment, check_cancel, sent_inputs
+from worker.consents import Consents
 from worker.events import Events
 from worker.execution import Control, Execution
 from worker.policy import Limits
@@ -44,7 +46,8 @@ class _Job:
 class Runner:
     """Takes assignments in, and has them done in their lanes.
 
-    `finished` is called when something new is in the spool; `limits` are the owner's bounds.
+    `finished` is called when something new is in the spool; `limits` are the owner's bounds; `consents` answers runs;
+    `closed` says until when the site is closed, aware, and None while it is open.
     """
 
     member: MemberFiles
@@ -55,6 +58,8 @@ class Runner:
     limits: Limits
     events: Events
     finished: Callable[[], None]
+    consents: Consents
+    closed: Callable[[], datetime | None]
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _waiting: deque[_Job] = field(default_factory=deque, init=False)
     # By assignment, until the owner has accepted a restore.
@@ -62,6 +67,10 @@ class Runner:
     _told_full: bool = field(default=False, init=False)
     _current: dict[Lane, _Job] = field(default_factory=dict, init=False)
     _stopping: bool = field(default=False, init=False)
+    _closed: datetime | None = field(default=None, init=False)  # as it was told last
+
+    def __post_init__(self) -> None:
+        self._closed = self.closed()
 
     # What the session's thread calls
 
@@ -79,6 +88,7 @@ class Runner:
                 site=self.execution.site,
                 newest_round=self._newest_round,
                 now=self.session.now(),
+                consent=self.consents.problem,
             )
             with self._changed:
                 self._take_in(_Job(replace(order, sent=sent_inputs(order.manifest, inputs))))
@@ -95,6 +105,10 @@ class Runner:
             return
         if job.name in self._held or any(other.name == job.name for other in self._jobs()):
             return
+        closed = self.closed() if job.order.work.lane is Lane.COMPUTE else None
+        if closed is not None and closed > job.order.deadline:
+            when = f"this site is closed until {closed:%Y-%m-%d %H:%M} UTC, after the deadline"
+            raise Declined(job.name, "closed", when)
         if len(self._waiting) + len(self._held) >= self.limits.waiting:
             raise Declined(job.name, "limit:waiting", f"{self.limits.waiting} assignments wait here already")
         self._told_full = False
@@ -153,6 +167,33 @@ class Runner:
                 reason=reason,
             )
 
+    def withdrawn(self, run_id: str, verdict: Verdict) -> None:
+        """Declines what waits, is in work or is in the spool of a run that the site refuses from now on."""
+        with self._changed:
+            asked = [entry.assignment for entry in self.spool.entries() if entry.manifest.run_id == run_id]
+            asked += [job.order.envelope for job in self._jobs() if job.order.manifest.run_id == run_id]
+            asked += [
+                envelope
+                for envelope in self._held.values()
+                if AssignmentManifest.FromString(envelope.manifest).run_id == run_id
+            ]
+        for envelope in asked:
+            name = AssignmentManifest.FromString(envelope.manifest).assignment_id
+            self._drop(name, verdict.reason)
+            self._decline(Declined(name, verdict.reason, verdict.message), envelope)
+
+    def look(self) -> None:
+        """Tells the coordinator when the site opens or closes, and goes on with what has waited until it opened."""
+        closed = self.closed()
+        if closed == self._closed:
+            return
+        self._closed = closed
+        words = "the site is open" if closed is None else f"the site is closed until {closed:%Y-%m-%d %H:%M} UTC"
+        self.events.tell("open" if closed is None else "closed", words)
+        self.session.beat(*self.working())
+        with self._changed:
+            self._changed.notify_all()
+
     def working(self) -> tuple[str, float]:
         """The assignment in work, empty when idle, and the share of it that is done."""
         with self._changed:
@@ -196,6 +237,8 @@ class Runner:
         """The next job of a lane, as soon as there is one; None when the worker stops."""
 
         def of_lane() -> _Job | None:
+            if lane is Lane.COMPUTE and self.closed() is not None:
+                return None  # what it has begun goes on, and so do the messages of private rounds
             return next((job for job in self._waiting if job.order.work.lane is lane), None)
 
         with self._changed:

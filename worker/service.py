@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 
 from federation.attacks import Attack, AttackError, attack_seed
@@ -18,10 +19,12 @@ from federation.work.base import Lane
 from federation.work.peers import open_reply
 from federation.work.site import Site
 from worker import software
+from worker.asked_runs import Verdict
 from worker.attacker import Attacker
 from worker.backoff import Backoff
 from worker.cache import ModelCache
 from worker.clock import CoordinatorClock
+from worker.consents import Consents
 from worker.events import Events
 from worker.execution import Execution
 from worker.home import Home
@@ -144,6 +147,7 @@ class Worker:
             for name, trainer in offers.items()
         ]
         self._offers = offers
+        self.clock: Callable[[], datetime] = lambda: datetime.now(UTC)  # of the owner's own machine
         self._rounds = RoundLedger(home.rounds, lambda name: self._session.tell_left(left(name)))
         site = replace(
             _site(pinned_roster(home.roster, member), policy, offers, self._rounds, events),
@@ -155,7 +159,15 @@ class Worker:
             return SessionsLeft(task=name, training=training, evaluation=evaluation)
 
         def hello() -> Hello:
-            return Hello(software=software(), device=device, tasks=tasks, sessions_left=map(left, offers))
+            answers = policy.decides
+            told = map(left, offers)
+            return Hello(software=software(), device=device, tasks=tasks, sessions_left=told, consents=answers)
+
+        def withdrawn(run_id: str, verdict: Verdict) -> None:
+            self._runner.withdrawn(run_id, verdict)
+
+        def closed() -> datetime | None:
+            return policy.open.closed_until(self.clock())
 
         spool = Spool(home, member.signing_key, events)
         progress = Progress(
@@ -170,6 +182,7 @@ class Worker:
             backoff=Backoff(uniform),
             patience=Backoff(uniform, first=1.0, longest=600.0),
             events=events,
+            closed=closed,
         )
         self._renewer = Renewer(
             home=home,
@@ -207,6 +220,15 @@ class Worker:
             events=events,
             acknowledged=partial(execution.forget, acknowledged=True),
         )
+        self._consents = Consents(
+            home.runs,
+            member=member,
+            policy=policy,
+            offers=offers,
+            session=self._session,
+            events=events,
+            withdrawn=withdrawn,
+        )
         self._runner = Runner(
             member=member,
             execution=execution,
@@ -216,12 +238,15 @@ class Worker:
             limits=policy.limits,
             events=events,
             finished=self._submitter.wake,
+            consents=self._consents,
+            closed=closed,
         )
         self._accomplices = attacker.accomplices if attacker is not None else None
         # A signal handler may put into a SimpleQueue at any moment; the lock of an Event could be held by the very
         # thread that the handler interrupts.
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ending = False
+        self._stopping = threading.Event()
         self._failure: Exception | None = None
         if attacker is not None:
             events.warn("attack", attacker.warning, attack=str(attacker.attack))
@@ -242,6 +267,7 @@ class Worker:
             self._start("session", lambda: self._session.run(self._runner)),
             self._start("submission", self._submitter.run),
             self._start("renewal", self._renewer.run),
+            self._start("policy", self._look),
             *(self._start(lane, partial(self._runner.run, lane)) for lane in Lane),
         ]
         # The wait is short, since Python runs a signal's handler in this thread only between two waits.
@@ -250,12 +276,14 @@ class Worker:
                 self._ended.get(timeout=LOOK_SECONDS)
                 break
         self._ending = True
+        self._stopping.set()
         self._runner.stop()
         self._submitter.stop()
         self._renewer.stop()
         self._session.stop()
         for thread in threads:
             thread.join(STOP_SECONDS)
+        self._consents.close()
         self._sessions.close()
         self._ledger.close()
         self._rounds.close()
@@ -269,6 +297,12 @@ class Worker:
     def stop(self) -> None:
         """Makes `run` return; safe in a signal handler."""
         self._ended.put(None)
+
+    def _look(self) -> None:
+        """Looks once a second at what the owner has decided about runs, and whether the site has opened or closed."""
+        while not self._stopping.wait(LOOK_SECONDS):
+            self._consents.look()
+            self._runner.look()
 
     def _start(self, name: str, work: Callable[[], None]) -> threading.Thread:
         def run() -> None:

@@ -80,8 +80,9 @@ class WelcomeRefused(Exception):
 class Session:
     """Attends, and lends its channel to those who fetch and submit.
 
-    `hello` makes the first message, without its nonce; `patience` gives the delays after a refusal, which grow longer
-    than those of `backoff` after a broken connection.
+    `hello` makes the first message, without its nonce; `closed` says until when the site is closed, aware, and None
+    while it is open; `patience` gives the delays after a refusal, which grow longer than those of `backoff` after a
+    broken connection.
     """
 
     def __init__(
@@ -95,8 +96,10 @@ class Session:
         backoff: Backoff,
         patience: Backoff,
         events: Events,
+        closed: Callable[[], datetime | None] = lambda: None,
     ) -> None:
         self._member = member
+        self._closed = closed
         self._federation_id = member.federation_id
         self._hello = hello
         self._clock = clock
@@ -220,9 +223,22 @@ class Session:
 
     def beat(self, assignment_id: str, progress: float) -> None:
         """Tells at once what is in work, without waiting for the next heartbeat."""
-        self._say(
-            AttendRequest(heartbeat=Heartbeat(assignment_id=assignment_id, progress=progress, log_size=self.log_size))
-        )
+        self._say(AttendRequest(heartbeat=self._beat(assignment_id, progress)))
+
+    def _beat(self, assignment_id: str, progress: float) -> Heartbeat:
+        beat = Heartbeat(assignment_id=assignment_id, progress=progress, log_size=self.log_size)
+        if (until := self._closed()) is not None:
+            beat.closed_until.FromDatetime(until)
+        return beat
+
+    def consent(self, envelope: SignedEnvelope) -> None:
+        """Sends the signed answer to a run. Without a stream it is lost; the coordinator asks again."""
+        self._say(AttendRequest(consent=envelope))
+
+    def stub_now(self) -> FederationStub | None:
+        """The federation service; None while the worker does not attend."""
+        with self._changed:
+            return self._stub
 
     def tell_left(self, left: SessionsLeft) -> None:
         """Tells how many private rounds of a task are left. Without a stream it is lost, and in the next Hello."""
@@ -270,6 +286,8 @@ class Session:
         welcomed = False
         hello = self._hello()
         hello.nonce, hello.log_size = secrets.token_bytes(NONCE_BYTES), self.log_size
+        if (until := self._closed()) is not None:
+            hello.closed_until.FromDatetime(until)
         try:
             call = stub.Attend(self._requests(hello, outbox, runner))
             for response in call:
@@ -287,6 +305,8 @@ class Session:
                     runner.assigned(response.assignment, response.inputs)
                 elif response.WhichOneof("message") == "cancel":
                     runner.cancelled(response.cancel)
+                elif response.WhichOneof("message") == "run":
+                    runner.consents.asked(response.run)
             return RpcRefusal("OK", "", "the coordinator ended the stream"), welcomed
         except (WelcomeRefused, StatementError, TimeRefused) as error:
             return RpcRefusal("", WELCOME_REFUSED, str(error)), welcomed
@@ -342,9 +362,7 @@ class Session:
         if self._progress.accepted():
             runner.restored()
         assignment_id, progress = runner.working()
-        return AttendRequest(
-            heartbeat=Heartbeat(assignment_id=assignment_id, progress=progress, log_size=self.log_size)
-        )
+        return AttendRequest(heartbeat=self._beat(assignment_id, progress))
 
     def _welcome(self, response: AttendResponse, nonce: bytes) -> None:
         """Takes the coordinator's first message, or raises WelcomeRefused, StatementError or TimeRefused."""

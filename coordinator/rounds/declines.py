@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 from federation.envelope import envelope_digest, unseal
 from federation.refusals import Refusal
 from federation.text import escaped
-from federation.v1.common_pb2 import DeclineManifest, SignedEnvelope
+from federation.v1.common_pb2 import ConsentManifest, DeclineManifest, SignedEnvelope
 
 MAX_BYTES = 8 << 10  # of the envelope
 MAX_MESSAGE = 400  # characters
@@ -47,7 +47,7 @@ def verified_decline(
     return said
 
 
-def words(said: DeclineManifest) -> tuple[str, str]:
+def words(said: DeclineManifest | ConsentManifest) -> tuple[str, str]:
     """The reason and the message for the record; the text of a `malformed` reason goes into the message."""
     if _REASON.fullmatch(said.reason):
         return said.reason, escaped(said.message, MAX_MESSAGE)

@@ -85,7 +85,8 @@ def _missing(session: Session, fleet: Fleet, complete: bool) -> str:
     """What a round waits for; empty when it can begin."""
     ready, spec = len(fleet.pool(session)), fleet.run.spec
     if ready < spec.selection.minimum:
-        return f"waiting for clients: {ready} of {spec.selection.minimum} are ready for {spec.task}"
+        others = "".join(f"; {name} {why}" for name, why in fleet.absent(session).items())
+        return f"waiting for clients: {ready} of {spec.selection.minimum} are ready for {spec.task}{others}"[:400]
     return "" if complete else "waiting for clients to come back after a restart"
 
 
@@ -99,6 +100,7 @@ def _selected(session: Session, fleet: Fleet, run: Run, number: int) -> Round:
         state=RoundState.OPEN,
         base_model=run.model,
         selected=selected,
+        not_asked=fleet.absent(session),
         wanted=min(len(selected), selection.wanted(rule, len(pool))),
         started=fleet.around.clock(),
     )

@@ -30,7 +30,14 @@ class Cancelled:
     reason: str
 
 
-Message = Assigned | Cancelled
+@dataclass(frozen=True)
+class Offered:
+    """A run that asks a client to take part: its signed envelope, serialized."""
+
+    envelope: bytes
+
+
+Message = Assigned | Cancelled | Offered
 
 
 @dataclass(eq=False)
@@ -46,6 +53,8 @@ class Attendance:
     outbox: "asyncio.Queue[Message | Refusal | None]" = field(default_factory=asyncio.Queue)
     assignment_id: str = ""  # of its current work, by its last heartbeat
     progress: float = 0.0  # of that work, 0 to 1
+    consents: bool = False  # whether it answers each run before it works for it
+    closed_until: datetime | None = None  # while its site is closed
     log_size: int = 0  # of the newest checkpoint of the audit log that the worker has told of
 
     def say(self, message: Message | Refusal) -> None:
@@ -87,13 +96,23 @@ class Presence:
                 self._left[attendance.client_id] = at
         self._changed()
 
-    def heartbeat(self, attendance: Attendance, at: datetime, assignment_id: str, progress: float) -> None:
-        """Notes a sign of life."""
+    def heartbeat(
+        self,
+        attendance: Attendance,
+        at: datetime,
+        assignment_id: str,
+        progress: float,
+        closed_until: datetime | None = None,
+    ) -> None:
+        """Notes a sign of life, and whether the client's site is closed."""
         attendance.last_seen = at
         attendance.assignment_id = assignment_id
         attendance.progress = progress
         with self._lock:
             self._seen[attendance.client_id] = at
+        if closed_until != attendance.closed_until:
+            attendance.closed_until = closed_until
+            self._changed()
 
     def attending(self) -> dict[str, Attendance]:
         """The open streams by client id."""

@@ -63,6 +63,7 @@ class AdminService(MemberCalls, AuditCalls, admin_pb2_grpc.AdminServicer):
             return outlook
         await self._take_model(header, submission.spec.parameters, request_iterator)
         run_id = await self._in_thread(self._supervisor.submit, submission, header.model, by=by, paused=header.paused)
+        await self._read(self._offers.tell, self._presence.attending().values(), run_id)
         outlook.run.CopyFrom(await self._run(run_id))
         return outlook
 
@@ -142,8 +143,13 @@ class AdminService(MemberCalls, AuditCalls, admin_pb2_grpc.AdminServicer):
 
     async def GetRun(self, request: messages.GetRunRequest, context: Context) -> messages.GetRunResponse:
         """Shows one run."""
-        run = await self._read(lambda session: run_with_members(session, find_run(session, request.run), spec=True))
-        return messages.GetRunResponse(run=run)
+        return messages.GetRunResponse(run=await self._read(self._whole_run, request.run))
+
+    def _whole_run(self, session: Session, text: str) -> messages.Run:
+        item = find_run(session, text)
+        run = run_with_members(session, item, spec=True)
+        run.consents.extend(views.consents(session, self._verifier, item))
+        return run
 
     async def PauseRun(self, request: messages.PauseRunRequest, context: Context) -> messages.PauseRunResponse:
         """Holds a run."""

@@ -8,6 +8,7 @@ from coordinator.audit.sequencer import Sequencer
 from coordinator.condition import Condition
 from coordinator.home import Home
 from coordinator.members.access import Access
+from coordinator.rounds.consents import Offers
 from coordinator.rounds.presence import Presence
 from coordinator.rounds.supervisor import Supervisor
 from coordinator.rounds.uploads import Uploads
@@ -60,3 +61,4 @@ class Service:
         self._address = parts.address
         self._enrollment_address = parts.enrollment_address
         self._clock = parts.clock
+        self._offers = Offers(parts.home.federation_id, parts.home.signing_key)

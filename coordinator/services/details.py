@@ -65,7 +65,8 @@ def round_detail(
         )
         for one in item.voided
     ]
-    response = messages.GetRoundResponse(run=views.run(session, item.run), voided=voided, **fields)
+    not_asked = [messages.NotAsked(client_id=name, reason=why) for name, why in sorted(item.not_asked.items())]
+    response = messages.GetRoundResponse(run=views.run(session, item.run), voided=voided, not_asked=not_asked, **fields)
     checks = verifier.of_round(session, item.round_id)
     for part in response.participations:
         for name, check in checks.get(part.client_id, ()):

@@ -15,12 +15,13 @@ from coordinator.finding import removed_offer
 from coordinator.members.limits import DECLINE, MESSAGE
 from coordinator.members.messages import NEXT_CHUNK_SECONDS, REQUEST_SECONDS, Context, next_message
 from coordinator.members.renewal import renew, retire_older
+from coordinator.rounds.consents import offered_specification, record_consent
 from coordinator.rounds.content import payload_problem
 from coordinator.rounds.intake import Admission, Intake
-from coordinator.rounds.presence import Assigned, Attendance, Message
+from coordinator.rounds.presence import Assigned, Attendance, Message, Offered
 from coordinator.rounds.uploads import ReplyUpload, Upload
 from coordinator.services.base import Parts, Service
-from coordinator.services.stream_words import Introduction, introduction, left
+from coordinator.services.stream_words import Introduction, closed_until, introduction, left
 from coordinator.services.transfers import Transfer, Transfers
 from coordinator.threads import wait_ended
 from federation.certificates import pem
@@ -82,6 +83,8 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
             objectives=said.objectives,
             loop=asyncio.get_running_loop(),
             last_seen=self._clock(),
+            consents=said.consents,
+            closed_until=said.closed_until,
             log_size=first.hello.log_size,
         )
         await self._write(_note_hello, attendance, said, caller)
@@ -91,6 +94,7 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
         listener = asyncio.create_task(self._listen(request_iterator, attendance, caller))
         try:
             yield await self._in_thread(self._welcome, first.hello, client_id)
+            await self._read(self._offers.tell, [attendance])
             for envelope in await self._read(_open_assignments, client_id):
                 yield await self._response(attendance, envelope)
             while (message := await attendance.outbox.get()) is not None:
@@ -128,9 +132,20 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
             beat = request.heartbeat
             progress = min(max(beat.progress, 0.0), 1.0)
             attendance.log_size = beat.log_size
-            self._presence.heartbeat(attendance, self._clock(), beat.assignment_id[:32], progress)
+            closed = closed_until(beat)
+            self._presence.heartbeat(attendance, self._clock(), beat.assignment_id[:32], progress, closed)
         elif kind == "decline":
             await self._in_thread(self._intake.decline, attendance.client_id, request.decline)
+        elif kind == "consent":
+            run_id = await self._write(
+                record_consent,
+                attendance.client_id,
+                request.consent,
+                federation_id=self._home.federation_id,
+                now=self._clock(),
+            )
+            if run_id:
+                await self._in_thread(self._supervisor.notify, run_id)
         elif kind == "sessions_left":
             told = request.sessions_left
             await self._write(_note_left, attendance.client_id, told.task, left(told, attendance.tasks))
@@ -145,6 +160,8 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
                 inputs=message.inputs,
                 log=await self._newer_log(attendance.log_size),
             )
+        if isinstance(message, Offered):
+            return messages.AttendResponse(run=SignedEnvelope.FromString(message.envelope))
         manifest = CancelManifest(
             federation_id=self._home.federation_id,
             client_id=attendance.client_id,
@@ -190,7 +207,12 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
         self, request: messages.FetchBlobRequest, context: Context
     ) -> AsyncIterator[messages.FetchBlobResponse]:
         """Streams a blob that an assignment offered to the caller."""
-        assignment_id = await self._read(_offering, self._access.caller().name, request.digest)
+        client_id = self._access.caller().name
+        document = await self._read(offered_specification, client_id, request.digest)
+        if document is not None and request.offset == 0:
+            yield messages.FetchBlobResponse(chunk=document)
+            return
+        assignment_id = await self._read(_offering, client_id, request.digest)
         try:
             source = await self._in_thread(self._blobs.open_range, request.digest, request.offset)
         except (BlobCorrupt, BlobMissing) as error:
@@ -335,7 +357,7 @@ def _note_hello(session: Session, attendance: Attendance, said: Introduction, ca
     client = session.get_one(Client, attendance.client_id, with_for_update=True)
     retire_older(session, attendance.client_id, caller.serial, by=caller.uri, now=attendance.last_seen)
     client.tasks, client.objectives, client.abilities = said.tasks, said.objectives, said.abilities
-    client.sessions_left = said.sessions_left
+    client.sessions_left, client.consents = said.sessions_left, said.consents
     client.software, client.device = said.software, said.device
     client.last_seen = attendance.last_seen
 

@@ -89,6 +89,9 @@ class MemberCalls(Service):
     ) -> messages.ApproveClientResponse:
         """Lets a pending client work."""
         await self._act(membership.approve, request.client_id)
+        attending = self._presence.attending()
+        told = [attending[request.client_id]] if request.client_id in attending else []
+        await self._read(self._offers.tell, told)
         return messages.ApproveClientResponse(client=await self._changed(request.client_id))
 
     async def RevokeClient(

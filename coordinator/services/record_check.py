@@ -21,6 +21,7 @@ from storage.models import (
     Certificate,
     Client,
     ClientState,
+    Consent,
     Phase,
     Round,
     Run,
@@ -55,6 +56,7 @@ def record_problems(session: Session, verifier: Verifier) -> Iterator[str | int]
     yield from _clients(session)
     yield from _administrators(session)
     yield from _runs(session)
+    yield from _consents(session, verifier)
     steps, issued, accepted, declined = (
         Told.read(session, name) for name in (audit.STEPPED, audit.ISSUED, audit.ACCEPTED, audit.DECLINED)
     )
@@ -130,6 +132,23 @@ def _runs(session: Session) -> Iterator[str]:
                 yield f"run {run.run_id}: it is {run.state}, and the log {there} that it became {state}"
     for run_id in submitted.digests.keys() - {run.run_id for run in runs}:
         yield f"run {run_id}: the log tells of it, and it is not in the record"
+
+
+def _consents(session: Session, verifier: Verifier) -> Iterator[str]:
+    """The newest answer of a client to a run is the one that the log tells of last."""
+    told: dict[str, str] = {}
+    entries = select(AuditEntry.subject, AuditEntry.digest).where(AuditEntry.action.startswith("consent."))
+    told.update((subject, found) for subject, found in session.execute(entries.order_by(AuditEntry.entry_id)))
+    rows = select(Consent, Run.spec_digest, Client.signing_key).join(Run).join(Client)
+    for row, spec, key in session.execute(rows):
+        place, check = f"{row.run_id}/{row.client_id}", verifier.consent(row, spec, key)
+        envelope = parsed(row.envelope)
+        if not check.verified:
+            yield f"consent {place}: {check.reason}: {check.message}"
+        if envelope is not None and told.pop(place, "") != envelope_digest(envelope):
+            yield f"consent {place}: the log tells of another answer"
+    for place in told:
+        yield f"consent {place}: the log tells of it, and it is not in the record"
 
 
 def _clients(session: Session) -> Iterator[str]:

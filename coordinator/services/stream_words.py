@@ -3,12 +3,13 @@
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from federation.objectives import OBJECTIVE
 from federation.refusals import Refusal
 from federation.run_sections import TASK
 from federation.text import escaped
-from federation.v1.federation_pb2 import Hello, SessionsLeft
+from federation.v1.federation_pb2 import Heartbeat, Hello, SessionsLeft
 from federation.work.computation import Ability
 
 MAX_HELLO_BYTES = 64 << 10
@@ -26,6 +27,8 @@ class Introduction:
     objectives: dict[str, list[str]]
     sessions_left: dict[str, dict[str, int]]  # as `left` gives them
     abilities: dict[str, list[str]]
+    consents: bool
+    closed_until: datetime | None
     software: str
     device: str
 
@@ -54,9 +57,25 @@ def introduction(hello: Hello) -> Introduction:
         objectives={offer.task: list(dict.fromkeys(offer.objectives)) for offer in hello.tasks},
         sessions_left={told.task: left(told, tasks) for told in hello.sessions_left},
         abilities={offer.task: [name for name in Ability if name in offer.abilities] for offer in hello.tasks},
+        consents=hello.consents,
+        closed_until=closed_until(hello),
         software=escaped(hello.software, MAX_TEXT),
         device=escaped(hello.device, MAX_TEXT),
     )
+
+
+def closed_until(said: Hello | Heartbeat) -> datetime | None:
+    """Until when a site says that it is closed; None while it is open.
+
+    Raises:
+        Refusal: `hello`: it is not a time.
+    """
+    if not said.HasField("closed_until"):
+        return None
+    try:
+        return said.closed_until.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError) as error:
+        raise Refusal("hello", f"closed_until does not exist: {error}") from None
 
 
 def left(told: SessionsLeft, tasks: Collection[str]) -> dict[str, int]:

@@ -22,6 +22,7 @@ from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
 from federation.v1.common_pb2 import (
     AssignmentManifest,
+    ConsentManifest,
     DeclineManifest,
     ReceiptManifest,
     SignedEnvelope,
@@ -74,6 +75,19 @@ class Verifier:
             yield from zip(("reason", "message"), (row.reason, row.message), words(signed), strict=True)
 
         return _check("decline", place.phase, row.decline or b"", DeclineManifest, _public(signing_key), pairs)
+
+    def consent(self, row: models.Consent, spec: str, signing_key: bytes) -> messages.EnvelopeCheck:
+        """Checks the answer of a client to a run whose specification has this digest."""
+
+        def pairs(envelope: SignedEnvelope, signed: ConsentManifest) -> _Pairs:
+            yield "federation_id", self.federation_id, signed.federation_id
+            yield "spec", spec, signed.spec
+            for field in ("run_id", "client_id", "answer"):
+                yield field, getattr(row, field), getattr(signed, field)
+            said = words(signed) if signed.reason else ("", "")
+            yield from zip(("reason", "message"), (row.reason, row.message), said, strict=True)
+
+        return _check("consent", 0, row.envelope, ConsentManifest, _public(signing_key), pairs)
 
     def reply(self, row: models.Update, place: Place, signing_key: bytes) -> list[messages.EnvelopeCheck]:
         """Checks an update and its receipt; `signing_key` is the client's public key, raw."""

@@ -53,7 +53,20 @@ def _clients(
             .group_by(row.client_id)
         ).all()
     )
-    return [_client(row, attending.get(row.client_id), expiry.get(row.client_id)) for row in rows]
+    undecided: dict[str, list[str]] = {}
+    waiting = (
+        select(models.Consent.client_id, models.Run.name)
+        .join(models.Run)
+        .where(models.Consent.answer == models.Answer.WAITING, models.Run.state.not_in(list(RUN_ENDED)))
+    )
+    for client_id, name in session.execute(waiting.order_by(models.Run.created)):
+        undecided.setdefault(client_id, []).append(name)
+    found = []
+    for client in rows:
+        shown = _client(client, attending.get(client.client_id), expiry.get(client.client_id))
+        shown.undecided.extend(undecided.get(client.client_id, ()) if client.consents else ())
+        found.append(shown)
+    return found
 
 
 def _client(client: models.Client, attendance: Attendance | None, expires: datetime | None) -> messages.Client:
@@ -64,6 +77,7 @@ def _client(client: models.Client, attendance: Attendance | None, expires: datet
         attending=attendance is not None,
         last_seen=newest.last_seen,
         certificate_expires=expires,
+        closed_until=None if attendance is None else attendance.closed_until,
         tasks=[
             messages.TaskSummary(
                 task=task,
@@ -114,6 +128,20 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
         serving=_serving(session, item, parsed) if spec else (),
         client_privacy=_client_privacy(session, item, parsed.privacy),
     )
+
+
+def consents(session: Session, verifier: Verifier, item: models.Run) -> list[messages.Consent]:
+    """The answers to a run of the clients that decide on each run, by name; their envelopes are verified again."""
+    rows = session.execute(
+        select(models.Consent, models.Client.signing_key)
+        .join(models.Client, models.Client.client_id == models.Consent.client_id)
+        .where(models.Consent.run_id == item.run_id)
+        .order_by(models.Consent.client_id)
+    )
+    return [
+        like(messages.Consent, row, answer=str(row.answer), check=verifier.consent(row, item.spec_digest, key))
+        for row, key in rows
+    ]
 
 
 def _client_privacy(session: Session, item: models.Run, privacy: PrivacySpec) -> messages.ClientPrivacy | None:

@@ -493,6 +493,8 @@ class Client(_message.Message):
     SOFTWARE_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
     FORGOTTEN_FIELD_NUMBER: _builtins.int
+    CLOSED_UNTIL_FIELD_NUMBER: _builtins.int
+    UNDECIDED_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Its name."""
     state: _common_pb2.ClientState.ValueType
@@ -525,6 +527,14 @@ class Client(_message.Message):
     def forgotten(self) -> _timestamp_pb2.Timestamp:
         """When an administrator had it forgotten: of what it sent until then, only the envelopes are kept."""
 
+    @_builtins.property
+    def closed_until(self) -> _timestamp_pb2.Timestamp:
+        """Until when its site is closed; not set while it is open, or does not attend."""
+
+    @_builtins.property
+    def undecided(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of the runs that wait for the approval of its owner."""
+
     def __init__(
         self,
         *,
@@ -539,10 +549,12 @@ class Client(_message.Message):
         software: _builtins.str = ...,
         key_id: _builtins.str = ...,
         forgotten: _timestamp_pb2.Timestamp | None = ...,
+        closed_until: _timestamp_pb2.Timestamp | None = ...,
+        undecided: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires", b"certificate_expires", "enrolled", b"enrolled", "forgotten", b"forgotten", "last_seen", b"last_seen"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires", b"certificate_expires", "closed_until", b"closed_until", "enrolled", b"enrolled", "forgotten", b"forgotten", "last_seen", b"last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires", b"certificate_expires", "client_id", b"client_id", "device", b"device", "enrolled", b"enrolled", "forgotten", b"forgotten", "key_id", b"key_id", "last_seen", b"last_seen", "software", b"software", "state", b"state", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires", b"certificate_expires", "client_id", b"client_id", "closed_until", b"closed_until", "device", b"device", "enrolled", b"enrolled", "forgotten", b"forgotten", "key_id", b"key_id", "last_seen", b"last_seen", "software", b"software", "state", b"state", "tasks", b"tasks", "undecided", b"undecided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1084,6 +1096,7 @@ class Run(_message.Message):
     CLIENT_PRIVACY_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
+    CONSENTS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Its id, unique in the federation."""
     name: _builtins.str
@@ -1154,6 +1167,10 @@ class Run(_message.Message):
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Metric]:
         """The metrics of the task that members measure, beside loss and accuracy."""
 
+    @_builtins.property
+    def consents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Consent]:
+        """The answers of the members that decide on each run, by name. Only in GetRun."""
+
     def __init__(
         self,
         *,
@@ -1179,14 +1196,61 @@ class Run(_message.Message):
         client_privacy: Global___ClientPrivacy | None = ...,
         metrics: _abc.Iterable[_common_pb2.Metric] | None = ...,
         measured: _builtins.str = ...,
+        consents: _abc.Iterable[Global___Consent] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["client_privacy", b"client_privacy", "created", b"created", "ended", b"ended", "latest", b"latest", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "client_privacy", b"client_privacy", "created", b"created", "ended", b"ended", "latest", b"latest", "measured", b"measured", "members", b"members", "metrics", b"metrics", "model", b"model", "name", b"name", "objectives", b"objectives", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "serving", b"serving", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["algorithm", b"algorithm", "client_privacy", b"client_privacy", "consents", b"consents", "created", b"created", "ended", b"ended", "latest", b"latest", "measured", b"measured", "members", b"members", "metrics", b"metrics", "model", b"model", "name", b"name", "objectives", b"objectives", "parameters", b"parameters", "reason", b"reason", "rounds_done", b"rounds_done", "rounds_total", b"rounds_total", "run_id", b"run_id", "serving", b"serving", "spec", b"spec", "started", b"started", "state", b"state", "task", b"task", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Run: _TypeAlias = Run  # noqa: Y015
+
+@_typing.final
+class Consent(_message.Message):
+    """A member's answer to a run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The client."""
+    answer: _builtins.str
+    """"accepted", "waiting" (for its owner) or "refused"."""
+    reason: _builtins.str
+    """Why; empty where the run is accepted."""
+    message: _builtins.str
+    """The reason in words."""
+    @_builtins.property
+    def at(self) -> _timestamp_pb2.Timestamp:
+        """When it came."""
+
+    @_builtins.property
+    def check(self) -> Global___EnvelopeCheck:
+        """Whether the signed answer holds."""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        answer: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        at: _timestamp_pb2.Timestamp | None = ...,
+        check: Global___EnvelopeCheck | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "check", b"check"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "at", b"at", "check", b"check", "client_id", b"client_id", "message", b"message", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Consent: _TypeAlias = Consent  # noqa: Y015
 
 @_typing.final
 class ClientPrivacy(_message.Message):
@@ -2274,6 +2338,32 @@ class VoidedAttempt(_message.Message):
 Global___VoidedAttempt: _TypeAlias = VoidedAttempt  # noqa: Y015
 
 @_typing.final
+class NotAsked(_message.Message):
+    """A member that offers the task of a run and could not be asked in a round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The client."""
+    reason: _builtins.str
+    """Why."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NotAsked: _TypeAlias = NotAsked  # noqa: Y015
+
+@_typing.final
 class GetRoundResponse(_message.Message):
     """One round, whole."""
 
@@ -2289,6 +2379,7 @@ class GetRoundResponse(_message.Message):
     OBJECTIVES_FIELD_NUMBER: _builtins.int
     STEP_CHECK_FIELD_NUMBER: _builtins.int
     VOIDED_FIELD_NUMBER: _builtins.int
+    NOT_ASKED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> Global___Run:
         """The run."""
@@ -2329,6 +2420,10 @@ class GetRoundResponse(_message.Message):
     def voided(self) -> _containers.RepeatedCompositeFieldContainer[Global___VoidedAttempt]:
         """The attempts at the round that were voided, in order."""
 
+    @_builtins.property
+    def not_asked(self) -> _containers.RepeatedCompositeFieldContainer[Global___NotAsked]:
+        """The members that offer the task and attended, and could not be asked when the round began, by name."""
+
     def __init__(
         self,
         *,
@@ -2342,10 +2437,11 @@ class GetRoundResponse(_message.Message):
         objectives: Global___Objectives | None = ...,
         step_check: Global___EnvelopeCheck | None = ...,
         voided: _abc.Iterable[Global___VoidedAttempt] | None = ...,
+        not_asked: _abc.Iterable[Global___NotAsked] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["objectives", b"objectives", "run", b"run", "step", b"step", "step_check", b"step_check", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosines", b"cosines", "gram_clients", b"gram_clients", "objectives", b"objectives", "participations", b"participations", "phases", b"phases", "run", b"run", "step", b"step", "step_check", b"step_check", "summary", b"summary", "voided", b"voided"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosines", b"cosines", "gram_clients", b"gram_clients", "not_asked", b"not_asked", "objectives", b"objectives", "participations", b"participations", "phases", b"phases", "run", b"run", "step", b"step", "step_check", b"step_check", "summary", b"summary", "voided", b"voided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

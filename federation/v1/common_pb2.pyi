@@ -725,6 +725,106 @@ class AssignmentManifest(_message.Message):
 Global___AssignmentManifest: _TypeAlias = AssignmentManifest  # noqa: Y015
 
 @_typing.final
+class RunManifest(_message.Message):
+    """A run asks a client to take part. Signed by the coordinator."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    SUBMITTED_BY_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    run_id: _builtins.str
+    """The run."""
+    name: _builtins.str
+    """Its name."""
+    task: _builtins.str
+    """The task."""
+    spec: _builtins.str
+    """The digest of the run specification, which the client may fetch as a blob."""
+    submitted_by: _builtins.str
+    """The name of the administrator who submitted the run."""
+    @_builtins.property
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When it was submitted."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        task: _builtins.str = ...,
+        spec: _builtins.str = ...,
+        submitted_by: _builtins.str = ...,
+        created: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "federation_id", b"federation_id", "name", b"name", "run_id", b"run_id", "spec", b"spec", "submitted_by", b"submitted_by", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunManifest: _TypeAlias = RunManifest  # noqa: Y015
+
+@_typing.final
+class ConsentManifest(_message.Message):
+    """A client's answer to a run that asked it to take part. Signed by the client; the newest one counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    client_id: _builtins.str
+    """The client."""
+    run_id: _builtins.str
+    """The run."""
+    spec: _builtins.str
+    """The digest of the run specification that the answer is about."""
+    answer: _builtins.str
+    """"accepted", "waiting" (for the client's owner) or "refused"."""
+    reason: _builtins.str
+    """Why: a stable reason, such as "policy:algorithm" or "owner"; empty where the run is accepted."""
+    message: _builtins.str
+    """The reason in words."""
+    @_builtins.property
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When it was made."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        spec: _builtins.str = ...,
+        answer: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        created: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "client_id", b"client_id", "created", b"created", "federation_id", b"federation_id", "message", b"message", "reason", b"reason", "run_id", b"run_id", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConsentManifest: _TypeAlias = ConsentManifest  # noqa: Y015
+
+@_typing.final
 class UnsharedParameters(_message.Message):
     """The parameters of a task's model that a run does not share, as patterns over their names in which * is any text."""
 

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from federation.v1 import common_pb2 as _common_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -79,6 +80,7 @@ class AttendRequest(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     DECLINE_FIELD_NUMBER: _builtins.int
     SESSIONS_LEFT_FIELD_NUMBER: _builtins.int
+    CONSENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """First on the stream."""
@@ -95,6 +97,10 @@ class AttendRequest(_message.Message):
     def sessions_left(self) -> Global___SessionsLeft:
         """A private round counts from now on: what is left of its task."""
 
+    @_builtins.property
+    def consent(self) -> _common_pb2.SignedEnvelope:
+        """A signed ConsentManifest: the answer to a run."""
+
     def __init__(
         self,
         *,
@@ -102,12 +108,13 @@ class AttendRequest(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         decline: _common_pb2.SignedEnvelope | None = ...,
         sessions_left: Global___SessionsLeft | None = ...,
+        consent: _common_pb2.SignedEnvelope | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decline", b"decline", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "sessions_left", b"sessions_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["consent", b"consent", "decline", b"decline", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "sessions_left", b"sessions_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decline", b"decline", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "sessions_left", b"sessions_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consent", b"consent", "decline", b"decline", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "sessions_left", b"sessions_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "decline", "sessions_left"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "decline", "sessions_left", "consent"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -125,6 +132,8 @@ class Hello(_message.Message):
     NONCE_FIELD_NUMBER: _builtins.int
     SESSIONS_LEFT_FIELD_NUMBER: _builtins.int
     LOG_SIZE_FIELD_NUMBER: _builtins.int
+    CONSENTS_FIELD_NUMBER: _builtins.int
+    CLOSED_UNTIL_FIELD_NUMBER: _builtins.int
     software: _builtins.str
     """The worker software and its version."""
     device: _builtins.str
@@ -133,6 +142,8 @@ class Hello(_message.Message):
     """16 to 64 random bytes, new on every stream: the signed time in the Welcome repeats them."""
     log_size: _builtins.int
     """The size of the newest checkpoint of the audit log that the worker keeps; 0 for none."""
+    consents: _builtins.bool
+    """True when the client answers each run before it works for it: it gets no work of a run that it has not accepted."""
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskOffer]:
         """The tasks that the owner allows, with the training samples held for each."""
@@ -140,6 +151,10 @@ class Hello(_message.Message):
     @_builtins.property
     def sessions_left(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionsLeft]:
         """The private rounds that are left, for each offered task."""
+
+    @_builtins.property
+    def closed_until(self) -> _timestamp_pb2.Timestamp:
+        """Until when the client's site is closed, and begins no work; not set while it is open."""
 
     def __init__(
         self,
@@ -150,10 +165,12 @@ class Hello(_message.Message):
         nonce: _builtins.bytes = ...,
         sessions_left: _abc.Iterable[Global___SessionsLeft] | None = ...,
         log_size: _builtins.int = ...,
+        consents: _builtins.bool = ...,
+        closed_until: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "log_size", b"log_size", "nonce", b"nonce", "sessions_left", b"sessions_left", "software", b"software", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until", "consents", b"consents", "device", b"device", "log_size", b"log_size", "nonce", b"nonce", "sessions_left", b"sessions_left", "software", b"software", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -238,22 +255,28 @@ class Heartbeat(_message.Message):
     ASSIGNMENT_ID_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     LOG_SIZE_FIELD_NUMBER: _builtins.int
+    CLOSED_UNTIL_FIELD_NUMBER: _builtins.int
     assignment_id: _builtins.str
     """The assignment in work; empty when idle."""
     progress: _builtins.float
     """The share of it that is done, 0 to 1."""
     log_size: _builtins.int
     """As in Hello."""
+    @_builtins.property
+    def closed_until(self) -> _timestamp_pb2.Timestamp:
+        """As in Hello."""
+
     def __init__(
         self,
         *,
         assignment_id: _builtins.str = ...,
         progress: _builtins.float = ...,
         log_size: _builtins.int = ...,
+        closed_until: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["closed_until", b"closed_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "log_size", b"log_size", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "closed_until", b"closed_until", "log_size", b"log_size", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -268,6 +291,7 @@ class AttendResponse(_message.Message):
     WELCOME_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -283,6 +307,10 @@ class AttendResponse(_message.Message):
         """A signed CancelManifest: the reply to an assignment is no longer wanted."""
 
     @_builtins.property
+    def run(self) -> _common_pb2.SignedEnvelope:
+        """A signed RunManifest, for a client that answers each run: when it attends, and when the run is submitted."""
+
+    @_builtins.property
     def log(self) -> _common_pb2.LogHead:
         """Beside an assignment: the newest checkpoint of the audit log, where it is newer than what the worker has told of."""
 
@@ -296,14 +324,15 @@ class AttendResponse(_message.Message):
         welcome: Global___Welcome | None = ...,
         assignment: _common_pb2.SignedEnvelope | None = ...,
         cancel: _common_pb2.SignedEnvelope | None = ...,
+        run: _common_pb2.SignedEnvelope | None = ...,
         log: _common_pb2.LogHead | None = ...,
         inputs: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "log", b"log", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "log", b"log", "message", b"message", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "inputs", b"inputs", "log", b"log", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "cancel", b"cancel", "inputs", b"inputs", "log", b"log", "message", b"message", "run", b"run", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "assignment", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "assignment", "cancel", "run"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -71,7 +71,7 @@ class FederationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchBlob(self, request, context):
-        """Streams a blob that an assignment offered to this client.
+        """Streams a blob that an assignment offered to this client, or the specification of a run that asks it to take part.
         Errors: PERMISSION_DENIED blob-not-offered; OUT_OF_RANGE offset.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -39,7 +39,7 @@ class FederationStub:
     A second stream of the same client ends the first.
     """
     FetchBlob: _grpc.UnaryStreamMultiCallable[_federation_pb2.FetchBlobRequest, _federation_pb2.FetchBlobResponse]
-    """Streams a blob that an assignment offered to this client.
+    """Streams a blob that an assignment offered to this client, or the specification of a run that asks it to take part.
     Errors: PERMISSION_DENIED blob-not-offered; OUT_OF_RANGE offset.
     """
     Submit: _grpc.StreamStreamMultiCallable[_federation_pb2.SubmitRequest, _federation_pb2.SubmitResponse]
@@ -65,7 +65,7 @@ class FederationAsyncStub(FederationStub):
     A second stream of the same client ends the first.
     """
     FetchBlob: _aio.UnaryStreamMultiCallable[_federation_pb2.FetchBlobRequest, _federation_pb2.FetchBlobResponse]  # type: ignore[assignment]
-    """Streams a blob that an assignment offered to this client.
+    """Streams a blob that an assignment offered to this client, or the specification of a run that asks it to take part.
     Errors: PERMISSION_DENIED blob-not-offered; OUT_OF_RANGE offset.
     """
     Submit: _aio.StreamStreamMultiCallable[_federation_pb2.SubmitRequest, _federation_pb2.SubmitResponse]  # type: ignore[assignment]
@@ -100,7 +100,7 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         request: _federation_pb2.FetchBlobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_federation_pb2.FetchBlobResponse], _abc.AsyncIterator[_federation_pb2.FetchBlobResponse]]:
-        """Streams a blob that an assignment offered to this client.
+        """Streams a blob that an assignment offered to this client, or the specification of a run that asks it to take part.
         Errors: PERMISSION_DENIED blob-not-offered; OUT_OF_RANGE offset.
         """
 

@@ -24,6 +24,7 @@ from fedpareto.cli.failure import INTERRUPTED, Failure
 from fedpareto.cli.personal import export_command
 from fedpareto.cli.report import report_command
 from fedpareto.cli.simulate import simulate_command
+from fedpareto.cli.worker_runs import approve_command, refuse_command, runs_command
 
 _IMPORT_PAUSE = 0.05  # seconds from an interrupt that arrives in an import to the next attempt
 _HELP = """Federated learning that is fair to each member.
@@ -73,6 +74,9 @@ worker.app.add_typer(roster.app, name="roster")
 worker.app.command("doctor")(doctor_command)
 worker.app.command("export")(export_command)
 worker.app.command("trainer")(trainer_command)
+worker.app.command("runs")(runs_command)
+worker.app.command("approve")(approve_command)
+worker.app.command("refuse")(refuse_command)
 app.add_typer(worker.app, name="worker")
 app.add_typer(admin.app, name="admin")
 app.command("simulate")(simulate_command)

@@ -6,7 +6,15 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from federation.v1.admin_pb2 import GetDiskResponse, MemberSummary, RoundSummary, Run, Serving, WarningKind
+from federation.v1.admin_pb2 import (
+    Consent,
+    GetDiskResponse,
+    MemberSummary,
+    RoundSummary,
+    Run,
+    Serving,
+    WarningKind,
+)
 from fedpareto.cli import participation
 from fedpareto.formatting import DIGITS, PERSONALISED, UNKNOWN, number, percent, short, size, when
 from fedpareto.messages import epsilon_of_clients, name_of
@@ -149,9 +157,24 @@ def run(item: Run) -> RenderableType:
     if item.members:
         parts += [Text("\nmembers in the rounds that have ended", style="bold"), members(item.members)]
         parts += warnings(item)
+    if item.consents:
+        parts += [Text("\nmembers that decide on each run", style="bold"), _consents(item.consents)]
     if item.spec:
         parts += [Text("\nspecification", style="bold"), Text(item.spec.rstrip())]
     return Group(*parts)
+
+
+def _consents(items: Iterable[Consent]) -> RenderableType:
+    """The answers of members to a run."""
+    table = new_table("client", "answer", "since", "signed by", "reason")
+    styles = {"accepted": "green", "waiting": "yellow", "refused": "red"}
+    for one in items:
+        doubt = f"not verified because {one.check.reason}: {one.check.message}"
+        key = Text(f"{one.check.key_id[:8]} ✓") if one.check.verified else Text(doubt, style="red")
+        reason = ": ".join(filter(None, (one.reason, one.message)))
+        answer = Text(one.answer, style=styles.get(one.answer, ""))
+        table.add_row(one.client_id, answer, when(one, "at")[:16], key, reason)
+    return table
 
 
 def _scores(item: Run) -> RenderableType:

@@ -20,7 +20,7 @@ def clients(items: Iterable[Client]) -> RenderableType:
         table.add_row(
             client.client_id,
             state(name_of(client, "state")),
-            Text("yes", style="green") if client.attending else "no",
+            _attends(client),
             when(client, "last_seen")[:16],
             "\n".join(
                 f"{task.task} ({task.samples}){_offered(task.objectives)}{_left(task)}{_cannot(task)}"
@@ -34,6 +34,16 @@ def clients(items: Iterable[Client]) -> RenderableType:
     return (
         table if table.row_count else Text("no clients yet: make a join string with `fedpareto admin join-string NAME`")
     )
+
+
+def _attends(client: Client) -> Text:
+    """Whether it attends; until when its site is closed, and the runs that wait for its owner."""
+    text = Text("yes", style="green") if client.attending else Text("no")
+    if client.HasField("closed_until"):
+        text.append(f"\nclosed until {when(client, 'closed_until')[:16]}", style="yellow")
+    if client.undecided:
+        text.append(f"\nowner must approve: {', '.join(client.undecided)}", style="yellow")
+    return text
 
 
 def _left(task: TaskSummary) -> str:

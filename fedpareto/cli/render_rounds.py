@@ -133,6 +133,8 @@ def round_(item: GetRoundResponse) -> RenderableType:
         head.add_row(f"attempt {void.attempt}", Text(words))
     for label, text in _private(item):
         head.add_row(label, text)
+    for one in item.not_asked:
+        head.add_row("not asked", Text(f"{one.client_id} {one.reason}", style="yellow"))
     for phase in item.phases:
         head.add_row(f"phase {phase.phase}", _phase(phase))
     if item.run.measured == "personalised":

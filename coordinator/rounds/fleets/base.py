@@ -208,6 +208,10 @@ class Fleet(ABC):
         """The clients that could work now: id -> training samples."""
         return {name: client.samples for name, client in self.known(session).items()}
 
+    def absent(self, session: Session) -> dict[str, str]:
+        """The clients that offer the task and could not be asked now, by name, and why in words."""
+        return {}
+
     def complete(self) -> bool:
         """False while clients are expected back, so that a round does not select without them."""
         return True

@@ -13,6 +13,7 @@ from sqlalchemy import bindparam, insert, select
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import Asked, Replies, Selected
+from coordinator.rounds.consents import reluctant
 from coordinator.rounds.fleets.base import (
     Fleet,
     Held,
@@ -88,7 +89,9 @@ class RemoteFleet(Fleet):
         return self._pool_complete()
 
     def known(self, session: Session) -> dict[str, Selected]:
-        return known_clients(session, self._spec, self.run.objectives)
+        unwilling = reluctant(session, self.run.run_id)
+        known = known_clients(session, self._spec, self.run.objectives)
+        return {name: client for name, client in known.items() if name not in unwilling}
 
     def keys(self, session: Session) -> dict[str, bytes]:
         active = models.Client.state == models.ClientState.ACTIVE
@@ -96,11 +99,22 @@ class RemoteFleet(Fleet):
         return {client_id: bytes.fromhex(key_id) for client_id, key_id in found}
 
     def pool(self, session: Session) -> dict[str, int]:
-        pool = super().pool(session)
+        pool, closed = super().pool(session), self._closed()
         if self._spec.selection.pool == "attending":
             attending = self._presence.attending()
             pool = {client: samples for client, samples in pool.items() if client in attending}
-        return pool
+        return {client: samples for client, samples in pool.items() if client not in closed}
+
+    def absent(self, session: Session) -> dict[str, str]:
+        known, attending = known_clients(session, self._spec, self.run.objectives), self._presence.attending()
+        words = {name: f"is closed until {until:%Y-%m-%d %H:%M} UTC" for name, until in self._closed().items()}
+        words |= reluctant(session, self.run.run_id)
+        return {name: words[name] for name in sorted(words) if name in known and name in attending}
+
+    def _closed(self) -> dict[str, datetime]:
+        """The clients whose sites are closed now, and until when."""
+        attending = self._presence.attending().items()
+        return {name: one.closed_until for name, one in attending if one.closed_until is not None}
 
     def ask(self, question: Question) -> Replies:
         phase_id, messages = self._open_phase(question)

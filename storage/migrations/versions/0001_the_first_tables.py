@@ -54,6 +54,7 @@ def upgrade() -> None:
         _column("objectives", sa.JSON),
         _column("sessions_left", sa.JSON),
         _column("abilities", sa.JSON),
+        _column("consents", sa.Boolean),
         _column("device", sa.String(200)),
         _column("software", sa.String(200)),
         _column("enrolled", TIME),
@@ -127,6 +128,16 @@ def upgrade() -> None:
         _column("ended", TIME, nullable=True),
     )
     op.create_table(
+        "consents",
+        _column("run_id", sa.String(32), sa.ForeignKey("runs.run_id"), primary_key=True),
+        _column("client_id", NAME, sa.ForeignKey("clients.client_id"), primary_key=True),
+        _column("answer", STATE),
+        _column("reason", sa.String(80)),
+        _column("message", sa.String(400)),
+        _column("envelope", sa.LargeBinary),
+        _column("at", TIME),
+    )
+    op.create_table(
         "rounds",
         _column("round_id", sa.Integer, primary_key=True),
         _column("run_id", sa.String(32), sa.ForeignKey("runs.run_id")),
@@ -142,6 +153,7 @@ def upgrade() -> None:
         _column("step", sa.LargeBinary, nullable=True),
         _column("state_after", sa.JSON),
         _column("selected", sa.JSON),
+        _column("not_asked", sa.JSON),
         _column("wanted", sa.Integer),
         _column("attempt", sa.Integer),
         _column("voided", sa.JSON),
@@ -240,6 +252,7 @@ def downgrade() -> None:
         "phases",
         "evaluations",
         "rounds",
+        "consents",
         "runs",
         "certificates",
         "administrators",

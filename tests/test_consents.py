@@ -1,0 +1,138 @@
+"""The coordinator's side of runs that members answer, and of sites that are closed."""
+
+from datetime import UTC, timedelta
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from harness import Attending, refused
+from running import SECONDS, wait_for
+from stage import Player, Stage, spec
+
+from federation.digests import digest
+from federation.envelope import seal, unseal
+from federation.v1 import admin_pb2 as admin
+from federation.v1.common_pb2 import ConsentManifest, RunManifest
+from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Heartbeat
+from storage.models import Consent, RunState
+
+
+def attends(player: Player, task: str) -> Attending:
+    """The stream of a client that answers each run."""
+    player.leave()
+    stream = Attending(player.member, {task: 10}, consents=True)
+    assert isinstance(stream.next(), AttendResponse)
+    return stream
+
+
+def asked(player: Player, stream: Attending) -> RunManifest:
+    """The run that asks it to take part."""
+    while True:
+        message = stream.next()
+        assert isinstance(message, AttendResponse)
+        if message.WhichOneof("message") == "run":
+            return unseal(message.run, RunManifest, player.member.files.coordinator_key)
+
+
+def answer(player: Player, run: RunManifest, said: str, **changes: str) -> ConsentManifest:
+    made = ConsentManifest(
+        federation_id=run.federation_id, client_id=player.name, run_id=run.run_id, spec=run.spec, answer=said
+    )
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def say(player: Player, stream: Attending, said: ConsentManifest, key: Ed25519PrivateKey | None = None) -> None:
+    stream.say(AttendRequest(consent=seal(said, key or player.member.files.signing_key)))
+
+
+def fetched(player: Player, name: str) -> bytes:
+    return b"".join(part.chunk for part in player.member.stub.FetchBlob(FetchBlobRequest(digest=name), timeout=SECONDS))
+
+
+def test_a_client_that_answers_runs_is_told_of_each_and_gets_work_of_those_that_it_has_accepted(stage: Stage) -> None:
+    task = stage.task()
+    ann, ben = stage.cast(task, "ann", "ben")
+    stream = attends(ann, task)
+    document = spec(f"consents-{stage.count}", task, 2)
+    run = stage.submit(document)
+    told = asked(ann, stream)
+    assert (told.run_id, told.spec, told.task) == (run, digest(document), task)
+    assert stage.run(run).submitted_by.endswith(f"/admin/{told.submitted_by}")
+    assert fetched(ann, told.spec) == document
+    with refused("PERMISSION_DENIED", "blob-not-offered"):
+        fetched(ben, told.spec)
+    say(ann, stream, answer(ann, told, "waiting", reason="owner"))
+    ben.reply(ben.order())
+    shown = wait_for(
+        lambda: stage._admin.GetRun(admin.GetRunRequest(run=run), timeout=SECONDS).run.consents, "the answer"
+    )
+    assert [(one.client_id, one.answer, one.check.verified) for one in shown] == [("ann", "waiting", True)]
+    say(ann, stream, answer(ann, told, "accepted"))
+    order = ann.member.open(stream.assignment())
+    assert (order.round, order.kind) == (0, "evaluate")
+    ann.reply(order)
+    ben.reply(ben.order())
+    assert ann.member.open(stream.assignment()).round == 1
+    found = stage._admin.GetRound(admin.GetRoundRequest(run=run, round=0), timeout=SECONDS)
+    assert [one.client_id for one in found.not_asked] == ["ann"]
+    assert stage.rounds(run)[1].not_asked == {}
+    again = attends(ann, task)
+    assert asked(ann, again) == told
+    stage.stop_run(run)
+    again.close()
+    with refused("PERMISSION_DENIED", "blob-not-offered"):
+        fetched(ann, told.spec)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "key-unknown"),
+        ({"client_id": "ben"}, "mismatch:client_id"),
+        ({"federation_id": "other"}, "mismatch:federation_id"),
+        ({"spec": digest(b"other")}, "mismatch:spec"),
+        ({"answer": "perhaps"}, "mismatch:answer"),
+        ({"message": "x" * 10_000}, "limit:manifest"),
+    ],
+)
+def test_an_answer_that_its_client_has_not_signed_for_this_run_does_not_count(
+    stage: Stage, changes: dict[str, str], reason: str
+) -> None:
+    task = stage.task()
+    [ann] = stage.cast(task, "ann")
+    stream = attends(ann, task)
+    run = stage.submit(spec(f"consents-{stage.count}", task))
+    told = asked(ann, stream)
+    key = None if changes else Ed25519PrivateKey.generate()
+    said = answer(ann, told, "accepted", **changes)
+    say(ann, stream, said, key)
+    ended = wait_for(stream.next, "the end of the stream")
+    assert isinstance(ended, grpc.RpcError)
+    assert reason in str(ended.trailing_metadata())
+    assert stage.look(lambda session: session.get(Consent, (run, "ann"))) is None
+    stage.stop_run(run)
+
+
+def test_a_closed_site_is_not_asked_and_the_run_says_when_it_opens(stage: Stage) -> None:
+    task = stage.task()
+    [ann] = stage.cast(task, "ann")
+    beat = Heartbeat()
+    opens = stage.clock().astimezone(UTC) + timedelta(hours=3)
+    beat.closed_until.FromDatetime(opens)
+    assert ann.stream is not None
+    ann.stream.say(AttendRequest(heartbeat=beat))
+
+    def closed() -> bool:
+        clients = stage._admin.ListClients(admin.ListClientsRequest(), timeout=SECONDS).clients
+        return any(one.client_id == "ann" and one.HasField("closed_until") for one in clients)
+
+    wait_for(closed, "the site to be closed")
+    run = stage.submit(spec(f"consents-{stage.count}", task))
+    words = f"0 of 1 are ready for {task}; ann is closed until {opens:%Y-%m-%d %H:%M} UTC"
+    wait_for(lambda: words in stage.run(run).reason, words)
+    assert ann.orders() == []
+    ann.stream.say(AttendRequest(heartbeat=Heartbeat()))
+    stage.play(run, ann)
+    stage.wait_state(run, RunState.COMPLETED)
