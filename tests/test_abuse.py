@@ -3,9 +3,15 @@
 docs/security.md says which test mounts which attack; here are those that have no file of their own.
 """
 
+import ast
+import socket
+import ssl
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -16,11 +22,15 @@ from running import SECONDS, refused
 from sqlalchemy import select
 from stage import LAYOUT, Player, Stage, spec, vector
 
+from federation.certificates import pem
+from federation.channels import mutual_channel
 from federation.digests import digest
 from federation.envelope import CONTEXTS, envelope_digest, key_id, seal, unseal
+from federation.keys import load_tls_key, private_key_pem
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
 from federation.v1.federation_pb2 import FetchBlobRequest, SubmitRequest
+from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
 from storage.models import AuditEntry, RunState
 
@@ -302,6 +312,94 @@ def test_very_much_metadata_is_refused_and_the_honest_round_goes_on(scene: Scene
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
     assert next(stub.FetchBlob(FetchBlobRequest(digest=scene.order.base_model), timeout=SECONDS)).chunk
     scene.finish()
+
+
+# --- certificates in the wrong place
+
+
+def test_a_member_cannot_pose_as_the_coordinator_with_its_own_certificate(scene: Scene, tmp_path: Path) -> None:
+    files = scene.mallory.member.files
+    chain, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    chain.write_bytes(files.certificate)
+    key.write_bytes(private_key_pem(files.tls_key))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(chain, key)
+    context.set_alpn_protocols(["h2"])
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        listener.settimeout(SECONDS)
+        heard: list[bytes] = []
+
+        def pose() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(OSError), context.wrap_socket(connection, server_side=True) as secured:
+                heard.append(secured.recv(1))
+
+        posing = pool.submit(pose)
+        address = f"localhost:{listener.getsockname()[1]}"
+        with (
+            replace(scene.honest.member.files, address=address).channel() as channel,
+            refused("UNAVAILABLE", "unreachable") as messages,
+        ):
+            next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+        assert "could not prove to be this federation's coordinator" in messages[0]
+        posing.result(SECONDS)
+    assert not any(heard)  # not a byte of the call
+    scene.finish()
+
+
+def test_the_coordinators_certificate_opens_no_door(scene: Scene) -> None:
+    home = scene.stage.served.home
+    key = load_tls_key(home.directory / "server.key")
+    with (
+        mutual_channel(
+            scene.stage.served.address, ca=pem(home.ca), key=private_key_pem(key), certificate=pem(home.server)
+        ) as channel,
+        refused("UNAVAILABLE", "unreachable"),
+    ):
+        next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
+    scene.finish()
+
+
+# --- code in data
+
+PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "simulation", "experiments", "fedpareto")
+EXECUTE = {"pickle", "cPickle", "marshal", "shelve", "dill", "joblib", "cloudpickle"}
+
+
+def executed(source: str) -> list[str]:
+    """What in a module's source could run code from the data that it reads."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                found += [alias.name for alias in names if alias.name.partition(".")[0] in EXECUTE]
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in EXECUTE:
+                found.append(module)
+            case ast.Call(func=ast.Name(id="eval" | "exec" as name)):
+                found.append(name)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr="load"), keywords=keywords):
+                given = {word.arg: word.value.value for word in keywords if isinstance(word.value, ast.Constant)}
+                if given.get("allow_pickle") or (module in ("torch", "yaml") and not given.get("weights_only")):
+                    found.append(f"{module}.load")
+    return found
+
+
+def test_no_module_unpickles_or_evaluates_what_it_reads() -> None:
+    root = Path(__file__).resolve().parent.parent
+    modules = [path for package in PACKAGES for path in (root / package).rglob("*.py")]
+    assert len(modules) > 300
+    assert {str(path): found for path in modules if (found := executed(path.read_text()))} == {}
+
+
+def test_the_search_for_what_unpickles_finds_it() -> None:
+    assert executed("import pickle, os") == ["pickle"]
+    assert executed("from marshal import loads\nnp.load(f, allow_pickle=True)\ntorch.load(f)\neval(x)") == [
+        "marshal",
+        "np.load",
+        "torch.load",
+        "eval",
+    ]
+    assert executed("np.load(f, allow_pickle=False)\ntorch.load(f, weights_only=True)\njson.load(f)") == []
 
 
 # --- attacks on the rule

@@ -102,6 +102,29 @@ def test_commands_in_documents_are_ones_that_the_command_line_takes(path: Path) 
     assert not [found for found in problems if found]
 
 
+def defined_in(path: Path) -> set[str]:
+    return set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
+
+
+def test_every_threat_names_tests_that_exist() -> None:
+    text = PROSE[ROOT / "docs/security.md"]
+    _, threats = text.split("\n## Threats\n")
+    rows = [line for line in threats.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if not row.startswith("| Threat |")]
+    assert len(rows) > 50
+    for row in rows:
+        named = re.findall(r"`(tests/\w+\.py)::(\w+)`", row)
+        assert named, row
+        for path, test in named:
+            assert test in defined_in(ROOT / path), (path, test)
+
+
+def test_every_reason_to_refuse_is_expected_by_a_test() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py") if path != Path(__file__))
+    unexpected = [reason for reason in REASONS if not re.search(rf"[\"']{reason}(?![\w-])", sources)]
+    assert not unexpected
+
+
 def anchors(text: str) -> set[str]:
     titles = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
