@@ -14,7 +14,7 @@ PYTEST := -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorde
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, which would all compile our modules
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-peers fuzz mutants lint proto bench constraints release-check clean
+.PHONY: help demo test test-full test-peers fuzz mutants lint proto bench constraints sbom release-check clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ constraints:  ## write constraints.txt anew: the newest versions that pyproject.
 	   | grep -Ev '^(cuda|nvidia|triton)'; } > build/constraints.txt
 	@mv build/constraints.txt constraints.txt
 	@rm -rf build/constraints
+
+sbom: $(VENV)/.dev  ## a software bill of materials (CycloneDX) of what .venv has installed, in build/
+	@$(BIN)/python tools/sbom.py $(ARGS)
 
 release-check: $(VENV)/.dev  ## the release checklist of docs/releasing.md, without publishing anything
 	@$(BIN)/python tools/release_check.py $(ARGS)

@@ -1,8 +1,10 @@
 """What contributors are told: files and names exist, hooks and workflows run what `make` runs, releases are checked."""
 
+import json
 import re
 import shutil
 import subprocess
+import sys
 from importlib import import_module
 from importlib.metadata import distributions
 from pathlib import Path
@@ -122,12 +124,27 @@ def test_a_tag_that_exists_fails_the_release_check(release_check: Any, tree: Pat
 
 def test_the_bill_of_materials_names_fedpareto_and_each_package_with_its_version(release_check: Any) -> None:
     installed = list(distributions())
-    bom = release_check.bill_of_materials(release_check.Release(ROOT, ROOT), installed)
+    bom = release_check.bill_of_materials(installed)
     assert bom.metadata.component.name == "fedpareto"
     parts = {part.name: part.version for part in bom.components}
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     assert parts["numpy"] == pins["numpy"]
     assert str(next(part.purl for part in bom.components if part.name == "numpy")) == f"pkg:pypi/numpy@{pins['numpy']}"
+
+
+def test_a_bill_of_materials_is_written_as_cyclonedx(release_check: Any, tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "tools/sbom.py", "--out", str(tmp_path / "bill.json")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    bill = json.loads((tmp_path / "bill.json").read_text())
+    assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "fedpareto")
+    assert told.stdout == f"bill.json, {len(bill['components'])} components\n"
+    with pytest.raises(LookupError, match="fedpareto is not among"):
+        release_check.bill_of_materials([])
 
 
 def test_the_checklist_for_releases_has_each_step_of_the_check(release_check: Any) -> None:

@@ -16,15 +16,11 @@ import tomllib
 import venv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import distributions
 from pathlib import Path
 
-from cyclonedx.model.bom import Bom
-from cyclonedx.model.component import Component, ComponentType
-from cyclonedx.output.json import JsonV1Dot6
-from packageurl import PackageURL
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
+from sbom import bill_of_materials, write
 
 ROOT = Path(__file__).resolve().parent.parent
 PIP = ["-m", "pip", "--quiet", "--no-input", "--disable-pip-version-check"]
@@ -163,39 +159,19 @@ def list_parts(release: Release) -> str:
     if not release.python.is_file():
         raise ImpossibleError("there is no fresh environment: the step `install` did not make one")
     (packages,) = (release.out / "environment" / "lib").glob("python*/site-packages")
-    bom = bill_of_materials(release, list(distributions(path=[str(packages)])))
-    target = release.out / f"fedpareto-{release.version}.cdx.json"
-    target.write_text(JsonV1Dot6(bom).output_as_string(indent=2))
-    return f"{target.name}, {len(bom.components)} components"
+    try:
+        bom = bill_of_materials(list(distributions(path=[str(packages)])))
+    except LookupError as error:
+        raise StepError(str(error)) from error
+    return write(bom, release.out / f"fedpareto-{release.version}.cdx.json")
 
 
-def bill_of_materials(release: Release, installed: Sequence[Distribution]) -> Bom:
-    """The parts of an environment.
-
-    Args:
-        release: what is released: the subject of the bill.
-        installed: the packages of the environment, fedpareto among them.
-    """
-    bom = Bom()
-    for package in installed:
-        name = canonicalize_name(package.metadata["Name"])
-        own = name == "fedpareto"
-        part = Component(
-            type=ComponentType.APPLICATION if own else ComponentType.LIBRARY,
-            name=name,
-            version=package.version,
-            bom_ref=f"{name}@{package.version}",
-            purl=PackageURL("pypi", name=name, version=package.version),
-        )
-        if own:
-            bom.metadata.component = part
-        else:
-            bom.components.add(part)
-    root = bom.metadata.component
-    if root is None:
-        raise StepError(f"fedpareto {release.version} is not among the {len(installed)} installed packages")
-    bom.register_dependency(root, bom.components)
-    return bom
+def audit(release: Release) -> str:
+    """Looks for known vulnerabilities of the pinned versions, if pip-audit is installed."""
+    if not shutil.which("pip-audit"):
+        raise ImpossibleError("pip-audit is not installed; it needs the network")
+    run(["pip-audit", "--requirement", "constraints.txt", "--no-deps", "--disable-pip"], cwd=release.root)
+    return "no known vulnerability in constraints.txt"
 
 
 def check_tag(release: Release) -> str:
@@ -218,6 +194,7 @@ STEPS: dict[str, Callable[[Release], str]] = {
     "install": install_wheel,
     "image": build_image,
     "sbom": list_parts,
+    "audit": audit,
     "tag": check_tag,
 }
 
