@@ -5,11 +5,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from running import SECONDS, Applicant, Running, refused, running
 from sqlalchemy import select
 from test_renewal import attends, certificates, knocks
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from coordinator.members.membership import revoke
 from federation.certificates import fingerprint
