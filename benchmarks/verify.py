@@ -95,10 +95,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="the small model only, ten rounds")
     parser.add_argument("--smallest", action="store_true", help="1,000 parameters, 1 worker, 3 rounds")
-    parser.add_argument("--large", action="store_true", help="11.2 million parameters instead, 30 rounds: 14 GB twice")
+    parser.add_argument(
+        "--large", action="store_true", help="11.2 million parameters instead; a round is 0.5 GB, twice"
+    )
+    parser.add_argument("--rounds", type=int, default=30, help="with --large")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
-    size = (11_200_000, 10, 30) if options.large else (800_000, 10, 30)
+    size = (11_200_000, 10, options.rounds) if options.large else (800_000, 10, 30)
     size = (800_000, 10, 10) if options.quick else (1000, 1, 3) if options.smallest else size
     with tempfile.TemporaryDirectory() as directory, federation(Path(directory)) as fed:
         result = measure(fed, *size)

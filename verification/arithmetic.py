@@ -7,6 +7,7 @@ must be what float32 rounding makes of a value within the error of the arithmeti
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -51,15 +52,14 @@ def gram(rows: Sequence[RowFile]) -> Matrix:
     return sum(panels(lambda _, block: block @ block.T, rows), np.zeros((len(rows), len(rows))))
 
 
-def must_be_gram(signed: Matrix, rows: Sequence[RowFile]) -> None:
-    """Compares a signed K with the rows.
+def must_be_gram(signed: Matrix, found: Matrix) -> None:
+    """Compares a signed K with the one that rows give.
 
     Raises:
         Wrong: an entry differs by more than `GRAM_TOLERANCE` of the product of the rows' lengths.
     """
-    found = gram(rows)
     if signed.shape != found.shape:
-        raise Wrong(f"K has the shape {signed.shape}; there are {len(rows)} rows")
+        raise Wrong(f"K has the shape {signed.shape}; there are {len(found)} rows")
     lengths = np.sqrt(np.diagonal(found))
     off = np.abs(signed - found) > GRAM_TOLERANCE * np.outer(lengths, lengths)
     if off.any() or not np.isfinite(signed).all():
@@ -98,11 +98,11 @@ class Made:
     models: int | None = None
 
 
-def must_follow(made: Made) -> int:
+def must_follow(made: Made) -> tuple[int, Matrix]:
     """Computes the new model and the vectors that are kept with it, and compares them number by number.
 
     Returns:
-        How many numbers were compared.
+        How many numbers were compared; and K of the rows, from the same reading.
 
     Raises:
         Wrong: a number is not what follows; the message names the vector and the place.
@@ -114,10 +114,11 @@ def must_follow(made: Made) -> int:
         outputs["result"] = made.result
     names = [*inputs, *outputs]
 
-    def compare(where: slice, piece: Matrix) -> int:
+    def compare(where: slice, piece: Matrix) -> tuple[int, Matrix]:
         updates = piece[: len(made.rows)]
         known = dict(zip(names, piece[len(made.rows) :], strict=True))
-        direction, magnitude = _direction(made, updates)
+        direction = _direction(made, updates)
+        magnitude = cache(lambda: _magnitude(made, updates))  # of the sums; needed where a number is not the nearest
         state = {
             slot: known.get(f"before {slot}", np.full(len(direction), made.optimiser.initial(slot))) for slot in slots
         }
@@ -125,22 +126,33 @@ def must_follow(made: Made) -> int:
         moved = known["base"] - made.rate * step
         model = known["base"] if made.result is None else known["result"]
         compared = len(model)
+
+        def of_model() -> Matrix:
+            scale: Matrix = np.abs(known["base"]) + abs(made.rate) * gain * (magnitude() + np.abs(step))
+            return scale
+
         if made.result is not None:
-            error = _ERROR * (np.abs(known["base"]) + abs(made.rate) * gain * (magnitude + np.abs(step)))
-            _must_round(model, moved, error, "the model", where)
+            _must_round(model, moved, of_model, "the model", where)
             for slot, value in state.items():
-                scale = np.abs(value) + magnitude + magnitude**2
-                _must_round(known[f"after {slot}"], value, _ERROR * scale, slot, where)
+
+                def of_slot(value: Matrix = value) -> Matrix:
+                    return np.abs(value) + magnitude() + magnitude() ** 2
+
+                _must_round(known[f"after {slot}"], value, of_slot, slot, where)
                 compared += len(model)
         if made.models is not None:
             mean = known.get(f"before {made.average}", np.zeros(len(model)))
             mean = mean + (model - mean) / (made.models + 1)
-            _must_round(known[f"after {made.average}"], mean, _ERROR * np.abs(mean), "the mean of the models", where)
+            _must_round(known[f"after {made.average}"], mean, lambda: np.abs(mean), "the mean of the models", where)
             compared += len(model)
-        return compared
+        return compared, updates @ updates.T
 
     gain = 1.0 / getattr(made.optimiser, "tau", 1.0)
-    return sum(panels(compare, [*made.rows, *inputs.values(), *outputs.values()]))
+    count, K = 0, np.zeros((len(made.rows), len(made.rows)))
+    for compared, part in panels(compare, [*made.rows, *inputs.values(), *outputs.values()]):
+        count += compared
+        K += part
+    return count, K
 
 
 def must_average(rows: Sequence[RowFile], result: RowFile) -> int:
@@ -151,27 +163,41 @@ def must_average(rows: Sequence[RowFile], result: RowFile) -> int:
     """
 
     def compare(where: slice, piece: Matrix) -> int:
-        error = _ERROR * np.abs(piece[:-1]).max(axis=0)
-        _must_round(piece[-1], piece[:-1].mean(axis=0), error, "the averaged buffers", where)
-        return len(error)
+        _must_round(
+            piece[-1],
+            piece[:-1].mean(axis=0),
+            lambda: np.asarray(np.abs(piece[:-1]).max(axis=0)),
+            "the averaged buffers",
+            where,
+        )
+        return len(piece[-1])
 
     return sum(panels(compare, [*rows, result]))
 
 
-def _direction(made: Made, updates: Matrix) -> tuple[Matrix, Matrix]:
-    """The direction on some columns, and the sum of the magnitudes that it was made of."""
+def _direction(made: Made, updates: Matrix) -> Matrix:
+    """The direction on some columns."""
     if made.coordinates is None:
-        c = np.zeros(0) if made.coefficients is None else made.coefficients
-        return c @ updates, np.abs(c) @ np.abs(updates)
-    mixed = made.coordinates.matrix @ updates
-    values = np.sort(mixed, axis=0)
-    kept = values[made.coordinates.trim : len(values) - made.coordinates.trim]
-    return kept.mean(axis=0), np.abs(made.coordinates.matrix).sum(axis=1).max() * np.abs(updates).max(axis=0)
+        return np.zeros(updates.shape[1]) if made.coefficients is None else made.coefficients @ updates
+    values = np.sort(made.coordinates.matrix @ updates, axis=0)
+    kept: Matrix = values[made.coordinates.trim : len(values) - made.coordinates.trim].mean(axis=0)
+    return kept
 
 
-def _must_round(given: Matrix, value: Matrix, error: Matrix, what: str, where: slice) -> None:
-    """Each given float32 number is what rounding makes of some value within the error."""
+def _magnitude(made: Made, updates: Matrix) -> Matrix:
+    """The sum of the magnitudes that the direction was made of."""
+    if made.coordinates is None:
+        return np.zeros(updates.shape[1]) if made.coefficients is None else np.abs(made.coefficients) @ np.abs(updates)
+    largest: Matrix = np.abs(made.coordinates.matrix).sum(axis=1).max() * np.abs(updates).max(axis=0)
+    return largest
+
+
+def _must_round(given: Matrix, value: Matrix, magnitude: Callable[[], Matrix], what: str, where: slice) -> None:
+    """Each given float32 number is what rounding makes of some value within the error of sums of this magnitude."""
     with np.errstate(over="ignore"):
+        if np.array_equal(given, value.astype(np.float32)):
+            return
+        error = _ERROR * magnitude()
         low, high = (value - error).astype(np.float32), (value + error).astype(np.float32)
     off = ~((low <= given) & (given <= high))
     if off.any():

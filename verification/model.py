@@ -62,7 +62,9 @@ def combined_rows(run: RunFacts, signed: SignedRound, step: StepManifest, at: St
     return rows
 
 
-def must_make(run: RunFacts, step: StepManifest, made: Step, rows: list[RowFile], at: Standing, after: Standing) -> int:
+def must_make(
+    run: RunFacts, step: StepManifest, made: Step, rows: list[RowFile], at: Standing, after: Standing
+) -> tuple[int, Matrix]:
     """Checks that the new model, and the vectors that are kept with it, follow from a step.
 
     Args:
@@ -74,13 +76,13 @@ def must_make(run: RunFacts, step: StepManifest, made: Step, rows: list[RowFile]
         after: where it stands after it.
 
     Returns:
-        How many numbers were compared.
+        How many numbers were compared; and K of the rows, from the same reading.
 
     Raises:
         BlobAbsent: a model or a vector is not in the bundle.
         Wrong: something does not follow.
     """
-    bundle, rule, server = run.bundle, run.rule, run.spec.server
+    bundle, rule, server, combined = run.bundle, run.rule, run.spec.server, len(rows)
     kind = OPTIMISERS[server.optimiser]
     optimiser: Optimiser = rule.optimiser() or kind(**{one.name: getattr(server, one.name) for one in fields(kind)})
     coefficients = np.array(step.coefficients)
@@ -115,7 +117,7 @@ def must_make(run: RunFacts, step: StepManifest, made: Step, rows: list[RowFile]
     count = at.memory.get("averaged") or 0
     if rule.averages and after.memory.get("averaged") != count + 1:
         raise Wrong(f"the mean has {after.memory.get('averaged')} models; expected {count + 1}")
-    compared = must_follow(
+    compared, K = must_follow(
         Made(
             base=vector(step.base_model),
             result=vector(step.result_model) if moved else None,
@@ -136,7 +138,7 @@ def must_make(run: RunFacts, step: StepManifest, made: Step, rows: list[RowFile]
         buffers = [found[BUFFERS] for found in payloads if BUFFERS in found] or [vector(step.base_model, part)]
         for made_of_them in [step.result_model, *([kept[AVERAGE]] if rule.averages else [])]:
             compared += must_average(buffers, vector(made_of_them, part))
-    return compared
+    return compared, K[:combined, :combined]
 
 
 def _stands_still(made: Step, step: StepManifest, rows: list[RowFile]) -> bool:

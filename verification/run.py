@@ -18,7 +18,7 @@ from federation.digests import digest
 from federation.runs import RunSpec, SpecError
 from federation.v1.common_pb2 import StepManifest, UnsharedParameters
 from federation.v1.record_pb2 import RoundRecord
-from verification.arithmetic import must_be_gram
+from verification.arithmetic import Matrix, gram, must_be_gram
 from verification.envelopes import EnvelopeReader, SignedRound
 from verification.errors import Verified, Wrong
 from verification.keys import Keys, read_keys
@@ -141,6 +141,8 @@ def _round(run: RunFacts, record: RoundRecord, signed: SignedRound, at: Standing
         for order in signed.asked.values():
             if order.base_model_bytes != size:
                 raise Wrong(f"the model has {size} bytes; {order.client_id} was told {order.base_model_bytes}")
+    payloads = (reply.said.payload for reply in signed.replies.values())
+    run.bundle.verify_blobs([*payloads, step.base_model, step.result_model, step.combined, step.noise])
     missing: list[str] = []
     memory = _memory(record, step, at)
     after = Standing(model=step.result_model, memory=memory, previous_step=signed.step_digest)
@@ -155,13 +157,17 @@ def _round(run: RunFacts, record: RoundRecord, signed: SignedRound, at: Standing
         missing.append(f"the coefficients: {error}")
     try:
         rows = combined_rows(run, signed, step, at)
-        must_be_gram(read_gram(run.bundle, step.gram), rows)
+        K: Matrix | None = None
+        try:
+            if made is None:
+                missing.append("the model: the rule was not evaluated")
+            else:
+                compared, K = must_make(run, step, made, rows, at, after)
+                words.append(f"the model, {compared:,} numbers")
+        except BlobAbsent as error:
+            missing.append(f"the model: {error}")
+        must_be_gram(read_gram(run.bundle, step.gram), gram(rows) if K is None else K)
         words.append("K")
-        if made is not None:
-            compared = must_make(run, step, made, rows, at, after)
-            words.append(f"the model, {compared:,} numbers")
-        else:
-            missing.append("the model: the rule was not evaluated")
     except BlobAbsent as error:
         missing.append(f"K and the model: {error}")
     try:
