@@ -75,6 +75,7 @@ def measure_log(url: str, entries: int, directory: Path) -> dict[str, float]:
     key = LogKey(federation_id="bench", key=Ed25519PrivateKey.generate())
     database, now = Database.open(url), datetime(2026, 5, 4, tzinfo=UTC)
     database.migrate()
+    database.entry_key = key.entry_key
 
     def record() -> None:
         for start in range(0, entries, IN_A_TRANSACTION):

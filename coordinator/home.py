@@ -104,6 +104,7 @@ class Home:
             database.migrate()
             ca_key, server_key, signing_key = new_tls_key(), new_tls_key(), Ed25519PrivateKey.generate()
             log_key = LogKey(federation_id=settings.federation_id, key=Ed25519PrivateKey.generate())
+            database.entry_key = log_key.entry_key
             ca = make_ca(ca_key, settings.federation_id, now)
             claim_database(database, settings.federation_id, ca, now=now)
             write_private_key(directory / "ca.key", ca_key, passphrase)
@@ -170,6 +171,7 @@ class Home:
         except BaseException:
             database.close()
             raise
+        database.entry_key = self.log_key.entry_key
         return database
 
     def issue_admin(

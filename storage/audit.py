@@ -3,16 +3,24 @@
 Entries are recorded in the transaction of the fact that they tell, so that neither is there without the other. They get
 their place in the log afterwards, from one sequencer: concurrent transactions do not wait for each other, ids of rows
 that were rolled back leave no gap, and what a dead process recorded is chained by the next one.
+
+Until then, a tag protects an entry: a keyed hash that only processes with the coordinator's directory can compute. A
+row that somebody else has inserted or changed in the database has no right tag.
 """
 
+import hmac
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, bindparam, func, insert, or_, select, update
+from blake3 import blake3
+from sqlalchemy import ColumnElement, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from federation.log_entries import LogEntry
+from federation.log_entries import FIRST, LogEntry
+from storage.columns import Prose, cleaned
+from storage.database import ENTRY_KEY
 from storage.models import AuditEntry
 
 # Actions whose entries are compared with the facts that they tell of.
@@ -23,8 +31,11 @@ REFUSED = "update.refused"
 STEPPED = "round.stepped"  # the log is signed at once
 ENROLLED = "Enroll"
 SUBMITTED = "run.submitted"
+TAMPERED = "log.tampered"
 
+_NONCE_BYTES = 16
 _INSERT = insert(AuditEntry)
+_PROSE = {column.name: column.type.length for column in AuditEntry.__table__.columns if isinstance(column.type, Prose)}
 _COLUMNS = (
     AuditEntry.entry_id,
     AuditEntry.at,
@@ -64,14 +75,50 @@ def record(
         times: how often it happened.
     """
     values = {"subject": subject, "outcome": outcome, "detail": detail, "digest": digest, "times": times}
+    values |= {"at": at, "actor": actor, "action": action}
+    if (key := session.info.get(ENTRY_KEY)) is not None:
+        kept = {name: cleaned(str(values[name]), length) for name, length in _PROSE.items()}
+        entry = LogEntry(number=0, entry_id=0, at=at, digest=digest, times=times, **kept)
+        values["tag"] = _tag(key, secrets.token_bytes(_NONCE_BYTES), entry)
     # Not as an object of the session: some are recorded for each reply, and nobody reads them in its transaction.
-    session.connection().execute(_INSERT, {"at": at, "actor": actor, "action": action, **values})
+    session.connection().execute(_INSERT, values)
 
 
-def unchained(session: Session, limit: int) -> list[LogEntry]:
-    """The entries without a place in the log, in the order of their rows, at most `limit`; their numbers are 0."""
-    rows = select(*_COLUMNS).where(AuditEntry.number.is_(None)).order_by(AuditEntry.entry_id).limit(limit)
-    return [LogEntry(number=0, **row) for row in session.execute(rows).mappings()]
+def _tag(key: bytes, nonce: bytes, entry: LogEntry) -> bytes:
+    """The tag of an entry whose number and row are not known yet: both are 0. The nonce makes tags of equals differ."""
+    return nonce + blake3(nonce + entry.encode(FIRST), key=key).digest()
+
+
+def is_tagged(entry: LogEntry, tag: bytes, key: bytes) -> bool:
+    """Whether a tag is of this entry and key."""
+    made = _tag(key, tag[:_NONCE_BYTES], replace(entry, number=0, entry_id=0))
+    return hmac.compare_digest(made, tag)
+
+
+def unchained(session: Session, limit: int) -> list[tuple[LogEntry, bytes]]:
+    """The entries without a place in the log and their tags, in the order of their rows, at most `limit`.
+
+    Their numbers are 0.
+    """
+    rows = select(*_COLUMNS, AuditEntry.tag).where(AuditEntry.number.is_(None))
+    found = []
+    for row in session.execute(rows.order_by(AuditEntry.entry_id).limit(limit)).mappings():
+        values = dict(row)
+        tag = values.pop("tag") or b""
+        found.append((LogEntry(number=0, **values), tag))
+    return found
+
+
+def used_tags(session: Session) -> set[bytes]:
+    """The tags of entries without a place that an entry with a place has, too: the rows were copied."""
+    waiting = select(AuditEntry.tag).where(AuditEntry.number.is_(None))
+    rows = select(AuditEntry.tag).where(AuditEntry.number.is_not(None), AuditEntry.tag.in_(waiting))
+    return {tag for tag in session.scalars(rows) if tag is not None}
+
+
+def remove(session: Session, entry_id: int) -> None:
+    """Removes the row of an entry without a place in the log."""
+    session.execute(delete(AuditEntry).where(AuditEntry.entry_id == entry_id, AuditEntry.number.is_(None)))
 
 
 def any_unchained(session: Session) -> bool:
@@ -103,10 +150,11 @@ def size(session: Session) -> int:
 
 @dataclass(frozen=True)
 class ChainedEntry:
-    """An entry that has a place in the log, with its leaf as it is stored."""
+    """An entry that has a place in the log, with its leaf and its tag as they are stored."""
 
     entry: LogEntry
     leaf: bytes
+    tag: bytes
 
 
 def chained(
@@ -133,12 +181,13 @@ def chained_where(
     session: Session, *conditions: ColumnElement[bool], limit: int | None = None
 ) -> Sequence[ChainedEntry]:
     """The entries with a place in the log for which conditions hold, in order, at most `limit`."""
-    rows = select(*_COLUMNS, AuditEntry.number, AuditEntry.leaf).where(AuditEntry.number.is_not(None), *conditions)
+    columns = (*_COLUMNS, AuditEntry.number, AuditEntry.leaf, AuditEntry.tag)
+    rows = select(*columns).where(AuditEntry.number.is_not(None), *conditions)
     found = []
     for row in session.execute(rows.order_by(AuditEntry.number).limit(limit)).mappings():
         values = dict(row)
-        leaf = values.pop("leaf") or b""
-        found.append(ChainedEntry(LogEntry(**values), leaf))
+        leaf, tag = values.pop("leaf") or b"", values.pop("tag") or b""
+        found.append(ChainedEntry(LogEntry(**values), leaf, tag))
     return found
 
 

@@ -40,10 +40,13 @@ class Prose(sa.TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
         """Cleans the text, in comparisons too."""
-        if value is None:
-            return None
-        cut = value if len(value) <= self.length else value[: self.length - 1] + "…"
-        return "".join(x if x.isprintable() else " " if x.isspace() else "\ufffd" for x in cut)
+        return None if value is None else cleaned(value, self.length)
+
+
+def cleaned(text: str, length: int) -> str:
+    """Free text as `Prose` of this length keeps it."""
+    cut = text if len(text) <= length else text[: length - 1] + "…"
+    return "".join(x if x.isprintable() else " " if x.isspace() else "\ufffd" for x in cut)
 
 
 class Real(sa.TypeDecorator[float]):

@@ -20,6 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 BUSY_SECONDS = 30.0  # how long a SQLite transaction waits for the one before it
+ENTRY_KEY = "entry_key"  # in the `info` of a session: the key that tags entries of the audit log, or None
 LOCK_KEY = 0x66656470617265  # "fedpare": our advisory locks in a PostgreSQL database; +1 serialises migrations
 _LOCK_HOLDER = """
 SELECT pid, application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
@@ -52,9 +53,13 @@ class Database:
     SQLite: write-ahead log, foreign keys on, and a transaction takes the write lock when it begins, so two threads
     cannot deadlock by upgrading. PostgreSQL: READ COMMITTED. Code that reads a row in order to change it takes the row
     lock (`with_for_update`), which does nothing on SQLite. Objects stay readable after their transaction.
+
+    Attributes:
+        entry_key: with which entries of the audit log are tagged, see `storage.audit`; None leaves them untagged.
     """
 
     def __init__(self, engine: Engine) -> None:
+        self.entry_key: bytes | None = None
         self._engine = engine
         self._sqlite = engine.dialect.name == "sqlite"
         options: dict[str, Any] = {"fedpareto_read_only": True}
@@ -118,7 +123,8 @@ class Database:
             RuntimeError: this thread is in a transaction already (SQLite).
             DatabaseBusy: others have written for `BUSY_SECONDS` without a gap (SQLite).
         """
-        with self._writing(), Session(self._engine, expire_on_commit=False) as session, session.begin():
+        info = {ENTRY_KEY: self.entry_key}
+        with self._writing(), Session(self._engine, expire_on_commit=False, info=info) as session, session.begin():
             yield session
 
     @contextmanager

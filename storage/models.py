@@ -383,6 +383,7 @@ class AuditEntry(Base):
     times: Mapped[int] = mapped_column(default=1)  # repetitions, counted in one row
     number: Mapped[int | None] = mapped_column(unique=True)  # its place in the log, from 0; None until it is chained
     leaf: Mapped[bytes | None]  # its leaf in the log's tree, 32 bytes; None until it is chained
+    tag: Mapped[bytes | None] = mapped_column(unique=True)  # by the coordinator's key; None in simulations
 
 
 class Checkpoint(Base):

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from coordinator.audit.checkpoints import LogError, LogKey, newest_signed, note, noted
 from coordinator.audit.sequencer import Sequencer
+from coordinator.audit.verification import log_problems
 from coordinator.condition import Condition
 from federation.merkle import continues
 from federation.v1.common_pb2 import CheckpointManifest, LogHead
@@ -26,6 +27,7 @@ Make = Callable[[], Sequencer]
 @pytest.fixture
 def made(database: Database, tmp_path: Path) -> Make:
     """Makes a sequencer, as a process that begins does."""
+    database.entry_key = KEY.entry_key
     return lambda: Sequencer(database, KEY, tmp_path, condition=Condition(), clock=lambda: NOON)
 
 
@@ -194,6 +196,89 @@ def test_a_coordinator_does_not_go_on_with_a_log_that_is_not_what_it_signed(
     edit(database, statement)
     with pytest.raises(LogError, match=EDITS[statement]):
         made().sequence()
+
+
+INSERTED = """insert into audit_log (at, actor, action, subject, outcome, detail, digest, times, tag)
+select at, actor, {action}, subject, outcome, detail, digest, times, {tag} from audit_log where entry_id = {row}"""
+
+
+def found(database: Database) -> list[str]:
+    """The actions of the entries that have a place in the log."""
+    with database.read() as session:
+        return list(session.scalars(text("select action from audit_log where number is not null order by number")))
+
+
+@pytest.mark.parametrize(
+    ("name", "statements"),
+    {
+        "inserted without a tag": [INSERTED.format(action="'client.approved'", tag="null", row=1)],
+        "inserted with the tag of another": [
+            "update audit_log set tag = null where entry_id = 1",
+            "insert into audit_log (at, actor, action, subject, outcome, detail, digest, times, tag) "
+            "select at, actor, 'client.approved', subject, outcome, detail, digest, times, TAG "
+            "from audit_log where entry_id = 1",
+        ],
+        "changed": ["update audit_log set actor = 'eve' where entry_id = 3"],
+        "tag removed": ["update audit_log set tag = null where entry_id = 3"],
+        "tag changed": ["update audit_log set tag = (select leaf from audit_log where number = 0) where entry_id = 3"],
+    }.items(),
+)
+def test_what_somebody_else_writes_without_a_place_never_gets_one(
+    database: Database, made: Make, name: str, statements: list[str]
+) -> None:
+    sequencer = made()
+    act(database, 2)
+    sequencer.sequence(show=True)
+    act(database, 1, "third")
+    with database.read() as session:
+        tag = session.scalars(text("select tag from audit_log where entry_id = 1")).one().hex()
+    literal = f"x'{tag}'" if database.engine.dialect.name == "sqlite" else f"decode('{tag}', 'hex')"
+    for statement in statements:
+        edit(database, statement.replace("TAG", literal))
+    sequencer.sequence(show=True)
+    act(database, 1, "last")
+    sequencer.sequence(show=True)
+    inserted = name.startswith("inserted")
+    assert found(database) == ["act", "act", *(["third"] if inserted else []), audit.TAMPERED, "last"]
+    with database.read() as session:
+        [told] = [one.entry for one in audit.chained(session, 0, 10) if one.entry.action == audit.TAMPERED]
+        assert not audit.any_unchained(session)
+        problems = [one for one in log_problems(session, KEY, sequencer.newest) if isinstance(one, str)]
+    assert told.subject == ("row 4" if inserted else "row 3")
+    assert told.detail.startswith("'client.approved' by 'a' about '' at " if inserted else "'third' by '")
+    assert problems == (
+        ["entry 0: its tag was changed, as somebody does who enters the same again"] if "of another" in name else []
+    )
+
+
+def test_a_copy_of_an_entry_gets_no_place(database: Database, made: Make) -> None:
+    sequencer = made()
+    act(database, 2)
+    sequencer.sequence(show=True)
+    again = INSERTED.format(action="action", tag="tag", row=1)
+    with pytest.raises(IntegrityError):  # tags are unique
+        edit(database, again)
+    with database.read() as session:
+        [(entry, tag)] = [(one.entry, one.tag) for one in audit.chained(session, 0, 1)]
+    assert audit.is_tagged(entry, tag, KEY.entry_key)
+    # A process with the directory recorded the same twice: the tags differ.
+    act(database, 1)
+    assert sequencer.sequence() == 1
+    assert found(database) == ["act"] * 3
+
+
+def test_a_copy_is_found_where_tags_are_not_unique_any_more(database: Database, made: Make) -> None:
+    if database.engine.dialect.name == "sqlite":
+        pytest.skip("SQLite drops no constraint of a table")
+    sequencer = made()
+    act(database, 2)
+    sequencer.sequence(show=True)
+    with database.engine.begin() as connection:
+        connection.execute(text("alter table audit_log drop constraint uq_audit_log_tag"))
+    for _ in range(2):
+        edit(database, INSERTED.format(action="action", tag="tag", row=1))
+    sequencer.sequence(show=True)
+    assert found(database) == ["act", "act", audit.TAMPERED, audit.TAMPERED]
 
 
 def test_a_database_with_its_checkpoints_from_a_backup_is_older_than_what_the_directory_notes(

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import struct
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from storage.database import Database
 from storage.models import AuditEntry
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+KEY = bytes(range(32))  # tags entries
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "audit-log.json").read_text())
 
 
@@ -53,7 +55,7 @@ def test_entries_get_places_without_gaps_in_the_order_of_their_rows(database: Da
             audit.record(session, at=NOON + timedelta(seconds=number), actor="a", action=f"act-{number}")
     with database.begin() as session:
         assert audit.any_unchained(session)
-        first = audit.unchained(session, 3)
+        first = [entry for entry, _ in audit.unchained(session, 3)]
         assert [entry.action for entry in first] == ["act-0", "act-1", "act-2"]
         audit.chain(session, [(entry.entry_id, place, bytes([place]) * 32) for place, entry in enumerate(first)])
     with database.read() as session:
@@ -63,6 +65,7 @@ def test_entries_get_places_without_gaps_in_the_order_of_their_rows(database: Da
 
 @pytest.mark.parametrize("text", ["x" * 5000, "\0" * 300, "a\nb\r\x1b[31mc", "\ud800", "\u202etxt", "é😀" * 2000, ""])
 def test_hostile_text_of_any_length_is_recorded_readable_and_has_a_leaf(database: Database, text: str) -> None:
+    database.entry_key = KEY
     with database.begin() as session:
         audit.record(session, at=NOON, actor=text, action=text, subject=text, outcome=text or "no", detail=text)
     [entry] = entries(database)
@@ -75,8 +78,10 @@ def test_hostile_text_of_any_length_is_recorded_readable_and_has_a_leaf(database
     assert entry.detail.isprintable()
     assert len(entry.detail) == min(len(text), 2000)
     with database.read() as session:
-        [read] = audit.unchained(session, 10)
+        [(read, tag)] = audit.unchained(session, 10)
     assert len(read.leaf(FIRST)) == 32
+    assert audit.is_tagged(read, tag, KEY)  # the tag was made before the database had cleaned the text
+    assert not audit.is_tagged(replace(read, detail=f"{read.detail}."), tag, KEY)
 
 
 def test_a_line_break_cannot_forge_a_second_line(database: Database) -> None:
@@ -137,7 +142,7 @@ def test_a_leaf_binds_every_column(change: dict[str, Any]) -> None:
     changed = vector({**known, "at": known["at"]}).leaf(FIRST)
     other = LogEntry(**{**_fields(vector(known)), **change})
     assert other.leaf(FIRST) != changed
-    columns = {column.name for column in AuditEntry.__table__.columns} - {"leaf"}
+    columns = {column.name for column in AuditEntry.__table__.columns} - {"leaf", "tag"}
     assert columns == set(_fields(other)), "a column that no leaf binds"
 
 

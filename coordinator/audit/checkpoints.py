@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import DecodeError
 from sqlalchemy import select
@@ -36,6 +37,11 @@ class LogKey:
     def public(self) -> Ed25519PublicKey:
         """The public part."""
         return self.key.public_key()
+
+    @property
+    def entry_key(self) -> bytes:
+        """The key that tags entries until they have a place in the log, 32 bytes."""
+        return blake3(self.key.private_bytes_raw(), derive_key_context="fedpareto/v1/entry-tag").digest()
 
     def certified(self, signing_key: Ed25519PrivateKey) -> SignedEnvelope:
         """The coordinator's signed word that this key signs its log."""

@@ -15,10 +15,11 @@ from pathlib import Path
 from time import monotonic
 
 from sqlalchemy import delete
+from sqlalchemy.orm import Session
 
 from coordinator.audit.checkpoints import LogError, LogKey, newest_signed, note, noted
 from coordinator.condition import Condition
-from federation.log_entries import FIRST
+from federation.log_entries import FIRST, LogEntry
 from federation.merkle import Tree
 from federation.v1.common_pb2 import LogHead
 from storage import audit
@@ -38,7 +39,7 @@ class Sequencer:
     """Chains and signs the log in a thread.
 
     Args:
-        database: the record; this process has its lock.
+        database: the record; this process has its lock. What it records is tagged with the key's `entry_key`.
         key: signs.
         directory: the coordinator's, where the newest checkpoint that members may have seen is noted.
         condition: where faults of the disk and the database are noted.
@@ -56,6 +57,7 @@ class Sequencer:
     ) -> None:
         self._database = database
         self._key = key
+        self._entry_key = database.entry_key = key.entry_key
         self._directory = directory
         self._condition = condition
         self._clock = clock
@@ -162,7 +164,9 @@ class Sequencer:
         """Chains some entries. A checkpoint that members were never shown is replaced by the next one."""
         before = self._tree.size
         with self._database.begin() as session:
-            entries = audit.unchained(session, BATCH)
+            entries = self._genuine(session)
+            if not entries:
+                return 0
             leaves: list[tuple[int, int, bytes]] = []
             for entry in entries:
                 placed = replace(entry, number=self._tree.size)
@@ -179,6 +183,29 @@ class Sequencer:
         if show or self._due or any(entry.action == audit.STEPPED for entry in entries):
             self._show()
         return len(entries)
+
+    def _genuine(self, session: Session) -> list[LogEntry]:
+        """The next entries with the tag of this coordinator. Others are removed, and an entry tells of each."""
+        used, found = audit.used_tags(session), []
+        for entry, tag in audit.unchained(session, BATCH):
+            if audit.is_tagged(entry, tag, self._entry_key) and tag not in used:
+                used.add(tag)
+                found.append(entry)
+                continue
+            told = f"{entry.action!r} by {entry.actor!r} about {entry.subject!r} at {entry.at.isoformat()}"
+            log.error("audit log: row %d was inserted or changed by somebody else: %s", entry.entry_id, told)
+            audit.remove(session, entry.entry_id)
+            audit.record(
+                session,
+                at=self._clock(),
+                actor="coordinator",
+                action=audit.TAMPERED,
+                subject=f"row {entry.entry_id}",
+                detail=f"{told}: {entry.detail}",
+                digest=entry.digest,
+                times=entry.times,
+            )
+        return found
 
     def _show(self) -> None:
         """Lets members have the newest checkpoint. It is noted first: no member has seen more than the directory."""

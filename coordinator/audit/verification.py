@@ -38,14 +38,15 @@ def log_problems(session: Session, key: LogKey, newest: bytes) -> Iterator[str |
         if manifest.size != size:
             yield f"{name}: it was signed over {manifest.size} entries"
         signed[manifest.size] = manifest.root
-    yield from _Walk(signed).problems(session)
+    yield from _Walk(signed, key.entry_key).problems(session)
 
 
 class _Walk:
     """From the first entry to the last."""
 
-    def __init__(self, signed: dict[int, bytes]) -> None:
+    def __init__(self, signed: dict[int, bytes], key: bytes) -> None:
         self._signed = signed  # roots, by the number of entries
+        self._key = key  # of the tags
         self._tree = Tree(lambda start, stop: ())  # asked for its newest root only
         self._previous: bytes | None = FIRST  # the leaf of the entry before; None if that is not known
         self._next = 0  # the number of the next entry
@@ -86,6 +87,8 @@ class _Walk:
                 f"entry {number} was changed or moved, or the entry before it was: {told.action!r} by {told.actor!r} "
                 f"at {told.at} is not what its leaf was made of"
             )
+        elif not audit.is_tagged(entry.entry, entry.tag, self._key):
+            yield f"entry {number}: its tag was changed, as somebody does who enters the same again"
         self._previous = entry.leaf
         self._tree.append(entry.leaf)
         root = self._signed.get(self._next)

@@ -38,6 +38,7 @@ def upgrade() -> None:
         _column("times", sa.Integer),
         _column("number", sa.Integer, nullable=True, unique=True),
         _column("leaf", sa.LargeBinary, nullable=True),
+        _column("tag", sa.LargeBinary, nullable=True, unique=True),
     )
     op.create_table(
         "audit_checkpoints",
