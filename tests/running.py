@@ -92,6 +92,7 @@ class Running:
         self.home = home
         self.clock = clock
         self.database = Database.open(home.database_url)
+        self.database.entry_key = home.log_key.entry_key
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()

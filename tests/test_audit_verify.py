@@ -164,13 +164,14 @@ def test_what_nobody_edited_is_right(recorded: Recorded) -> None:
     assert recorded.problems() == []
 
 
-def test_a_changed_entry_with_its_own_leaf_is_found_at_the_next_one(recorded: Recorded) -> None:
+def test_a_changed_entry_with_its_own_leaf_is_found_by_its_tag_and_at_the_next_one(recorded: Recorded) -> None:
     def own_leaf(_: Recorded, session: Session) -> None:
         before, one = audit.chained(session, 4, 2)
         audit.chain(session, [(one.entry.entry_id, 5, replace(one.entry, detail="x").leaf(before.leaf))])
 
     found = recorded.problems("update audit_log set detail = 'x' where number = 5", own_leaf)
-    assert found[0].startswith("entry 6 was changed or moved, or the entry before it was")
+    assert found[0] == "entry 5 was changed: its tag is not of what it tells"
+    assert found[1].startswith("entry 6 was changed or moved, or the entry before it was")
 
 
 def test_a_row_that_cannot_be_read_is_named_and_the_others_are_verified(recorded: Recorded) -> None:

@@ -246,9 +246,7 @@ def test_what_somebody_else_writes_without_a_place_never_gets_one(
         problems = [one for one in log_problems(session, KEY, sequencer.newest) if isinstance(one, str)]
     assert told.subject == ("row 4" if inserted else "row 3")
     assert told.detail.startswith("'client.approved' by 'a' about '' at " if inserted else "'third' by '")
-    assert problems == (
-        ["entry 0: its tag was changed, as somebody does who enters the same again"] if "of another" in name else []
-    )
+    assert problems == (["entry 0 was changed: its tag is not of what it tells"] if "of another" in name else [])
 
 
 def test_a_copy_of_an_entry_gets_no_place(database: Database, made: Make) -> None:

@@ -88,7 +88,7 @@ class _Walk:
                 f"at {told.at} is not what its leaf was made of"
             )
         elif not audit.is_tagged(entry.entry, entry.tag, self._key):
-            yield f"entry {number}: its tag was changed, as somebody does who enters the same again"
+            yield f"entry {number} was changed: its tag is not of what it tells"
         self._previous = entry.leaf
         self._tree.append(entry.leaf)
         root = self._signed.get(self._next)

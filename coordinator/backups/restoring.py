@@ -153,6 +153,7 @@ def _copied(home: Home, directory: Path, content: Content) -> Iterator[Database]
         with closing(Database.open(f"sqlite:///{path.absolute()}", create=False)) as copy:
             copy.migrate()
             must_own(copy, home.directory, home.federation_id, home.ca)
+            copy.entry_key = home.log_key.entry_key
             yield copy
     except BaseException:
         _remove(path)
