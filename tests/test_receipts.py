@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from scripted import FEDERATION, ScriptedCoordinator
 from typer.testing import CliRunner
 
-from federation.envelope import seal
+from federation.envelope import envelope_digest, seal
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope
 from fedpareto.cli.main import app
 from worker.receipts import ReceiptsError, append, disagreements, read_receipts, receipt_line
@@ -27,7 +27,7 @@ def line(client: str, number: int, model: str, step: str, key: Ed25519PrivateKey
         "base_model": model,
     }
     asked = AssignmentManifest(**fields, previous_step=step)
-    said = ReceiptManifest(**{**fields, **changes}, accepted=True)
+    said = ReceiptManifest(**{**fields, **changes}, accepted=True, envelope=envelope_digest(SignedEnvelope()))
     return receipt_line(SignedEnvelope(), seal(asked, key), seal(said, key), said)
 
 

@@ -1,5 +1,6 @@
 """A site that decides: runs that wait for the owner, rules of the policy about runs, and the hours of the site."""
 
+import json
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from bundles import Edited
 from harness import Federation, federation, wait_for
 from scripted import ScriptedCoordinator, scripted
 from typer.testing import CliRunner
@@ -19,6 +21,7 @@ from federation.digests import digest
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest
+from federation.v1.record_pb2 import RoundRecord
 from federation.vectors import Layout, to_bytes
 from fedpareto.cli.main import app
 from worker.asked_runs import AskedRun, RunsFile, Verdict
@@ -334,6 +337,32 @@ def test_a_run_waits_for_the_owner_of_a_member_and_goes_on_seconds_after_the_app
     asked = fed.query("select selected, not_asked from rounds where run_id = :run", run=run)
     assert [str(row[0]) for row in asked] == ['["hospital-a", "hospital-b"]'] * 2
     assert fed.admin("audit", "verify")["problems"] == []
+
+
+def test_a_site_knows_what_it_has_sent_and_finds_it_in_the_record(fed: Federation) -> None:
+    [(run,)] = fed.query("select run_id from runs where name = 'waits'")
+    home, bundle = ("--home", str(fed.directory / "hospital-b")), fed.directory / "run.fedpareto"
+    log = json.loads(fed.fedpareto("worker", "log", *home, "--json"))
+    assert [(one["run"], one["kind"], one["rounds"], one["accepted"]) for one in log] == [
+        (run, "train", 2, 2),
+        (run, "evaluate", 1, 1),
+    ]
+    assert log[0]["bytes"] > 0
+    assert "evaluate" in fed.fedpareto("worker", "log", *home)
+    fed.admin("bundle", run, "--out", str(bundle), "--payloads")
+    found = json.loads(fed.fedpareto("worker", "verify", str(bundle), *home, "--json"))
+    assert (found["verified"], found["receipts"], found["problems"]) == (True, 3, [])
+    assert [len(one["coefficients"]) for one in found["replies"]] == [1, 1, 0]
+
+    def forget(record: RoundRecord) -> None:
+        for told in record.phases[0].exchanges:
+            if AssignmentManifest.FromString(told.assignment.manifest).client_id == "hospital-b":
+                told.ClearField("answers")
+
+    edited = Edited.of(bundle).with_round(1, forget).write(fed.directory / "edited.fedpareto")
+    document = json.loads(fed.fedpareto("worker", "verify", str(edited), *home, "--json", code=1))
+    assert "round 1 phase 0: the record lacks an accepted reply" in document["problems"][0]
+    assert "the record does not verify" in document["problems"][1]
 
 
 def test_a_run_that_an_owner_refuses_goes_on_without_that_member_and_the_round_says_so(fed: Federation) -> None:

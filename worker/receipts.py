@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from federation.envelope import envelope_digest, from_text, to_text, unseal
 from federation.refusals import Refusal
-from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope
+from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
 
 Occasion = tuple[str, int, int]
 """A run's id, the round and the phase."""
@@ -27,10 +27,11 @@ class ReceiptsError(ValueError):
 
 @dataclass(frozen=True)
 class Receipt:
-    """One line, with its signatures verified. An occasion is a run, round and phase.
+    """One line, with the coordinator's signatures verified. An occasion is a run, round and phase.
 
     `base_model` is the digest of the model that the work started from, and `previous_step` that of the signed step
-    which made it; empty before the run's first step. `reason` says why a reply does not count.
+    which made it; empty before the run's first step. `reason` says why a reply does not count. `assignment`, `update`
+    and `receipt` are the digests of the envelopes; `payload_bytes` is what the member sent, and nobody signed it.
     """
 
     client_id: str
@@ -40,6 +41,12 @@ class Receipt:
     previous_step: str
     accepted: bool
     reason: str
+    task: str
+    kind: str
+    payload_bytes: int
+    assignment: str
+    update: str
+    receipt: str
 
 
 def receipt_line(
@@ -52,6 +59,7 @@ def receipt_line(
         "created": _when(manifest),
         "previous_step": AssignmentManifest.FromString(assignment.manifest).previous_step,
         "envelope": envelope_digest(update),
+        "payload_bytes": UpdateManifest.FromString(update.manifest).payload_bytes,
         "assignment": to_text(assignment),
         "receipt": to_text(receipt),
     }
@@ -121,6 +129,12 @@ def _verified(line: Mapping[str, Any], coordinator: Ed25519PublicKey) -> Receipt
         previous_step=asked.previous_step,
         accepted=said.accepted,
         reason=said.reason,
+        task=asked.task,
+        kind=asked.kind,
+        payload_bytes=int(line["payload_bytes"]),
+        assignment=envelope_digest(from_text(line["assignment"])),
+        update=said.envelope,
+        receipt=envelope_digest(from_text(line["receipt"])),
     )
 
 

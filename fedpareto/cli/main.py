@@ -24,6 +24,8 @@ from fedpareto.cli.failure import INTERRUPTED, Failure
 from fedpareto.cli.personal import export_command
 from fedpareto.cli.report import report_command
 from fedpareto.cli.simulate import simulate_command
+from fedpareto.cli.worker_record import log_command, receipts_command
+from fedpareto.cli.worker_record import verify_command as verify_own_command
 from fedpareto.cli.worker_runs import approve_command, refuse_command, runs_command
 
 _IMPORT_PAUSE = 0.05  # seconds from an interrupt that arrives in an import to the next attempt
@@ -77,6 +79,9 @@ worker.app.command("trainer")(trainer_command)
 worker.app.command("runs")(runs_command)
 worker.app.command("approve")(approve_command)
 worker.app.command("refuse")(refuse_command)
+worker.app.command("receipts")(receipts_command)
+worker.app.command("log")(log_command)
+worker.app.command("verify")(verify_own_command)
 app.add_typer(worker.app, name="worker")
 app.add_typer(admin.app, name="admin")
 app.command("simulate")(simulate_command)

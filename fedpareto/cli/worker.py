@@ -4,7 +4,7 @@ import logging
 import random
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from fedpareto.cli.by_task import (
     choices,
     served,
 )
-from fedpareto.cli.failure import USAGE, Failure, answer, failing
+from fedpareto.cli.failure import USAGE, answer, failing
 from fedpareto.cli.logs import to_standard_error
 from fedpareto.cli.options import AskOption, CodeOption, JsonOption, PassphraseOption, ProxyOption
 from fedpareto.cli.secret_input import (
@@ -36,7 +36,6 @@ from fedpareto.cli.secret_input import (
 if TYPE_CHECKING:
     from federation.member_files import MemberFiles
     from worker.home import Home
-    from worker.receipts import Receipt
 
 app = typer.Typer(help="A member's worker: join a federation, and train for it.", no_args_is_help=True)
 
@@ -288,51 +287,6 @@ def restored(
         ),
         "Accepted." if accept else "Accept it with --accept; until then the worker does no work for these runs.",
     )
-
-
-@app.command()
-def receipts(
-    home: HomeOption = DEFAULT_HOME,
-    compare: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Another member's receipts.jsonl, to compare models and steps with."),
-    ] = None,
-    passphrase_file: PassphraseOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List and verify receipts, or compare them with another member's."""
-    from worker.receipts import ReceiptsError, disagreements, read_receipts
-
-    with failing(ReceiptsError), membership(home, passphrase_file) as (place, member, _):
-        ours = read_receipts(place.receipts, member.coordinator_key) if place.receipts.exists() else []
-        theirs = read_receipts(compare, member.coordinator_key) if compare is not None else []
-    if compare is None:
-        answer(as_json, [asdict(receipt) for receipt in ours], *_lines(ours))
-        return
-    both = {receipt.occasion for receipt in ours} & {receipt.occasion for receipt in theirs}
-    found = disagreements(ours, theirs)
-    answer(
-        as_json,
-        {"compared": len(both), "disagreements": [{"ours": asdict(a), "theirs": asdict(b)} for a, b in found]},
-        *_lines([receipt for pair in found for receipt in pair]),
-        f"{len(both)} occasions compared, {len(found)} disagree",
-    )
-    if found:
-        raise Failure(
-            "the coordinator gave two members different models or steps: keep both files, and inform all members"
-        )
-
-
-def _lines(receipts: "Sequence[Receipt]") -> Iterator[str]:
-    from federation.text import escaped
-
-    for receipt in receipts:
-        run, number, phase = receipt.occasion
-        outcome = "accepted" if receipt.accepted else f"refused, {receipt.reason}"
-        yield escaped(
-            f"{receipt.client_id} run {run} round {number} phase {phase}: base model {receipt.base_model[:23]}, "
-            f"previous step {receipt.previous_step[:23] or '(none)'}, {outcome}"
-        )
 
 
 @app.command()
