@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.home import HomeError
 from coordinator.services import transfers
-from coordinator.services.transfers import HELD_UP_SECONDS, LARGEST_WINDOW, Transfer, Transfers
+from coordinator.services.transfers import FIRST_WINDOW, HELD_UP_SECONDS, LARGEST_WINDOW, Transfer, Transfers
 from coordinator.settings import SMALLEST_WINDOW, Settings
 from federation.refusals import Refusal
 
@@ -29,16 +29,42 @@ def upload(transfer: Transfer, size: int, wait: Callable[[bool], float]) -> list
         if transfer.allow(place):
             limits.append(transfer.limit)
         assert place + CHUNK <= transfer.limit
-        transfer.note(place, wait(place in limits))
+        transfer.note(place, wait(place in limits), CHUNK)
         windows.append(transfer.window)
     return windows
 
 
 def test_the_window_of_a_long_fast_line_grows_to_the_largest() -> None:
     windows = upload(Transfer(everything), 100 << 20, lambda held_up: 0.2 if held_up else 0.01)
-    assert windows[:4] == [SMALLEST_WINDOW] * 4
     assert windows[-1] == LARGEST_WINDOW
     assert windows == sorted(windows)
+
+
+def test_the_second_chunk_tells_how_much_a_long_line_holds() -> None:
+    windows = upload(Transfer(everything), 2 * CHUNK, lambda held_up: 0.21 if held_up else 0.01)
+    assert windows == [SMALLEST_WINDOW, 2 * 20 * CHUNK]
+
+
+def test_a_long_line_that_is_slow_needs_no_large_window() -> None:
+    transfer = Transfer(everything)
+    transfer.allow(0)
+    transfer.note(0, 0.3, CHUNK)
+    transfer.note(CHUNK, 0.1, CHUNK)
+    assert transfer.window == SMALLEST_WINDOW
+
+
+def test_the_window_grows_where_it_holds_the_line_up_although_the_first_chunks_came_together() -> None:
+    transfer, waits = Transfer(everything), [0.01, 0.0]
+    transfer.allow(0)
+    for place, wait in zip((0, CHUNK), waits, strict=True):
+        transfer.note(place, wait, CHUNK)
+    assert transfer.window == SMALLEST_WINDOW
+    limit = transfer.limit
+    for place in (2 * CHUNK, 3 * CHUNK):
+        transfer.allow(place)
+        transfer.note(place, 0.01, CHUNK)
+    transfer.note(limit, 0.2, CHUNK)
+    assert transfer.window == 4 * SMALLEST_WINDOW
 
 
 @pytest.mark.parametrize("seconds", [0.0, HELD_UP_SECONDS / 2, 0.25], ids=["loopback", "short line", "slow line"])
@@ -51,7 +77,7 @@ def test_an_upload_that_goes_on_has_a_window_from_where_it_is() -> None:
     begin = 50 << 20
     assert transfer.allow(begin)
     assert transfer.limit == begin + SMALLEST_WINDOW
-    transfer.note(begin, 10.0)  # the first chunk comes a round trip later on any line
+    transfer.note(begin, 10.0, CHUNK)  # the first chunk comes a round trip later on any line
     assert transfer.window == SMALLEST_WINDOW
     assert not transfer.allow(begin + CHUNK)
     assert transfer.allow(begin + 2 * CHUNK)
@@ -74,9 +100,23 @@ def test_windows_share_the_budget_and_give_it_back() -> None:
             for transfer in grown:
                 upload(transfer, 100 << 20, slow)
             assert sum(transfer.window for transfer in grown) == 12 * SMALLEST_WINDOW
-            assert min(transfer.window for transfer in grown) == SMALLEST_WINDOW
+            assert min(transfer.window for transfer in grown) < 2 * SMALLEST_WINDOW
         async with made.place("e", ended) as alone:
             assert upload(alone, 100 << 20, slow)[-1] == 9 * SMALLEST_WINDOW
+
+    asyncio.run(play())
+
+
+def test_the_first_window_is_larger_where_the_budget_has_plenty_of_room() -> None:
+    async def play() -> None:
+        made = Transfers(50 * SMALLEST_WINDOW, 2)
+        async with made.place("a", ended) as first, made.place("b", ended) as second:
+            assert (first.window, second.window) == (FIRST_WINDOW, FIRST_WINDOW)
+        made = Transfers(10 * SMALLEST_WINDOW, 2)
+        async with made.place("a", ended) as first, made.place("b", ended) as second:
+            assert first.window == 2 * SMALLEST_WINDOW
+            assert SMALLEST_WINDOW < second.window < first.window
+        assert made._spare == 8 * SMALLEST_WINDOW
 
     asyncio.run(play())
 

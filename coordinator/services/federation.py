@@ -255,7 +255,7 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
                 if not broke_off:
                     transfer.allow(0)
                     yield messages.SubmitResponse(window=messages.Window(offset=0, limit=transfer.limit))
-                    request = await self._next_chunk(request_iterator, admitted)
+                    request = await self._timed_chunk(request_iterator, admitted, 0, transfer)
                 if request is not None and len(request.chunk) == size:
                     self._must_be_chunk(request, 0, transfer)
                     if await self._next_chunk(request_iterator, admitted) is not None:
@@ -269,9 +269,7 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
                                 window = messages.Window(offset=arrived, limit=transfer.limit)
                                 yield messages.SubmitResponse(window=window)
                             if request is None:
-                                began = monotonic()
-                                request = await self._next_chunk(request_iterator, admitted)
-                                transfer.note(arrived, monotonic() - began)
+                                request = await self._timed_chunk(request_iterator, admitted, arrived, transfer)
                             if request is None:
                                 break
                             self._must_be_chunk(request, arrived, transfer)
@@ -342,6 +340,20 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
             raise Refusal("limit:chunk", f"a chunk of {len(request.chunk)} bytes; at most {MAX_CHUNK_BYTES}")
         if arrived + len(request.chunk) > transfer.limit:
             raise Refusal("limit:window", f"a chunk beyond byte {transfer.limit}, the limit of the last window")
+
+    async def _timed_chunk(
+        self,
+        requests: AsyncIterator[messages.SubmitRequest],
+        admitted: Admission,
+        arrived: int,
+        transfer: Transfer,
+    ) -> messages.SubmitRequest | None:
+        """The next chunk; the transfer is told how long it took."""
+        began = monotonic()
+        request = await self._next_chunk(requests, admitted)
+        if request is not None:
+            transfer.note(arrived, monotonic() - began, len(request.chunk))
+        return request
 
     async def _next_chunk(
         self, requests: AsyncIterator[messages.SubmitRequest], admitted: Admission

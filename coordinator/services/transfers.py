@@ -15,19 +15,25 @@ from coordinator.settings import SMALLEST_WINDOW
 from federation.refusals import Refusal
 
 LARGEST_WINDOW = 16 << 20  # bytes; fills a line of 600 Mbit/s at 200 ms
+FIRST_WINDOW = 4 << 20  # bytes, where the budget has plenty of room
+PLENTY = 8  # the first window takes no more than this part of what the budget has left
 GROWTH = 4  # the factor by which a window grows that holds its line up
 HELD_UP_SECONDS = 0.02  # waits that are shorter hold no line up: 1 MiB in 20 ms is 400 Mbit/s
+FAR_SECONDS = 0.05  # round trips that are shorter need no larger window from the begin
 IDLE_SECONDS = 70.0  # longer than a call waits for a chunk
 
 
 class Transfer:
-    """An upload under way, with a window that begins with the smallest one.
+    """An upload under way, with a window that grows if it holds the line up and the budget has room.
 
-    The window holds the line up when the upload stops at its limit: the first chunk beyond a limit then comes much
-    later than other chunks do, since the sender waits for the next window. Then it grows, if the budget has room.
+    The first chunk comes a round trip after the first window, the second one as fast as the line carries it: from both
+    follows how many bytes fit on the line. Later, the window holds the line up when the upload stops at its limit: the
+    first chunk beyond a limit then comes much later than other chunks do, since the sender waits for the next window.
 
     Args:
         grow: takes this number of bytes from the budget, or fewer; returns the number taken.
+
+        window: the first one, which was taken from the budget.
 
     Attributes:
         window: the bytes that may be on their way.
@@ -36,12 +42,13 @@ class Transfer:
         left: whether its place was given away.
     """
 
-    def __init__(self, grow: Callable[[int], int]) -> None:
+    def __init__(self, grow: Callable[[int], int], window: int = SMALLEST_WINDOW) -> None:
         self._grow = grow
         self._usual = HELD_UP_SECONDS  # the wait for a chunk, an average
         self._begin: int | None = None
+        self._first_wait: float | None = None  # for the first chunk, until the second one has come
         self._limits: deque[int] = deque(maxlen=4)  # the last ones; the upload may have stopped at any of them
-        self.window = SMALLEST_WINDOW
+        self.window = window
         self.limit = 0
         self.heard = monotonic()
         self.left = False
@@ -56,15 +63,26 @@ class Transfer:
         self._limits.append(self.limit)
         return True
 
-    def note(self, place: int, waited: float) -> None:
-        """Notes how long the chunk for the byte `place` was waited for, in seconds."""
+    def note(self, place: int, waited: float, size: int) -> None:
+        """Notes how long the chunk for the byte `place` was waited for, in seconds, and its size in bytes."""
         self.heard = monotonic()
         if place == self._begin:
-            return  # it comes a round trip after its window on any line
+            self._first_wait = waited
+            return
+        if self._first_wait is not None:
+            round_trip, self._first_wait = self._first_wait - waited, None
+            if round_trip > FAR_SECONDS:
+                # Twice what the line holds: the next limit is told when half of the window has arrived.
+                self._enlarge(2 * round(size * round_trip / max(waited, 1e-3)))
         if place not in self._limits:
             self._usual = (self._usual + waited) / 2
         elif waited > max(HELD_UP_SECONDS, 2 * self._usual):
-            self.window += self._grow(min(GROWTH * self.window, LARGEST_WINDOW) - self.window)
+            self._enlarge(GROWTH * self.window)
+
+    def _enlarge(self, window: int) -> None:
+        wanted = min(window, LARGEST_WINDOW) - self.window
+        if wanted > 0:
+            self.window += self._grow(wanted)
 
 
 class Transfers:
@@ -88,7 +106,8 @@ class Transfers:
         An upload that neither sends nor reads loses its place, and its call is ended with `end`.
         """
         await self._enter(member)
-        transfer = Transfer(self._take)
+        more = min(FIRST_WINDOW - SMALLEST_WINDOW, self._spare // PLENTY)
+        transfer = Transfer(self._take, SMALLEST_WINDOW + self._take(more))
         watch = asyncio.create_task(self._watch(transfer, member, end))
         try:
             yield transfer
