@@ -49,8 +49,8 @@ class Threads:
         return await self.run(write)
 
 
-async def wait_ended(task: "asyncio.Task[None]") -> None:
-    """Waits for the end of a task, also when the caller is cancelled meanwhile, even several times.
+async def wait_ended(task: "asyncio.Future[T]") -> T:
+    """Waits for the end of a task, also if the caller is cancelled meanwhile, even several times; returns its result.
 
     Raises:
         CancelledError: the caller was cancelled; the task has ended by now.
@@ -62,5 +62,7 @@ async def wait_ended(task: "asyncio.Task[None]") -> None:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # looked at, or asyncio would log it
         raise cancelled
-    task.result()
+    return task.result()

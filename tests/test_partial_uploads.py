@@ -26,7 +26,9 @@ QUOTA = 6000  # bytes; an update has about 4,100
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     directory = tmp_path_factory.mktemp("partial")
-    with stage(directory, f"sqlite:///{directory / 'test.db'}", upload_bytes=QUOTA) as made:
+    with stage(
+        directory, f"sqlite:///{directory / 'test.db'}", upload_bytes=QUOTA, transfers=64, transfer_bytes=64 << 20
+    ) as made:
         yield made
 
 

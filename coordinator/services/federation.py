@@ -1,11 +1,9 @@
-"""The service for workers: attendance, blobs, replies. The rules for replies are in the intake."""
+"""The service for workers: attendance, and blobs. `reply_calls` takes their replies in."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
-from time import monotonic
-from weakref import WeakValueDictionary
+from collections.abc import AsyncIterator
+from contextlib import closing
 
 from sqlalchemy import bindparam, select, union_all
 from sqlalchemy.orm import Session
@@ -13,27 +11,21 @@ from sqlalchemy.orm import Session
 from coordinator.backups.statement import newest_restore
 from coordinator.finding import removed_offer
 from coordinator.members.limits import DECLINE, MESSAGE
-from coordinator.members.messages import NEXT_CHUNK_SECONDS, REQUEST_SECONDS, Context, next_message
+from coordinator.members.messages import REQUEST_SECONDS, Context, next_message
 from coordinator.members.renewal import renew, retire_older
 from coordinator.rounds.consents import offered_specification, record_consent
-from coordinator.rounds.content import payload_problem
-from coordinator.rounds.intake import Admission, Intake
 from coordinator.rounds.presence import Assigned, Attendance, Message, Offered
-from coordinator.rounds.uploads import ReplyUpload, Upload
-from coordinator.services.base import Parts, Service
+from coordinator.services.reply_calls import ReplyCalls
 from coordinator.services.stream_words import Introduction, closed_until, introduction, left
-from coordinator.services.transfers import Transfer, Transfers
-from coordinator.threads import wait_ended
 from federation.certificates import pem
-from federation.channels import CHUNK_BYTES, MAX_CHUNK_BYTES
+from federation.channels import CHUNK_BYTES
 from federation.digests import parse
 from federation.envelope import seal
 from federation.identity import PeerIdentity
-from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.v1 import federation_pb2 as messages
 from federation.v1 import federation_pb2_grpc
-from federation.v1.common_pb2 import CancelManifest, LogHead, SignedEnvelope, TimeManifest
+from federation.v1.common_pb2 import CancelManifest, SignedEnvelope, TimeManifest
 from storage.blobs import BlobCorrupt, BlobMissing
 from storage.models import Assignment, AssignmentState, Client, ClientState, Input
 
@@ -48,22 +40,8 @@ MISSED_HEARTBEATS = 3
 MAX_NONCE_BYTES = 64
 
 
-class FederationService(Service, federation_pb2_grpc.FederationServicer):
-    """Serves workers."""
-
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self._intake = Intake(
-            parts.threads.database,
-            self._home.signing_key,
-            changed=self._supervisor.notify,
-            clock=self._clock,
-            signatures=self._supervisor.signatures,
-        )
-        self._uploads = parts.uploads
-        self._transfers = Transfers(self._settings.transfer_bytes, self._settings.transfers)
-        self._enders: dict[str, Callable[[Refusal], None]] = {}  # of uploads under way, by assignment
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # likewise
+class FederationService(ReplyCalls, federation_pb2_grpc.FederationServicer):
+    """Serves workers: attendance and blobs here, replies in `ReplyCalls`."""
 
     async def Attend(
         self, request_iterator: AsyncIterator[messages.AttendRequest], context: Context
@@ -170,10 +148,6 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
         )
         return messages.AttendResponse(cancel=seal(manifest, self._home.signing_key))
 
-    async def _newer_log(self, size: int) -> LogHead | None:
-        """The newest checkpoint for a worker that has told of one of this size; None if it is that one."""
-        return None if size == self._sequencer.shown_size else await self._in_thread(self._sequencer.head, size)
-
     def _welcome(self, hello: messages.Hello, client_id: str) -> messages.AttendResponse:
         federation_id = self._home.federation_id
         manifest = TimeManifest(federation_id=federation_id, client_id=client_id, nonce=hello.nonce)
@@ -227,142 +201,6 @@ class FederationService(Service, federation_pb2_grpc.FederationServicer):
         with closing(source):
             while chunk := await self._in_thread(source.read, CHUNK_BYTES):
                 yield messages.FetchBlobResponse(chunk=chunk)
-
-    # --- replies
-
-    async def Submit(
-        self, request_iterator: AsyncIterator[messages.SubmitRequest], context: Context
-    ) -> AsyncIterator[messages.SubmitResponse]:
-        """Takes a reply in: envelope, payload, receipt."""
-        caller = self._access.caller()
-        first = await next_message(request_iterator, REQUEST_SECONDS)
-        if first is None or first.WhichOneof("message") != "update":
-            raise Refusal("header", "a submission must begin with the signed update; the payload follows in chunks")
-        admitted, broke_off = await self._in_thread(self._admit, caller.name, first.update)
-        if isinstance(admitted, SignedEnvelope):
-            yield messages.SubmitResponse(receipt=admitted, log=await self._newer_log(first.log_size))
-            return
-        if admitted.layout is None:
-            if await next_message(request_iterator, NEXT_CHUNK_SECONDS) is not None:
-                raise Refusal("payload-length", "0 bytes were declared, and more arrived")
-            receipt = await self._in_thread(self._intake.record, admitted, None)
-        else:
-            check = PayloadCheck(admitted.layout, admitted.manifest.payload.partition(":")[0])
-            size = admitted.manifest.payload_bytes
-            place = self._transfers.place(caller.name, self._access.ender())
-            async with self._only_upload(admitted.manifest.assignment_id), place as transfer:
-                request = None
-                if not broke_off:
-                    transfer.allow(0)
-                    yield messages.SubmitResponse(window=messages.Window(offset=0, limit=transfer.limit))
-                    request = await self._timed_chunk(request_iterator, admitted, 0, transfer)
-                if request is not None and len(request.chunk) == size:
-                    self._must_be_chunk(request, 0, transfer)
-                    if await self._next_chunk(request_iterator, admitted) is not None:
-                        raise Refusal("payload-length", f"{size} bytes were declared, and more arrived")
-                    receipt = await self._in_thread(self._record_whole, admitted, check, request)
-                else:
-                    async with self._upload(admitted, check) as upload:
-                        while True:
-                            arrived = upload.arrived
-                            if transfer.limit < size and transfer.allow(arrived):
-                                window = messages.Window(offset=arrived, limit=transfer.limit)
-                                yield messages.SubmitResponse(window=window)
-                            if request is None:
-                                request = await self._timed_chunk(request_iterator, admitted, arrived, transfer)
-                            if request is None:
-                                break
-                            self._must_be_chunk(request, arrived, transfer)
-                            await self._in_thread(upload.take, request.chunk, request.offset)
-                            request = None
-                        receipt = await self._in_thread(self._record, admitted, upload)
-        yield messages.SubmitResponse(receipt=receipt, log=await self._newer_log(first.log_size))
-
-    def _admit(self, client_id: str, update: SignedEnvelope) -> tuple[Admission | SignedEnvelope, bool]:
-        """What the intake says of a reply, and whether an upload of its payload broke off before."""
-        admitted = self._intake.admit(client_id, update)
-        return admitted, isinstance(admitted, Admission) and self._uploads.broke_off(admitted)
-
-    def _record_whole(
-        self, admitted: Admission, check: PayloadCheck, request: messages.SubmitRequest
-    ) -> SignedEnvelope:
-        """Stores and records a payload that came in one chunk."""
-        manifest = admitted.manifest
-        with self._blobs.writer(hash=False) as writer:
-            upload = Upload(writer, check, manifest.payload, manifest.payload_bytes)
-            upload.take(request.chunk, request.offset)
-            return self._record(admitted, upload)
-
-    def _record(self, admitted: Admission, upload: Upload) -> SignedEnvelope:
-        """Stores and records a payload that has arrived."""
-        upload.finish()
-        problem = payload_problem(upload.check, admitted.kind, admitted.limits)
-        if problem is None:
-            upload.store()
-        return self._intake.record(admitted, problem)
-
-    @asynccontextmanager
-    async def _upload(self, admitted: Admission, check: PayloadCheck) -> AsyncIterator[ReplyUpload]:
-        """The upload of a reply's payload, begun or gone on with."""
-        beginning = asyncio.ensure_future(self._in_thread(self._uploads.begin, admitted, check))
-        try:
-            yield await asyncio.shield(beginning)
-        finally:
-            await wait_ended(asyncio.create_task(self._end_upload(beginning)))
-
-    async def _end_upload(self, beginning: "asyncio.Future[ReplyUpload]") -> None:
-        await asyncio.wait([beginning])  # a thread begins it also for a call that was ended meanwhile
-        if beginning.exception() is None:
-            await self._in_thread(self._uploads.end, beginning.result())
-
-    @asynccontextmanager
-    async def _only_upload(self, assignment_id: str) -> AsyncIterator[None]:
-        """One upload of an assignment at a time: the newer one ends the older, whose caller may be gone."""
-        end = self._access.ender()
-        older = self._enders.get(assignment_id)
-        self._enders[assignment_id] = end
-        if older is not None:
-            older(Refusal("superseded", f"another upload for assignment {assignment_id} has begun"))
-        turn = self._turns.setdefault(assignment_id, asyncio.Lock())
-        try:
-            async with turn:
-                yield
-        finally:
-            if self._enders.get(assignment_id) is end:
-                del self._enders[assignment_id]
-
-    @staticmethod
-    def _must_be_chunk(request: messages.SubmitRequest, arrived: int, transfer: Transfer) -> None:
-        """Raises a Refusal unless a request is a chunk within the bounds of the upload."""
-        if request.WhichOneof("message") != "chunk":
-            raise Refusal("header", "only chunks may follow the signed update")
-        if len(request.chunk) > MAX_CHUNK_BYTES:
-            raise Refusal("limit:chunk", f"a chunk of {len(request.chunk)} bytes; at most {MAX_CHUNK_BYTES}")
-        if arrived + len(request.chunk) > transfer.limit:
-            raise Refusal("limit:window", f"a chunk beyond byte {transfer.limit}, the limit of the last window")
-
-    async def _timed_chunk(
-        self,
-        requests: AsyncIterator[messages.SubmitRequest],
-        admitted: Admission,
-        arrived: int,
-        transfer: Transfer,
-    ) -> messages.SubmitRequest | None:
-        """The next chunk; the transfer is told how long it took."""
-        began = monotonic()
-        request = await self._next_chunk(requests, admitted)
-        if request is not None:
-            transfer.note(arrived, monotonic() - began, len(request.chunk))
-        return request
-
-    async def _next_chunk(
-        self, requests: AsyncIterator[messages.SubmitRequest], admitted: Admission
-    ) -> messages.SubmitRequest | None:
-        left = max(0.0, (admitted.deadline - self._clock()).total_seconds())
-        # A little longer than is left, so that the clock says without doubt that the time is over.
-        request = await next_message(requests, min(left + 0.1, NEXT_CHUNK_SECONDS))
-        admitted.must_be_in_time(self._clock())
-        return request
 
 
 def _note_hello(session: Session, attendance: Attendance, said: Introduction, caller: PeerIdentity) -> None:
