@@ -60,7 +60,7 @@ class ReplyCalls(Service):
             check = PayloadCheck(admitted.layout, admitted.manifest.payload.partition(":")[0])
             size = admitted.manifest.payload_bytes
             place = self._transfers.place(caller.name, self._access.ender())
-            async with self._only_upload(admitted.manifest.assignment_id), place as transfer:
+            async with self._only_upload(admitted.manifest.assignment_id) as all_arrived, place as transfer:
                 request = None
                 if not broke_off:
                     transfer.allow(0)
@@ -70,6 +70,7 @@ class ReplyCalls(Service):
                     self._must_be_chunk(request, 0, transfer)
                     if await self._next_chunk(request_iterator, admitted) is not None:
                         raise Refusal("payload-length", f"{size} bytes were declared, and more arrived")
+                    all_arrived()
                     receipt = await self._in_thread(self._record_whole, admitted, check, request)
                 else:
                     async with self._upload(admitted, check) as upload:
@@ -85,6 +86,7 @@ class ReplyCalls(Service):
                             self._must_be_chunk(request, arrived, transfer)
                             await self._in_thread(upload.take, request.chunk, request.offset)
                             request = None
+                        all_arrived()
                         # To its end also if the caller goes: otherwise the file is removed while it is being stored.
                         recording = asyncio.ensure_future(self._in_thread(self._record, admitted, upload))
                         receipt = await wait_ended(recording)
@@ -128,20 +130,27 @@ class ReplyCalls(Service):
             await self._in_thread(self._uploads.end, beginning.result())
 
     @asynccontextmanager
-    async def _only_upload(self, assignment_id: str) -> AsyncIterator[None]:
-        """One upload of an assignment at a time: the newer one ends the older, whose caller may be gone."""
+    async def _only_upload(self, assignment_id: str) -> AsyncIterator[Callable[[], None]]:
+        """One upload of an assignment at a time: the newer one ends the older, whose caller may be gone.
+
+        Yields a function, to be called when all has arrived: from then on a newer one waits in place of ending this.
+        """
         end = self._access.ender()
         older = self._enders.get(assignment_id)
         self._enders[assignment_id] = end
         if older is not None:
             older(Refusal("superseded", f"another upload for assignment {assignment_id} has begun"))
         turn = self._turns.setdefault(assignment_id, asyncio.Lock())
-        try:
-            async with turn:
-                yield
-        finally:
+
+        def arrived() -> None:
             if self._enders.get(assignment_id) is end:
                 del self._enders[assignment_id]
+
+        try:
+            async with turn:
+                yield arrived
+        finally:
+            arrived()
 
     @staticmethod
     def _must_be_chunk(request: messages.SubmitRequest, arrived: int, transfer: Transfer) -> None:
