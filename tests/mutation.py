@@ -58,8 +58,11 @@ def value(of: F, rng: random.Random) -> Any:
     return rng.choice([number for number in INTEGERS if low <= number <= high])
 
 
-def warp(message: Message, rng: random.Random) -> None:
-    """Changes one field of a message, somewhere in its depth, to something extreme."""
+def warp(message: Message, rng: random.Random, most: int = 500) -> None:
+    """Changes one field of a message, somewhere in its depth, to something extreme.
+
+    `most` is how many values may be added to a repeated field; inside of added messages, few.
+    """
     fields = message.DESCRIPTOR.fields
     if not fields:
         return
@@ -67,20 +70,20 @@ def warp(message: Message, rng: random.Random) -> None:
     many = getattr(message, chosen.name) if chosen.is_repeated else None
     if chosen.message_type is not None and chosen.message_type.GetOptions().map_entry:
         number = chosen.message_type.fields_by_name["value"]
-        for _ in range(rng.choice((1, 1, 1, 300))):
+        for _ in range(rng.choice((1, 1, 1, min(most, 300)))):
             many[rng.choice((*TEXTS, f"key {rng.random()}"))[:2000]] = value(number, rng)  # type: ignore[index]
     elif chosen.message_type is not None:
         if many is not None:
-            for _ in range(rng.choice((1, 1, 2, 500))):
-                warp(many.add(), rng)
+            for _ in range(rng.choice((1, 1, 2, most))):
+                warp(many.add(), rng, most=2)
         elif rng.random() < 0.2:
             message.ClearField(chosen.name)
         else:
             part = getattr(message, chosen.name)
             part.SetInParent()
-            warp(part, rng)
+            warp(part, rng, most)
     elif many is not None:
-        many.extend(value(chosen, rng) for _ in range(rng.choice((0, 1, 100))))
+        many.extend(value(chosen, rng) for _ in range(rng.choice((0, 1, min(most, 100)))))
     else:
         setattr(message, chosen.name, value(chosen, rng))
 

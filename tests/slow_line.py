@@ -49,6 +49,7 @@ class SlowLine:
     Attributes:
         port: where it listens, on 127.0.0.1.
         cuts: connections that broke.
+        damage: the byte of the way up, counted over all connections, that is changed on its way; -1: none.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class SlowLine:
         self.delay = delay
         self.cut_after = cut_after
         self.cuts = 0
+        self.damage = -1
         self.up, self.down = Direction(rate, burst), Direction(rate, burst)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -136,6 +138,8 @@ class SlowLine:
             if self.cut_after:
                 data = data[: int(left[0])]
                 left[0] -= len(data)
+            if direction is self.up and 0 <= (at := self.damage - direction.carried) < len(data):
+                data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
             writer.write(data)
             await writer.drain()
             direction.carried += len(data)

@@ -3,10 +3,11 @@
 docs/security.md says which test mounts which attack; here are those that have no file of their own.
 """
 
-import ast
 import socket
 import ssl
 import struct
+import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,13 +18,15 @@ import grpc
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from harness import Member
 from numpy.typing import NDArray
-from running import SECONDS, refused
+from running import SECONDS, refused, wait_for
+from slow_line import slow_line
 from sqlalchemy import select
 from stage import LAYOUT, Player, Stage, spec, vector
 
 from federation.certificates import pem
-from federation.channels import mutual_channel
+from federation.channels import mutual_channel, refusal_from_rpc_error
 from federation.digests import digest
 from federation.envelope import CONTEXTS, envelope_digest, key_id, seal, unseal
 from federation.keys import load_tls_key, private_key_pem
@@ -197,7 +200,7 @@ FORGED: dict[str, tuple[Callable[[Scene], SignedEnvelope], str, str]] = {
         "INVALID_ARGUMENT",
         "mismatch:client_id",
     ),
-    "of the round before": (lambda s: s.seal(round=s.order.round + 1), "INVALID_ARGUMENT", "mismatch:round"),
+    "of the next round": (lambda s: s.seal(round=s.order.round + 1), "INVALID_ARGUMENT", "mismatch:round"),
     "of another run": (lambda s: s.seal(run_id="0" * 32), "INVALID_ARGUMENT", "mismatch:run_id"),
     "of another federation": (lambda s: s.seal(federation_id="north"), "INVALID_ARGUMENT", "mismatch:federation_id"),
     "from another model": (lambda s: s.seal(base_model=digest(b"")), "INVALID_ARGUMENT", "mismatch:base_model"),
@@ -234,7 +237,11 @@ HOSTILE: dict[str, tuple[Callable[[Scene], bytes], str, str]] = {
     "an infinity": (finite(-np.inf), "INVALID_ARGUMENT", "non-finite"),
     "nothing but zeros": (lambda s: s.payload(np.zeros(LAYOUT.size, np.float32)), "INVALID_ARGUMENT", "zero"),
     "a pickle": (lambda s: b"\x80\x04\x95" + bytes(200), "RESOURCE_EXHAUSTED", "limit:header"),
-    "a header of 4 EiB": (lambda s: struct.pack("<Q", 2**62) + bytes(200), "RESOURCE_EXHAUSTED", "limit:header"),
+    "an endless header": (
+        lambda s: struct.pack("<Q", 2**62) + bytes(200),
+        "RESOURCE_EXHAUSTED",
+        "limit:header",
+    ),
     "tensors that overlap": (
         lambda s: raw(
             b'{"loss":{"dtype":"F32","shape":[45],"data_offsets":[0,180]},'
@@ -304,6 +311,60 @@ def test_the_reply_of_an_earlier_run_counts_in_no_later_one(scene: Scene) -> Non
     assert set(scene.stage.updates(scene.run)) == {"honest", "mallory"}
 
 
+def test_a_bit_that_is_flipped_on_the_line_ends_the_connection_and_harms_nothing(scene: Scene) -> None:
+    served = scene.stage.served
+    request = FetchBlobRequest(digest=scene.order.base_model)
+    with slow_line(served.coordinator.federation_port) as line:
+        member = Member(replace(scene.mallory.member.files, address=f"localhost:{line.port}"))
+        with member.channel:
+            assert next(member.stub.FetchBlob(request, timeout=SECONDS)).chunk  # the line as such works
+            line.damage = line.up.carried + 200
+            with pytest.raises(grpc.RpcError) as caught:
+                member.submit(scene.seal(), scene.payload())
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+            assert scene.stage.outcomes(scene.run)[scene.mallory.name][0] == "OPEN"
+
+            def again() -> bool:
+                with suppress(grpc.RpcError):
+                    return member.submit(scene.seal(), scene.payload()).accepted
+                return False
+
+            wait_for(again, "the reply to be taken over a new connection")
+    scene.finish()
+
+
+def test_rounds_of_others_go_on_while_a_member_mounts_every_attack_again_and_again(scene: Scene) -> None:
+    stage, over = scene.stage, threading.Event()
+    answers: Counter[str] = Counter()
+    before = {reason: scene.refusals(reason) for _, _, reason in FORGED.values()}
+
+    def storm() -> None:
+        while not over.is_set():
+            for forge, _, _ in FORGED.values():
+                try:
+                    list(scene.mallory.member.stub.Submit(iter([SubmitRequest(update=forge(scene))]), timeout=SECONDS))
+                except grpc.RpcError as error:
+                    answers[refusal_from_rpc_error(error).reason] += 1
+
+    task = stage.task()
+    others = stage.cast(task, "ann", "ben")
+    with ThreadPoolExecutor(1) as pool:
+        storming = pool.submit(storm)
+        try:
+            run = stage.submit(spec(f"meanwhile-{stage.count}", task, rounds=5, more="selection.minimum = 2"))
+            stage.play(run, *others)
+            stage.wait_state(run, RunState.COMPLETED)
+            wait_for(lambda: answers.total() >= 3 * len(FORGED), "attacks")
+        finally:
+            over.set()
+        storming.result(SECONDS)
+    for number in range(5):
+        assert set(stage.updates(run, number)) == {"ann", "ben"}
+    assert answers.keys() <= before.keys() | {"limit:rate"}
+    assert all(scene.refusals(reason) - count == answers[reason] for reason, count in before.items())
+    scene.finish()
+
+
 def test_very_much_metadata_is_refused_and_the_honest_round_goes_on(scene: Scene) -> None:
     stub = scene.mallory.member.stub
     many = [(f"name-{number}", "x" * 100) for number in range(10_000)]
@@ -358,48 +419,6 @@ def test_the_coordinators_certificate_opens_no_door(scene: Scene) -> None:
     ):
         next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
     scene.finish()
-
-
-# --- code in data
-
-PACKAGES = ("federation", "storage", "coordinator", "worker", "verification", "simulation", "experiments", "fedpareto")
-EXECUTE = {"pickle", "cPickle", "marshal", "shelve", "dill", "joblib", "cloudpickle"}
-
-
-def executed(source: str) -> list[str]:
-    """What in a module's source could run code from the data that it reads."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Import(names=names):
-                found += [alias.name for alias in names if alias.name.partition(".")[0] in EXECUTE]
-            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in EXECUTE:
-                found.append(module)
-            case ast.Call(func=ast.Name(id="eval" | "exec" as name)):
-                found.append(name)
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr="load"), keywords=keywords):
-                given = {word.arg: word.value.value for word in keywords if isinstance(word.value, ast.Constant)}
-                if given.get("allow_pickle") or (module in ("torch", "yaml") and not given.get("weights_only")):
-                    found.append(f"{module}.load")
-    return found
-
-
-def test_no_module_unpickles_or_evaluates_what_it_reads() -> None:
-    root = Path(__file__).resolve().parent.parent
-    modules = [path for package in PACKAGES for path in (root / package).rglob("*.py")]
-    assert len(modules) > 300
-    assert {str(path): found for path in modules if (found := executed(path.read_text()))} == {}
-
-
-def test_the_search_for_what_unpickles_finds_it() -> None:
-    assert executed("import pickle, os") == ["pickle"]
-    assert executed("from marshal import loads\nnp.load(f, allow_pickle=True)\ntorch.load(f)\neval(x)") == [
-        "marshal",
-        "np.load",
-        "torch.load",
-        "eval",
-    ]
-    assert executed("np.load(f, allow_pickle=False)\ntorch.load(f, weights_only=True)\njson.load(f)") == []
 
 
 # --- attacks on the rule

@@ -87,6 +87,8 @@ def test_a_join_string_works_once(served: Running, stub: EnrollmentStub) -> None
     with refused("UNAUTHENTICATED", "join-string-used") as messages:
         join(stub, Applicant().request(secret))
     assert "once" in messages[0]
+    with served.database.read() as session:  # the first use is on record too
+        assert session.query(AuditEntry).filter_by(action="Enroll", subject="once", outcome="").count() == 1
     assert served.refusals("Enroll")[-1].outcome == "join-string-used"
 
 
