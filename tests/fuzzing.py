@@ -187,9 +187,12 @@ def bounded_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def fuzz(name: str, parser: Parser) -> None:
-    """Gives a parser its corpus, of which it must take a part and refuse a part, and inputs made from it."""
-    seeds = corpus(name)
+def fuzz(name: str, parser: Parser, *fresh: bytes) -> None:
+    """Gives a parser its corpus, of which it must take a part and refuse a part, and inputs made from it.
+
+    `fresh` inputs count to the corpus: those that have a format which still changes.
+    """
+    seeds = [*corpus(name), *fresh]
     assert {accepts(parser, seed) for seed in seeds} == {True, False}, name
 
     @settings(

@@ -4,8 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fuzzing import Parser, fuzz
+from stage import Stage, spec
+from test_bundle import exported
 
 from coordinator.front.hello import server_name
 from federation.bundle import BlobAbsent, BundleError, BundleReader
@@ -14,7 +17,8 @@ from federation.identity import parse_peer
 from federation.keys import IdentityError
 from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
-from federation.vectors import DTYPES, Layout, model_layout, parse_header
+from federation.vectors import DTYPES, Layout, Tensor, model_layout, parse_header, to_bytes
+from storage.models import RunState
 from verification.errors import Wrong
 from verification.replay import parse_gram
 from verification.run import verify
@@ -73,7 +77,6 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
     "header": lambda path: Parser(header, Refusal, lambda layout: layout.header),
     "payload": lambda path: Parser(payload(path), Refusal),
     "gram": lambda path: Parser(parse_gram, Wrong),
-    "bundle": lambda path: Parser(bundle(path), (BundleError, BlobAbsent, Wrong)),
     "certificate": lambda path: Parser(parse_peer, IdentityError),
     "issuer": lambda path: Parser(issuers, (LookupError, IdentityError)),
     "request": lambda path: Parser(csr_public_key, IdentityError),
@@ -84,3 +87,14 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
 @pytest.mark.parametrize("name", PARSERS)
 def test_what_is_no_value_is_refused_with_the_parsers_own_error(name: str, tmp_path: Path) -> None:
     fuzz(name, PARSERS[name](tmp_path / "input"))
+
+
+def test_a_bundle_is_verified_or_refused_with_what_is_wrong(stage: Stage, tmp_path: Path) -> None:
+    task = stage.task()
+    players = stage.cast(task, "ann", "ben")
+    model = to_bytes(Layout((Tensor("weight", (3,)),)), np.ones(3, np.float32))
+    run = stage.submit(spec(f"fuzz-{stage.count}", task, more="selection.minimum = 2"), model=model)
+    stage.play(run, *players)
+    stage.wait_state(run, RunState.COMPLETED)
+    made = [exported(stage, run, tmp_path / "run", payloads=payloads).read_bytes() for payloads in (True, False)]
+    fuzz("bundle", Parser(bundle(tmp_path / "input"), (BundleError, BlobAbsent, Wrong)), *made)
