@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +38,24 @@ def ran(arguments: list[str]) -> dict[str, float]:
     Raises:
         RuntimeError: it failed.
     """
-    began = time.perf_counter()
-    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert process.stdout is not None
-    output = process.stdout.read().decode()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in (0, 3):
-        raise RuntimeError(f"{arguments} ended with {process.returncode}: {output[-2000:]}")
-    seconds = time.perf_counter() - began
+    began, peak = time.perf_counter(), 0.0
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen([*COMMAND, *arguments], stdout=output, stderr=subprocess.STDOUT)
+        # ru_maxrss would count this process, of which the command is a fork at first.
+        while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+            with suppress(OSError, RuntimeError):  # it has ended
+                peak = max(peak, peak_memory(process.pid))
+            time.sleep(0.01)
+        seconds = time.perf_counter() - began
+        _, status, usage = ended
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode not in (0, 3):
+            output.seek(0)
+            raise RuntimeError(f"{arguments} ended with {process.returncode}: {output.read().decode()[-2000:]}")
     return {
         "seconds": seconds,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
-        "peak_bytes": usage.ru_maxrss * 1024,
+        "peak_bytes": peak,
         "code": process.returncode,
     }
 
