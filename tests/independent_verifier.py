@@ -1,0 +1,351 @@
+"""A verifier that was written from docs/verify.md: NumPy, `cryptography`, BLAKE3, and stubs made from proto/.
+
+It imports nothing else of fedpareto. It knows the algorithm `fedavg`, the optimiser `sgd` and open rounds; of other
+runs it says what it did not verify.
+"""
+
+import hashlib
+import io
+import json
+import tomllib
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from google.protobuf import json_format
+
+from federation.v1 import common_pb2, record_pb2
+
+LABELS = {
+    "AssignmentManifest": "assignment",
+    "UpdateManifest": "update",
+    "DeclineManifest": "decline",
+    "ReceiptManifest": "receipt",
+    "StepManifest": "step",
+    "LogKeyManifest": "log-key",
+    "CheckpointManifest": "checkpoint",
+}
+
+
+class Wrong(Exception):
+    """Something does not follow from what was signed."""
+
+
+def must(holds: object, what: str) -> None:
+    if not holds:
+        raise Wrong(what)
+
+
+def blake(data: bytes) -> str:
+    return f"blake3:{blake3(data).hexdigest()}"
+
+
+def name_of(envelope: Any) -> str:
+    return blake(envelope.SerializeToString(deterministic=True))
+
+
+def opened(envelope: Any, kind: str, key: bytes, what: str) -> Any:
+    """The manifest in an envelope that this key has signed."""
+    data = f"fedpareto/v1/{LABELS[kind]}".encode() + b"\0" + envelope.manifest
+    try:
+        Ed25519PublicKey.from_public_bytes(key).verify(envelope.signature, data)
+    except (InvalidSignature, ValueError):
+        raise Wrong(f"the signature of {what}") from None
+    must(envelope.key_id == blake3(key).digest(), f"the key id of {what}")
+    return getattr(common_pb2, kind).FromString(envelope.manifest)
+
+
+@dataclass
+class Found:
+    """What was verified: rounds, models to use, what is missing by round, and the digest of the record."""
+
+    rounds: int = 0
+    models: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    record: str = ""
+
+
+class File:
+    """The entries of a bundle."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                self.entries = {name: archive.read(name) for name in archive.namelist()}
+            self.about = json_format.Parse(self.entries["bundle.json"], record_pb2.Bundle())
+            rounds = [self.entries[f"rounds/{number:06d}.pb"] for number in range(self.about.rounds)]
+            self.rounds = [record_pb2.RoundRecord.FromString(data) for data in rounds]
+            self.log = record_pb2.LogRecord.FromString(self.entries["log.pb"])
+            self.spec = self.entries["specification.toml"]
+            self.run = tomllib.loads(self.spec.decode())
+        except Exception as error:
+            raise Wrong(f"the file: {error!r}") from error
+        names = [name for name in self.entries if name.startswith("rounds/")]
+        must(len(names) == self.about.rounds and self.about.format == 1, "the number of rounds")
+
+    def blob(self, digest: str) -> bytes | None:
+        data = self.entries.get(f"blobs/{digest.replace(':', '-')}")
+        must(data is None or blake(data) == digest, f"the digest of the blob {digest}")
+        return data
+
+    def rows(self, digest: str) -> list[np.ndarray] | None:
+        """The float32 tensors of a safetensors file, flat, in the order of their data."""
+        data = self.blob(digest)
+        if data is None:
+            return None
+        begin = 8 + int.from_bytes(data[:8], "little")
+        tensors = sorted(entry["data_offsets"] for entry in json.loads(data[8:begin]).values())
+        return [np.frombuffer(data[begin + start : begin + stop], "<f4").astype(float) for start, stop in tensors]
+
+
+def read_keys(file: File, fingerprint: str) -> dict[str, bytes]:
+    """The raw signing keys, by "coordinator" and "client/NAME"."""
+    ca = x509.load_der_x509_certificate(file.entries["certificates/ca.der"])
+    found = hashlib.sha256(file.entries["certificates/ca.der"]).hexdigest()
+    must(fingerprint in ("", found), "the fingerprint of the CA")
+    keys: dict[str, bytes] = {}
+    for name, data in file.entries.items():
+        if not name.startswith("certificates/") or name.endswith("/ca.der"):
+            continue
+        try:
+            certificate = x509.load_der_x509_certificate(data)
+            certificate.verify_directly_issued_by(ca)
+            extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except (ValueError, InvalidSignature, x509.ExtensionNotFound) as error:
+            raise Wrong(f"{name}: {error!r}") from error
+        prefix = f"fedpareto://{file.about.federation_id}/"
+        names = [uri.removeprefix(prefix) for uri in extension.get_values_for_type(x509.UniformResourceIdentifier)]
+        keyed = [bytes.fromhex(one.removeprefix("signing-key/")) for one in names if one.startswith("signing-key/")]
+        holders = [one for one in names if one == "coordinator" or one.startswith("client/")]
+        must(len(keyed) == len(holders) == 1, f"{name} names no signing key of a member")
+        must(keys.setdefault(holders[0], keyed[0]) == keyed[0], f"{name} names another key")
+    must("coordinator" in keys, "no certificate of the coordinator")
+    return keys
+
+
+# --- the audit log
+
+
+def leaf(entry: Any) -> bytes:
+    data = b"fedpareto/v1/entry\0" + entry.previous
+    for number in (entry.number, entry.entry_id):
+        data += number.to_bytes(8, "big")
+    data += entry.at.to_bytes(8, "big", signed=True) + entry.times.to_bytes(8, "big")
+    for text in (entry.actor, entry.action, entry.subject, entry.outcome, entry.detail, entry.digest):
+        data += len(text.encode()).to_bytes(4, "big") + text.encode()
+    return hashlib.sha256(b"\0" + data).digest()
+
+
+class Log:
+    """The entries of the log, under its checkpoints."""
+
+    def __init__(self, file: File, keys: dict[str, bytes]) -> None:
+        record, federation = file.log, file.about.federation_id
+        key = opened(record.key, "LogKeyManifest", keys["coordinator"], "the log key")
+        signed = [opened(one, "CheckpointManifest", key.key, "a checkpoint") for one in record.checkpoints]
+        must(all(one.federation_id == federation for one in (key, *signed)), "the federation of the log")
+        sizes, numbers = [one.size for one in signed], [entry.number for entry in record.entries]
+        must(sizes and sizes == sorted(set(sizes)) and sizes[0] > 0, "the sizes of the checkpoints")
+        must(numbers == sorted(set(numbers)) and (not numbers or numbers[-1] < sizes[-1]), "the order of the entries")
+        self.nodes = {(entry.number, entry.number + 1): leaf(entry) for entry in record.entries}
+        for entry in record.entries:
+            before = self.nodes.get((entry.number - 1, entry.number), bytes(32) if not entry.number else entry.previous)
+            must(entry.previous == before, f"entry {entry.number} does not continue the one before")
+        for node in record.nodes:
+            must(not any(node.start <= number < node.stop for number in numbers), "a node hides an entry")
+            self.nodes[node.start, node.stop] = node.hash
+        for one in signed:
+            must(self.root(0, one.size) == one.root, f"the root of {one.size} entries")
+        self.entries = list(record.entries)
+        self.told: set[int] = set()
+        self.find("key.set", "log key", blake(key.key))
+        self.find("key.set", "signing key", blake(keys["coordinator"]))
+        self.find("run.submitted", file.about.run_id, blake(file.spec))
+        for name, raw in keys.items():
+            subject = name.removeprefix("client/")
+            known = any(entry.subject == subject and entry.digest == blake(raw) for entry in self.entries)
+            must(known or name == "coordinator", f"the log does not know the key of {subject}")
+        self.file = file
+
+    def root(self, start: int, stop: int) -> bytes:
+        if (start, stop) in self.nodes:
+            return self.nodes[start, stop]
+        must(stop - start > 1, f"nothing is known of leaf {start}")
+        half = start + (1 << (stop - start - 1).bit_length() - 1)
+        return hashlib.sha256(b"\1" + self.root(start, half) + self.root(half, stop)).digest()
+
+    def find(self, action: str, subject: str, digest: str) -> int:
+        """The number of the newest entry that tells of a fact."""
+        for entry in reversed(self.entries):
+            if (entry.action, entry.subject, entry.digest) == (action, subject, digest):
+                self.told.add(entry.number)
+                return int(entry.number)
+        raise Wrong(f"no entry of the log tells {action} of {subject} with this digest")
+
+    def end(self) -> str:
+        """Checks that nothing else is told of, and returns the digest of the record."""
+        run = self.file.about.run_id
+        checked = ("assignment.", "update.accepted", "update.refused", "round.")
+        for entry in self.entries:
+            must(entry.number in self.told or not entry.action.startswith(checked), f"entry {entry.number} has no fact")
+        ends = [entry for entry in self.entries if entry.subject == run and entry.action in ENDS]
+        must(bool(ends) == (f"run.{self.file.about.state.lower()}" in ENDS), "the end of the run")
+        if not ends:
+            return ""
+        must(ends[-1].action == f"run.{self.file.about.state.lower()}", "the state of the run")
+        return f"sha256:{self.root(0, ends[-1].number + 1).hex()}"
+
+
+ENDS = ("run.completed", "run.failed", "run.stopped")
+
+
+# --- a round
+
+
+class Run:
+    """Verifies the rounds of a run one after the other."""
+
+    def __init__(self, file: File, keys: dict[str, bytes], log: Log) -> None:
+        self.file, self.keys, self.log = file, keys, log
+        self.model, self.previous, self.state = file.about.initial_model, "", b"{}"
+        self.facts = {"federation_id": file.about.federation_id, "run_id": file.about.run_id}
+        self.assignments: set[str] = set()
+
+    def same(self, message: Any, what: str, **expected: Any) -> None:
+        for name, value in expected.items():
+            must(getattr(message, name) == value, f"the {name} of {what}")
+
+    def exchange(self, record: Any, phase: Any, exchange: Any) -> Any:
+        """The accepted reply to an assignment, as (digest, manifest, entry), if there is one."""
+        order = opened(exchange.assignment, "AssignmentManifest", self.keys["coordinator"], "an assignment")
+        what = f"the assignment of {order.client_id}"
+        self.same(order, what, **self.facts, round=record.number, phase=phase.number, attempt=phase.attempt)
+        self.same(order, what, kind=phase.kind, spec=blake(self.file.spec), task=self.file.run["task"])
+        if phase.decides:
+            self.same(order, what, base_model=self.model, previous_step=self.previous)
+        must(order.assignment_id not in self.assignments, f"{what} is there twice")
+        self.assignments.add(order.assignment_id)
+        issued = self.log.find("assignment.issued", order.assignment_id, name_of(exchange.assignment))
+        must(f"client/{order.client_id}" in self.keys, f"the key of {order.client_id}")
+        key, found = self.keys[f"client/{order.client_id}"], []
+        if exchange.HasField("decline"):
+            decline = opened(exchange.decline, "DeclineManifest", key, f"the decline of {order.client_id}")
+            self.same(decline, "a decline", client_id=order.client_id, assignment_id=order.assignment_id)
+            self.log.find("assignment.declined", order.assignment_id, name_of(exchange.decline))
+        for answer in exchange.answers:
+            said = opened(answer.update, "UpdateManifest", key, f"the reply of {order.client_id}")
+            if not answer.HasField("receipt"):
+                continue
+            digest, what = name_of(answer.update), f"the reply of {order.client_id}"
+            receipt = opened(answer.receipt, "ReceiptManifest", self.keys["coordinator"], "a receipt")
+            self.same(receipt, "a receipt", envelope=digest, assignment_id=order.assignment_id)
+            action = "update.accepted" if receipt.accepted else "update.refused"
+            told = self.log.find(action, order.assignment_id, digest)
+            must(told > issued, f"{what} is told of before its assignment")
+            if receipt.accepted:
+                copied = ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model")
+                self.same(said, what, **{name: getattr(order, name) for name in (*copied, "attempt", "spec", "task")})
+                self.same(receipt, "a receipt", **{name: getattr(said, name) for name in (*copied, "payload")})
+                must(list(said.rows) == list(order.rows), f"the rows of {what}")
+                found.append((digest, said, told))
+        must(len(found) <= 1, f"{order.client_id} has two accepted replies")
+        return found[0] if found else None
+
+    def round(self, record: Any, number: int) -> list[str]:
+        """Verifies a round, and returns what could not be."""
+        must(record.number == number, "the number of the round")
+        deciding, evaluations = {}, []
+        for phase in record.phases:
+            for exchange in phase.exchanges:
+                reply = self.exchange(record, phase, exchange)
+                if reply is not None and phase.decides and phase.attempt == record.attempt:
+                    deciding[reply[0]] = reply
+                elif reply is not None and not phase.decides:
+                    evaluations.append(reply[1])
+        place = f"{self.file.about.run_id}/{number}"
+        if not record.HasField("step"):
+            must(record.state in ("SKIPPED", "OPEN"), "a round without a step")
+            if record.state == "SKIPPED":
+                self.log.find("round.skipped", place, "")
+            return []
+        step = opened(record.step, "StepManifest", self.keys["coordinator"], "the step")
+        stepped = self.log.find("round.stepped", place, name_of(record.step))
+        self.same(step, "the step", **self.facts, round=number, base_model=self.model)
+        self.same(step, "the step", algorithm=self.file.run["algorithm"]["name"], state_before=blake(self.state))
+        state = json.dumps(json.loads(record.state_after), sort_keys=True, separators=(",", ":")).encode()
+        must(step.state_after == blake(state), "the state after the step")
+        absent = {reply[1].client_id for digest, reply in deciding.items() if digest not in step.updates}
+        must(absent == {*step.revoked}, "a reply that the step leaves out")
+        told = {entry.subject: entry.number for entry in self.log.entries if entry.action == "client.revoked"}
+        must(
+            all(told.get(name, stepped) < stepped for name in step.revoked),
+            "a revocation that the log does not tell of",
+        )
+        must(all(digest in deciding for digest in step.updates), "a reply of the step that is not on record")
+        replies = [deciding[digest] for digest in step.updates]
+        must(all(told < stepped for _, _, told in replies), "a reply that the log tells of after the step")
+        missing = self.step(step, [said for _, said, _ in replies])
+        self.metrics(record, evaluations, step.result_model)
+        self.model, self.previous, self.state = step.result_model, name_of(record.step), state
+        return missing
+
+    def step(self, step: Any, replies: list[Any]) -> list[str]:
+        """Coefficients, K and the model; what could not be verified."""
+        missing, c = [], np.array(step.coefficients)
+        run, server = self.file.run, self.file.run.get("server", {})
+        must(len(c) == len(replies), "the number of coefficients")
+        if run["algorithm"]["name"] == "fedavg":
+            must(
+                [said.client_id for said in replies] == sorted(said.client_id for said in replies), "the order of rows"
+            )
+            samples = np.array([said.samples for said in replies], float)
+            weights = samples if run["algorithm"].get("prior") == "samples" else np.ones(len(c))
+            must(np.allclose(c, weights / weights.sum(), rtol=1e-9, atol=0), "the coefficients")
+        else:
+            missing.append("the coefficients: the algorithm is not known here")
+        if not server.get("decay"):
+            must(step.rate == server.get("learning_rate", 1.0), "the rate")
+        payloads, gram = [self.file.rows(said.payload) for said in replies], self.file.blob(step.gram)
+        base, result = self.file.rows(step.base_model), self.file.rows(step.result_model)
+        if gram is None or base is None or result is None or any(rows is None for rows in payloads):
+            return [*missing, "K and the model: a blob is missing"]
+        U = np.array([row for rows in payloads for row in rows or ()])
+        K, lengths = np.load(io.BytesIO(gram), allow_pickle=False), np.linalg.norm(U, axis=1)
+        must(K.shape == (len(U), len(U)) and (abs(K - U @ U.T) <= 1e-10 * np.outer(lengths, lengths)).all(), "K")
+        if server.get("optimiser", "sgd") != "sgd" or run.get("parameters"):
+            return [*missing, "the model: the optimiser is not known here"]
+        before, after = np.concatenate(base), np.concatenate(result)
+        value = before - step.rate * (c @ U)
+        error = 1e-12 * (abs(before) + abs(step.rate) * (abs(c) @ abs(U)))
+        low, high = ((value + sign * error).astype(np.float32) for sign in (-1, 1))
+        must(((low <= after) & (after <= high)).all(), "the model")
+        return missing
+
+    def metrics(self, record: Any, evaluations: list[Any], model: str) -> None:
+        if "evaluated" not in record.metrics:
+            return
+        must(all(said.base_model == model for said in evaluations), "an evaluation of another model")
+        for split in ("test", "validation", "train"):
+            losses = [said.metrics[f"{split}/loss"] for said in evaluations if f"{split}/loss" in said.metrics]
+            if losses:
+                must(np.isclose(record.metrics[f"loss/{split}"], np.mean(losses), rtol=1e-9), f"the loss on {split}")
+
+
+def verify(path: Path, fingerprint: str = "") -> Found:
+    """Verifies a bundle. Raises Wrong."""
+    file = File(path)
+    keys = read_keys(file, fingerprint)
+    log = Log(file, keys)
+    run, found = Run(file, keys, log), Found(rounds=len(file.rounds), models=[file.about.initial_model])
+    for number, record in enumerate(file.rounds):
+        found.missing += [f"round {number}: {why}" for why in run.round(record, number)]
+        found.models.append(run.model)
+    must(file.about.model == run.model, "the newest model")
+    found.record = log.end()
+    return found
