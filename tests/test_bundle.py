@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from objective_stage import EXACT, begin
 from stage import MODEL, Stage, spec
-from test_objectives_engine import EXACT, begin
 
 from coordinator.aggregation import HyperparameterError, aggregate
 from federation.bundle import BundleReader

@@ -1,4 +1,4 @@
-"""Rules that weigh objectives, as conversations: what they ask, and what they make of the answers."""
+"""Rules over several objectives: FSMGDA, FedCMOO, scalarised."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,104 +7,17 @@ import numpy as np
 import pytest
 from matrices import reference
 from numpy.typing import NDArray
+from objective_clients import ALL, LAYOUT, SOME, TWO, Clients, context, direction, last, reply
 
 from coordinator.aggregation.objectives import reweighted
 from coordinator.aggregation.phase_kinds import Gradients, Residuals, Training
-from coordinator.aggregation.phases import Phase, Replies, Reply, RoundContext, RoundGenerator, Selected, Step
+from coordinator.aggregation.phases import Phase, Replies, RoundContext, Step
 from coordinator.aggregation.registry import algorithm
 from coordinator.aggregation.rules import HyperparameterError, TooFewUpdatesError
 from coordinator.rounds import record
 from federation.objectives import encoder_columns, joint_target, separate_targets
-from federation.sketches import sketch
 from federation.sketches.base import clip_to_psd
-from federation.sketches.draws import own_seed, shared_seed
-from federation.sketches.svd import TwoWaySvd
 from federation.vectors import Layout, Tensor
-
-D = 60
-LAYOUT = Layout((Tensor("body.weight", (5, 10)), Tensor("heads.left.bias", (4,)), Tensor("heads.right.bias", (6,))))
-TWO = ("left", "right")
-
-
-def context(
-    clients: Mapping[str, tuple[str, ...]], *, objectives: tuple[str, ...] = TWO, **changed: Any
-) -> RoundContext:
-    facts: dict[str, Any] = {
-        "number": 0,
-        "total": 10,
-        "objectives": objectives,
-        "parameters": D,
-        "encoder": encoder_columns(LAYOUT),
-        "selected": {name: Selected(10 * (at + 1), served) for at, (name, served) in enumerate(clients.items())},
-    }
-    return RoundContext(**(facts | changed))
-
-
-def reply(client: str, rows: Mapping[str, NDArray[np.float32]], served: tuple[str, ...] = TWO, **changed: Any) -> Reply:
-    facts: dict[str, Any] = {"samples": 10, "losses": {}, "metrics": {}, "envelope": f"envelope of {client}"}
-    return Reply(client_id=client, rows=tuple(rows.values()), names=tuple(rows), objectives=served, **(facts | changed))
-
-
-def last(conversation: RoundGenerator, replies: Replies) -> Step:
-    with pytest.raises(StopIteration) as end:
-        conversation.send(replies)
-    step = end.value.value
-    assert isinstance(step, Step)
-    return step
-
-
-class Clients:
-    """Made-up clients, each with a gradient for each of its objectives, that answer what they are asked."""
-
-    def __init__(self, serves: Mapping[str, tuple[str, ...]], losses: Mapping[str, float] | None = None) -> None:
-        rng = np.random.default_rng(len(serves))
-        common = rng.standard_normal(D)
-        self.serves = serves
-        self.losses = losses or {}
-        self.gradients = {
-            (client, name): (common + 2 * rng.standard_normal(D)).astype(np.float32)
-            for client, served in serves.items()
-            for name in served
-        }
-
-    def answer(self, phase: Phase, number: int = 0, missing: tuple[str, ...] = ()) -> Replies:
-        asked = self.serves if phase.clients is None else phase.clients
-        return Replies([self._reply(phase, name, number) for name in asked if name not in missing])
-
-    def _reply(self, phase: Phase, client: str, number: int) -> Reply:
-        served = self.serves[client]
-        if isinstance(phase, Training):
-            rows = {
-                row: sum((value * self.gradients[client, name] for name, value in weights.items()), np.zeros(D)).astype(
-                    np.float32
-                )
-                for row, weights in phase.targets(served).items()
-            }
-        else:
-            assert isinstance(phase, Gradients | Residuals)
-            asked = phase if isinstance(phase, Gradients) else phase.gradients
-            columns = encoder_columns(LAYOUT) if asked.encoder_only else (slice(0, D),)
-            A = np.stack([np.concatenate([self.gradients[client, n][c] for c in columns]) for n in served])
-            made = sketch(asked.sketch, d=A.shape[1], objectives=TWO, budget=asked.budget)
-            rows = made.compress(A, shared_seed=shared_seed(0, number), own_seed=own_seed(0, number, client))
-            if isinstance(phase, Residuals):
-                assert isinstance(made, TwoWaySvd)
-                rows = made.residual(A, rows, phase.reference, phase.objectives)
-        losses = {name: self.losses[name] for name in served if name in self.losses}
-        return reply(client, rows, served, losses=losses)
-
-    def mean(self, name: str) -> NDArray[np.float64]:
-        own = [self.gradients[client, name] for client, served in self.serves.items() if name in served]
-        return np.mean(own, axis=0, dtype=np.float64)
-
-
-ALL = dict.fromkeys(("ann", "ben", "cleo"), TWO)
-SOME = {"ann": TWO, "ben": ("left",), "cleo": ("right",), "dan": ("left",)}
-
-
-def direction(step: Step) -> NDArray[np.float64]:
-    return step.combination.coefficients @ np.array(step.rows, dtype=np.float64)
-
 
 # --- FSMGDA
 

@@ -1,116 +1,35 @@
-"""Rounds over several objectives: who serves what, phases that clients miss, and what counts of what they sent.
+"""Rounds over several objectives: who serves what, and phases that clients miss.
 
 A real coordinator on each database; the clients are played by hand, and what they send is of nothing but their names.
 """
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from objective_stage import (
+    EXACT,
+    LAYOUT,
+    MODEL,
+    NAMES,
+    SAMPLES,
+    SERVES,
+    answer,
+    begin,
+    gone,
+    is_min_norm,
+    kinds,
+    moved,
+    order_of,
+    sent,
+    shares,
+    step_of,
+    weights_of,
+)
 from running import refused, wait_for
 from sqlalchemy import select
-from stage import LONG, Player, Stage, spec
+from stage import Stage, spec
 from works import work_of
 
-from federation.envelope import unseal
-from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
-from federation.vectors import Layout, Tensor, read_vector, to_bytes, update_rows
 from storage.models import AuditEntry, RoundState, RunState
-
-NAMES = ("left", "mid", "right")
-LAYOUT = Layout(
-    (Tensor("encoder.weight", (8, 5)), *(Tensor(f"heads.{name}.weight", (5,)) for name in NAMES)),
-)
-MODEL = to_bytes(LAYOUT, np.linspace(-1, 1, LAYOUT.size, dtype=np.float32))
-SERVES = {"ann": ("left", "right"), "ben": ("left",), "cleo": ("mid", "right")}
-SAMPLES = {"ann": 10, "ben": 30, "cleo": 60}
-EXACT = 'algorithm.sketch = "exact"\nalgorithm.weights = "exact"\nalgorithm.bound = "none"'
-Rows = dict[str, dict[str, NDArray[np.float64]]]
-
-
-def begin(
-    stage: Stage,
-    algorithm: str,
-    more: str = "",
-    *,
-    rounds: int = 1,
-    serves: Mapping[str, Sequence[str]] = SERVES,
-    seed: int = 3,
-    names: Sequence[str] = tuple(SAMPLES),
-) -> tuple[str, dict[str, Player]]:
-    """A run of ann, ben and cleo, or of some of them; it is evaluated after its last round."""
-    task = stage.task()
-    players = stage.cast(task, *names, samples=[SAMPLES[name] for name in names], serves=serves)
-    for player in players:
-        player.losses = {name: 1.0 + at for at, name in enumerate(serves.get(player.name, NAMES))}
-    lines = [f"objectives.names = {list(NAMES)}", "jacobian.deadline_seconds = 800", "evaluate.every = 0", more]
-    if "selection.minimum" not in more:
-        lines.append("selection.minimum = 3")
-    text = spec(f"{algorithm}-{stage.count}", task, rounds, algorithm=algorithm, seed=seed, more="\n".join(lines))
-    return stage.submit(text, model=MODEL), {player.name: player for player in players}
-
-
-def sent(stage: Stage, run: str, phase: int, number: int = 0) -> Rows:
-    """What each client's accepted reply holds, row by row, from the blob store."""
-    return {
-        client: {
-            name: row.read().astype(np.float64) for name, row in update_rows(stage.blobs.local(one.payload)).items()
-        }
-        for client, one in stage.updates(run, number, phase).items()
-    }
-
-
-def order_of(stage: Stage, run: str, client: str, phase: int, number: int = 0) -> AssignmentManifest:
-    envelope = stage.assignments(run, number, phase)[client].envelope
-    return AssignmentManifest.FromString(SignedEnvelope.FromString(envelope).manifest)
-
-
-def step_of(stage: Stage, run: str, number: int = 0) -> StepManifest:
-    envelope = SignedEnvelope.FromString(stage.rounds(run)[number].step or b"")
-    return unseal(envelope, StepManifest, stage.served.home.signing_key.public_key())
-
-
-def weights_of(stage: Stage, run: str, number: int = 0) -> dict[str, float]:
-    return {item.objective: item.weight for item in step_of(stage, run, number).weights}
-
-
-def moved(stage: Stage, run: str, number: int = 0) -> NDArray[np.float64]:
-    """w_t - w_{t+1}."""
-    round_ = stage.rounds(run)[number]
-    base, made = (read_vector(stage.blobs.local(str(name)))[1] for name in (round_.base_model, round_.result_model))
-    return base.astype(np.float64) - made
-
-
-def shares(prior: str) -> dict[str, dict[str, float]]:
-    """p_ik by objective and client, from SERVES and SAMPLES alone."""
-    size = {name: 1.0 if prior == "uniform" else float(count) for name, count in SAMPLES.items()}
-    mass = {key: sum(size[name] for name, own in SERVES.items() if key in own) for key in NAMES}
-    return {key: {name: size[name] / mass[key] for name, own in SERVES.items() if key in own} for key in NAMES}
-
-
-def is_min_norm(G: NDArray[np.float64], weights: NDArray[np.float64]) -> bool:
-    """Whether these weights solve min over the simplex of lambda' G lambda: its optimality conditions."""
-    products, value = G @ weights, float(weights @ G @ weights)
-    slack = 1e-6 * np.abs(G).max()
-    return bool((products >= value - slack).all() and np.allclose(products[weights > 1e-9], value, atol=slack))
-
-
-def kinds(stage: Stage, run: str, number: int = 0) -> list[str]:
-    return [phase.kind for phase in stage.phases(run, number)]
-
-
-def answer(players: Mapping[str, Player], *names: str) -> None:
-    """These clients do the one thing that they are asked next."""
-    for name in names:
-        players[name].reply(players[name].order())
-
-
-def gone(stage: Stage, player: Player) -> None:
-    player.leave()
-    supervisor = stage.served.coordinator._supervisor
-    wait_for(lambda: player.name not in supervisor._presence.attending(), f"{player.name} to be gone")
-
 
 # --- who serves what
 
@@ -446,243 +365,4 @@ def test_a_client_may_serve_other_objectives_from_one_phase_to_the_next(stage: S
     wait_for(lambda: len(stage.phases(run)) > 1, "the training")
     (target,) = work_of(order_of(stage, run, "ben", 1)).targets
     assert [item.objective for item in target.weights] == ["right"]
-    stage.play(run, *players.values())
-
-
-# --- restarts: every phase of every conversation, on both databases
-
-CONVERSATIONS = {
-    "one-leg": (EXACT, 2),
-    "two-legs": ('algorithm.sketch = "svd-two-way"\nalgorithm.exact_stationarity = true', 4),
-    "unbiased": (
-        "algorithm.unbiased = true\nselection.method = 'count'\nselection.count = 2\nselection.minimum = 3",
-        4,
-    ),
-}
-
-
-@pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_a_restart_between_any_two_phases_leads_to_the_same_bytes(stage: Stage, conversation: str) -> None:
-    more, count = CONVERSATIONS[conversation]
-    expected, players = begin(stage, "fedcmoo", more, rounds=2)
-    stage.play(expected, *players.values())
-    assert len(stage.phases(expected)) == count
-    run, players = begin(stage, "fedcmoo", more, rounds=2)
-    for phase in range(count):
-
-        def reached(phase: int = phase) -> bool:
-            return len(stage.rounds(run)) > 0 and len(stage.phases(run)) > phase
-
-        stage.play(run, *players.values(), until=reached, phases=phase)
-        before = ids(stage, run)
-        stage.restart()
-        assert before.items() <= ids(stage, run).items()  # nobody was asked twice
-    stage.play(run, *players.values())
-    for number in (0, 1):
-        rounds = [stage.rounds(one)[number] for one in (expected, run)]
-        assert rounds[0].result_model == rounds[1].result_model != rounds[0].base_model
-        assert rounds[0].objectives == rounds[1].objectives
-        assert [phase.wanted for phase in stage.phases(run, number)] == [
-            phase.wanted for phase in stage.phases(expected, number)
-        ]
-    assert stage.run(run).state_data == stage.run(expected).state_data
-
-
-def ids(stage: Stage, run: str) -> dict[str, tuple[int, int]]:
-    return {
-        a.assignment_id: (number, phase.number)
-        for number in range(len(stage.rounds(run)))
-        for phase in stage.phases(run, number)
-        for a in stage.assignments(run, number, phase.number).values()
-    }
-
-
-def test_independent_choices_are_made_of_whoever_was_there_when_the_round_began(stage: Stage) -> None:
-    """A restart empties the pool of those who attend for a while; the choice must not depend on that."""
-    more = CONVERSATIONS["unbiased"][0]
-    run, players = begin(stage, "fedcmoo", more)
-    selected = wait_for(lambda: stage.outcomes(run) and [*stage.outcomes(run)], "the first phase")
-    orders = {name: players[name].order() for name in selected}
-    players[selected[0]].reply(orders[selected[0]])
-    stage.stop()
-    stage.start()
-    away = {player.name: player for player in players.values() if player.name != selected[1]}
-    for player in away.values():
-        player.leave()
-    for player in stage.players.values():
-        if player.name not in away:
-            player.attend(**(player.tasks if player.stream is not None else {}))
-    players[selected[1]].reply(orders[selected[1]])
-    for player in away.values():
-        player.attend(**player.tasks)
-    stage.play(run, *players.values())
-    assert [phase.wanted for phase in stage.phases(run)] == [2, 2, 2, 2, 3]
-    assert all(len(stage.outcomes(run, 0, phase)) == 2 for phase in range(3))
-
-
-# --- what clients send that they should not
-
-
-def jacobian_phase(stage: Stage, more: str = EXACT, rounds: int = 1) -> tuple[str, dict[str, Player]]:
-    return begin(stage, "fedcmoo", more, rounds=rounds)
-
-
-def test_sketches_that_are_not_what_was_asked_are_refused_and_harm_nobody_else(stage: Stage) -> None:
-    run, players = jacobian_phase(stage)
-    ann, order = players["ann"], players["ann"].order()
-    size = sum(row.length for row in order.rows)
-    values = np.ones(size, np.float32)
-    # These leave the assignment open: somebody else may have sent them.
-    for status, reason, changes in [
-        ("INVALID_ARGUMENT", "mismatch:rows", {"rows": [("sums", size)]}),
-        ("INVALID_ARGUMENT", "mismatch:rows", {"rows": [("jacobian", size - 1)]}),
-        ("INVALID_ARGUMENT", "mismatch:phase", {"phase": 1}),
-        ("INVALID_ARGUMENT", "mismatch:round", {"round": 1}),
-        ("RESOURCE_EXHAUSTED", "limit:payload", {"payload_bytes": order.max_payload_bytes + 1}),
-    ]:
-        with refused(status, reason):
-            forged(ann, order, values, **changes)
-    assert stage.outcomes(run)["ann"] == ("OPEN", "")
-    values[size // 2] = np.nan
-    with refused("INVALID_ARGUMENT", "non-finite"):  # the client's own word: for good
-        ann.submit(order, values)
-    assert stage.outcomes(run)["ann"] == ("REJECTED", "non-finite")
-    with refused("FAILED_PRECONDITION", "assignment-closed"):
-        ann.submit(order)
-    stage.play(run, *players.values())
-    assert set(stage.outcomes(run, 0, 1)) == {"ben", "cleo"}
-    assert stage.rounds(run)[0].objectives["left_out"] == {}
-    assert len(step_of(stage, run).consulted) == 2
-
-
-def forged(player: Player, order: AssignmentManifest, values: NDArray[np.float32], **changes: object) -> None:
-    """Hands in a well-formed payload of these values under a manifest of which some fields are changed."""
-    changed = AssignmentManifest()
-    changed.CopyFrom(order)
-    rows = changes.pop("rows", None)
-    if rows is not None:
-        del changed.rows[:]
-        for name, length in rows:  # type: ignore[attr-defined]
-            changed.rows.add(name=name, dtype="F32", length=length)
-    player.submit(changed, values[: sum(row.length for row in changed.rows)], **changes)
-
-
-def test_a_payload_with_other_tensors_than_the_signed_rows_say_is_refused_for_good(stage: Stage) -> None:
-    run, players = jacobian_phase(stage)
-    ann, order = players["ann"], players["ann"].order()
-    size = sum(row.length for row in order.rows)
-    payload = to_bytes(Layout((Tensor("jacobiam", (size,)),)), np.ones(size, np.float32))
-    manifest = ann.member.manifest(order, payload)
-    with refused("INVALID_ARGUMENT", "layout"):
-        ann.member.submit(ann.member.seal(manifest), payload)
-    assert stage.outcomes(run)["ann"] == ("REJECTED", "layout")
-    stage.play(run, *players.values())
-
-
-def test_gradients_may_be_zero_an_update_may_not(stage: Stage) -> None:
-    run, players = jacobian_phase(stage)
-    ann = players["ann"]
-    order = ann.order()
-    ann.reply(order, np.zeros(sum(row.length for row in order.rows), np.float32))
-    answer(players, "ben", "cleo")
-    order = ann.order()
-    with refused("INVALID_ARGUMENT", "zero"):
-        ann.submit(order, np.zeros(LAYOUT.size, np.float32))
-    stage.play(run, *players.values())
-
-
-def test_a_reply_counts_in_its_own_phase_and_round_alone(stage: Stage) -> None:
-    run, players = jacobian_phase(stage, rounds=2)
-    ben, first = players["ben"], players["ben"].order()
-    size = sum(row.length for row in first.rows)
-    values = np.ones(size, np.float32)
-    payload = to_bytes(Layout((Tensor("jacobian", (size,)),)), values)
-    envelope = ben.member.seal(ben.member.manifest(first, payload))
-    assert ben.member.submit(envelope, payload).accepted
-    answer(players, "ann", "cleo")
-    training = ben.order()
-    # the very same reply again: the stored receipt, and nothing else happens
-    assert ben.member.submit(envelope, payload).assignment_id == first.assignment_id
-    assert stage.outcomes(run, 0, 1)["ben"] == ("OPEN", "")
-    # the Jacobian under the name of the training
-    for reason, changes in [
-        ("mismatch:phase", {"phase": first.phase, "rows": [("jacobian", size)]}),
-        ("mismatch:rows", {"rows": [("jacobian", size)]}),
-    ]:
-        with refused("INVALID_ARGUMENT", reason):
-            forged(ben, training, values, **changes)
-    with refused("INVALID_ARGUMENT", "layout"):  # it claims the rows of an update, and sends gradients
-        ben.member.submit(ben.member.seal(ben.member.manifest(training, payload)), payload)
-    assert stage.outcomes(run, 0, 1)["ben"] == ("REJECTED", "layout")
-    answer(players, "ann", "cleo")
-    again = ben.order()
-    assert (again.round, again.phase) == (1, 0)
-    assert ben.member.submit(envelope, payload).round == 0
-    with refused("INVALID_ARGUMENT", "mismatch:round"):
-        forged(ben, again, values, round=0)
-    with refused("ALREADY_EXISTS", "assignment-fulfilled"):
-        ben.submit(first, values * 2)
-    assert stage.outcomes(run, 1)["ben"] == ("OPEN", "")
-    ben.reply(again)
-    stage.play(run, *players.values())
-    assert len(step_of(stage, run, 1).consulted) == 3
-
-
-@pytest.mark.parametrize("sketch", ["count", "svd", "svd-two-way", "top-k", "gram"])
-def test_gradients_of_absurd_size_end_no_run(stage: Stage, sketch: str) -> None:
-    run, players = jacobian_phase(stage, f'algorithm.sketch = "{sketch}"\nlimits.skipped_rounds = 5', rounds=2)
-
-    def absurd(size: int) -> NDArray[np.float32]:
-        return np.random.default_rng(1).choice(np.array([3e38, -3e38, 0.0], np.float32), size)
-
-    def over() -> bool:
-        for player in players.values():
-            for _, order in player.orders():
-                gradients = order.kind in ("jacobian", "residual") and order.round == 0
-                size = sum(row.length for row in order.rows)
-                player.reply(order, absurd(size) if gradients and player.name == "ann" else None)
-        row = stage.run(run)
-        assert row.state in (RunState.PENDING, RunState.RUNNING, RunState.COMPLETED), row.reason
-        return row.state is RunState.COMPLETED
-
-    wait_for(over, "the run to end")
-    assert stage.rounds(run)[1].state is RoundState.COMPLETED
-    assert sum(weights_of(stage, run, 1).values()) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("algorithm", ["fedcmoo", "fedcmoo-pref", "fsmgda"])
-def test_absurd_losses_end_no_run(stage: Stage, algorithm: str) -> None:
-    more = EXACT if algorithm.startswith("fedcmoo") else ""
-    run, players = begin(stage, algorithm, more, rounds=2, serves={})
-    absurd = {
-        "ann": {"left": 1.7e308, "mid": 1.7e308, "right": -1.7e308},
-        "ben": {"left": 1.7e308, "mid": 0.0, "right": -1.7e308},
-        "cleo": {"left": 1.7e308, "loss": 1.7e308, "gibberish": 1.0},
-    }
-    for name, losses in absurd.items():
-        players[name].losses = losses
-    stage.play(run, *players.values())
-    for round_ in stage.rounds(run):
-        assert round_.state in (RoundState.COMPLETED, RoundState.SKIPPED), round_.reason
-        assert np.isfinite(list(round_.metrics.values())).all()
-    assert stage.rounds(run)[1].state is RoundState.COMPLETED or algorithm == "fedcmoo-pref"
-
-
-def test_a_preference_without_losses_skips_the_round_and_says_so(stage: Stage) -> None:
-    run, players = begin(stage, "fedcmoo-pref", EXACT, serves={})
-    for player in players.values():
-        player.losses = {"left": 1.0}
-    answer(players, *players)
-    assert stage.wait_round(run, 0).reason == "aggregation: no client reported a loss of mid, right"
-
-
-def test_a_late_word_of_a_phase_that_is_over_moves_nothing(stage: Stage) -> None:
-    run, players = begin(stage, "fedcmoo", EXACT)
-    late = players["ben"].order()
-    answer(players, "ann", "cleo")
-    stage.clock.ahead += LONG
-    with refused("FAILED_PRECONDITION", "deadline"):  # even before the supervisor has looked
-        players["ben"].submit(late)
-    stage.nudge()
-    stage.wait_outcome(run, "ben", "EXPIRED")
     stage.play(run, *players.values())

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_objective_rules import ALL, SOME, TWO, Clients, context, last
+from objective_clients import ALL, SOME, TWO, Clients, context, last
 
 from coordinator.aggregation.afl import onto_simplex
 from coordinator.aggregation.phase_kinds import Gradients, Training

@@ -1,6 +1,5 @@
-"""Local work: what an update is, that it can be made again byte for byte, and what happens when it goes wrong."""
+"""Local training: what an update is, what is measured, and that the same work gives the same bytes."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -10,89 +9,18 @@ import numpy as np
 import pytest
 import torch
 from forked import completed
-from numpy.typing import NDArray
+from lines import BASE, DEVICES, SGD, Both, Line, Noisy, _train, _trainer
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
-from trained import jacobian, train
+from trained import jacobian
 
 from federation.objectives import joint_target, separate_targets
-from federation.tasks import DataError, Dataset, DataSource, Part, Splits, Task, TaskError, initial_model, task
+from federation.tasks import DataSource, Part, TaskError, initial_model, task
 from federation.tasks import parameters as flat
-from federation.tasks.models import cifar_cnn, mnist_cnn
-from federation.training import TrainingDiverged, TrainingStopped
-from federation.training.determinism import pick_device
+from federation.training import TrainingStopped
 from federation.training.torch_trainer import TorchTrainer
-from federation.training.trainer import Trainer
-from federation.work.base import Result
 from federation.work.computation import LocalSgd
-
-ROOT = Path(__file__).parents[1]
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-    ),
-]
-SGD = LocalSgd(epochs=1, batch_size=10, learning_rate=0.1)
-
-
-class Line(Task):
-    """Linear regression: gradients are known in closed form."""
-
-    evaluation_batch = 7
-
-    def __init__(self, samples: int = 23) -> None:
-        random = np.random.default_rng(0)
-        self.x = random.normal(size=(samples, 3)).astype(np.float32)
-        self.y = random.normal(size=samples).astype(np.float32)
-
-    def model(self) -> nn.Module:
-        return nn.Linear(3, 1)
-
-    def load(self, source: DataSource) -> Splits:
-        whole = Dataset(torch.from_numpy(self.x), torch.from_numpy(self.y))
-        return Splits(whole, Dataset(whole.x[:9], whole.y[:9]), Dataset(whole.x[:0], whole.y[:0]))
-
-    def losses(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return {"loss": functional.mse_loss(output[:, 0], y)}
-
-    def correct(self, output: Tensor, y: Tensor) -> None:
-        return None
-
-    def gradient(self, w: NDArray[np.float64], chosen: Any = slice(None)) -> NDArray[np.float64]:
-        x = np.column_stack([self.x[chosen], np.ones(len(self.x[chosen]))]).astype(np.float64)
-        return 2 * x.T @ (x @ w - self.y[chosen]) / len(x)
-
-
-class Noisy(Task):
-    """The papers' convolutional networks, with their dropout, on random images."""
-
-    def __init__(self, channels: int = 1, samples: int = 24) -> None:
-        self._channels, self._samples = channels, samples
-        self.evaluation_batch = 10
-
-    def model(self) -> nn.Module:
-        return mnist_cnn() if self._channels == 1 else cifar_cnn()
-
-    def load(self, source: DataSource) -> Splits:
-        side = 28 if self._channels == 1 else 32
-        random = torch.Generator().manual_seed(0)
-        x = torch.randint(0, 256, (self._samples, self._channels, side, side), generator=random, dtype=torch.uint8)
-        y = torch.arange(self._samples) % 10
-        return Splits(*(Dataset(x, y) for _ in range(3)))
-
-
-def _trainer(made: Task, device: str = "cpu") -> Trainer:
-    return TorchTrainer(made, made.load(DataSource()), device)
-
-
-def _train(trainer: Trainer, base: NDArray[np.float32], work: LocalSgd = SGD, **changed: Any) -> Result:
-    return train(trainer, base, work, **changed)
-
-
-BASE = np.array([0.5, -1.0, 2.0, 0.25], dtype=np.float32)
-
 
 # ---- what an update is
 
@@ -197,15 +125,6 @@ def test_each_round_and_each_client_shuffles_in_its_own_way() -> None:
         for changed in ({}, {"round": 1}, {"seed": 1}, {"client_id": "b"}, {"round": 1, "client_id": "b"})
     ]
     assert len(set(made)) == len(made)
-
-
-class Both(Line):
-    """Two objectives on one model: fit the data, stay small."""
-
-    objectives = ("fit", "size")
-
-    def losses(self, output: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return {"size": output.square().mean(), "fit": functional.mse_loss(output[:, 0], y)}
 
 
 def test_each_objective_gives_a_row_that_starts_at_the_base_model() -> None:
@@ -452,115 +371,3 @@ def test_cpu_and_gpu_agree_up_to_rounding() -> None:
     _, base = initial_model(digits, 0)
     cpu, gpu = (_train(_trainer(digits, device), base).rows["loss"] for device in ("cpu", "cuda"))
     np.testing.assert_allclose(cpu, gpu, atol=1e-3)
-
-
-# ---- when it goes wrong
-
-
-@pytest.mark.parametrize("batch_size", [0, 5])
-def test_divergence_is_reported_with_its_step(batch_size: int) -> None:
-    work = LocalSgd(steps=400, batch_size=batch_size, learning_rate=1e6)
-    with pytest.raises(TrainingDiverged) as caught:
-        _train(_trainer(Line()), BASE, work)
-    assert 1 < caught.value.step < 20
-    assert f"step {caught.value.step}" in str(caught.value)
-
-
-def test_a_last_step_that_overflows_is_divergence_too() -> None:
-    with pytest.raises(TrainingDiverged) as caught:
-        _train(_trainer(Line()), BASE, LocalSgd(steps=1, batch_size=0, learning_rate=3e38))
-    assert caught.value.step == 1
-
-
-def test_a_base_model_without_a_finite_loss_is_divergence_at_step_0() -> None:
-    with pytest.raises(TrainingDiverged) as caught:
-        _train(_trainer(Line()), np.full(4, np.nan, dtype=np.float32))
-    assert caught.value.step == 0
-
-
-def test_a_trainer_works_on_after_divergence() -> None:
-    trainer = _trainer(Line())
-    expected = _train(trainer, BASE).rows["loss"].tobytes()
-    with pytest.raises(TrainingDiverged):
-        _train(trainer, BASE, LocalSgd(steps=50, batch_size=0, learning_rate=1e9))
-    assert _train(trainer, BASE).rows["loss"].tobytes() == expected
-
-
-def test_training_stops_when_the_caller_says_so() -> None:
-    answers = iter([False] * 6 + [True])
-    shares: list[float] = []
-    with pytest.raises(TrainingStopped):
-        _train(_trainer(Line()), BASE, stopped=lambda: next(answers), progress=shares.append)
-    assert 0 < len(shares) < 3
-
-
-@pytest.mark.parametrize("made", [Line, Both])
-def test_progress_grows_to_one(made: Callable[[], Task]) -> None:
-    shares: list[float] = []
-    _train(_trainer(made()), BASE, LocalSgd(steps=5, batch_size=10, learning_rate=0.01), progress=shares.append)
-    assert shares == sorted(shares)
-    assert shares[0] > 0
-    assert shares[-1] == 1
-
-
-def test_a_client_without_training_samples_cannot_train_but_can_evaluate() -> None:
-    line = Line(samples=0)
-    trainer = _trainer(line)
-    assert trainer.samples == 0
-    with pytest.raises(DataError, match="no training samples"):
-        _train(trainer, BASE)
-    assert trainer.measure(BASE) == {"train/samples": 0, "validation/samples": 0, "test/samples": 0}
-
-
-def test_a_base_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="4 trainable parameters"):
-        _train(_trainer(Line()), BASE[:3])
-
-
-def test_objectives_and_losses_must_agree() -> None:
-    class Wrong(Line):
-        objectives = ("fit", "fairness")
-
-    with pytest.raises(TaskError, match="fairness"):
-        _train(_trainer(Wrong()), BASE)
-
-
-def test_an_objective_cannot_be_called_accuracy() -> None:
-    class Wrong(Line):
-        objectives = ("accuracy",)
-
-    with pytest.raises(TaskError, match="accuracy"):
-        _trainer(Wrong())
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"epochs": 1, "steps": 1},
-        {},
-        {"epochs": -1},
-        {"epochs": 1, "batch_size": -1},
-        {"epochs": 1, "learning_rate": float("nan")},
-        {"epochs": 1, "momentum": 1.0},
-        {"epochs": 1, "proximal_mu": -0.1},
-    ],
-)
-def test_work_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"epochs|range"):
-        LocalSgd(**({"learning_rate": 0.1} | wrong))
-
-
-@pytest.mark.parametrize("name", ["tpu", "cuda:x", "", "cuda:999", "mps"])
-def test_a_device_that_is_not_here_is_refused_with_its_name(name: str) -> None:
-    with pytest.raises(ValueError, match=name or "''"):
-        pick_device(name)
-
-
-def test_part_of_the_digits_trains_on_its_own_labels_only() -> None:
-    digits = task("digits")
-    splits = digits.load(DataSource(part=Part(0, 8, "shards:1")))
-    trainer = TorchTrainer(digits, splits, "cpu", 1)
-    _, base = initial_model(digits, 0)
-    result = _train(trainer, base, LocalSgd(epochs=20, batch_size=10, learning_rate=0.1))
-    assert trainer.measure(base - result.rows["loss"])["train/accuracy"] == 1
-    assert result.samples == len(splits.train)

@@ -1,0 +1,336 @@
+"""Results of experiments on disk: damaged ones, interrupted ones, and runs in processes of their own."""
+
+import csv
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import experiment_cases
+import pytest
+from experiment_cases import TINY, history, made, result, tiny
+from harness import wait_for
+
+from experiments import measures, record
+from experiments.definition import parse
+from experiments.record import write_results
+from experiments.results import DamagedError, Job, Result, Store, difference
+from experiments.runner import Event, Runner, Settings, other
+
+one_thread, under_way = experiment_cases.one_thread, experiment_cases.under_way  # fixtures
+
+
+def test_results_are_stored_whole_with_unknown_numbers_and_count_for_their_specification_only(tmp_path: Path) -> None:
+    store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
+    assert store.find(job) is None
+    store.keep(job, {"mean": 80.0, "std": math.nan}, [{"round": 1.0}])
+    found = store.find(job)
+    assert found is not None
+    assert found.final["mean"] == 80.0
+    assert math.isnan(found.final["std"])
+    changed = Job(parse("tiny", TINY.replace("rounds = 3", "rounds = 4")).cells()[0], 7)
+    assert (changed.name, store.find(changed)) == (job.name, None)
+    store.forget(job)
+    assert store.find(job) is None
+
+
+def test_a_key_that_came_later_changes_nothing_of_results_unless_the_experiment_gives_it(tmp_path: Path) -> None:
+    store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
+    store.keep(job, {"mean": 80.0}, [])
+    file = tmp_path / "runs" / f"{job.name}.json"
+    document = json.loads(file.read_text())
+    del document["spec"]["train"]["measure"]
+    file.write_text(json.dumps(document))
+    found = store.find(job)
+    assert found is not None
+    assert found.spec == job.document
+    given = TINY.replace("rounds = 3", "rounds = 3, train.measure = true")
+    assert store.find(Job(parse("tiny", given).cells()[0], 7)) is None
+    document["spec"]["train"]["of another time"] = 1
+    file.write_text(json.dumps(document))
+    assert store.find(job) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ((), ""),
+        (("rounds = 3", "rounds = 4"), "rounds = 3, not 4"),
+        (("train.steps = 2", "train.steps = 5"), "train.steps = 2, not 5"),
+        (("rounds = 3", "rounds = 3, limits.skipped_rounds = 7"), "limits.skipped_rounds = 3, not 7"),
+        (('name = "fedavg"', 'name = "fedmgda"'), 'algorithm.name = "fedavg", not "fedmgda"'),
+    ],
+)
+def test_results_of_another_specification_say_in_what_they_differ(
+    tmp_path: Path, changes: tuple[str, str], message: str
+) -> None:
+    store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
+    store.keep(job, {"mean": 80.0}, [])
+    other = Job(parse("tiny", TINY.replace(*changes) if changes else TINY).cells()[0], 7)
+    assert store.other(other) == message
+    assert difference({"a": {"b": 1}, "gone": 1}, {"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 2}}) == (
+        "a.c = unset, not 2"
+    )
+
+
+HEADING = b'"method": "FedAvg", "condition": "", "seed": 7, "spec": {}'
+DAMAGE = {
+    b"[]": "(the document): Input should be an object",
+    b'"x"': "(the document): Input should be an object",
+    b"null": "(the document): Input should be an object",
+    b"\xff\xfe\x00": "(the document): Invalid JSON: expected value at line 1 column 1",
+    b'{%b, "rounds": []}' % HEADING: "final: missing",
+    b'{%b, "final": {"mean": "80"}, "rounds": []}' % HEADING: "final.mean: Input should be a valid number",
+    b'{%b, "final": {}, "rounds": [{"mean": 80}]}' % HEADING: "rounds.0: no round",
+    b"": "(the document): Invalid JSON: EOF while parsing a value at line 1 column 0",
+}
+
+
+@pytest.mark.parametrize(("content", "why"), DAMAGE.items())
+def test_a_damaged_result_is_none_and_made_again(tmp_path: Path, content: bytes, why: str) -> None:
+    store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
+    assert store.damage(job) == ""
+    file = tmp_path / "runs" / "fedavg-7.json"
+    file.parent.mkdir()
+    file.write_bytes(content)
+    assert store.find(job) is None
+    assert store.other(job) == ""
+    assert store.damage(job) == f"runs/fedavg-7.json cannot be read ({why})"
+    store.keep(job, {"mean": 80.0}, [{"round": 1.0}])
+    assert store.find(job) is not None
+
+
+def test_a_directory_in_the_place_of_a_result_is_set_aside(tmp_path: Path) -> None:
+    store, job = Store(tmp_path), Job(tiny().cells()[0], 7)
+    (tmp_path / "runs" / "fedavg-7.json").mkdir(parents=True)
+    (tmp_path / "runs" / "fedavg-7.json" / "mine").touch()
+    assert store.find(job) is None
+    assert store.damage(job) == "runs/fedavg-7.json cannot be read (Is a directory)"
+    store.keep(job, {"mean": 80.0}, [])
+    assert store.find(job) is not None
+    assert (tmp_path / "runs" / "fedavg-7.json.bad" / "mine").exists()
+    (tmp_path / "runs" / "fedavg-7.json").unlink()
+    (tmp_path / "runs" / "fedavg-7.json").mkdir()
+    store.forget(job)
+    assert store.damage(job) == ""
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "null", '{"sessions": 3}', '{"sessions": [1]}', '{"sessions": [{"command": "x"}]}', "{"]
+)
+def test_a_damaged_record_of_calls_is_no_record(tmp_path: Path, content: str) -> None:
+    store = Store(tmp_path)
+    assert record.read(store).sessions == []
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(DamagedError, match=r"run\.json cannot be read"):
+        record.read(store)
+    assert record.set_aside(store) == ["run.json.bad"]
+    assert record.read(store).sessions == []
+    assert (tmp_path / "run.json.bad").read_text() == content
+
+
+def test_the_csv_file_has_a_row_for_each_result_and_leaves_missing_numbers_empty(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    write_results(path, [result("a, b", 1, 80.0), Result("c", "", 2, {}, {"mean": math.nan, "extra": 1.0}, [])])
+    first, second = csv.DictReader(path.open())
+    assert (first["method"], first["mean"], first["extra"]) == ("a, b", "80", "")
+    assert (second["mean"], second["extra"], second["std"]) == ("nan", "1", "")
+
+
+def test_what_is_measured_is_in_percent_and_can_leave_attackers_out() -> None:
+    everybody = measures.final(history())
+    assert (everybody["mean"], everybody["pooled"], everybody["client/client-002"]) == (50.0, 35.0, 0.0)
+    honest = measures.final(history(), exclude=("client-002",))
+    assert (honest["mean"], honest["std"], honest["variance"]) == (75.0, 25.0, 625.0)
+    assert (honest["pooled"], honest["loss/train"], honest["worst"]) == (87.5, 1.5, 50.0)
+    assert (honest["improved"], honest["skipped"], honest["refusals"], honest["seconds"]) == (75.0, 1.0, 1.0, 3.0)
+    assert "client/client-002" not in honest
+    assert [item["round"] for item in measures.rounds(history())] == [2.0]
+
+
+def test_a_run_that_is_stopped_goes_on_where_it_was_and_comes_to_the_same(tmp_path: Path) -> None:
+    job = Job(tiny().cells()[0], 1)
+    stopped, straight = Store(tmp_path / "stopped"), Store(tmp_path / "straight")
+    runner = Runner(stopped, Settings())
+    events: list[Event] = []
+
+    def stop_after_the_first_round(event: Event) -> None:
+        events.append(event)
+        runner.stop()
+
+    runner.run([job, job], stop_after_the_first_round)
+    assert [event.kind for event in events] == ["round", "stopped"]
+    assert stopped.workspace(job).is_dir()
+    for store in (stopped, straight):
+        ended: list[Event] = []
+        Runner(store, Settings()).run([job], ended.append)
+        assert (ended[-1].kind, ended[-1].done) == ("finished", 3)
+        assert not store.workspace(job).exists()
+    ours, theirs = stopped.find(job), straight.find(job)
+    assert ours is not None
+    assert theirs is not None
+    assert {**ours.final, "seconds": 0} == {**theirs.final, "seconds": 0}
+    assert [item["round"] for item in ours.rounds] == [2.0, 3.0]
+
+
+def test_a_run_under_way_of_another_specification_is_left_alone(tmp_path: Path, under_way: Path) -> None:
+    store = Store(shutil.copytree(under_way, tmp_path / "out"))
+    job = Job(parse("tiny", TINY.replace("rounds = 3", "rounds = 4")).cells()[0], 1)
+    assert other(store, job) == "rounds = 3, not 4"
+    event = made(store, job)
+    why = f"the interrupted run in {store.workspace(job)} cannot be used (it is of another specification: rounds = 3, "
+    assert event.reason == why + "not 4): --anew makes it again"
+    same = Job(tiny().cells()[0], 1)
+    assert other(store, same) == ""
+    assert made(store, same).kind == "finished"
+
+
+def test_a_run_under_way_goes_on_with_what_was_written_when_it_began(tmp_path: Path, under_way: Path) -> None:
+    store = Store(shutil.copytree(under_way, tmp_path / "out"))
+    # The same to a reader, in another order.
+    text = TINY.replace("rounds = 3, simulation.clients = 4", "simulation.clients = 4, rounds = 3")
+    assert made(store, Job(parse("tiny", text).cells()[0], 1)).kind == "finished"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("coordinator.db", b"x" * 4096, "(sqlite3.DatabaseError) file is not a database"),
+        ("coordinator.toml", b"x", "coordinator.toml is not TOML: "),
+        ("signing.key", b"x", "signing.key is damaged: it does not hold a private key"),
+        ("blobs", b"x", "the bytes of blob "),
+        ("blobs", None, "there is no blob blake3:"),
+    ],
+)
+def test_a_run_under_way_that_is_damaged_says_what_to_do(
+    tmp_path: Path, under_way: Path, file: str, content: bytes | None, why: str
+) -> None:
+    store, job = Store(shutil.copytree(under_way, tmp_path / "out")), Job(tiny().cells()[0], 1)
+    place = store.workspace(job) / file
+    for path in [path for path in place.rglob("*/*/*") if path.is_file()] if place.is_dir() else [place]:
+        path.unlink() if content is None else path.write_bytes(content)
+    reason = made(store, job).reason
+    assert reason.startswith(f"the interrupted run in {store.workspace(job)} cannot be used (")
+    assert reason.endswith("): --anew makes it again")
+    assert why in reason
+    assert "\n" not in reason
+    assert "Background on this error" not in reason
+    assert store.workspace(job).is_dir()
+
+
+def test_a_run_that_another_process_is_making_says_so(tmp_path: Path, under_way: Path) -> None:
+    from storage.database import Database
+
+    store, job = Store(shutil.copytree(under_way, tmp_path / "out")), Job(tiny().cells()[0], 1)
+    database = Database.open(f"sqlite:///{store.workspace(job)}/coordinator.db")
+    database.lock_exclusive()
+    assert made(store, job).reason == f"another process is making this run, in {store.workspace(job)}"
+    database.close()
+    assert made(store, job).kind == "finished"
+
+
+def test_a_run_that_fails_says_why_its_updates_were_not_accepted_and_keeps_its_record(tmp_path: Path) -> None:
+    text = TINY.replace("rounds = 3", "rounds = 3, limits.skipped_rounds = 2, train.learning_rate = 1e30")
+    store, job = Store(tmp_path), Job(parse("tiny", text).cells()[0], 1)
+    for _ in range(2):  # neither is it made again by itself
+        event = made(store, job)
+        assert (event.kind, event.done) == ("failed", 2)
+        assert "the run ended FAILED: 2 rounds in a row were skipped" in event.reason
+        assert "; 8 of 8 updates not accepted: training-diverged; " in event.reason
+        assert f"its record is in {store.workspace(job)}, --anew makes it again" in event.reason
+        assert (store.workspace(job) / "coordinator.db").exists()
+
+
+def of_a_parent_that_is_killed(directory: Path, pids: "multiprocessing.Queue[int]") -> None:
+    """Makes two runs beside each other, one of them without an end, and tells the ids of its children."""
+    jobs = [
+        Job(parse("tiny", TINY.replace("rounds = 3", f"rounds = {rounds}")).cells()[0], seed)
+        for seed, rounds in enumerate((1, 1_000_000))
+    ]
+    seen: set[tuple[int, str]] = set()
+
+    def tell(event: Event) -> None:
+        seen.add((event.job.seed, event.kind))
+        if {(0, "finished"), (1, "round")} <= seen:
+            for child in multiprocessing.active_children():
+                pids.put(child.pid or 0)
+            pids.put(0)
+            seen.clear()
+
+    Runner(Store(directory), Settings(parallel=2)).run(jobs, tell)
+
+
+@pytest.mark.parametrize("ended", ["its parent", "each child"])
+def test_children_whose_parent_is_killed_end_and_so_do_those_that_are_told_to(tmp_path: Path, ended: str) -> None:
+    context = multiprocessing.get_context("forkserver")
+    pids: multiprocessing.Queue[int] = context.Queue()
+    parent = context.Process(target=of_a_parent_that_is_killed, args=(tmp_path, pids))
+    parent.start()
+    children = list(iter(lambda: pids.get(timeout=60), 0))
+    assert len(children) == 2
+    if ended == "its parent":
+        parent.kill()
+    else:
+        for child in children:
+            os.kill(child, signal.SIGTERM)
+    wait_for(lambda: not any(map(is_running, children)), "the end of the children", 30)
+    parent.join()
+    endless = Job(parse("tiny", TINY.replace("rounds = 3", "rounds = 1000000")).cells()[0], 1)
+    runner = Runner(Store(tmp_path), Settings())
+    events: list[Event] = []
+    runner.run([endless], lambda event: (events.append(event), runner.stop()))
+    assert [event.kind for event in events] == ["round", "stopped"]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and is more than an entry that nobody has collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_runs_beside_each_other_are_processes_that_fail_finish_and_stop_by_themselves(tmp_path: Path) -> None:
+    jobs = [
+        Job(parse("tiny", TINY.replace(*change)).cells()[0], seed)
+        for seed, change in enumerate((("clients = 4", "clients = 5000"), ("", ""), ("rounds = 3", "rounds = 1000000")))
+    ]
+    store = Store(tmp_path)
+    runner = Runner(store, Settings(parallel=2))
+    last: dict[int, Event] = {}
+
+    def stop_when_the_endless_one_is_all_that_is_left(event: Event) -> None:
+        last[event.job.seed] = event
+        if {seed: item.kind for seed, item in last.items()} == {0: "failed", 1: "finished", 2: "round"}:
+            runner.stop()
+
+    runner.run(jobs, stop_when_the_endless_one_is_all_that_is_left)
+    assert {seed: event.kind for seed, event in last.items()} == {0: "failed", 1: "finished", 2: "stopped"}
+    assert "5000" in last[0].reason
+    assert [store.find(job) is not None for job in jobs] == [False, True, False]
+    assert store.workspace(jobs[2]).is_dir()
+
+
+def test_a_run_whose_process_is_killed_fails_alone(tmp_path: Path) -> None:
+    others = set(multiprocessing.active_children())
+    jobs = [
+        Job(parse("tiny", TINY.replace("rounds = 3", f"rounds = {rounds}")).cells()[0], seed)
+        for seed, rounds in enumerate((1, 1_000_000))
+    ]
+    ends: dict[int, Event] = {}
+
+    def kill_what_is_left(event: Event) -> None:
+        if event.kind != "round":
+            ends[event.job.seed] = event
+        if event.job.seed == 1 and 0 in ends:
+            for child in set(multiprocessing.active_children()) - others:
+                child.kill()
+
+    Runner(Store(tmp_path), Settings(parallel=2)).run(jobs, kill_what_is_left)
+    assert {seed: (event.kind, event.reason) for seed, event in ends.items()} == {
+        0: ("finished", ""),
+        1: ("failed", "its process ended with -9"),
+    }
