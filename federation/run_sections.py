@@ -1,7 +1,7 @@
 """The sections of a run specification, such as `[train]`: keys, bounds and defaults."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -255,6 +255,9 @@ class PrivacySpec(Section):
         return PrivateSgd(noise=self.sample_noise, clip=self.sample_clip) if self.sample_noise else None
 
 
+Clients = Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(strict=False, max_length=1000)]
+
+
 class SelectionSpec(Section):
     """Who is asked to train in a round, and how many must answer."""
 
@@ -264,6 +267,18 @@ class SelectionSpec(Section):
     by: Literal["uniform", "samples"] = Field("uniform", description="the chance of each client to be drawn")
     always: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         (), description="clients, by name, that are asked in every round in which the pool has them; others are drawn"
+    )
+    members: Clients = Field((), description="the only clients that may be asked, by name; none is all")
+    exclude: Clients = Field((), description="clients that are not asked, by name")
+    tags: Clients = Field((), description="only clients with one of these tags may be asked; none is all")
+    required: Clients = Field(
+        (), description="clients, by name, without which no round begins, and without whose reply none makes a step"
+    )
+    patience_seconds: float = Field(
+        0.0,
+        ge=0,
+        le=MAX_DEADLINE,
+        description="how long a round waits for a required client before it is skipped; 0 waits without end",
     )
     pool: Literal["attending", "enrolled"] = Field(
         "attending", description="clients that attend now, or every active client that offers the task"
@@ -279,6 +294,34 @@ class SelectionSpec(Section):
         le=MAX_DEADLINE,
         description="how long a phase waits for a client that hung up and is not back; 0 does not wait for it",
     )
+
+    def admits(self, client_id: str, tags: Collection[str] = ()) -> bool:
+        """Whether a client with these tags may be asked."""
+        named = not self.members or client_id in self.members
+        tagged = not self.tags or client_id in self.required or any(tag in self.tags for tag in tags)
+        return named and tagged and client_id not in self.exclude
+
+    def unknown(self, names: Collection[str]) -> str:
+        """The first key with a client that is not among these, and the client, as "selection.KEY: NAME"; else empty."""
+        for key in ("members", "exclude", "required"):
+            for client_id in getattr(self, key):
+                if client_id not in names:
+                    return f"selection.{key}: there is no client {client_id!r}"
+        return ""
+
+    @model_validator(mode="after")
+    def _can_be_asked(self) -> "SelectionSpec":
+        for key in ("members", "always", "required"):
+            if both := [name for name in getattr(self, key) if name in self.exclude]:
+                raise ValueError(f"exclude and {key} both name {both[0]!r}")
+        for key in ("always", "required"):
+            if self.members and (absent := [name for name in getattr(self, key) if name not in self.members]):
+                raise ValueError(f"{key} names {absent[0]!r}, and members does not")
+        if self.members and self.minimum > len(self.members):
+            raise ValueError(f"minimum = {self.minimum}, and members names {len(self.members)} clients")
+        if self.patience_seconds and not self.required:
+            raise ValueError("patience_seconds is for required clients, and required names none")
+        return self
 
 
 class LimitsSpec(Section):

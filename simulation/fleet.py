@@ -131,7 +131,12 @@ class SimulatedFleet(Fleet):
 
     def known(self, session: Session) -> dict[str, Selected]:
         serves, limit = self._population.serves, self.run.spec.limits.samples
-        return {name: Selected(min(n, limit), serves[name]) for name, n in self._population.samples.items() if n > 0}
+        admits = self.run.spec.selection.admits
+        return {
+            name: Selected(min(n, limit), serves[name])
+            for name, n in self._population.samples.items()
+            if n > 0 and admits(name)
+        }
 
     def derive(self, label: str, context: bytes) -> bytes:
         """From the run's seed, so that the simulation can be repeated."""

@@ -112,7 +112,14 @@ class Simulation(AbstractContextManager["Simulation"]):
         if missing := sorted(needed - self._trainer.abilities):
             raise SimulationError(f"the run cannot be simulated: {self._trainer.__name__} {CANNOT[missing[0]]}")
         self._initial = run_model(learned, self.spec.seed, self.spec.parameters)
-        ready, minimum = sum(count > 0 for count in self._population.samples.values()), self.spec.selection.minimum
+        wanted, samples = self.spec.selection, self._population.samples
+        if wanted.tags:
+            raise SimulationError("selection.tags: simulated clients have no tags; name them in selection.members")
+        if problem := wanted.unknown(samples):
+            raise SimulationError(f"{problem}; the {len(samples)} clients are {min(samples)} to {max(samples)}")
+        if empty := [name for name in wanted.required if not samples[name]]:
+            raise SimulationError(f"selection.required: {empty[0]} has no training samples")
+        ready, minimum = sum(n > 0 and wanted.admits(name) for name, n in samples.items()), wanted.minimum
         if ready < minimum:
             raise SimulationError(f"{ready} clients with data, but a round needs {minimum}: see selection.minimum")
         if absent := sorted(set(self.spec.selection.always) - self._population.splits.keys()):

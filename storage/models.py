@@ -119,6 +119,7 @@ class Client(Base):
     objectives: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> those that it serves, likewise
     sessions_left: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> private rounds left, as last told
     abilities: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> those of its trainer, likewise
+    tags: Mapped[list[str]] = mapped_column(default=list)  # that an operator gave it
     consents: Mapped[bool] = mapped_column(default=False)  # whether it answers each run before it works for it
     device: Mapped[str] = mapped_column(Prose(200), default="")
     software: Mapped[str] = mapped_column(Prose(200), default="")

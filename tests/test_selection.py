@@ -1,9 +1,12 @@
 """Who is asked, and how many must answer."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from coordinator.rounds import selection
 from federation.run_sections import SelectionSpec
@@ -70,3 +73,45 @@ def test_selection_by_samples_prefers_large_clients() -> None:
 
 def test_a_client_without_samples_is_never_asked() -> None:
     assert selection.select(SelectionSpec(), {"empty": 0, "full": 3}, seed=0, round_number=0) == ["full"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "client", "tags", "admitted"),
+    [
+        (SelectionSpec(), "a", (), True),
+        (SelectionSpec(members=("a",)), "a", (), True),
+        (SelectionSpec(members=("a",)), "b", (), False),
+        (SelectionSpec(exclude=("a",)), "a", (), False),
+        (SelectionSpec(tags=("north", "west")), "a", ("west",), True),
+        (SelectionSpec(tags=("north",)), "a", ("south",), False),
+        (SelectionSpec(tags=("north",), required=("a",)), "a", (), True),
+        (SelectionSpec(tags=("north",), members=("b",)), "a", ("north",), False),
+    ],
+)
+def test_who_may_be_asked(spec: SelectionSpec, client: str, tags: tuple[str, ...], admitted: bool) -> None:
+    assert spec.admits(client, tags) is admitted
+
+
+def test_required_clients_are_asked_in_every_round() -> None:
+    spec = SelectionSpec(method="count", count=2, required=("client-7",))
+    pool = {f"client-{i}": 10 for i in range(10)}
+    for number in range(20):
+        chosen = selection.select(spec, pool, seed=1, round_number=number)
+        assert "client-7" in chosen
+        assert len(chosen) == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"required": ("a",), "exclude": ("a",)}, "exclude and required both name 'a'"),
+        ({"members": ("a",), "exclude": ("a",)}, "exclude and members both name 'a'"),
+        ({"always": ("a",), "exclude": ("a",)}, "exclude and always both name 'a'"),
+        ({"required": ("a",), "members": ("b",)}, "required names 'a', and members does not"),
+        ({"members": ("a",), "minimum": 2}, "minimum = 2, and members names 1 clients"),
+        ({"patience_seconds": 9.0}, "patience_seconds is for required clients"),
+    ],
+)
+def test_a_selection_that_contradicts_itself_is_refused(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        SelectionSpec(**keys)

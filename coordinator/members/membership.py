@@ -1,5 +1,7 @@
 """Membership: approval, revocation, removal of what a member sent. Functions of a session; callers notify others."""
 
+import re
+from collections.abc import Sequence
 from datetime import datetime
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -10,10 +12,12 @@ from coordinator.finding import must_be_client
 from coordinator.rounds.states import move_client
 from federation.envelope import seal
 from federation.refusals import Refusal
+from federation.run_sections import IDENTIFIER
 from federation.v1.common_pb2 import RevocationManifest
 from storage import audit
 from storage.models import Certificate, Client, ClientState
 
+MAX_TAGS = 32
 REVOKED = "your certificate has been revoked; ask an administrator why"
 
 
@@ -26,6 +30,22 @@ def approve(session: Session, client_id: str, *, by: str, now: datetime) -> None
     client = _get(session, client_id)
     move_client(client, ClientState.ACTIVE)
     audit.record(session, at=now, actor=by, action="client.approved", subject=client_id)
+
+
+def tag(session: Session, client_id: str, tags: Sequence[str], *, by: str, now: datetime) -> None:
+    """Gives a client these tags, in place of those that it has.
+
+    Raises:
+        Refusal: `client-unknown`; `argument`: something cannot be a tag, or they are too many.
+    """
+    client = _get(session, client_id)
+    if len(tags) > MAX_TAGS:
+        raise Refusal("argument", f"{len(tags)} tags; a client has at most {MAX_TAGS}")
+    for one in tags:
+        if re.fullmatch(IDENTIFIER, one) is None:
+            raise Refusal("argument", f"{one[:80]!r} cannot be a tag: use lower-case letters, digits, dots and hyphens")
+    client.tags = sorted(set(tags))
+    audit.record(session, at=now, actor=by, action="client.tagged", subject=client_id, detail=", ".join(client.tags))
 
 
 def revoke(session: Session, client_id: str, reason: str, *, by: str, now: datetime) -> Client:

@@ -22,7 +22,7 @@ _ADMIN: Mapping[Role, tuple[str, ...]] = {
         *("GetDisk", "GetRun", "GetRound", "WatchRun", "ExportRounds", "ExportModel"),
         *("ListAudit", "VerifyAudit"),
     ),
-    Role.OPERATOR: ("SubmitRun", "PauseRun", "ResumeRun", "StopRun"),
+    Role.OPERATOR: ("SubmitRun", "PauseRun", "ResumeRun", "StopRun", "TagClient"),
     Role.SECURITY_OFFICER: (
         *("CreateJoinString", "CancelJoinStrings", "ExportBundle"),
         *("ApproveClient", "RevokeClient", "ForgetClient", "RevokeAdministrator"),

@@ -64,7 +64,7 @@ class Conductor:
                     self._step(current)
                 finish_round(self._fleet, self._algorithm, current.round_id)
             except Skipped as skipped:
-                skip_round(self._fleet, current, str(skipped))
+                skip_round(self._fleet, current, skipped)
             self._warnings.round_ended()  # no mutant: test_participation.py reads the log
             self._around.changed()
 

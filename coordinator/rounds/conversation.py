@@ -43,11 +43,14 @@ def hold(fleet: Fleet, algorithm: Algorithm, current: Round) -> tuple[Step, int]
         Skipped: there is no step: too few replies, or a rule that cannot use them.
         Voided: the algorithm gave up this attempt.
     """
+    if lacking := [name for name in fleet.run.spec.selection.required if name not in current.selected]:
+        words = ", ".join(f"{name} {current.not_asked.get(name, '')}".rstrip() for name in lacking)
+        raise Skipped(f"required: {words}", lacking)
     conversation = algorithm.round(_context(fleet, current, current.base_model))
     before = (models.Phase.round_id == current.round_id, models.Phase.attempt < current.attempt)
     with fleet.around.database.read() as session:
         number = session.scalar(select(func.count()).select_from(models.Phase).where(*before)) or 0
-    return _converse(fleet, current, conversation, number, current.base_model)
+    return _converse(fleet, current, conversation, number, current.base_model, fleet.run.spec.selection.required)
 
 
 def hold_evaluation(fleet: Fleet, current: Round, model: str, number: int, clients: Sequence[str]) -> Means:
@@ -62,16 +65,24 @@ def hold_evaluation(fleet: Fleet, current: Round, model: str, number: int, clien
 
 
 def _converse(
-    fleet: Fleet, current: Round, conversation: Generator[Phase, Replies, Ending], number: int, model: str
+    fleet: Fleet,
+    current: Round,
+    conversation: Generator[Phase, Replies, Ending],
+    number: int,
+    model: str,
+    required: Sequence[str] = (),
 ) -> tuple[Ending, int]:
-    """Phase after phase from this number on, with work on this model; what it ends in, and the number that follows."""
+    """Phase after phase from this number on, with work on this model; what it ends in, and the number that follows.
+
+    Each phase needs the replies of the `required` clients that it asks.
+    """
     replies: Replies | None = None
     while True:
         try:
             phase = _continued(conversation, replies)
         except StopIteration as end:
             return end.value, number
-        replies = _ask(fleet, current, number, phase, model)
+        replies = _ask(fleet, current, number, phase, model, required)
         number += 1
 
 
@@ -84,7 +95,7 @@ def _continued(conversation: Generator[Phase, Replies, Any], replies: Replies | 
         raise Skipped(f"aggregation: {error}") from error
 
 
-def _ask(fleet: Fleet, current: Round, number: int, phase: Phase, model: str) -> Replies:
+def _ask(fleet: Fleet, current: Round, number: int, phase: Phase, model: str, required: Sequence[str] = ()) -> Replies:
     """The replies to one phase, unless there are too few, or it would show updates of a run with private rounds."""
     if fleet.run.spec.privacy.secure != "off" and phase.kind.shows is Shows.UPDATE:
         raise Skipped(f"privacy.secure: the algorithm asks for {phase.kind.name}, which shows updates in the clear")
@@ -94,6 +105,7 @@ def _ask(fleet: Fleet, current: Round, number: int, phase: Phase, model: str) ->
     replies = fleet.ask(
         Question(current=current, number=number, phase=phase, clients=clients, wanted=wanted, base_model=model)
     )
+    _must_have(required, replies, clients)
     quorum = phase.kind.terms(fleet.run.spec).quorum
     if closing is not None:
         needed = closing.needed
@@ -103,6 +115,17 @@ def _ask(fleet: Fleet, current: Round, number: int, phase: Phase, model: str) ->
         where = "" if phase.kind is Train else f" ({phase.kind.name})"
         raise Skipped(f"quorum: {len(replies)} of {len(clients)} clients replied{where}, {needed} are needed")
     return replies
+
+
+def _must_have(required: Sequence[str], replies: Replies, clients: Sequence[str]) -> None:
+    """Raises Skipped if a required client was asked, and its reply does not count."""
+    answered = {reply.client_id for reply in replies}
+    if lacking := [name for name in required if name in clients and name not in answered]:
+        words = (
+            f"{name} declined ({replies.declines[name]})" if name in replies.declines else f"{name} gave no reply"
+            for name in lacking
+        )
+        raise Skipped(f"required: {', '.join(words)}", lacking)
 
 
 def _recorded(fleet: Fleet, current: Round, number: int) -> int | None:

@@ -105,12 +105,14 @@ def complete_round(fleet: Fleet, current: models.Round, findings: Findings) -> N
     log.log(level, "run %s round %d: completed %s", fleet.run.run_id, current.number, findings.why_not)
 
 
-def skip_round(fleet: Fleet, current: models.Round, why: str) -> None:
+def skip_round(fleet: Fleet, current: models.Round, skipped: Skipped) -> None:
     """Records the end of a round without a step."""
+    why = str(skipped)
+    lacking = {"required/missing": float(len(skipped.required))} if skipped.required else {}
     with fleet.around.database.begin() as session:
         fleet.run.running(session)
         round_ = session.get_one(models.Round, current.round_id)
-        round_.metrics = record.traffic(session, current.round_id)
+        round_.metrics = {**lacking, **record.traffic(session, current.round_id)}
         now = fleet.around.clock()
         move_round(round_, models.RoundState.SKIPPED, now, why)
         subject = f"{fleet.run.run_id}/{current.number}"

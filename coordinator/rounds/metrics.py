@@ -73,6 +73,7 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "metric/<metric>/best": ("the best of these values", "9.1"),
         "stop/value": ("the value by which `[stop]` ends the run", "12"),
         "stop/since": ("evaluations since the best of these values; 0 if it is this one", "12"),
+        "required/missing": ("in a skipped round: the required clients that it lacks", "`selection.required`"),
         "loss/worst": ("the highest loss of a client, for a task without accuracy", "9.1"),
         "loss/jain": ("(sum F)² / (N sum F²) of the clients' losses, for a task without accuracy", _JAIN),
         "improved": (

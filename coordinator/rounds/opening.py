@@ -1,7 +1,8 @@
 """The beginning of a round: ends the run or selects clients; both are recorded before a client is asked."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -58,8 +59,13 @@ def _ended(session: Session, fleet: Fleet, number: int, recent: Sequence[Round],
 
 
 def _begin_round(fleet: Fleet, number: int) -> Round:
-    """Waits for the pool, selects, and records the selection before any client is asked."""
+    """Waits for the pool, selects, and records the selection before any client is asked.
+
+    A round whose required clients are not there in time begins without a selection, and is skipped.
+    """
     around, run_id = fleet.around, fleet.run.run_id
+    patience = fleet.run.spec.selection.patience_seconds
+    ends = around.clock() + timedelta(seconds=patience) if patience else None
     while True:
         complete = fleet.complete()  # asked first: a client that makes it complete must be in the pool
         with around.database.read() as session:
@@ -76,9 +82,25 @@ def _begin_round(fleet: Fleet, number: int) -> Round:
                     break
             log.info("run %s: %s", run_id, missing)
             around.changed()
-        around.wait(None if complete else 1.0)  # no mutant: test_engine_control.py shows that it sleeps
+        left = None if ends is None else (ends - around.clock()).total_seconds()
+        if left is not None and left <= 0 and complete:
+            with around.database.begin() as session:
+                run = fleet.run.running(session)
+                if lacking := _lacking(session, fleet):
+                    run.reason = ""
+                    begun = _unselected(session, fleet, run, number, lacking)
+                    break
+            left = None
+        around.wait(left if complete else 1.0)  # no mutant: test_engine_control.py shows that it sleeps
     log.info("run %s round %d: selected %s", run_id, number, ", ".join(begun.selected))
     return begun
+
+
+def _lacking(session: Session, fleet: Fleet) -> dict[str, str]:
+    """The required clients that are not in the pool, by name, and why in words."""
+    pool, why = fleet.pool(session), fleet.absent(session)
+    required = fleet.run.spec.selection.required
+    return {name: why.get(name, "does not attend, or does not offer the task") for name in required if name not in pool}
 
 
 def _missing(session: Session, fleet: Fleet, complete: bool) -> str:
@@ -87,7 +109,26 @@ def _missing(session: Session, fleet: Fleet, complete: bool) -> str:
     if ready < spec.selection.minimum:
         others = "".join(f"; {name} {why}" for name, why in fleet.absent(session).items())
         return f"waiting for clients: {ready} of {spec.selection.minimum} are ready for {spec.task}{others}"[:400]
+    if lacking := _lacking(session, fleet):
+        words = "; ".join(f"{name} {why}" for name, why in lacking.items())
+        return f"waiting for required clients: {words}"[:400]
     return "" if complete else "waiting for clients to come back after a restart"
+
+
+def _unselected(session: Session, fleet: Fleet, run: Run, number: int, lacking: Mapping[str, str]) -> Round:
+    """A round that asks nobody, since required clients were not there in time."""
+    begun = Round(
+        run_id=run.run_id,
+        number=number,
+        state=RoundState.OPEN,
+        base_model=run.model,
+        selected=[],
+        not_asked={**fleet.absent(session), **lacking},
+        wanted=0,
+        started=fleet.around.clock(),
+    )
+    session.add(begun)
+    return begun
 
 
 def _selected(session: Session, fleet: Fleet, run: Run, number: int) -> Round:

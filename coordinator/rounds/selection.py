@@ -39,7 +39,9 @@ def generator(seed: int, round_number: int, purpose: str) -> np.random.Generator
 def select(
     spec: SelectionSpec, samples: Mapping[str, int], *, seed: int, round_number: int, purpose: str = "select"
 ) -> list[str]:
-    """The clients asked to train, ordered by name: those of `spec.always` that are in the pool, others at random.
+    """The clients asked to train, ordered by name.
+
+    Those of `spec.always` and `spec.required` that are in the pool, others at random.
 
     `samples` is the pool: client id -> training samples; clients without samples are left out. Choices for different
     purposes are independent.
@@ -48,8 +50,9 @@ def select(
     count = asked(spec, len(pool))
     if count >= len(pool):
         return pool
-    always = [client for client in pool if client in spec.always]
-    others = [client for client in pool if client not in spec.always]
+    named = {*spec.always, *spec.required}
+    always = [client for client in pool if client in named]
+    others = [client for client in pool if client not in named]
     chance = None
     if spec.by == "samples":
         sizes = np.array([samples[client] for client in others], dtype=np.float64)

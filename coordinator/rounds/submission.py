@@ -64,6 +64,25 @@ class Submission:
         if active is not None:
             raise Refusal("run-exists", f"run {active} has the name {name!r} and has not ended: stop it or rename")
 
+    def must_find_members(self, session: Session) -> None:
+        """Raises if the run's selection names clients or tags that the federation does not have.
+
+        Raises:
+            Refusal: `spec`.
+        """
+        wanted = self.spec.selection
+        active = session.scalars(select(Client).where(Client.state == ClientState.ACTIVE)).all()
+        everybody = session.scalars(select(Client.client_id)).all()
+        tags = {tag for client in active for tag in client.tags}
+        if problem := wanted.unknown(everybody):
+            raise Refusal("spec", f"{problem}; `fedpareto admin clients` lists them")
+        if strange := [tag for tag in wanted.tags if tag not in tags]:
+            have = ", ".join(sorted(tags)) or "none"
+            raise Refusal("spec", f"selection.tags: no client has the tag {strange[0]!r}; the tags are: {have}")
+        names = {client.client_id for client in active}
+        if shut := [name for name in wanted.required if name not in names]:
+            raise Refusal("spec", f"selection.required: {shut[0]} is not an active member")
+
     def sessions_caution(self, session: Session) -> str:
         """Which members have fewer private rounds left than the whole run needs; empty if none, or for an open run.
 

@@ -94,6 +94,11 @@ class MemberCalls(Service):
         await self._read(self._offers.tell, told)
         return messages.ApproveClientResponse(client=await self._changed(request.client_id))
 
+    async def TagClient(self, request: messages.TagClientRequest, context: Context) -> messages.TagClientResponse:
+        """Gives a client its tags."""
+        await self._act(membership.tag, request.client_id, list(request.tags))
+        return messages.TagClientResponse(client=await self._changed(request.client_id))
+
     async def RevokeClient(
         self, request: messages.RevokeClientRequest, context: Context
     ) -> messages.RevokeClientResponse:

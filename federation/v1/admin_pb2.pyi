@@ -495,6 +495,7 @@ class Client(_message.Message):
     FORGOTTEN_FIELD_NUMBER: _builtins.int
     CLOSED_UNTIL_FIELD_NUMBER: _builtins.int
     UNDECIDED_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Its name."""
     state: _common_pb2.ClientState.ValueType
@@ -535,6 +536,10 @@ class Client(_message.Message):
     def undecided(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names of the runs that wait for the approval of its owner."""
 
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What operators call it, for the selection of runs."""
+
     def __init__(
         self,
         *,
@@ -551,10 +556,11 @@ class Client(_message.Message):
         forgotten: _timestamp_pb2.Timestamp | None = ...,
         closed_until: _timestamp_pb2.Timestamp | None = ...,
         undecided: _abc.Iterable[_builtins.str] | None = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expires", b"certificate_expires", "closed_until", b"closed_until", "enrolled", b"enrolled", "forgotten", b"forgotten", "last_seen", b"last_seen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires", b"certificate_expires", "client_id", b"client_id", "closed_until", b"closed_until", "device", b"device", "enrolled", b"enrolled", "forgotten", b"forgotten", "key_id", b"key_id", "last_seen", b"last_seen", "software", b"software", "state", b"state", "tasks", b"tasks", "undecided", b"undecided"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attending", b"attending", "certificate_expires", b"certificate_expires", "client_id", b"client_id", "closed_until", b"closed_until", "device", b"device", "enrolled", b"enrolled", "forgotten", b"forgotten", "key_id", b"key_id", "last_seen", b"last_seen", "software", b"software", "state", b"state", "tags", b"tags", "tasks", b"tasks", "undecided", b"undecided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -666,6 +672,58 @@ class ListClientsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListClientsResponse: _TypeAlias = ListClientsResponse  # noqa: Y015
+
+@_typing.final
+class TagClientRequest(_message.Message):
+    """Which client, and all its tags from now on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The client."""
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The tags, in place of those that it has; none takes all of them away."""
+
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "tags", b"tags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TagClientRequest: _TypeAlias = TagClientRequest  # noqa: Y015
+
+@_typing.final
+class TagClientResponse(_message.Message):
+    """As it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def client(self) -> Global___Client:
+        """The client."""
+
+    def __init__(
+        self,
+        *,
+        client: Global___Client | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["client", b"client"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TagClientResponse: _TypeAlias = TagClientResponse  # noqa: Y015
 
 @_typing.final
 class ApproveClientRequest(_message.Message):

@@ -61,6 +61,11 @@ class AdminStub:
                 request_serializer=federation_dot_v1_dot_admin__pb2.ApproveClientRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_admin__pb2.ApproveClientResponse.FromString,
                 _registered_method=True)
+        self.TagClient = channel.unary_unary(
+                '/federation.v1.Admin/TagClient',
+                request_serializer=federation_dot_v1_dot_admin__pb2.TagClientRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.TagClientResponse.FromString,
+                _registered_method=True)
         self.RevokeClient = channel.unary_unary(
                 '/federation.v1.Admin/RevokeClient',
                 request_serializer=federation_dot_v1_dot_admin__pb2.RevokeClientRequest.SerializeToString,
@@ -199,6 +204,14 @@ class AdminServicer:
 
     def ApproveClient(self, request, context):
         """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TagClient(self, request, context):
+        """Gives a client its tags, by which runs select (operator).
+        Errors: NOT_FOUND client-unknown; INVALID_ARGUMENT argument.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -374,6 +387,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ApproveClient,
                     request_deserializer=federation_dot_v1_dot_admin__pb2.ApproveClientRequest.FromString,
                     response_serializer=federation_dot_v1_dot_admin__pb2.ApproveClientResponse.SerializeToString,
+            ),
+            'TagClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.TagClient,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.TagClientRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.TagClientResponse.SerializeToString,
             ),
             'RevokeClient': grpc.unary_unary_rpc_method_handler(
                     servicer.RevokeClient,
@@ -613,6 +631,33 @@ class Admin:
             '/federation.v1.Admin/ApproveClient',
             federation_dot_v1_dot_admin__pb2.ApproveClientRequest.SerializeToString,
             federation_dot_v1_dot_admin__pb2.ApproveClientResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TagClient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Admin/TagClient',
+            federation_dot_v1_dot_admin__pb2.TagClientRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.TagClientResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,10 @@ class AdminStub:
     """Lists the clients (viewer)."""
     ApproveClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApproveClientRequest, _admin_pb2.ApproveClientResponse]
     """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state."""
+    TagClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TagClientRequest, _admin_pb2.TagClientResponse]
+    """Gives a client its tags, by which runs select (operator).
+    Errors: NOT_FOUND client-unknown; INVALID_ARGUMENT argument.
+    """
     RevokeClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeClientRequest, _admin_pb2.RevokeClientResponse]
     """Shuts a client out, at once (security-officer)."""
     ForgetClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ForgetClientRequest, _admin_pb2.ForgetClientResponse]
@@ -115,6 +119,10 @@ class AdminAsyncStub(AdminStub):
     """Lists the clients (viewer)."""
     ApproveClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApproveClientRequest, _admin_pb2.ApproveClientResponse]  # type: ignore[assignment]
     """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state."""
+    TagClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.TagClientRequest, _admin_pb2.TagClientResponse]  # type: ignore[assignment]
+    """Gives a client its tags, by which runs select (operator).
+    Errors: NOT_FOUND client-unknown; INVALID_ARGUMENT argument.
+    """
     RevokeClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeClientRequest, _admin_pb2.RevokeClientResponse]  # type: ignore[assignment]
     """Shuts a client out, at once (security-officer)."""
     ForgetClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.ForgetClientRequest, _admin_pb2.ForgetClientResponse]  # type: ignore[assignment]
@@ -208,6 +216,16 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ApproveClientResponse, _abc.Awaitable[_admin_pb2.ApproveClientResponse]]:
         """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state."""
+
+    @_abc_1.abstractmethod
+    def TagClient(
+        self,
+        request: _admin_pb2.TagClientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.TagClientResponse, _abc.Awaitable[_admin_pb2.TagClientResponse]]:
+        """Gives a client its tags, by which runs select (operator).
+        Errors: NOT_FOUND client-unknown; INVALID_ARGUMENT argument.
+        """
 
     @_abc_1.abstractmethod
     def RevokeClient(

@@ -105,6 +105,21 @@ def approve(stub: "AdminStub", client: ClientName) -> Answer:
 
 
 @command()
+def tag(
+    stub: "AdminStub",
+    client: ClientName,
+    tags: Annotated[list[str] | None, typer.Argument(help="All its tags; none takes them away.")] = None,
+) -> Answer:
+    """Give a member its tags.
+
+    Runs select by tags (selection.tags). The tags replace those that the member has, from its next round on.
+    """
+    response = stub.TagClient(v1.TagClientRequest(client_id=client, tags=tags or ()))
+    found = ", ".join(response.client.tags)
+    return response, f"{client} has the tags {found}" if found else f"{client} has no tags"
+
+
+@command()
 def revoke(stub: "AdminStub", client: ClientName, reason: Reason = "", yes: Yes = False) -> Answer:
     """Revoke a member, at once and permanently."""
     confirm(yes, lambda: f"Shut {client} out for good? Its name is never given again.")

@@ -18,7 +18,7 @@ def clients(items: Iterable[Client]) -> RenderableType:
     table = new_table("client", "state", "attends", "last seen", "tasks (samples)", "device", "expires", "key")
     for client in items:
         table.add_row(
-            client.client_id,
+            client.client_id + (f"\n{', '.join(client.tags)}" if client.tags else ""),
             state(name_of(client, "state")),
             _attends(client),
             when(client, "last_seen")[:16],

@@ -36,7 +36,11 @@ class Held(Exception):
 
 
 class Skipped(Exception):
-    """This round ends without a step; the message says why."""
+    """This round ends without a step; the message says why. `required` are the required clients that it lacks."""
+
+    def __init__(self, why: str, required: Sequence[str] = ()) -> None:
+        super().__init__(why)
+        self.required = tuple(required)
 
 
 class RevokedMeanwhile(Exception):

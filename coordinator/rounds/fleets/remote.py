@@ -234,19 +234,24 @@ class RemoteFleet(Fleet):
             phase = session.connection().execute(_PROGRESS, {"phase": phase_id}).one()
             if phase.run is not RunState.RUNNING:
                 raise Held
-            if phase.state is PhaseState.CLOSED or phase.replied >= phase.wanted:
+            if phase.state is PhaseState.CLOSED:
                 return 0.0
-            ends = self._waits(session, phase_id, phase.started, phase.deadline)
+            if phase.replied >= phase.wanted and not self._spec.selection.required:
+                return 0.0
+            ends = self._waits(session, phase_id, phase, enough=phase.replied >= phase.wanted)
         if not ends:
             return 0.0
         return max(0.0, (max(ends.values()) - self.around.clock()).total_seconds())
 
-    def _waits(self, session: Session, phase_id: int, started: datetime, deadline: datetime) -> dict[str, datetime]:
-        """Until when the phase waits for each client that has not replied."""
+    def _waits(self, session: Session, phase_id: int, phase: Any, *, enough: bool = False) -> dict[str, datetime]:
+        """Until when the phase waits for each client that has not replied; with `enough`, for the required ones."""
+        started, deadline = phase.started, phase.deadline
         attending, left = self._presence.attending(), self._presence.left()
         grace = timedelta(seconds=self._spec.selection.grace_seconds)
         ends = {}
         for client_id in session.connection().execute(_UNANSWERED, {"phase": phase_id}).scalars():
+            if enough and client_id not in self._spec.selection.required:
+                continue
             ends[client_id] = deadline
             if client_id in attending:
                 continue
@@ -266,12 +271,12 @@ class RemoteFleet(Fleet):
             if phase.state is PhaseState.CLOSED:
                 return True
             enough = fulfilled(session, phase_id) >= phase.wanted
-            ends = self._waits(session, phase_id, phase.started, phase.deadline)
-            if not enough and any(end > now for end in ends.values()):
+            ends = self._waits(session, phase_id, phase, enough=enough)
+            if any(end > now for end in ends.values()):
                 return False
             ended = open_assignments(session, Assignment.phase_id == phase_id)
             for assignment in ended:
-                if enough:
+                if enough and assignment.client_id not in ends:
                     end_assignment(assignment, AssignmentState.CANCELLED, now, "not-needed")
                 else:
                     late = ends[assignment.client_id] >= phase.deadline
@@ -330,7 +335,7 @@ def _newest_step(session: Session, run_id: str) -> str:
 
 
 def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) -> dict[str, Selected]:
-    """Active clients that offer the task of a run and serve at least one of its objectives."""
+    """Active clients that a run may ask, that offer its task and serve at least one of its objectives."""
     active = session.scalars(select(models.Client).where(models.Client.state == models.ClientState.ACTIVE))
     # The samples of an offer are a claim, which nobody signed: bounded as those of an update are.
     known = {
@@ -338,7 +343,7 @@ def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) 
             min(int(client.tasks[spec.task]), spec.limits.samples), serves(client, spec, objectives)
         )
         for client in active
-        if client.tasks.get(spec.task, 0) > 0
+        if client.tasks.get(spec.task, 0) > 0 and spec.selection.admits(client.client_id, client.tags)
     }
     return {name: one for name, one in known.items() if one.objectives}
 

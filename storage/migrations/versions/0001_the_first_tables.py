@@ -55,6 +55,7 @@ def upgrade() -> None:
         _column("objectives", sa.JSON),
         _column("sessions_left", sa.JSON),
         _column("abilities", sa.JSON),
+        _column("tags", sa.JSON),
         _column("consents", sa.Boolean),
         _column("device", sa.String(200)),
         _column("software", sa.String(200)),
