@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -83,7 +83,7 @@ def measure_log(url: str, entries: int, directory: Path) -> dict[str, float]:
                 for number in range(start, min(start + IN_A_TRANSACTION, entries)):
                     audit.record(
                         session,
-                        at=now,
+                        at=now + timedelta(microseconds=number),
                         actor=f"fedpareto://bench/client/hospital-{number % 50}",
                         action=audit.ACCEPTED,
                         subject=f"{number:032x}",

@@ -10,15 +10,16 @@ row that somebody else has inserted or changed in the database has no right tag.
 
 import hmac
 import secrets
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from blake3 import blake3
 from sqlalchemy import ColumnElement, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from federation.log_entries import FIRST, LogEntry
+from federation.log_entries import EPOCH, FIRST, LogEntry
 from storage.columns import Prose, cleaned
 from storage.database import ENTRY_KEY
 from storage.models import AuditEntry
@@ -34,6 +35,7 @@ SUBMITTED = "run.submitted"
 TAMPERED = "log.tampered"
 
 _NONCE_BYTES = 16
+_MICROSECOND = timedelta(microseconds=1)
 _INSERT = insert(AuditEntry)
 _PROSE = {column.name: column.type.length for column in AuditEntry.__table__.columns if isinstance(column.type, Prose)}
 _COLUMNS = (
@@ -79,7 +81,9 @@ def record(
     if (key := session.info.get(ENTRY_KEY)) is not None:
         kept = {name: cleaned(str(values[name]), length) for name, length in _PROSE.items()}
         entry = LogEntry(number=0, entry_id=0, at=at, digest=digest, times=times, **kept)
-        values["tag"] = _tag(key, secrets.token_bytes(_NONCE_BYTES), entry)
+        # The nonces of later entries are larger, so that their index grows at its end.
+        nonce = struct.pack(">q", (at - EPOCH) // _MICROSECOND) + secrets.token_bytes(_NONCE_BYTES - 8)
+        values["tag"] = _tag(key, nonce, entry)
     # Not as an object of the session: some are recorded for each reply, and nobody reads them in its transaction.
     session.connection().execute(_INSERT, values)
 

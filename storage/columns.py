@@ -46,6 +46,8 @@ class Prose(sa.TypeDecorator[str]):
 def cleaned(text: str, length: int) -> str:
     """Free text as `Prose` of this length keeps it."""
     cut = text if len(text) <= length else text[: length - 1] + "…"
+    if cut.isprintable():
+        return cut
     return "".join(x if x.isprintable() else " " if x.isspace() else "\ufffd" for x in cut)
 
 
