@@ -84,7 +84,10 @@ def _parsed(header: bytes) -> dict[str, dict[str, object]]:
 
 
 def _written(document: dict[str, dict[str, object]]) -> bytes:
-    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        text = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can spell
+        raise Refusal("layout", "the header of a safetensors file is Unicode text; this one is not") from None
     text += b" " * (-len(text) % LENGTH_BYTES)
     if len(text) > MAX_HEADER_BYTES:
         raise Refusal("layout", f"the header takes {len(text)} bytes; at most {MAX_HEADER_BYTES} are accepted anywhere")

@@ -25,7 +25,7 @@ CORPUS = Path(__file__).parent / "corpus"
 FEW = 200
 INPUTS = max(FEW, settings().max_examples)  # the profile `fuzz` has more
 SECONDS = 5.0  # CPU time for one input, on a slow machine
-MEMORY = 1 << 30  # address space that the inputs of a parser may take in addition, in bytes
+MEMORY = 512 << 20  # address space that reading one input may take, in bytes
 
 Inputs = Callable[[Sequence[bytes]], st.SearchStrategy[bytes]]
 
@@ -159,21 +159,6 @@ def corpus(name: str) -> list[bytes]:
     return [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]
 
 
-def accepts(parser: Parser, data: bytes) -> bool:
-    """Whether it is a value, which then survives being written. Any error but the parser's own is raised."""
-    began = time.process_time()
-    try:
-        value = parser.parse(data)
-    except parser.refuses:
-        return False
-    finally:
-        assert time.process_time() - began < SECONDS
-    if parser.written is not None:
-        text = parser.written(value)
-        assert parser.written(parser.parse(text)) == text
-    return True
-
-
 @contextmanager
 def bounded_memory() -> Iterator[None]:
     """Inside, this process may take `MEMORY` in addition; more is a MemoryError."""
@@ -185,6 +170,22 @@ def bounded_memory() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def accepts(parser: Parser, data: bytes) -> bool:
+    """Whether it is a value, which then survives being written. Any error but the parser's own is raised."""
+    began = time.process_time()
+    try:
+        with bounded_memory():
+            value = parser.parse(data)
+    except parser.refuses:
+        return False
+    finally:
+        assert time.process_time() - began < SECONDS
+    if parser.written is not None:
+        text = parser.written(value)
+        assert parser.written(parser.parse(text)) == text
+    return True
 
 
 def fuzz(name: str, parser: Parser, *fresh: bytes) -> None:
@@ -206,5 +207,4 @@ def fuzz(name: str, parser: Parser, *fresh: bytes) -> None:
     def each(data: bytes) -> None:
         accepts(parser, data)
 
-    with bounded_memory():
-        each()
+    each()

@@ -16,6 +16,7 @@ from federation.certificates import csr_public_key, issuer_in
 from federation.identity import parse_peer
 from federation.keys import IdentityError
 from federation.payload_check import PayloadCheck
+from federation.provenance import read_exported
 from federation.refusals import Refusal
 from federation.vectors import DTYPES, Layout, Tensor, model_layout, parse_header, to_bytes
 from storage.models import RunState
@@ -43,6 +44,16 @@ def payload(path: Path) -> Callable[[bytes], bytes]:
         return data
 
     return arrived
+
+
+def exported_model(path: Path) -> Callable[[bytes], Any]:
+    """A model that somebody has exported, with what it says of its origin."""
+
+    def read(data: bytes) -> Any:
+        path.write_bytes(data)
+        return read_exported(path, "blake3")
+
+    return read
 
 
 def bundle(path: Path) -> Callable[[bytes], Any]:
@@ -76,6 +87,7 @@ def issuers(data: bytes) -> list[bytes]:
 PARSERS: dict[str, Callable[[Path], Parser]] = {
     "header": lambda path: Parser(header, Refusal, lambda layout: layout.header),
     "payload": lambda path: Parser(payload(path), Refusal),
+    "exported-model": lambda path: Parser(exported_model(path), Refusal),
     "gram": lambda path: Parser(parse_gram, Wrong),
     "certificate": lambda path: Parser(parse_peer, IdentityError),
     "issuer": lambda path: Parser(issuers, (LookupError, IdentityError)),

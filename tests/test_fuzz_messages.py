@@ -19,6 +19,7 @@ from test_worker_limits import ALLOWED, LAYOUT
 
 from coordinator.audit.checkpoints import LogKey
 from coordinator.rounds.content import content_problem, must_be_a_time, must_match, privacy_problem
+from coordinator.rounds.declines import claimed_assignment, verified_decline, words
 from federation.channels import LONGEST_RETRY_SECONDS, STATUS_KEY, refusal_from_rpc_error, signed_detail
 from federation.envelope import seal, unseal
 from federation.refusals import Refusal
@@ -32,6 +33,7 @@ from federation.training.pipe import Messages, PipeError
 from federation.v1 import secure_pb2 as secure
 from federation.v1.common_pb2 import (
     AssignmentManifest,
+    DeclineManifest,
     EvaluateWork,
     JacobianWork,
     LogHead,
@@ -137,6 +139,19 @@ def reply(data: bytes) -> UpdateManifest:
     return manifest
 
 
+def declined(data: bytes) -> DeclineManifest:
+    """A member's signed refusal of the assignment of the corpus, as the coordinator takes it."""
+    envelope = message(SignedEnvelope, data)
+    claimed_assignment(envelope)
+    order = seal(AssignmentManifest.FromString((CORPUS / "assignment" / "train").read_bytes()), KEY)
+    found = verified_decline(envelope, federation_id=FEDERATION, client_id=CLIENT, signing_key=RAW, assignment=order)
+    reason, text = words(found)
+    assert len(reason) <= 80
+    assert reason.isascii()
+    assert text.isprintable()
+    return found
+
+
 def estimate(data: bytes) -> Any:
     """The Gram matrix of a message of finite numbers; the first byte says of which sketch."""
     own = sketch(SKETCHES[data[0] % len(SKETCHES)] if data else "count", d=24, objectives=OBJECTIVES, budget=0.5)
@@ -224,6 +239,7 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
     "envelope": lambda path: Parser(opened, Refusal, None, messages(SignedEnvelope)),
     "assignment": lambda path: Parser(asked, (Refusal, Declined), None, messages(AssignmentManifest)),
     "reply": lambda path: Parser(reply, Refusal, None, messages(UpdateManifest)),
+    "decline": lambda path: Parser(declined, Refusal, None, messages(SignedEnvelope)),
     "statement": lambda path: Parser(statement, WorkError, None, messages(secure.SecureStatement)),
     "peer-reply": lambda path: Parser(lambda data: open_reply(data, {CLIENT: RAW}), ValueError),
     "inbox": lambda path: Parser(lambda data: split_envelopes(data)[0], Malformed, join_envelopes),
