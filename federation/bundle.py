@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 
 from federation import digests
 from federation.refusals import Refusal
-from federation.v1.record_pb2 import Bundle, LogRecord, RoundRecord
+from federation.v1.record_pb2 import Bundle, Consents, LogRecord, RoundRecord
 from federation.vectors import FLOATS, LENGTH_BYTES, Layout, RowFile, header_length, parse_header
 
 FORMAT = 1
@@ -27,6 +27,7 @@ MANIFEST = "bundle.json"
 SPECIFICATION = "specification.toml"
 CA = "certificates/ca.der"
 LOG = "log.pb"
+CONSENTS = "consents.pb"
 _ROUND = re.compile(r"rounds/([0-9]{6,})\.pb")
 _CERTIFICATE = re.compile(r"certificates/[0-9a-f]{1,40}\.der")
 _BLOB = re.compile(r"blobs/(blake3|sha256)-([0-9a-f]{64})")
@@ -126,6 +127,10 @@ class BundleReader:
     def log(self) -> LogRecord:
         """What the audit log tells of the run."""
         return _parsed(LogRecord, self._large(LOG), LOG)
+
+    def consents(self) -> Consents:
+        """The answers of clients to the run; none where there is no such entry."""
+        return _parsed(Consents, self._large(CONSENTS), CONSENTS) if CONSENTS in self._places else Consents()
 
     def has(self, digest: str) -> bool:
         """Whether it has a blob."""
@@ -260,7 +265,7 @@ class BundleReader:
             raise BundleError(f"{self.path} is not a bundle: {error}") from error
         for entry in entries:
             name = entry.filename
-            known = name in (MANIFEST, SPECIFICATION, CA, LOG) or any(
+            known = name in (MANIFEST, SPECIFICATION, CA, LOG, CONSENTS) or any(
                 pattern.fullmatch(name) for pattern in (_ROUND, _CERTIFICATE, _BLOB)
             )
             if not known or name in places:

@@ -1,20 +1,28 @@
 """The coordinator's side of runs that members answer, and of sites that are closed."""
 
+from collections.abc import Callable
 from datetime import UTC, timedelta
+from pathlib import Path
 
 import grpc
 import pytest
+from bundles import Edited
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Attending, refused
 from running import SECONDS, wait_for
 from stage import Player, Stage, spec
+from test_bundle import exported
 
+from federation.bundle import CONSENTS, BundleReader
 from federation.digests import digest
 from federation.envelope import seal, unseal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import ConsentManifest, RunManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Heartbeat
+from federation.v1.record_pb2 import Consents
 from storage.models import Consent, RunState
+from verification.errors import Verified, Wrong
+from verification.run import OpenedRun
 
 
 def attends(player: Player, task: str) -> Attending:
@@ -136,3 +144,39 @@ def test_a_closed_site_is_not_asked_and_the_run_says_when_it_opens(stage: Stage)
     ann.stream.say(AttendRequest(heartbeat=Heartbeat()))
     stage.play(run, ann)
     stage.wait_state(run, RunState.COMPLETED)
+
+
+def test_answers_are_in_the_bundle_and_an_edited_one_is_named(stage: Stage, tmp_path: Path) -> None:
+    task = stage.task()
+    ann, ben, cleo = stage.cast(task, "ann", "ben", "cleo")
+    streams = {player: attends(player, task) for player in (ann, ben)}
+    run = stage.submit(spec(f"consents-{stage.count}", task))
+    told = {player: asked(player, stream) for player, stream in streams.items()}
+    for player, said in ((ann, "waiting"), (ben, "refused")):
+        say(player, streams[player], answer(player, told[player], said, reason="owner"))
+    stage.play(run, cleo)
+    stage.wait_state(run, RunState.COMPLETED)
+    whole = Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))
+
+    def verified(edited: Edited) -> list[Verified]:
+        with BundleReader(edited.write(tmp_path / "edited")) as bundle:
+            return list(OpenedRun.of(bundle).verify())
+
+    def changed(change: Callable[[Consents], object]) -> Edited:
+        consents = Consents.FromString(whole.entries[CONSENTS])
+        change(consents)
+        return whole.having({CONSENTS: consents.SerializeToString()})
+
+    def accepted(consents: Consents) -> None:
+        consents.consents[0].CopyFrom(seal(answer(ann, told[ann], "accepted"), ann.member.files.signing_key))
+
+    assert [one.missing for one in verified(whole)] == [()]
+    for edited, words in (
+        (whole.having({CONSENTS: None}), "of the answer .*, which is not in the record"),
+        (changed(lambda consents: consents.consents.pop()), "of the answer .*/ben, which is not in the record"),
+        (changed(lambda consents: setattr(consents.consents[0], "signature", bytes(64))), "'ann' .*signature"),
+        (changed(accepted), "the answer of 'ann' to the run: the audit log tells of another"),
+        (changed(lambda consents: consents.consents.append(consents.consents[0])), "'ann' .* tells of none"),
+    ):
+        with pytest.raises(Wrong, match=words):
+            verified(edited)

@@ -96,7 +96,7 @@ class EnvelopeReader:
             step = self._open(record.step, StepManifest, self.keys.coordinator, "the step")
             step_digest = envelope_digest(record.step)
             facts = {"federation_id": self.facts["federation_id"], "run_id": self.facts["run_id"]}
-            _same("the step", step, {**facts, "round": record.number, "base_model": base_model})
+            same("the step", step, {**facts, "round": record.number, "base_model": base_model})
         phases: list[int] = []
         replies: dict[str, SignedReply] = {}
         evaluations: dict[str, SignedReply] = {}
@@ -134,7 +134,7 @@ class EnvelopeReader:
             order = self._open(exchange.assignment, AssignmentManifest, self.keys.coordinator, "an assignment")
             where = f"the assignment of {order.client_id} in phase {phase.number}"
             self._submitted_by = order.submitted_by if self._submitted_by is None else self._submitted_by
-            _same(where, order, {**self.facts, **place, **expected, "submitted_by": self._submitted_by})
+            same(where, order, {**self.facts, **place, **expected, "submitted_by": self._submitted_by})
             if order.assignment_id in self._assignments:
                 raise Wrong(f"{where} is on record twice")
             self._assignments.add(order.assignment_id)
@@ -150,38 +150,32 @@ class EnvelopeReader:
                     raise Wrong(f"{where} was declined, and has an accepted reply")
             accepted |= {reply.envelope: reply for reply in replies}
         for order in orders:
-            _same(f"the assignment of {order.client_id} in phase {phase.number}", order, {"members": len(orders)})
+            same(f"the assignment of {order.client_id} in phase {phase.number}", order, {"members": len(orders)})
         return orders, accepted
-
-    def _key(self, client_id: str) -> Ed25519PublicKey:
-        raw = self.keys.clients.get(client_id)
-        if raw is None:
-            raise Wrong(f"no certificate names a signing key of {client_id}")
-        return Ed25519PublicKey.from_public_bytes(raw)
 
     def _decline(self, exchange: Exchange, order: AssignmentManifest) -> None:
         """Verifies that the client declined this assignment."""
         who = f"the decline of {order.client_id} in phase {order.phase}"
-        said = self._open(exchange.decline, DeclineManifest, self._key(order.client_id), who)
-        _same(who, said, {one: getattr(order, one) for one in ("federation_id", "client_id", "assignment_id")})
+        said = self._open(exchange.decline, DeclineManifest, self.keys.client(order.client_id), who)
+        same(who, said, {one: getattr(order, one) for one in ("federation_id", "client_id", "assignment_id")})
         if said.assignment:  # empty if the worker could not verify what it got
-            _same(who, said, {"assignment": envelope_digest(exchange.assignment)})
+            same(who, said, {"assignment": envelope_digest(exchange.assignment)})
 
     def _answer(self, answer: Answer, order: AssignmentManifest) -> SignedReply | None:
         """The reply to an assignment; None if it was refused."""
         who = f"the reply of {order.client_id} in phase {order.phase}"
-        said = self._open(answer.update, UpdateManifest, self._key(order.client_id), who)
-        _same(who, said, {"assignment_id": order.assignment_id, "client_id": order.client_id})
+        said = self._open(answer.update, UpdateManifest, self.keys.client(order.client_id), who)
+        same(who, said, {"assignment_id": order.assignment_id, "client_id": order.client_id})
         if not answer.HasField("receipt"):
             return None
         name = envelope_digest(answer.update)
         receipt = self._open(answer.receipt, ReceiptManifest, self.keys.coordinator, f"the receipt for {who}")
-        _same(f"the receipt for {who}", receipt, {"envelope": name, "assignment_id": order.assignment_id})
+        same(f"the receipt for {who}", receipt, {"envelope": name, "assignment_id": order.assignment_id})
         if not receipt.accepted:
             return None
-        _same(f"the receipt for {who}", receipt, {"reason": ""})
-        _same(who, said, {one: getattr(order, one) for one in (*_COPIED, "spec", "task")})
-        _same(f"the receipt for {who}", receipt, {one: getattr(said, one) for one in (*_OF_RECEIPT, "payload")})
+        same(f"the receipt for {who}", receipt, {"reason": ""})
+        same(who, said, {one: getattr(order, one) for one in (*_COPIED, "spec", "task")})
+        same(f"the receipt for {who}", receipt, {one: getattr(said, one) for one in (*_OF_RECEIPT, "payload")})
         if list(said.rows) != list(order.rows):
             raise Wrong(f"{who} has other rows than its assignment asks for")
         if said.payload_bytes > order.max_payload_bytes:
@@ -203,7 +197,8 @@ def opened(envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKe
         raise Wrong(f"{what}: {error.message if isinstance(error, Refusal) else error}") from error
 
 
-def _same(what: str, message: Message, expected: Mapping[str, object]) -> None:
+def same(what: str, message: Message, expected: Mapping[str, object]) -> None:
+    """Raises Wrong, naming `what`, unless the fields of a message have these values."""
     for name, value in expected.items():
         found = getattr(message, name)
         if found != value:

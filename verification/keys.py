@@ -30,6 +30,13 @@ class Keys:
     coordinator: Ed25519PublicKey
     clients: Mapping[str, bytes]
 
+    def client(self, client_id: str) -> Ed25519PublicKey:
+        """The key of a client. Raises Wrong if no certificate names one."""
+        raw = self.clients.get(client_id)
+        if raw is None:
+            raise Wrong(f"no certificate names a signing key of {client_id}")
+        return Ed25519PublicKey.from_public_bytes(raw)
+
 
 def read_keys(bundle: BundleReader, fingerprint: str = "") -> Keys:
     """The keys that the certificates in a bundle name. Their dates do not count: they say when TLS accepted them.

@@ -5,15 +5,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from google.protobuf.message import DecodeError
+
 from federation.bundle import BundleReader
 from federation.digests import digest
 from federation.envelope import envelope_digest
 from federation.log_entries import EPOCH, FIRST, LogEntry
 from federation.merkle import root_from
 from federation.proofs import signing_public_key
-from federation.v1.common_pb2 import AssignmentManifest, CheckpointManifest, LogKeyManifest, ReceiptManifest
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    CheckpointManifest,
+    ConsentManifest,
+    LogKeyManifest,
+    ReceiptManifest,
+    SignedEnvelope,
+)
 from federation.v1.record_pb2 import LoggedEntry, RoundRecord
-from verification.envelopes import SignedRound, opened
+from verification.envelopes import SignedRound, opened, same
 from verification.errors import Wrong
 from verification.keys import Keys
 
@@ -86,6 +95,26 @@ class RunLog:
         for name, key in keys.clients.items():
             if not any(entry.subject == name and entry.digest == digest(key) for entry in self.entries):
                 raise Wrong(f"the signing key of {name}: no entry of the audit log tells of it")
+
+    def must_tell_consents(self, consents: Iterable[SignedEnvelope], spec: str, federation_id: str, keys: Keys) -> None:
+        """Checks that the answers to the run are their clients', and the newest that entries tell of. Raises Wrong."""
+        told = {entry.subject: entry for entry in self.entries if entry.action.startswith("consent.")}
+        facts = {"federation_id": federation_id, "run_id": self.run_id, "spec": spec}
+        for envelope in consents:
+            try:
+                client_id = ConsentManifest.FromString(envelope.manifest).client_id
+            except DecodeError:
+                raise Wrong("an answer to the run is not a ConsentManifest") from None
+            what = f"the answer of {client_id!r} to the run"
+            said = opened(envelope, ConsentManifest, keys.client(client_id), what)
+            same(what, said, facts)
+            entry = told.pop(f"{self.run_id}/{client_id}", None)
+            if entry is None or (entry.action, entry.digest) != (f"consent.{said.answer}", envelope_digest(envelope)):
+                raise Wrong(f"{what}: the audit log tells {'of none' if entry is None else 'of another'}")
+        for subject, entry in told.items():
+            raise Wrong(
+                f"entry {entry.number} of the audit log tells of the answer {subject}, which is not in the record"
+            )
 
     def must_tell(self, record: RoundRecord, signed: SignedRound) -> None:
         """Checks that entries tell of the envelopes of a round, in their order. The envelopes have been verified.

@@ -106,6 +106,8 @@ class OpenedRun:
             raise Wrong(
                 f"the bundle says that the run ends with the model {about.model}; its steps end with {at.model}"
             )
+        consents = self.facts.bundle.consents().consents
+        log.must_tell_consents(consents, self.facts.spec_digest, about.federation_id, self.keys)
         log.must_tell_run(self.facts.spec_digest, about.state, self.keys)
         log.must_be_all_told()
 

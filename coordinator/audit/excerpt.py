@@ -14,7 +14,7 @@ from federation.v1.common_pb2 import SignedEnvelope
 from federation.v1.record_pb2 import LoggedEntry, LogNode, LogRecord
 from storage import audit
 from storage.audit import ChainedEntry
-from storage.models import Assignment, AuditEntry, Checkpoint, Phase, Round, Run
+from storage.models import Assignment, AuditEntry, Checkpoint, Consent, Phase, Round, Run
 
 _READ = 65_536  # leaves that are read at a time
 # Besides entries with the digest of a key or a certificate.
@@ -72,7 +72,8 @@ def _entries(session: Session, run_id: str, rounds: int) -> Sequence[ChainedEntr
     """The entries of the run and of its first rounds, of its members' keys and states, and of the federation's keys."""
     of_rounds = select(Assignment).join(Phase).join(Round).where(Round.run_id == run_id, Round.number < rounds)
     assignments = of_rounds.with_only_columns(Assignment.assignment_id)
-    members = of_rounds.with_only_columns(Assignment.client_id)
+    answered = select(Consent.client_id).where(Consent.run_id == run_id)
+    members = of_rounds.with_only_columns(Assignment.client_id).union(answered)
     of_members = or_(AuditEntry.digest != "", AuditEntry.action.in_(_OF_MEMBERS))
     found = audit.chained_where(
         session,

@@ -22,10 +22,10 @@ from federation import bundle
 from federation.certificates import der, serial_of
 from federation.metrics import MetricKind
 from federation.v1.common_pb2 import Metric, SignedEnvelope, StepManifest, UpdateManifest
-from federation.v1.record_pb2 import Answer, Bundle, Exchange, PhaseRecord, RoundRecord
+from federation.v1.record_pb2 import Answer, Bundle, Consents, Exchange, PhaseRecord, RoundRecord
 from storage.blobs import BlobMissing, BlobStore
 from storage.database import Database
-from storage.models import Assignment, Certificate, Client, Phase, Round, Run, Update
+from storage.models import Assignment, Certificate, Client, Consent, Phase, Round, Run, Update
 
 _PIECE = 1 << 18  # bytes of a blob that are copied at once
 _LOTS = 1 << 18  # bytes that are worth sending
@@ -88,6 +88,9 @@ def write_bundle(
                 **_certificates(session, run_id),
                 bundle.LOG: excerpt(session, run_id, len(rounds), log_key).SerializeToString(),
             }
+            consents = [SignedEnvelope.FromString(envelope) for envelope in _consents(session, run_id)]
+            if consents:
+                entries[bundle.CONSENTS] = Consents(consents=consents).SerializeToString()
         for name, data in entries.items():
             with _entry(archive, name) as write:
                 write(data)
@@ -123,10 +126,11 @@ def _standing(
             if run.state not in RUN_ENDED:
                 rows = rows.where(Round.state.in_(ROUND_ENDED))
             rounds = session.scalars(rows).all()
-            if before == (run.state, rounds):
+            standing = run.state, rounds, _consents(session, run_id)
+            if before == standing:
                 yield session, run, rounds
                 return
-            before = run.state, rounds
+            before = standing
         sequence()
 
 
@@ -174,11 +178,17 @@ def _about(run: Run, federation_id: str, *, rounds: int, payloads: bool) -> Bund
 
 
 def _certificates(session: Session, run_id: str) -> dict[str, bytes]:
-    """The newest certificate of each client that the run has asked, by the name of its entry."""
+    """The newest certificate of each client that the run has asked, or that has answered it, by name of entry."""
     asked = select(Assignment.client_id).join(Phase).join(Round).where(Round.run_id == run_id)
-    query = select(Certificate).join(Client).where(Client.client_id.in_(asked)).order_by(Certificate.not_before)
+    members = asked.union(select(Consent.client_id).where(Consent.run_id == run_id))
+    query = select(Certificate).join(Client).where(Client.client_id.in_(members)).order_by(Certificate.not_before)
     newest = {row.client_id: row for row in session.scalars(query)}
     return {bundle.certificate_entry(row.serial): row.certificate for row in newest.values()}
+
+
+def _consents(session: Session, run_id: str) -> Sequence[bytes]:
+    """The newest answers of clients to a run, by client."""
+    return session.scalars(select(Consent.envelope).where(Consent.run_id == run_id).order_by(Consent.client_id)).all()
 
 
 def _round(session: Session, row: Round) -> RoundRecord:

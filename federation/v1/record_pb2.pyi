@@ -9,6 +9,7 @@ The record of a run as one file, the bundle: a zip archive whose entries are sto
   certificates/SERIAL.der  the certificates of the coordinator and of the clients
   rounds/NNNNNN.pb         a RoundRecord of each round, numbered from 000000
   log.pb                   the LogRecord: what the audit log tells of the run
+  consents.pb              the Consents: the newest answers of clients to the run; absent where there are none
   blobs/DIGEST             a blob, named by its digest with "-" in place of ":"
 
 Every fact that counts is inside a SignedEnvelope, or follows from signed facts. What is said beside them (states,
@@ -416,3 +417,27 @@ class LogNode(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LogNode: _TypeAlias = LogNode  # noqa: Y015
+
+@_typing.final
+class Consents(_message.Message):
+    """The answers of clients that decide on each run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def consents(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.SignedEnvelope]:
+        """The newest signed ConsentManifest of each."""
+
+    def __init__(
+        self,
+        *,
+        consents: _abc.Iterable[_common_pb2.SignedEnvelope] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consents", b"consents"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Consents: _TypeAlias = Consents  # noqa: Y015

@@ -35,6 +35,7 @@ _MEASURED = {
     "conflicts": ("conflicts", "conflict_depth", "conflict_mean"),
     "weights": ("entropy", "step/rate"),
     "stopping": ("stop/value", "stop/since"),
+    "required members": ("required/missing",),
     "epsilon": ("epsilon/clients", "epsilon/samples"),
     "objectives": (
         *(f"objective/{name}" for name in ("conflicts", "conflict_depth", "conflict_mean", "stationarity")),
@@ -43,7 +44,15 @@ _MEASURED = {
 }
 _ELSEWHERE = ("accuracy/worst", "loss/worst", "bytes/up", "bytes/refused", "bytes/down", "stationary")
 _MODE, _ALARM = 20, 300  # characters of words in signed steps
-_COUNTS = ("conflicts", "evaluated", "iterations", "objective/conflicts", "private/members", "stop/since")
+_COUNTS = (
+    "conflicts",
+    "evaluated",
+    "iterations",
+    "objective/conflicts",
+    "private/members",
+    "required/missing",
+    "stop/since",
+)
 _WORDS = {  # where the name says too little without its group
     "stationarity/relative": "relative",
     "stop/since": "evaluations since the best",
