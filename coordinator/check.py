@@ -16,6 +16,8 @@ from coordinator.audit.verification import log_problems
 from coordinator.device import require_device
 from coordinator.disk import open_runs_bytes
 from coordinator.home import Home
+from coordinator.members.administrators import officers
+from coordinator.members.requests import officers_caution
 from coordinator.ownership import HomeError
 from federation.certificates import SERVER_LIFETIME
 from federation.findings import Finding
@@ -127,6 +129,7 @@ def _record(home: Home, now: datetime) -> Iterator[Finding]:
         with database.read() as session:
             yield _clock(session, now)
             yield _audit_log(session, home)
+            yield _officers(session, home)
             yield from _blobs(session, home)
 
 
@@ -156,6 +159,12 @@ def _audit_log(session: Session, home: Home) -> Finding:
         text = f"{len(problems)} problems, the first: {problems[0]}"
         return Finding.failed("audit log", f"{text}; keep a copy of the database, and restore the newest backup")
     return Finding.ok("audit log", f"{count} entries are what was signed")
+
+
+def _officers(session: Session, home: Home) -> Finding:
+    if (caution := officers_caution(session, home.settings)) is not None:
+        return Finding.warning("officers", caution)
+    return Finding.ok("officers", f"security officers: {', '.join(officers(session)) or 'none'}")
 
 
 def _blobs(session: Session, home: Home) -> Iterator[Finding]:

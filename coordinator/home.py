@@ -40,6 +40,7 @@ from storage.database import Database
 from storage.directory import DirectoryStore
 
 FIRST_ADMIN = "admin"
+TWO_OFFICERS = "two_officers"  # the subject of entries of the log: what takes two officers from then on
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ class Home:
 
     def record_what_holds(self, database: Database, *, by: str, now: datetime) -> None:
         """Records the settings and the public keys, each if it differs from what was recorded last."""
-        settings = self.settings.told
+        configuration = {"settings": self.settings.told, TWO_OFFICERS: ", ".join(self.settings.two_officers)}
         keys = {
             "CA certificate": digest(der(self.ca)),
             "server certificate": digest(der(self.server)),
@@ -227,16 +228,12 @@ class Home:
             "log key": digest(self.log_key.public.public_bytes_raw()),
         }
         with database.begin() as session:
-            if audit.newest_digest(session, "configuration.set", "settings") != (shown := digest(settings.encode())):
-                audit.record(
-                    session,
-                    at=now,
-                    actor=by,
-                    action="configuration.set",
-                    subject="settings",
-                    detail=settings,
-                    digest=shown,
-                )
+            for name, words in configuration.items():
+                newest = audit.newest_digest(session, audit.CONFIGURED, name)
+                if newest != (shown := digest(words.encode())) and (words or newest or name == "settings"):
+                    audit.record(
+                        session, at=now, actor=by, action=audit.CONFIGURED, subject=name, detail=words, digest=shown
+                    )
             for name, shown in keys.items():
                 if audit.newest_digest(session, "key.set", name) != shown:
                     audit.record(session, at=now, actor=by, action="key.set", subject=name, digest=shown)

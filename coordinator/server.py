@@ -23,6 +23,7 @@ from coordinator.front.limits import Limits, descriptor_limit, raise_descriptor_
 from coordinator.front.listener import Front, Serves
 from coordinator.home import Home, address
 from coordinator.members.access import Access
+from coordinator.members.requests import officers_caution
 from coordinator.monitor import Monitor
 from coordinator.ownership import take_office
 from coordinator.rounds.presence import Presence
@@ -154,6 +155,9 @@ class Coordinator:
         coordinator = secrets.token_hex(16)
         take_office(database, coordinator)
         home.record_what_holds(database, by="coordinator", now=self._clock())
+        with database.read() as session:
+            if (caution := officers_caution(session, settings)) is not None:
+                log.warning("%s", caution)
         if self._conduct:
             self._record_start()
         self._sequencer.start()

@@ -6,13 +6,13 @@ import tomllib
 from collections.abc import Mapping
 from datetime import timedelta
 from ipaddress import ip_address
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coordinator.ownership import HomeError
-from federation.identity import check_name
+from federation.identity import Action, check_name
 from federation.problems import Section, explain
 
 SETTINGS_FILE = "coordinator.toml"
@@ -51,6 +51,14 @@ class Settings(Section):
     )
     admin_certificate_seconds: int = Field(
         43_200, ge=60, le=30 * 86_400, description="How long an administrator's certificate lasts after a login."
+    )
+    two_officers: tuple[Annotated[Action, Field(strict=False)], ...] = Field(
+        (),
+        strict=False,
+        description="What takes two security officers: approve, revoke, forget, revoke-admin; [] is nothing.",
+    )
+    request_seconds: int = Field(
+        86_400, ge=60, le=30 * 86_400, description="How long a request of one officer waits for another one's consent."
     )
     heartbeat_seconds: float = Field(5.0, ge=0.1, le=300, description="How often a worker gives a sign of life.")
     max_model_bytes: int = Field(
@@ -112,6 +120,15 @@ class Settings(Section):
             )
         if self.enrollment_host and (self.enrollment_port or self.enrollment_host in map(str.lower, self.hosts)):
             raise ValueError("enrollment_host: it is none of hosts, and goes without enrollment_port")
+        return self
+
+    @model_validator(mode="after")
+    def _officers(self) -> Self:
+        if Action.APPROVE in self.two_officers and not self.approval:
+            raise ValueError(
+                "two_officers: with approve, set approval = true; otherwise the join string of one officer admits a "
+                "member"
+            )
         return self
 
     @model_validator(mode="after")

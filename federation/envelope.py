@@ -18,10 +18,12 @@ from federation.v1.common_pb2 import (
     CancelManifest,
     CheckpointManifest,
     ConsentManifest,
+    DecisionManifest,
     DeclineManifest,
     LoginManifest,
     LogKeyManifest,
     ReceiptManifest,
+    RequestManifest,
     RestoreManifest,
     RevocationManifest,
     RunManifest,
@@ -47,6 +49,8 @@ CONTEXTS: dict[type[Message], bytes] = {
     LogKeyManifest: b"fedpareto/v1/log-key",
     CheckpointManifest: b"fedpareto/v1/checkpoint",
     LoginManifest: b"fedpareto/v1/login",
+    RequestManifest: b"fedpareto/v1/request",
+    DecisionManifest: b"fedpareto/v1/decision",
 }
 
 ManifestT = TypeVar("ManifestT", bound=Message)

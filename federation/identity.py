@@ -34,6 +34,15 @@ class Role(StrEnum):
     SECURITY_OFFICER = "security-officer"
 
 
+class Action(StrEnum):
+    """What a federation can make take two security officers."""
+
+    APPROVE = "approve"
+    REVOKE = "revoke"
+    FORGET = "forget"
+    REVOKE_ADMIN = "revoke-admin"
+
+
 @dataclass(frozen=True)
 class PeerIdentity:
     """The holder of a certificate, as the certificate names it.

@@ -37,9 +37,9 @@ REASONS: dict[str, Status] = {
     "csr": "INVALID_ARGUMENT",
     "signing-key": "INVALID_ARGUMENT",
     "proof": "INVALID_ARGUMENT",
-    # logins of administrators
+    # what administrators sign
     "login": "UNAUTHENTICATED",
-    "login-time": "UNAUTHENTICATED",
+    "signed-time": "UNAUTHENTICATED",
     "login-replayed": "ALREADY_EXISTS",
     # attendance and blobs
     "hello": "INVALID_ARGUMENT",
@@ -84,6 +84,13 @@ REASONS: dict[str, Status] = {
     "administrator-unknown": "NOT_FOUND",
     "administrator-state": "FAILED_PRECONDITION",
     "last-officer": "FAILED_PRECONDITION",
+    "two-officers": "FAILED_PRECONDITION",
+    "request-exists": "ALREADY_EXISTS",
+    "request-unknown": "NOT_FOUND",
+    "request-state": "FAILED_PRECONDITION",
+    "request-expired": "FAILED_PRECONDITION",
+    "request-own": "PERMISSION_DENIED",
+    "request-officer": "FAILED_PRECONDITION",
     # the coordinator itself
     "stopping": "UNAVAILABLE",
     "database": "UNAVAILABLE",

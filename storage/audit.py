@@ -33,6 +33,7 @@ STEPPED = "round.stepped"  # the log is signed at once
 ENROLLED = "Enroll"
 SUBMITTED = "run.submitted"
 TAMPERED = "log.tampered"
+CONFIGURED = "configuration.set"
 
 _NONCE_BYTES = 16
 _MICROSECOND = timedelta(microseconds=1)

@@ -68,6 +68,15 @@ class AssignmentState(StrEnum):
     CANCELLED = "CANCELLED"
 
 
+class RequestState(StrEnum):
+    """The states of a request for an action that takes two officers. One that is open may have expired."""
+
+    OPEN = "OPEN"
+    DONE = "DONE"
+    REFUSED = "REFUSED"
+    WITHDRAWN = "WITHDRAWN"
+
+
 DIGEST = sa.String(71)  # "blake3:" and 64 hexadecimal characters
 NAME = sa.String(63)
 NAMES = {  # of constraints and indexes
@@ -142,6 +151,22 @@ class Administrator(Base):
     issued: Mapped[datetime]
     last_seen: Mapped[datetime | None]  # its last call, to the minute
     ended: Mapped[datetime | None]  # when it was revoked, or issued again
+
+
+class ActionRequest(Base):
+    """What one security officer asks for, and what another one says to it. What is done is what was signed."""
+
+    __tablename__ = "action_requests"
+
+    request_id: Mapped[str] = mapped_column(DIGEST, primary_key=True)  # of the envelope
+    state: Mapped[RequestState] = mapped_column(index=True)
+    requested_by: Mapped[str] = mapped_column(sa.ForeignKey("administrators.key_id"))
+    envelope: Mapped[bytes]  # SignedEnvelope of a RequestManifest, as received
+    created: Mapped[datetime]
+    expires: Mapped[datetime]
+    decided_by: Mapped[str | None] = mapped_column(sa.ForeignKey("administrators.key_id"))
+    decision: Mapped[bytes | None]  # SignedEnvelope of a DecisionManifest, as received
+    ended: Mapped[datetime | None]
 
 
 class Certificate(Base):

@@ -25,7 +25,7 @@ from storage import audit
 from storage.directory import DirectoryStore
 from storage.models import Run, RunState, note_model
 
-SUBJECTS = ["settings", "keys", "certificates", "ports", "database", "clock", "audit log", "blobs", "disk"]
+SUBJECTS = ["settings", "keys", "certificates", "ports", "database", "clock", "audit log", "officers", "blobs", "disk"]
 MODEL = b"not a model, but a blob"
 
 

@@ -33,7 +33,13 @@ from federation.member_files import MemberFiles
 from federation.proofs import prove_renewal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.v1.common_pb2 import AssignmentManifest, LoginManifest, SignedEnvelope
+from federation.v1.common_pb2 import (
+    AssignmentManifest,
+    DecisionManifest,
+    LoginManifest,
+    RequestManifest,
+    SignedEnvelope,
+)
 from federation.v1.enrollment_pb2 import EnrollRequest, LoginRequest
 from federation.v1.federation_pb2 import (
     AttendRequest,
@@ -277,8 +283,14 @@ def federation_calls(scene: Scene) -> dict[str, Say]:
     }
 
 
-def admin_calls() -> dict[str, Say]:
+def admin_calls(scene: Scene) -> dict[str, Say]:
     run, nobody = "victim-0", "nobody"
+    officer, key = {"federation_id": "federation", "officer": "admin"}, load_admin_key(scene.fed.home / "admin")
+    asked = RequestManifest(**officer, action="revoke", subject=nobody)  # type: ignore[arg-type]
+    decision = DecisionManifest(**officer, request=digest(b""), consent=True)  # type: ignore[arg-type]
+    for manifest in (asked, decision):
+        manifest.created.GetCurrentTime()
+    signed = seal(asked, key), seal(decision, key)
     requests: dict[str, Say] = {
         "CreateJoinString": single(admin.CreateJoinStringRequest(client_id="somebody", lifetime_seconds=60)),
         "ListClients": single(admin.ListClientsRequest()),
@@ -290,6 +302,9 @@ def admin_calls() -> dict[str, Say]:
         "CancelJoinStrings": single(admin.CancelJoinStringsRequest(client_id=nobody)),
         "ListAdministrators": single(admin.ListAdministratorsRequest()),
         "RevokeAdministrator": single(admin.RevokeAdministratorRequest(name="nobody", reason="none")),
+        "RequestAction": single(admin.RequestActionRequest(request=signed[0])),
+        "ListRequests": single(admin.ListRequestsRequest(all=True, page_size=3, page_token="1")),
+        "DecideRequest": single(admin.DecideRequestRequest(decision=signed[1])),
         "SubmitRun": stream_of(submission("another")),
         "GetDisk": single(admin.GetDiskRequest()),
         "ListRuns": single(admin.ListRunsRequest()),
@@ -361,7 +376,7 @@ async def assail_everybody(scene: Scene, count: int) -> dict[str, tuple[Counter[
     enrollment = JoinString.decode(scene.fed.join_string("somebody-else")).address
     newcomer = grpc.aio.secure_channel(enrollment, grpc.ssl_channel_credentials(alice.ca))
     operator, member = channel(files), channel(scene.mallory.files)
-    enroll, federate, administer = enrollment_calls(scene), federation_calls(scene), admin_calls()
+    enroll, federate, administer = enrollment_calls(scene), federation_calls(scene), admin_calls(scene)
     # In front of the right door stand those who belong there; at times also those who do not.
     groups = {
         "Enrollment": [Caller(newcomer, enroll)] * 3 + [Caller(member, enroll)],
@@ -388,6 +403,8 @@ def test_so_many_spoilt_messages_against_each_service_leave_it_healthy(scene: Sc
     for service, (statuses, sent) in ended.items():
         assert sent >= count, service
         alarming = {kind for kind in statuses if kind[1].partition(":")[0] in ALARMING}
+        # Spoilt, it may ask to follow the log, which has no end.
+        alarming -= {kind for kind in alarming if kind[0].endswith("/ListAudit") and "DEADLINE" in kind[1]}
         assert not alarming, (service, alarming)
     # They came as far as they should: there are all kinds of answers.
     found = {status for _, status in sum((statuses for statuses, _ in ended.values()), Counter())}

@@ -158,17 +158,17 @@ def test_a_login_counts_once_and_within_five_minutes_of_its_time(served: Running
     for seconds in (-1, 1):
         manifest = officer.ask()
         manifest.created.FromDatetime(served.clock() + seconds * (TOLERANCE + timedelta(seconds=30)))
-        with refused("UNAUTHENTICATED", "login-time") as words:
+        with refused("UNAUTHENTICATED", "signed-time") as words:
             officer.login(manifest)
         assert "set the clock" in words[0]
     manifest = officer.ask()
     manifest.created.seconds = 1 << 60
-    with refused("UNAUTHENTICATED", "login-time"):
+    with refused("UNAUTHENTICATED", "signed-time"):
         officer.login(manifest)
     served.clock.ahead = timedelta(days=2)  # a login two days later removes the certificate, and with it the request
     try:
         officer.login()
-        with refused("UNAUTHENTICATED", "login-time"):
+        with refused("UNAUTHENTICATED", "signed-time"):
             login(served, envelope)
     finally:
         served.clock.ahead = timedelta()
@@ -264,7 +264,7 @@ def test_a_signing_key_with_a_passphrase_logs_in_by_command_only(served: Running
 
 
 def test_a_wrong_clock_is_named(served: Running, officer: Officer) -> None:
-    with way_to(officer.home) as way, pytest.raises(Failure, match=r"set the clock \[login-time\]"):
+    with way_to(officer.home) as way, pytest.raises(Failure, match=r"set the clock \[signed-time\]"):
         way.log_in(officer.key, datetime.now(UTC) + timedelta(hours=1))
 
 

@@ -55,9 +55,9 @@ def administrators(session: Session, *, lock: bool = False) -> list[Listed]:
     return [Listed(rows[name], newest.get(rows[name].key_id)) for name in sorted(rows)]
 
 
-def officers(session: Session, *, lock: bool = False) -> list[str]:
+def officers(session: Session) -> list[str]:
     """The names of the security officers who can act."""
-    return [one.row.name for one in administrators(session, lock=lock) if one.is_officer]
+    return [one.row.name for one in administrators(session) if one.is_officer]
 
 
 def register_administrator(
@@ -122,12 +122,17 @@ def certify_administrator(
     return certificate
 
 
-def revoke_administrator(session: Session, name: str, reason: str, *, by: str, now: datetime) -> Listed:
+def revoke_administrator(
+    session: Session, name: str, reason: str, *, least: int, by: str, now: datetime, consent: str = ""
+) -> Listed:
     """Ends an administrator's signing key and certificates; its running calls are for the caller to end.
 
+    `least` is the number of security officers that have to remain; `consent` is the digest of a second officer's
+    signed decision.
+
     Raises:
-        Refusal: `administrator-unknown`; `administrator-state`: it is revoked already; `last-officer`: no other
-            administrator could make join strings or revoke a member.
+        Refusal: `administrator-unknown`; `administrator-state`: it is revoked already; `last-officer`: fewer than
+            `least` officers would remain.
     """
     everybody = {one.row.name: one for one in administrators(session, lock=True)}
     administrator = everybody.get(name)
@@ -139,15 +144,18 @@ def revoke_administrator(session: Session, name: str, reason: str, *, by: str, n
         raise Refusal(
             "administrator-state", f"{name} was revoked on {administrator.row.ended:%Y-%m-%d %H:%M} UTC already"
         )
-    if [one.row.name for one in everybody.values() if one.is_officer] == [name]:
+    remaining = sum(one.is_officer for one in everybody.values()) - 1
+    if administrator.is_officer and remaining < least:
+        what = "nobody could make join strings or revoke a member"
+        if least > 1:
+            what = f"what takes two officers could not be done with {remaining or 'none'}"
         raise Refusal(
             "last-officer",
-            f"{name} is the only security officer: nobody could make join strings or revoke a member afterwards. "
-            "Issue another one first, on the coordinator's own machine: `fedpareto coordinator admin NAME --role "
-            "security-officer --out DIR`",
+            f"{name} is one of the last security officers: {what} afterwards. Issue another one first, on the "
+            "coordinator's own machine: `fedpareto coordinator admin NAME --role security-officer --out DIR`",
         )
     _end(session, administrator.row, by=by, now=now)
-    audit.record(session, at=now, actor=by, action=REVOKED, subject=name, detail=reason)
+    audit.record(session, at=now, actor=by, action=REVOKED, subject=name, detail=reason, digest=consent)
     return administrator
 
 

@@ -70,7 +70,7 @@ def log_in(
     longer than that, with their certificates.
 
     Raises:
-        Refusal: `login`, `manifest`, `mismatch:federation_id`, `mismatch:name`, `login-time`, `csr`, `login-replayed`.
+        Refusal: `login`, `manifest`, `mismatch:federation_id`, `mismatch:name`, `signed-time`, `csr`, `login-replayed`.
     """
     administrator, manifest = prove_login(session, envelope, lock=True)
     for field, expected in (("federation_id", authority.federation_id), ("name", administrator.name)):
@@ -79,10 +79,10 @@ def log_in(
     try:
         made = manifest.created.ToDatetime(now.tzinfo)
     except (ValueError, OverflowError):
-        raise Refusal("login-time", "the time of the login is not a time") from None
+        raise Refusal("signed-time", "the time of the login is not a time") from None
     if abs(made - now) > TOLERANCE:
         raise Refusal(
-            "login-time",
+            "signed-time",
             f"the login was made at {made:%Y-%m-%d %H:%M:%S} UTC by your clock, and the coordinator's clock says "
             f"{now:%Y-%m-%d %H:%M:%S} UTC: set the clock",
         )

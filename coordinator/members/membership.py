@@ -21,15 +21,20 @@ MAX_TAGS = 32
 REVOKED = "your certificate has been revoked; ask an administrator why"
 
 
-def approve(session: Session, client_id: str, *, by: str, now: datetime) -> None:
-    """Lets a pending client work.
+APPROVED = "client.approved"  # entries of the log
+CLIENT_REVOKED = "client.revoked"
+FORGOTTEN = "client.forgotten"
+
+
+def approve(session: Session, client_id: str, *, by: str, now: datetime, consent: str = "") -> None:
+    """Lets a pending client work. `consent` is the digest of a second officer's signed decision.
 
     Raises:
         Refusal: `client-unknown`, `client-state`.
     """
     client = _get(session, client_id)
     move_client(client, ClientState.ACTIVE)
-    audit.record(session, at=now, actor=by, action="client.approved", subject=client_id)
+    audit.record(session, at=now, actor=by, action=APPROVED, subject=client_id, digest=consent)
 
 
 def tag(session: Session, client_id: str, tags: Sequence[str], *, by: str, now: datetime) -> None:
@@ -48,8 +53,8 @@ def tag(session: Session, client_id: str, tags: Sequence[str], *, by: str, now: 
     audit.record(session, at=now, actor=by, action="client.tagged", subject=client_id, detail=", ".join(client.tags))
 
 
-def revoke(session: Session, client_id: str, reason: str, *, by: str, now: datetime) -> Client:
-    """Revokes a client and its certificates. Its contributions stay in the record.
+def revoke(session: Session, client_id: str, reason: str, *, by: str, now: datetime, consent: str = "") -> Client:
+    """Revokes a client and its certificates. Its contributions stay in the record. `consent` as for `approve`.
 
     Raises:
         Refusal: `client-unknown`, `client-state`: it is revoked already.
@@ -61,7 +66,7 @@ def revoke(session: Session, client_id: str, reason: str, *, by: str, now: datet
     session.execute(
         update(Certificate).where(Certificate.client_id == client_id, Certificate.revoked.is_(None)).values(revoked=now)
     )
-    audit.record(session, at=now, actor=by, action="client.revoked", subject=client_id, detail=reason)
+    audit.record(session, at=now, actor=by, action=CLIENT_REVOKED, subject=client_id, detail=reason, digest=consent)
     session.refresh(client)  # the column holds a shorter reason, perhaps
     return client
 
@@ -75,14 +80,16 @@ def must_not_be_revoked(client: Client) -> None:
         )
 
 
-def forget(session: Session, client_id: str, reason: str, *, by: str, now: datetime) -> None:
+def forget(session: Session, client_id: str, reason: str, *, by: str, now: datetime, consent: str = "") -> None:
     """Marks a client as forgotten: payloads that it has sent so far are not kept. Its signed envelopes are.
+
+    `consent` as for `approve`.
 
     Raises:
         Refusal: `client-unknown`.
     """
     _get(session, client_id).forgotten = now
-    audit.record(session, at=now, actor=by, action="client.forgotten", subject=client_id, detail=reason)
+    audit.record(session, at=now, actor=by, action=FORGOTTEN, subject=client_id, detail=reason, digest=consent)
 
 
 def _get(session: Session, client_id: str) -> Client:

@@ -20,12 +20,13 @@ _ADMIN: Mapping[Role, tuple[str, ...]] = {
     Role.VIEWER: (
         *("ListJoinStrings", "ListClients", "ListAdministrators", "ListRuns", "ListRounds", "ListUpdates"),
         *("GetDisk", "GetRun", "GetRound", "WatchRun", "ExportRounds", "ExportModel"),
-        *("ListAudit", "VerifyAudit"),
+        *("ListAudit", "VerifyAudit", "ListRequests"),
     ),
     Role.OPERATOR: ("SubmitRun", "PauseRun", "ResumeRun", "StopRun", "TagClient"),
     Role.SECURITY_OFFICER: (
         *("CreateJoinString", "CancelJoinStrings", "ExportBundle"),
         *("ApproveClient", "RevokeClient", "ForgetClient", "RevokeAdministrator"),
+        *("RequestAction", "DecideRequest"),
     ),
 }
 # Only these rpcs are served. A test compares them with the contract.

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from coordinator.members import administrators, join_strings, membership
+from coordinator.members import administrators, join_strings, membership, requests
 from coordinator.members.administrators import Listed
 from coordinator.members.messages import Context
 from coordinator.services import views
@@ -14,15 +14,18 @@ from coordinator.services.base import Service
 from coordinator.services.messages import like
 from coordinator.services.paging import Page, size_of_page
 from federation.certificates import fingerprint
+from federation.identity import Action
 from federation.join_string import SECRET_BYTES, JoinString
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
+from federation.v1.common_pb2 import SignedEnvelope
 from storage import models
-from storage.retention import remove_forgotten
+from storage.retention import Collection, remove_forgotten
 
 MAX_JOIN_STRING_LIFETIME = timedelta(days=30)
 CLIENTS_AT_A_TIME = 500  # of a list: each has up to 64 KiB of tasks and objectives
 JOIN_STRINGS_AT_A_TIME = 1000
+REQUESTS_AT_A_TIME = 200
 
 T = TypeVar("T")
 
@@ -88,11 +91,14 @@ class MemberCalls(Service):
         self, request: messages.ApproveClientRequest, context: Context
     ) -> messages.ApproveClientResponse:
         """Lets a pending client work."""
+        requests.must_not_take_two(self._settings, Action.APPROVE)
         await self._act(membership.approve, request.client_id)
-        attending = self._presence.attending()
-        told = [attending[request.client_id]] if request.client_id in attending else []
-        await self._read(self._offers.tell, told)
+        await self._begin_client(request.client_id)
         return messages.ApproveClientResponse(client=await self._changed(request.client_id))
+
+    async def _begin_client(self, client_id: str) -> None:
+        attending = self._presence.attending()
+        await self._read(self._offers.tell, [attending[client_id]] if client_id in attending else [])
 
     async def TagClient(self, request: messages.TagClientRequest, context: Context) -> messages.TagClientResponse:
         """Gives a client its tags."""
@@ -103,31 +109,34 @@ class MemberCalls(Service):
         self, request: messages.RevokeClientRequest, context: Context
     ) -> messages.RevokeClientResponse:
         """Revokes a client, and ends its calls at once."""
-        self._access.revoke_live(await self._act(membership.revoke, request.client_id, request.reason))
-        await self._in_thread(self._supervisor.client_revoked, request.client_id)
+        requests.must_not_take_two(self._settings, Action.REVOKE)
+        await self._end_client(await self._act(membership.revoke, request.client_id, request.reason))
         return messages.RevokeClientResponse(client=await self._changed(request.client_id))
 
     async def ForgetClient(
         self, request: messages.ForgetClientRequest, context: Context
     ) -> messages.ForgetClientResponse:
         """Removes the payloads of a client, and keeps its envelopes."""
+        requests.must_not_take_two(self._settings, Action.FORGET)
         await self._act(membership.forget, request.client_id, request.reason)
-        removed = await self._in_thread(
-            partial(
-                remove_forgotten,
-                self._database,
-                self._blobs,
-                request.client_id,
-                now=self._clock(),
-                keep_rounds=self._settings.keep_rounds or None,
-            )
-        )
+        removed = await self._remove_forgotten(request.client_id)
         return messages.ForgetClientResponse(
             client=await self._read(views.client, self._presence.attending(), request.client_id),
             removed=removed.deleted,
             removed_bytes=removed.freed,
             kept=removed.kept,
         )
+
+    async def _remove_forgotten(self, client_id: str) -> Collection:
+        rounds = self._settings.keep_rounds or None
+        remove = partial(
+            remove_forgotten, self._database, self._blobs, client_id, now=self._clock(), keep_rounds=rounds
+        )
+        return await self._in_thread(remove)
+
+    async def _end_client(self, client: models.Client) -> None:
+        self._access.revoke_live(client)
+        await self._in_thread(self._supervisor.client_revoked, client.client_id)
 
     async def _changed(self, client_id: str) -> messages.Client:
         """Lets runs that wait for clients look again; shows the client."""
@@ -147,10 +156,54 @@ class MemberCalls(Service):
     async def RevokeAdministrator(
         self, request: messages.RevokeAdministratorRequest, context: Context
     ) -> messages.RevokeAdministratorResponse:
-        """Ends an administrator's certificates and calls, at once."""
-        revoked = await self._act(administrators.revoke_administrator, request.name, request.reason)
+        """Ends an administrator's signing key, certificates and calls, at once."""
+        requests.must_not_take_two(self._settings, Action.REVOKE_ADMIN)
+        least = requests.LEAST if self._settings.two_officers else 1
+        revoked = await self._act(administrators.revoke_administrator, request.name, request.reason, least=least)
         self._access.revoke_live_administrator(request.name)
         return messages.RevokeAdministratorResponse(administrator=_administrator(revoked))
+
+    # --- what takes two officers
+
+    async def RequestAction(
+        self, request: messages.RequestActionRequest, context: Context
+    ) -> messages.RequestActionResponse:
+        """Takes the request of one officer."""
+        federation = self._home.federation_id
+        row = await self._act(requests.make_request, request.request, federation_id=federation, settings=self._settings)
+        return messages.RequestActionResponse(request=_request(row, self._clock()))
+
+    async def ListRequests(
+        self, request: messages.ListRequestsRequest, context: Context
+    ) -> messages.ListRequestsResponse:
+        """Lists what officers have asked for."""
+        page, now = Page.of(request, REQUESTS_AT_A_TIME), self._clock()
+        rows = await self._read(requests.requests, every=request.all, now=now, start=page.start, count=page.size + 1)
+        return messages.ListRequestsResponse(
+            requests=[_request(row, now) for row in rows[: page.size]],
+            actions=self._settings.two_officers,
+            lifetime_seconds=self._settings.request_seconds,
+            next_page_token=page.next_token(rows),
+        )
+
+    async def DecideRequest(
+        self, request: messages.DecideRequestRequest, context: Context
+    ) -> messages.DecideRequestResponse:
+        """Takes the decision of another officer; with a consent, what was asked for is done."""
+        done = await self._act(requests.decide, request.decision, federation_id=self._home.federation_id)
+        if done.row.state is models.RequestState.DONE:
+            match done.action:
+                case Action.APPROVE:
+                    await self._begin_client(done.subject)
+                    await self._changed(done.subject)
+                case Action.REVOKE if done.client is not None:
+                    await self._end_client(done.client)
+                    await self._changed(done.subject)
+                case Action.FORGET:
+                    await self._remove_forgotten(done.subject)
+                case Action.REVOKE_ADMIN:
+                    self._access.revoke_live_administrator(done.subject)
+        return messages.DecideRequestResponse(request=_request(done.row, self._clock()))
 
 
 def _join_string(row: models.JoinString, now: datetime) -> messages.JoinString:
@@ -162,6 +215,17 @@ def _join_string(row: models.JoinString, now: datetime) -> messages.JoinString:
     elif row.expires <= now:
         state = "EXPIRED"
     return like(messages.JoinString, row, state=f"JOIN_STRING_STATE_{state}", ended=row.used or row.cancelled)
+
+
+def _request(row: models.ActionRequest, now: datetime) -> messages.ActionRequest:
+    expired = row.state is models.RequestState.OPEN and row.expires <= now
+    return like(
+        messages.ActionRequest,
+        row,
+        state=messages.RequestState.Value(f"REQUEST_STATE_{'EXPIRED' if expired else row.state}"),
+        request=SignedEnvelope.FromString(row.envelope),
+        decision=None if row.decision is None else SignedEnvelope.FromString(row.decision),
+    )
 
 
 def _administrator(one: Listed) -> messages.Administrator:

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.members.administrators import CERTIFIED, ISSUED, REVOKED, identity_digest
 from coordinator.rounds.states import RUN_ENDED, SIMULATOR
+from coordinator.services.officers_check import request_problems
 from coordinator.services.verification import Verifier, parsed
 from federation.digests import digest
 from federation.envelope import envelope_digest
@@ -55,6 +56,7 @@ def record_problems(session: Session, verifier: Verifier) -> Iterator[str | int]
     """What differs between the record and the log, in words, and after each round how many there were so far."""
     yield from _clients(session)
     yield from _administrators(session)
+    yield from request_problems(session)
     yield from _runs(session)
     yield from _consents(session, verifier)
     steps, issued, accepted, declined = (

@@ -55,6 +55,42 @@ JOIN_STRING_STATE_CANCELLED: JoinStringState.ValueType  # 4
 """An administrator has cancelled it."""
 Global___JoinStringState: _TypeAlias = JoinStringState  # noqa: Y015
 
+class _RequestState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RequestStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REQUEST_STATE_UNSPECIFIED: _RequestState.ValueType  # 0
+    """Not set."""
+    REQUEST_STATE_OPEN: _RequestState.ValueType  # 1
+    """It waits for another officer."""
+    REQUEST_STATE_DONE: _RequestState.ValueType  # 2
+    """Another officer has consented, and the action was done."""
+    REQUEST_STATE_REFUSED: _RequestState.ValueType  # 3
+    """Another officer has refused."""
+    REQUEST_STATE_WITHDRAWN: _RequestState.ValueType  # 4
+    """The officer who asked has withdrawn it."""
+    REQUEST_STATE_EXPIRED: _RequestState.ValueType  # 5
+    """Nobody consented in time."""
+
+class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper):
+    """What has become of a request."""
+
+REQUEST_STATE_UNSPECIFIED: RequestState.ValueType  # 0
+"""Not set."""
+REQUEST_STATE_OPEN: RequestState.ValueType  # 1
+"""It waits for another officer."""
+REQUEST_STATE_DONE: RequestState.ValueType  # 2
+"""Another officer has consented, and the action was done."""
+REQUEST_STATE_REFUSED: RequestState.ValueType  # 3
+"""Another officer has refused."""
+REQUEST_STATE_WITHDRAWN: RequestState.ValueType  # 4
+"""The officer who asked has withdrawn it."""
+REQUEST_STATE_EXPIRED: RequestState.ValueType  # 5
+"""Nobody consented in time."""
+Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
+
 class _MemberOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -475,6 +511,214 @@ class RevokeAdministratorResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RevokeAdministratorResponse: _TypeAlias = RevokeAdministratorResponse  # noqa: Y015
+
+@_typing.final
+class ActionRequest(_message.Message):
+    """A request for an action that takes two officers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The digest of `request`."""
+    state: Global___RequestState.ValueType
+    """What has become of it."""
+    @_builtins.property
+    def request(self) -> _common_pb2.SignedEnvelope:
+        """A signed RequestManifest: who asks for what, and until when."""
+
+    @_builtins.property
+    def decision(self) -> _common_pb2.SignedEnvelope:
+        """A signed DecisionManifest; unset while there is none."""
+
+    @_builtins.property
+    def ended(self) -> _timestamp_pb2.Timestamp:
+        """When it was decided; unset while it is open."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        state: Global___RequestState.ValueType = ...,
+        request: _common_pb2.SignedEnvelope | None = ...,
+        decision: _common_pb2.SignedEnvelope | None = ...,
+        ended: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "ended", b"ended", "request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "ended", b"ended", "request", b"request", "request_id", b"request_id", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActionRequest: _TypeAlias = ActionRequest  # noqa: Y015
+
+@_typing.final
+class RequestActionRequest(_message.Message):
+    """What an officer asks for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> _common_pb2.SignedEnvelope:
+        """A signed RequestManifest."""
+
+    def __init__(
+        self,
+        *,
+        request: _common_pb2.SignedEnvelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestActionRequest: _TypeAlias = RequestActionRequest  # noqa: Y015
+
+@_typing.final
+class RequestActionResponse(_message.Message):
+    """As it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> Global___ActionRequest:
+        """The request."""
+
+    def __init__(
+        self,
+        *,
+        request: Global___ActionRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestActionResponse: _TypeAlias = RequestActionResponse  # noqa: Y015
+
+@_typing.final
+class ListRequestsRequest(_message.Message):
+    """Which requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALL_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    all: _builtins.bool
+    """True for those that were decided or have expired, too."""
+    page_size: _builtins.int
+    """At most this many; 0 is the coordinator's own bound, which no answer exceeds."""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before; empty for the first page."""
+    def __init__(
+        self,
+        *,
+        all: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestsRequest: _TypeAlias = ListRequestsRequest  # noqa: Y015
+
+@_typing.final
+class ListRequestsResponse(_message.Message):
+    """Requests, newest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    ACTIONS_FIELD_NUMBER: _builtins.int
+    LIFETIME_SECONDS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    lifetime_seconds: _builtins.int
+    """How long a request may be open, in seconds."""
+    next_page_token: _builtins.str
+    """For the next page; empty when there is none."""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ActionRequest]:
+        """The requests."""
+
+    @_builtins.property
+    def actions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The actions that take two officers."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___ActionRequest] | None = ...,
+        actions: _abc.Iterable[_builtins.str] | None = ...,
+        lifetime_seconds: _builtins.int = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions", b"actions", "lifetime_seconds", b"lifetime_seconds", "next_page_token", b"next_page_token", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRequestsResponse: _TypeAlias = ListRequestsResponse  # noqa: Y015
+
+@_typing.final
+class DecideRequestRequest(_message.Message):
+    """What an officer decides."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def decision(self) -> _common_pb2.SignedEnvelope:
+        """A signed DecisionManifest."""
+
+    def __init__(
+        self,
+        *,
+        decision: _common_pb2.SignedEnvelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecideRequestRequest: _TypeAlias = DecideRequestRequest  # noqa: Y015
+
+@_typing.final
+class DecideRequestResponse(_message.Message):
+    """As it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> Global___ActionRequest:
+        """The request."""
+
+    def __init__(
+        self,
+        *,
+        request: Global___ActionRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecideRequestResponse: _TypeAlias = DecideRequestResponse  # noqa: Y015
 
 @_typing.final
 class Client(_message.Message):

@@ -86,6 +86,21 @@ class AdminStub:
                 request_serializer=federation_dot_v1_dot_admin__pb2.RevokeAdministratorRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_admin__pb2.RevokeAdministratorResponse.FromString,
                 _registered_method=True)
+        self.RequestAction = channel.unary_unary(
+                '/federation.v1.Admin/RequestAction',
+                request_serializer=federation_dot_v1_dot_admin__pb2.RequestActionRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.RequestActionResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/federation.v1.Admin/ListRequests',
+                request_serializer=federation_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.DecideRequest = channel.unary_unary(
+                '/federation.v1.Admin/DecideRequest',
+                request_serializer=federation_dot_v1_dot_admin__pb2.DecideRequestRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_admin__pb2.DecideRequestResponse.FromString,
+                _registered_method=True)
         self.SubmitRun = channel.stream_unary(
                 '/federation.v1.Admin/SubmitRun',
                 request_serializer=federation_dot_v1_dot_admin__pb2.SubmitRunRequest.SerializeToString,
@@ -203,7 +218,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ApproveClient(self, request, context):
-        """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state.
+        """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state, two-officers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -218,7 +233,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RevokeClient(self, request, context):
-        """Shuts a client out, at once (security-officer).
+        """Shuts a client out, at once (security-officer). Errors: FAILED_PRECONDITION client-state, two-officers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -226,7 +241,7 @@ class AdminServicer:
 
     def ForgetClient(self, request, context):
         """Removes the payloads that a client has sent so far, and keeps its signed envelopes (security-officer).
-        Errors: NOT_FOUND client-unknown.
+        Errors: NOT_FOUND client-unknown; FAILED_PRECONDITION two-officers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -241,7 +256,31 @@ class AdminServicer:
 
     def RevokeAdministrator(self, request, context):
         """Ends an administrator's certificates and calls, at once (security-officer).
-        Errors: NOT_FOUND administrator-unknown; FAILED_PRECONDITION administrator-state, last-officer.
+        Errors: NOT_FOUND administrator-unknown; FAILED_PRECONDITION administrator-state, last-officer, two-officers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RequestAction(self, request, context):
+        """Asks for an action that takes two officers (security-officer). Errors: those of the action; UNAUTHENTICATED
+        key-unknown, signature, signed-time; INVALID_ARGUMENT argument, mismatch; ALREADY_EXISTS request-exists.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """Lists what officers have asked for (viewer).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DecideRequest(self, request, context):
+        """Consents to a request of another officer, which is then done, or refuses or withdraws one (security-officer).
+        Errors: those of the action; UNAUTHENTICATED key-unknown, signature, signed-time; NOT_FOUND request-unknown;
+        FAILED_PRECONDITION request-state, request-expired, request-officer; PERMISSION_DENIED request-own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -412,6 +451,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RevokeAdministrator,
                     request_deserializer=federation_dot_v1_dot_admin__pb2.RevokeAdministratorRequest.FromString,
                     response_serializer=federation_dot_v1_dot_admin__pb2.RevokeAdministratorResponse.SerializeToString,
+            ),
+            'RequestAction': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequestAction,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.RequestActionRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.RequestActionResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'DecideRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.DecideRequest,
+                    request_deserializer=federation_dot_v1_dot_admin__pb2.DecideRequestRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_admin__pb2.DecideRequestResponse.SerializeToString,
             ),
             'SubmitRun': grpc.stream_unary_rpc_method_handler(
                     servicer.SubmitRun,
@@ -766,6 +820,87 @@ class Admin:
             '/federation.v1.Admin/RevokeAdministrator',
             federation_dot_v1_dot_admin__pb2.RevokeAdministratorRequest.SerializeToString,
             federation_dot_v1_dot_admin__pb2.RevokeAdministratorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RequestAction(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Admin/RequestAction',
+            federation_dot_v1_dot_admin__pb2.RequestActionRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.RequestActionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Admin/ListRequests',
+            federation_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DecideRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Admin/DecideRequest',
+            federation_dot_v1_dot_admin__pb2.DecideRequestRequest.SerializeToString,
+            federation_dot_v1_dot_admin__pb2.DecideRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,22 +48,33 @@ class AdminStub:
     ListClients: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListClientsRequest, _admin_pb2.ListClientsResponse]
     """Lists the clients (viewer)."""
     ApproveClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ApproveClientRequest, _admin_pb2.ApproveClientResponse]
-    """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state."""
+    """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state, two-officers."""
     TagClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TagClientRequest, _admin_pb2.TagClientResponse]
     """Gives a client its tags, by which runs select (operator).
     Errors: NOT_FOUND client-unknown; INVALID_ARGUMENT argument.
     """
     RevokeClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeClientRequest, _admin_pb2.RevokeClientResponse]
-    """Shuts a client out, at once (security-officer)."""
+    """Shuts a client out, at once (security-officer). Errors: FAILED_PRECONDITION client-state, two-officers."""
     ForgetClient: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ForgetClientRequest, _admin_pb2.ForgetClientResponse]
     """Removes the payloads that a client has sent so far, and keeps its signed envelopes (security-officer).
-    Errors: NOT_FOUND client-unknown.
+    Errors: NOT_FOUND client-unknown; FAILED_PRECONDITION two-officers.
     """
     ListAdministrators: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAdministratorsRequest, _admin_pb2.ListAdministratorsResponse]
     """Lists the administrators (viewer)."""
     RevokeAdministrator: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeAdministratorRequest, _admin_pb2.RevokeAdministratorResponse]
     """Ends an administrator's certificates and calls, at once (security-officer).
-    Errors: NOT_FOUND administrator-unknown; FAILED_PRECONDITION administrator-state, last-officer.
+    Errors: NOT_FOUND administrator-unknown; FAILED_PRECONDITION administrator-state, last-officer, two-officers.
+    """
+    RequestAction: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RequestActionRequest, _admin_pb2.RequestActionResponse]
+    """Asks for an action that takes two officers (security-officer). Errors: those of the action; UNAUTHENTICATED
+    key-unknown, signature, signed-time; INVALID_ARGUMENT argument, mismatch; ALREADY_EXISTS request-exists.
+    """
+    ListRequests: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]
+    """Lists what officers have asked for (viewer)."""
+    DecideRequest: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DecideRequestRequest, _admin_pb2.DecideRequestResponse]
+    """Consents to a request of another officer, which is then done, or refuses or withdraws one (security-officer).
+    Errors: those of the action; UNAUTHENTICATED key-unknown, signature, signed-time; NOT_FOUND request-unknown;
+    FAILED_PRECONDITION request-state, request-expired, request-officer; PERMISSION_DENIED request-own.
     """
     SubmitRun: _grpc.StreamUnaryMultiCallable[_admin_pb2.SubmitRunRequest, _admin_pb2.SubmitRunResponse]
     """Submits a run: the specification first, then the initial model in chunks (operator).
@@ -118,22 +129,33 @@ class AdminAsyncStub(AdminStub):
     ListClients: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListClientsRequest, _admin_pb2.ListClientsResponse]  # type: ignore[assignment]
     """Lists the clients (viewer)."""
     ApproveClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.ApproveClientRequest, _admin_pb2.ApproveClientResponse]  # type: ignore[assignment]
-    """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state."""
+    """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state, two-officers."""
     TagClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.TagClientRequest, _admin_pb2.TagClientResponse]  # type: ignore[assignment]
     """Gives a client its tags, by which runs select (operator).
     Errors: NOT_FOUND client-unknown; INVALID_ARGUMENT argument.
     """
     RevokeClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeClientRequest, _admin_pb2.RevokeClientResponse]  # type: ignore[assignment]
-    """Shuts a client out, at once (security-officer)."""
+    """Shuts a client out, at once (security-officer). Errors: FAILED_PRECONDITION client-state, two-officers."""
     ForgetClient: _aio.UnaryUnaryMultiCallable[_admin_pb2.ForgetClientRequest, _admin_pb2.ForgetClientResponse]  # type: ignore[assignment]
     """Removes the payloads that a client has sent so far, and keeps its signed envelopes (security-officer).
-    Errors: NOT_FOUND client-unknown.
+    Errors: NOT_FOUND client-unknown; FAILED_PRECONDITION two-officers.
     """
     ListAdministrators: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAdministratorsRequest, _admin_pb2.ListAdministratorsResponse]  # type: ignore[assignment]
     """Lists the administrators (viewer)."""
     RevokeAdministrator: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeAdministratorRequest, _admin_pb2.RevokeAdministratorResponse]  # type: ignore[assignment]
     """Ends an administrator's certificates and calls, at once (security-officer).
-    Errors: NOT_FOUND administrator-unknown; FAILED_PRECONDITION administrator-state, last-officer.
+    Errors: NOT_FOUND administrator-unknown; FAILED_PRECONDITION administrator-state, last-officer, two-officers.
+    """
+    RequestAction: _aio.UnaryUnaryMultiCallable[_admin_pb2.RequestActionRequest, _admin_pb2.RequestActionResponse]  # type: ignore[assignment]
+    """Asks for an action that takes two officers (security-officer). Errors: those of the action; UNAUTHENTICATED
+    key-unknown, signature, signed-time; INVALID_ARGUMENT argument, mismatch; ALREADY_EXISTS request-exists.
+    """
+    ListRequests: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]  # type: ignore[assignment]
+    """Lists what officers have asked for (viewer)."""
+    DecideRequest: _aio.UnaryUnaryMultiCallable[_admin_pb2.DecideRequestRequest, _admin_pb2.DecideRequestResponse]  # type: ignore[assignment]
+    """Consents to a request of another officer, which is then done, or refuses or withdraws one (security-officer).
+    Errors: those of the action; UNAUTHENTICATED key-unknown, signature, signed-time; NOT_FOUND request-unknown;
+    FAILED_PRECONDITION request-state, request-expired, request-officer; PERMISSION_DENIED request-own.
     """
     SubmitRun: _aio.StreamUnaryMultiCallable[_admin_pb2.SubmitRunRequest, _admin_pb2.SubmitRunResponse]  # type: ignore[assignment]
     """Submits a run: the specification first, then the initial model in chunks (operator).
@@ -215,7 +237,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ApproveClientRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ApproveClientResponse, _abc.Awaitable[_admin_pb2.ApproveClientResponse]]:
-        """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state."""
+        """Lets a pending client work (security-officer). Errors: FAILED_PRECONDITION client-state, two-officers."""
 
     @_abc_1.abstractmethod
     def TagClient(
@@ -233,7 +255,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.RevokeClientRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RevokeClientResponse, _abc.Awaitable[_admin_pb2.RevokeClientResponse]]:
-        """Shuts a client out, at once (security-officer)."""
+        """Shuts a client out, at once (security-officer). Errors: FAILED_PRECONDITION client-state, two-officers."""
 
     @_abc_1.abstractmethod
     def ForgetClient(
@@ -242,7 +264,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ForgetClientResponse, _abc.Awaitable[_admin_pb2.ForgetClientResponse]]:
         """Removes the payloads that a client has sent so far, and keeps its signed envelopes (security-officer).
-        Errors: NOT_FOUND client-unknown.
+        Errors: NOT_FOUND client-unknown; FAILED_PRECONDITION two-officers.
         """
 
     @_abc_1.abstractmethod
@@ -260,7 +282,36 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RevokeAdministratorResponse, _abc.Awaitable[_admin_pb2.RevokeAdministratorResponse]]:
         """Ends an administrator's certificates and calls, at once (security-officer).
-        Errors: NOT_FOUND administrator-unknown; FAILED_PRECONDITION administrator-state, last-officer.
+        Errors: NOT_FOUND administrator-unknown; FAILED_PRECONDITION administrator-state, last-officer, two-officers.
+        """
+
+    @_abc_1.abstractmethod
+    def RequestAction(
+        self,
+        request: _admin_pb2.RequestActionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RequestActionResponse, _abc.Awaitable[_admin_pb2.RequestActionResponse]]:
+        """Asks for an action that takes two officers (security-officer). Errors: those of the action; UNAUTHENTICATED
+        key-unknown, signature, signed-time; INVALID_ARGUMENT argument, mismatch; ALREADY_EXISTS request-exists.
+        """
+
+    @_abc_1.abstractmethod
+    def ListRequests(
+        self,
+        request: _admin_pb2.ListRequestsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListRequestsResponse, _abc.Awaitable[_admin_pb2.ListRequestsResponse]]:
+        """Lists what officers have asked for (viewer)."""
+
+    @_abc_1.abstractmethod
+    def DecideRequest(
+        self,
+        request: _admin_pb2.DecideRequestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DecideRequestResponse, _abc.Awaitable[_admin_pb2.DecideRequestResponse]]:
+        """Consents to a request of another officer, which is then done, or refuses or withdraws one (security-officer).
+        Errors: those of the action; UNAUTHENTICATED key-unknown, signature, signed-time; NOT_FOUND request-unknown;
+        FAILED_PRECONDITION request-state, request-expired, request-officer; PERMISSION_DENIED request-own.
         """
 
     @_abc_1.abstractmethod

@@ -1713,6 +1713,100 @@ class LoginManifest(_message.Message):
 Global___LoginManifest: _TypeAlias = LoginManifest  # noqa: Y015
 
 @_typing.final
+class RequestManifest(_message.Message):
+    """A security officer asks for an action that takes two officers. Signed by the officer's signing key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    OFFICER_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    EXPIRES_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    officer: _builtins.str
+    """The officer who asks."""
+    action: _builtins.str
+    """"approve", "revoke" or "forget" a client, or "revoke-admin"."""
+    subject: _builtins.str
+    """The client or administrator."""
+    reason: _builtins.str
+    """For the record."""
+    @_builtins.property
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When the request was made. The coordinator refuses one that is more than five minutes from its own time."""
+
+    @_builtins.property
+    def expires(self) -> _timestamp_pb2.Timestamp:
+        """Until when another officer can consent."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        officer: _builtins.str = ...,
+        action: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        created: _timestamp_pb2.Timestamp | None = ...,
+        expires: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "expires", b"expires"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "created", b"created", "expires", b"expires", "federation_id", b"federation_id", "officer", b"officer", "reason", b"reason", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestManifest: _TypeAlias = RequestManifest  # noqa: Y015
+
+@_typing.final
+class DecisionManifest(_message.Message):
+    """What a security officer says to a request. Signed by the officer's signing key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    OFFICER_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    CONSENT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    officer: _builtins.str
+    """The officer who decides."""
+    request: _builtins.str
+    """The digest of the request's envelope."""
+    consent: _builtins.bool
+    """True if the action shall be done; false if not: another officer refuses, or the officer who asked withdraws."""
+    reason: _builtins.str
+    """For the record."""
+    @_builtins.property
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When the decision was made. The coordinator refuses one that is more than five minutes from its own time."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        officer: _builtins.str = ...,
+        request: _builtins.str = ...,
+        consent: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        created: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consent", b"consent", "created", b"created", "federation_id", b"federation_id", "officer", b"officer", "reason", b"reason", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecisionManifest: _TypeAlias = DecisionManifest  # noqa: Y015
+
+@_typing.final
 class CheckpointManifest(_message.Message):
     """The audit log up to some entry. Signed by the log's key."""
 

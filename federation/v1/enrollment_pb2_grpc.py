@@ -63,7 +63,7 @@ class EnrollmentServicer:
 
     def Login(self, request, context):
         """Gives an administrator a certificate for some hours, for a proof that the caller holds its signing key.
-        Errors: UNAUTHENTICATED login, login-time; INVALID_ARGUMENT csr, mismatch, manifest; ALREADY_EXISTS login-replayed.
+        Errors: UNAUTHENTICATED login, signed-time; INVALID_ARGUMENT csr, mismatch, manifest; ALREADY_EXISTS login-replayed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,7 @@ class EnrollmentStub:
     """
     Login: _grpc.UnaryUnaryMultiCallable[_enrollment_pb2.LoginRequest, _enrollment_pb2.LoginResponse]
     """Gives an administrator a certificate for some hours, for a proof that the caller holds its signing key.
-    Errors: UNAUTHENTICATED login, login-time; INVALID_ARGUMENT csr, mismatch, manifest; ALREADY_EXISTS login-replayed.
+    Errors: UNAUTHENTICATED login, signed-time; INVALID_ARGUMENT csr, mismatch, manifest; ALREADY_EXISTS login-replayed.
     """
 
 @_typing.type_check_only
@@ -57,7 +57,7 @@ class EnrollmentAsyncStub(EnrollmentStub):
     """
     Login: _aio.UnaryUnaryMultiCallable[_enrollment_pb2.LoginRequest, _enrollment_pb2.LoginResponse]  # type: ignore[assignment]
     """Gives an administrator a certificate for some hours, for a proof that the caller holds its signing key.
-    Errors: UNAUTHENTICATED login, login-time; INVALID_ARGUMENT csr, mismatch, manifest; ALREADY_EXISTS login-replayed.
+    Errors: UNAUTHENTICATED login, signed-time; INVALID_ARGUMENT csr, mismatch, manifest; ALREADY_EXISTS login-replayed.
     """
 
 class EnrollmentServicer(metaclass=_abc_1.ABCMeta):
@@ -82,7 +82,7 @@ class EnrollmentServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_enrollment_pb2.LoginResponse, _abc.Awaitable[_enrollment_pb2.LoginResponse]]:
         """Gives an administrator a certificate for some hours, for a proof that the caller holds its signing key.
-        Errors: UNAUTHENTICATED login, login-time; INVALID_ARGUMENT csr, mismatch, manifest; ALREADY_EXISTS login-replayed.
+        Errors: UNAUTHENTICATED login, signed-time; INVALID_ARGUMENT csr, mismatch, manifest; ALREADY_EXISTS login-replayed.
         """
 
 def add_EnrollmentServicer_to_server(servicer: EnrollmentServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

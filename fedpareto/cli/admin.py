@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedpareto.cli import audit, members
+from fedpareto.cli import audit, members, officers
 from fedpareto.cli.admin_app import Answer, Home, Late, Reason, RunName, Yes, app, command, confirm, connected, show
 from fedpareto.cli.failure import INTERRUPTED, USAGE, Failure
 from fedpareto.cli.options import CodeOption, ForceOption, JsonOption
@@ -42,7 +42,7 @@ else:
         )
     )
 
-__all__ = ["app", "audit", "members"]  # importing them adds their commands before those of this file
+__all__ = ["app", "audit", "members", "officers"]  # importing them adds their commands before those of this file
 
 
 @command(reads=True)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedpareto.cli.admin_app import Answer, ClientName, Home, Late, Reason, Yes, app, command, confirm, connected
+from fedpareto.cli.admin_app import Answer, ClientName, Home, Late, app, command, connected
 from fedpareto.cli.failure import USAGE, answer, failing
 from fedpareto.cli.options import JsonOption
 from fedpareto.cli.secret_input import passphrase_for
@@ -99,12 +99,6 @@ def clients(stub: "AdminStub") -> Answer:
 
 
 @command()
-def approve(stub: "AdminStub", client: ClientName) -> Answer:
-    """Approve a pending member, so that it gets work."""
-    return stub.ApproveClient(v1.ApproveClientRequest(client_id=client)), f"{client} is active and gets work"
-
-
-@command()
 def tag(
     stub: "AdminStub",
     client: ClientName,
@@ -119,45 +113,8 @@ def tag(
     return response, f"{client} has the tags {found}" if found else f"{client} has no tags"
 
 
-@command()
-def revoke(stub: "AdminStub", client: ClientName, reason: Reason = "", yes: Yes = False) -> Answer:
-    """Revoke a member, at once and permanently."""
-    confirm(yes, lambda: f"Shut {client} out for good? Its name is never given again.")
-    response = stub.RevokeClient(v1.RevokeClientRequest(client_id=client, reason=reason))
-    return response, f"{client} is revoked; its past updates stay in the record"
-
-
-@command()
-def forget(stub: "AdminStub", client: ClientName, reason: Reason = "", yes: Yes = False) -> Answer:
-    """Remove the updates that a member has sent.
-
-    Its signed envelopes, the steps and the models stay, so that signatures can still be verified; K and the models of
-    its rounds cannot be recomputed any more. What an open round needs is removed after the round. The member stays a
-    member: to end that, revoke it. Backups are not changed; make a new one into each directory.
-    """
-    confirm(yes, lambda: f"Remove every update that {client} has sent? Its rounds cannot be recomputed afterwards.")
-    response = stub.ForgetClient(v1.ForgetClientRequest(client_id=client, reason=reason))
-    words = f"{response.removed} payloads of {client} were removed, {response.removed_bytes / 1e6:.1f} MB"
-    if response.kept:
-        words += f"; {response.kept} are removed within a day after the round or the run that needs them has ended"
-    return response, words
-
-
 @command(reads=True)
 def admins(stub: "AdminStub") -> Answer:
     """List the administrators."""
     response = stub.ListAdministrators(v1.ListAdministratorsRequest())
     return response, lambda: render_members.administrators(response.administrators)
-
-
-@command()
-def revoke_admin(
-    stub: "AdminStub",
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The administrator's name.")],
-    reason: Reason = "",
-    yes: Yes = False,
-) -> Answer:
-    """Revoke an administrator, at once. `coordinator admin` can issue the name again."""
-    confirm(yes, lambda: f"End the certificate of the administrator {name}?")
-    response = stub.RevokeAdministrator(v1.RevokeAdministratorRequest(name=name, reason=reason))
-    return response, f"the certificate of {name} has ended, and so have its calls"

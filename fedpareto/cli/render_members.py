@@ -1,16 +1,23 @@
 """Tables of members, join strings and administrators."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
+from google.protobuf.message import DecodeError, Message
 from rich.console import RenderableType
 from rich.text import Text
 
 from federation.objectives import JOINT
-from federation.v1.admin_pb2 import Administrator, Client, JoinString, TaskSummary
+from federation.v1.admin_pb2 import Administrator, Client, JoinString, ListRequestsResponse, TaskSummary
+from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
 from federation.work.computation import Ability
+from fedpareto.cli.escaping import make_safe
 from fedpareto.cli.render import new_table, state
 from fedpareto.formatting import short, when
 from fedpareto.messages import name_of
+
+M = TypeVar("M", bound=Message)
 
 
 def clients(items: Iterable[Client]) -> RenderableType:
@@ -94,3 +101,41 @@ def administrators(items: Iterable[Administrator]) -> RenderableType:
             short(one.serial),
         )
     return table
+
+
+def request_name(request_id: str, *, whole: bool = False) -> str:
+    """The hexadecimal digits of a request's digest by which commands name it: the first twelve, or all."""
+    digits = request_id.partition(":")[2]
+    return digits if whole else digits[:12]
+
+
+def request_in_words(envelope: SignedEnvelope) -> str:
+    """What an officer has signed."""
+    asked = _signed(envelope, RequestManifest())
+    reason = f" ({asked.reason})" if asked.reason else ""
+    return f"{asked.action} {asked.subject}{reason}, asked by {asked.officer}"
+
+
+def _signed(envelope: SignedEnvelope, manifest: M) -> M:
+    """The manifest that was signed, with its strings made safe to show; empty if it cannot be read."""
+    with suppress(DecodeError):
+        manifest.ParseFromString(envelope.manifest)
+    make_safe(manifest)
+    return manifest
+
+
+def requests(response: ListRequestsResponse) -> RenderableType:
+    """Requests, and what takes two officers."""
+    table = new_table("request", "state", "what", "open until", "decided by", "decided")
+    for item in response.requests:
+        asked, decision = _signed(item.request, RequestManifest()), _signed(item.decision, DecisionManifest())
+        table.add_row(
+            request_name(item.request_id),
+            state(name_of(item, "state")),
+            request_in_words(item.request),
+            when(asked, "expires")[:16],
+            decision.officer or "–",
+            when(item, "ended")[:16],
+        )
+    takes_two = ", ".join(response.actions) or "nothing"
+    return table if table.row_count else Text(f"no requests; what takes two officers in this federation: {takes_two}")

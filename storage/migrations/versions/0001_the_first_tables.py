@@ -100,6 +100,18 @@ def upgrade() -> None:
         _column("ended", TIME, nullable=True),
     )
     op.create_table(
+        "action_requests",
+        _column("request_id", DIGEST, primary_key=True),
+        _column("state", STATE, index=True),
+        _column("requested_by", sa.String(64), sa.ForeignKey("administrators.key_id")),
+        _column("envelope", sa.LargeBinary),
+        _column("created", TIME),
+        _column("expires", TIME),
+        _column("decided_by", sa.String(64), sa.ForeignKey("administrators.key_id"), nullable=True),
+        _column("decision", sa.LargeBinary, nullable=True),
+        _column("ended", TIME, nullable=True),
+    )
+    op.create_table(
         "certificates",
         _column("serial", sa.String(40), primary_key=True),
         _column("client_id", NAME, sa.ForeignKey("clients.client_id"), index=True, nullable=True),
@@ -257,6 +269,7 @@ def downgrade() -> None:
         "consents",
         "runs",
         "certificates",
+        "action_requests",
         "administrators",
         "models",
         "join_strings",

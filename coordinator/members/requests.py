@@ -1,0 +1,215 @@
+"""Actions that take two security officers: one signs a request, another one a decision. Functions of a session.
+
+What is done is what the first officer signed, never what a column says, and it is done in the transaction of the
+second officer's consent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from google.protobuf.timestamp_pb2 import Timestamp
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.orm import Session
+
+from coordinator.members.administrators import administrators, officers, revoke_administrator
+from coordinator.members.membership import approve, forget, revoke
+from coordinator.settings import Settings
+from federation.envelope import envelope_digest, unseal
+from federation.identity import Action, Role
+from federation.refusals import Refusal
+from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
+from storage import audit
+from storage.models import ActionRequest, Administrator, Client, RequestState
+
+MADE = "request.made"  # entries of the log
+DECIDED = {
+    RequestState.DONE: "request.consented",
+    RequestState.REFUSED: "request.refused",
+    RequestState.WITHDRAWN: "request.withdrawn",
+}
+TOLERANCE = timedelta(minutes=5)  # between an administrator's clock and ours
+MAX_MANIFEST_BYTES = 8192
+LEAST = 2  # officers, where something takes two
+
+
+SignedT = TypeVar("SignedT", RequestManifest, DecisionManifest)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A decision, and what was done with it; `client` is the client that was revoked, if one was."""
+
+    row: ActionRequest
+    action: Action
+    subject: str
+    client: Client | None = None
+
+
+def officers_caution(session: Session, settings: Settings) -> str | None:
+    """What is wrong when something takes two officers and there are fewer; None if nothing is."""
+    names = officers(session)
+    if not settings.two_officers or len(names) >= LEAST:
+        return None
+    return (
+        f"two_officers = [{', '.join(settings.two_officers)}], and the federation has {len(names)} security officers "
+        f"({', '.join(names) or 'none'}): none of this can be done. Issue another one on this machine: `fedpareto "
+        "coordinator admin NAME --role security-officer --out DIR`"
+    )
+
+
+def must_not_take_two(settings: Settings, action: Action) -> None:
+    """Raises the Refusal `two-officers` if an action takes two officers."""
+    if action in settings.two_officers:
+        raise Refusal(
+            "two-officers",
+            f"in this federation {action} takes two security officers: sign a request, to which another officer "
+            "consents (`fedpareto admin` does so by itself)",
+        )
+
+
+def make_request(
+    session: Session, envelope: SignedEnvelope, *, federation_id: str, settings: Settings, by: str, now: datetime
+) -> ActionRequest:
+    """Puts an officer's request on record. The action is tried, and undone, so that it is refused now if it would be.
+
+    `by` is the URI of the caller, who must be the officer who signed.
+
+    Raises:
+        Refusal: `manifest`, `key-unknown`, `signature`, `mismatch`, `signed-time`, `argument`: this takes one officer,
+            or the request is open for too long; `request-exists`; those of the action.
+    """
+    officer, manifest = _signed(session, envelope, RequestManifest, federation_id=federation_id, by=by, now=now)
+    if manifest.action not in settings.two_officers:
+        raise Refusal("argument", f"{manifest.action[:40]!r} does not take two officers in this federation")
+    expires = _time(manifest.expires, now)
+    if not timedelta() < expires - now <= timedelta(seconds=settings.request_seconds) + TOLERANCE:
+        raise Refusal("argument", f"a request is open for at most {settings.request_seconds} s from now on")
+    request_id = envelope_digest(envelope)
+    if session.get(ActionRequest, request_id) is not None:
+        raise Refusal("request-exists", "this request was made already: make a new one")
+    with session.begin_nested() as trial:
+        _perform(session, manifest, by=by, now=now, consent="")
+        trial.rollback()
+    row = ActionRequest(
+        request_id=request_id,
+        state=RequestState.OPEN,
+        requested_by=officer.key_id,
+        envelope=envelope.SerializeToString(deterministic=True),
+        created=now,
+        expires=expires,
+    )
+    session.add(row)
+    session.flush()
+    detail = f"{manifest.action} {manifest.subject}"
+    audit.record(session, at=now, actor=by, action=MADE, subject=request_id, detail=detail, digest=request_id)
+    return row
+
+
+def decide(session: Session, envelope: SignedEnvelope, *, federation_id: str, by: str, now: datetime) -> Done:
+    """Takes an officer's decision on a request; with a consent, does what was asked for.
+
+    Raises:
+        Refusal: `manifest`, `key-unknown`, `signature`, `mismatch`, `signed-time`, `request-unknown`, `request-state`,
+            `request-expired`, `request-own`, `request-officer`; those of the action, and then the request stays open.
+    """
+    officer, manifest = _signed(session, envelope, DecisionManifest, federation_id=federation_id, by=by, now=now)
+    row = session.get(ActionRequest, manifest.request[:71], with_for_update=True, populate_existing=True)
+    if row is None:
+        raise Refusal("request-unknown", "there is no such request: `fedpareto admin requests` lists the open ones")
+    if row.state is not RequestState.OPEN:
+        raise Refusal("request-state", f"the request is {row.state} since {row.ended:%Y-%m-%d %H:%M} UTC")
+    if now >= row.expires:
+        raise Refusal("request-expired", f"the request has expired at {row.expires:%Y-%m-%d %H:%M} UTC: make a new one")
+    administrators(session, lock=True)  # all in one order, before the action does so: no two consents can deadlock
+    first = session.get_one(Administrator, row.requested_by)
+    asked = open_request(row, first)
+    own = first.name == officer.name
+    if manifest.consent and own:
+        raise Refusal("request-own", "the request is your own: another security officer has to consent")
+    if now >= _time(asked.expires, now):
+        raise Refusal("signature", "the end of the request on record is not the one that was signed")
+    if not _counts(officer):
+        raise Refusal("key-unknown", f"{officer.name} was revoked at this moment")
+    if manifest.consent and not _counts(first):
+        raise Refusal("request-officer", f"{first.name}, who made the request, is no security officer any more")
+    row.state = RequestState.DONE if manifest.consent else RequestState.WITHDRAWN if own else RequestState.REFUSED
+    row.decided_by, row.ended = officer.key_id, now
+    row.decision = envelope.SerializeToString(deterministic=True)
+    consent = envelope_digest(envelope)
+    detail = f"{asked.action} {asked.subject}, asked by {first.name}{': ' if manifest.reason else ''}{manifest.reason}"
+    audit.record(
+        session, at=now, actor=by, action=DECIDED[row.state], subject=row.request_id, detail=detail, digest=consent
+    )
+    client = _perform(session, asked, by=by, now=now, consent=consent) if manifest.consent else None
+    return Done(row, Action(asked.action), asked.subject, client)
+
+
+def open_request(row: ActionRequest, officer: Administrator) -> RequestManifest:
+    """What an officer has signed in a request on record.
+
+    Raises:
+        Refusal: `signature`: the row was changed since.
+    """
+    envelope = SignedEnvelope.FromString(row.envelope)
+    if envelope_digest(envelope) != row.request_id:
+        raise Refusal("signature", "the request on record is not the one that was signed")
+    return unseal(envelope, RequestManifest, Ed25519PublicKey.from_public_bytes(officer.signing_key))
+
+
+def requests(session: Session, *, every: bool, now: datetime, start: int, count: int) -> Sequence[ActionRequest]:
+    """The open requests, or every one, newest first: at most `count` of them, after the first `start`."""
+    fit: tuple[ColumnElement[bool], ...] = ()
+    if not every:
+        fit = (ActionRequest.state == RequestState.OPEN, ActionRequest.expires > now)
+    query = select(ActionRequest).where(*fit).order_by(ActionRequest.created.desc(), ActionRequest.request_id)
+    return session.scalars(query.offset(start).limit(count)).all()
+
+
+def _signed(
+    session: Session, envelope: SignedEnvelope, kind: type[SignedT], *, federation_id: str, by: str, now: datetime
+) -> tuple[Administrator, SignedT]:
+    """The officer whose signature this is, which must be the caller, and what was signed, just now."""
+    if len(envelope.manifest) > MAX_MANIFEST_BYTES:
+        raise Refusal("manifest", f"what an officer signs has at most {MAX_MANIFEST_BYTES} bytes")
+    name = by.rpartition("/")[2]
+    officer = session.get(Administrator, envelope.key_id.hex()[:64])
+    if officer is None or officer.name != name or not _counts(officer):
+        raise Refusal("key-unknown", f"this is not signed by the present signing key of the security officer {name}")
+    manifest = unseal(envelope, kind, Ed25519PublicKey.from_public_bytes(officer.signing_key))
+    for field, expected in (("federation_id", federation_id), ("officer", name)):
+        if (said := getattr(manifest, field)) != expected:
+            raise Refusal(f"mismatch:{field}", f"what was signed is for {said[:63]!r}, not for {expected!r}")
+    if abs(_time(manifest.created, now) - now) > TOLERANCE:
+        raise Refusal(
+            "signed-time",
+            f"this was signed more than five minutes from {now:%Y-%m-%d %H:%M:%S} UTC, the coordinator's time: set the "
+            "clock",
+        )
+    return officer, manifest
+
+
+def _counts(administrator: Administrator) -> bool:
+    return administrator.ended is None and Role.SECURITY_OFFICER in administrator.roles
+
+
+def _time(stamp: Timestamp, now: datetime) -> datetime:
+    try:
+        return stamp.ToDatetime(now.tzinfo)
+    except (ValueError, OverflowError):
+        raise Refusal("signed-time", "a time in what was signed is not a time") from None
+
+
+def _perform(session: Session, asked: RequestManifest, *, by: str, now: datetime, consent: str) -> Client | None:
+    match Action(asked.action):
+        case Action.APPROVE:
+            approve(session, asked.subject, by=by, now=now, consent=consent)
+        case Action.REVOKE:
+            return revoke(session, asked.subject, asked.reason, by=by, now=now, consent=consent)
+        case Action.FORGET:
+            forget(session, asked.subject, asked.reason, by=by, now=now, consent=consent)
+        case Action.REVOKE_ADMIN:
+            revoke_administrator(session, asked.subject, asked.reason, least=LEAST, by=by, now=now, consent=consent)
+    return None
