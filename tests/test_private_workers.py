@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import Federation, Process, federation, wait_for
 
 from coordinator.home import Home
-from coordinator.services.bundles import write_bundle
 from federation.bundle import BundleReader
 from federation.envelope import seal
 from federation.member_files import MemberFiles
@@ -293,20 +292,9 @@ class Record:
 
 def record_of(scene: Scene, name: str) -> Record:
     """The record of a run."""
-    home = Home.load(scene.fed.home)
-    ((run,),) = scene.fed.query("select run_id from runs where name = :name", name=name)
     path = scene.fed.directory / f"{name}.fedpareto"
-    with closing(home.open_database()) as database:
-        pieces = write_bundle(
-            database,
-            home.open_blobs(),
-            run,
-            federation_id=home.federation_id,
-            certificates=(home.ca, home.server),
-            payloads=True,
-        )
-        path.write_bytes(b"".join(pieces))
-    return Record(Edited.of(path), path, home.signing_key)
+    scene.fed.admin("bundle", name, "--payloads", "--out", str(path))
+    return Record(Edited.of(path), path, Home.load(scene.fed.home).signing_key)
 
 
 STEP_FIELDS: list[tuple[str, Callable[[StepManifest], object]]] = [
