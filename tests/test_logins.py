@@ -21,13 +21,15 @@ from federation.certificates import load_certificate, make_csr
 from federation.envelope import CONTEXTS, key_id, seal
 from federation.identity import Role, parse_peer
 from federation.keys import new_tls_key
-from federation.v1.admin_pb2 import ListClientsRequest, RevokeAdministratorRequest
+from federation.v1.admin_pb2 import ListAuditRequest, ListClientsRequest, RevokeAdministratorRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import LoginManifest, RevocationManifest, SignedEnvelope
 from federation.v1.enrollment_pb2 import LoginRequest
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from fedpareto.cli.admin_line import Line
+from fedpareto.cli.audit import listed
 from fedpareto.cli.client import connect, way_to
+from fedpareto.cli.escaping import escaping_stub
 from fedpareto.cli.failure import Failure
 from fedpareto.cli.main import app
 from storage.models import Administrator, AuditEntry, Certificate
@@ -234,6 +236,25 @@ def test_calls_go_on_across_the_end_of_a_certificate(served: Running, officer: O
         finally:
             line.close()
             served.clock.ahead = timedelta()
+
+
+def test_the_log_is_followed_across_the_end_of_a_certificate(served: Running, officer: Officer) -> None:
+    officer.age(LIFETIME - timedelta(seconds=3))
+    early = [datetime.now(UTC) - LIFETIME / 2]  # by this clock, the first call needs no login
+    with way_to(officer.home) as way:
+        line = Line(way, clock=lambda: early.pop() if early else datetime.now(UTC))
+        try:
+            entries = listed(escaping_stub(line.call), ListAuditRequest(follow=True, actor=officer.name))
+            numbers: list[int] = []
+            certified = 0
+            while not certified:  # the next login is told after the end of the certificate
+                for entry in next(entries):
+                    numbers.append(entry.number)
+                    certified += entry.action == "admin.certified"
+        finally:
+            line.close()
+    assert sorted(set(numbers)) == numbers
+    assert AdminFiles.load(officer.home).not_after > datetime.now(UTC) + LIFETIME * 0.99
 
 
 def test_a_signing_key_with_a_passphrase_logs_in_by_command_only(served: Running, tmp_path: Path) -> None:

@@ -117,9 +117,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 Caller = Callable[[Running], grpc.Channel]
 
 
-def certified(served: Running, uris: list[str], *, foreign: bool = False, known: bool = False) -> grpc.Channel:
+def certified(
+    served: Running, uris: list[str], *, foreign: bool = False, known: bool = False, age: timedelta = timedelta()
+) -> grpc.Channel:
     """A certificate that was made behind the coordinator's back, of its CA or of another one with the same name."""
-    key, ca_key, now = new_tls_key(), served.home.ca_key, served.clock()
+    key, ca_key, now = new_tls_key(), served.home.ca_key, served.clock() - age
     ca = served.home.ca
     if foreign:
         ca_key = new_tls_key()
@@ -206,6 +208,10 @@ SHUT_OUT: dict[str, tuple[Caller, tuple[str, str]]] = {
     ),
     "officer of another CA": (
         lambda served: certified(served, all_roles(), foreign=True),
+        ("UNAVAILABLE", "unreachable"),
+    ),
+    "officer whose certificate has ended": (
+        lambda served: certified(served, all_roles(), known=True, age=timedelta(days=1)),
         ("UNAVAILABLE", "unreachable"),
     ),
     "no certificate at the port of members": (

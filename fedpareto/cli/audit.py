@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +13,18 @@ from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.options import JsonOption
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import grpc
+
+    from federation import channels
     from federation.v1 import admin_pb2 as v1
     from federation.v1 import common_pb2 as common
+    from federation.v1.admin_pb2_grpc import AdminStub
     from fedpareto import formatting
     from fedpareto.cli import document, render
 else:
+    grpc, channels = map(Late, ("grpc", "federation.channels"))
     v1, common, formatting = map(Late, ("federation.v1.admin_pb2", "federation.v1.common_pb2", "fedpareto.formatting"))
     document, render = map(Late, ("fedpareto.cli.document", "fedpareto.cli.render"))
 
@@ -24,6 +32,7 @@ audit = typer.Typer(help="Show the audit log; `audit verify` verifies it.", invo
 app.add_typer(audit, name="audit")
 
 _AGO = re.compile(r"(\d{1,6})([smhd])")
+_SHORTEST_SECONDS = 1.0  # of a call whose certificate was good when it began
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -51,10 +60,28 @@ def show_log(
     if since is not None:
         request.since.FromDatetime(_time(since, datetime.now(UTC)))
     with connected(context, home, reads=not follow) as stub:
-        for response in stub.ListAudit(request):
-            for entry in response.entries:
+        for entries in listed(stub, request):
+            for entry in entries:
                 typer.echo(document.line(entry) if as_json else _line(entry))
             sys.stdout.flush()
+
+
+def listed(stub: "AdminStub", request: "v1.ListAuditRequest") -> "Iterator[list[v1.AuditEntry]]":
+    """The entries, some at a time. Following goes on after the end of a certificate, with the next one."""
+    last = -1
+    while True:
+        begun = time.monotonic()
+        try:
+            for response in stub.ListAudit(request):
+                if entries := [entry for entry in response.entries if entry.number > last]:
+                    last = entries[-1].number
+                    yield entries
+        except grpc.RpcError as error:
+            expired = channels.refusal_from_rpc_error(error).reason == "certificate-expired"
+            if not (request.follow and expired and time.monotonic() > begun + _SHORTEST_SECONDS):
+                raise
+        else:
+            return
 
 
 @audit.command()
