@@ -219,6 +219,26 @@ def test_nothing_is_done_for_a_run_before_its_owner_has_approved_this_specificat
     assert len(running.events("training")) == 1
 
 
+def test_what_the_policy_refuses_the_owner_cannot_approve_and_a_refusal_outlives_the_policy(
+    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: Home
+) -> None:
+    file, place = RunsFile(home.runs), ("--home", str(home.directory))
+    file.add(ASKED)
+    home.policy.write_text('algorithms = ["fedmgda+"]')
+    assert "policy.toml refuses this run: the owner does not allow fedavg" in command(
+        "approve", "trial", *place, code=1
+    )
+    assert file.runs() == [ASKED]
+    home.policy.write_text("")
+    command("refuse", "trial", "--reason", "no", *place)
+    file.close()
+    running = Running(home, coordinator.member(), offers)
+    running.wait_for("attending")
+    coordinator.assign(coordinator.assignment(*model, spec=digest(SPEC)))
+    assert wait_for(lambda: coordinator.declines, "the decline")[0].reason == "owner"
+    running.stop()
+
+
 def test_a_run_that_its_owner_refuses_later_is_dropped_and_the_answer_survives_a_restart(
     coordinator: ScriptedCoordinator, offers: dict[str, Trainer], model: tuple[Layout, bytes], home: Home
 ) -> None:

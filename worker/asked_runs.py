@@ -123,16 +123,18 @@ class RunsFile:
             return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
     def runs(self, beginning: str = "") -> list[AskedRun]:
-        """Those that asked, in the order in which they did; of those whose id or name begins like this, if given."""
-        with self.using() as connection:
-            rows = connection.execute(f"SELECT {_COLUMNS} FROM runs ORDER BY asked, run, spec").fetchall()  # noqa: S608
-        names = _COLUMNS.split(", ")
-        found = [AskedRun(**dict(zip(names, row, strict=True))) for row in rows]
+        """Those that asked, in their order, whose id begins like this or that have this name."""
+        found = self._select("ORDER BY asked, run, spec")
         return [one for one in found if one.run.startswith(beginning) or one.name == beginning]
 
     def get(self, run: str, spec: str) -> AskedRun | None:
         """The run with this specification; None if it has not asked."""
-        return next((one for one in self.runs(run) if (one.run, one.spec) == (run, spec)), None)
+        return next(iter(self._select("WHERE run = ? AND spec = ?", run, spec)), None)
+
+    def _select(self, which: str, *values: str) -> list[AskedRun]:
+        with self.using() as connection:
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM runs {which}", values).fetchall()  # noqa: S608
+        return [AskedRun(**dict(zip(_COLUMNS.split(", "), row, strict=True))) for row in rows]
 
     def add(self, one: AskedRun) -> None:
         """Writes down that a run asked."""

@@ -65,9 +65,9 @@ class Consents:
 
     def problem(self, manifest: AssignmentManifest) -> tuple[str, str] | None:
         """Why nothing is done for an assignment: the reason and its words; None where its run is accepted."""
-        if not self._policy.decides:
-            return None
         run = self._file.get(manifest.run_id, manifest.spec)
+        if run is None and not self._policy.decides:
+            return None
         if run is None:
             return "consent", "this site answers each run first, and this one has not asked with this specification"
         verdict = run.verdict(self._policy)

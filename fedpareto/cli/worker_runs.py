@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,10 +76,13 @@ def _decide(home: Path, name: str, owner: str, reason: str, *, as_json: bool) ->
 
     with _opened(home) as (file, policy):
         run = _one(file, name)
-        file.decide(run, owner, reason[:400], datetime.now(UTC))
-        document = _document(_one(file, run.run), policy)
-    if owner == "approved" and document["answer"] != "accepted":
-        raise Failure(f"policy.toml refuses this run all the same: {document['message']}")
+        decided = datetime.now(UTC)
+        after = replace(run, owner=owner, words=reason[:400], decided=decided.isoformat())
+        verdict = after.verdict(policy)
+        if owner == "approved" and verdict.answer != "accepted":
+            raise Failure(f"policy.toml refuses this run: {verdict.message}")
+        file.decide(run, owner, reason[:400], decided)
+        document = _document(after, policy)
     answer(as_json, document, escaped(f"{owner}: run {run.run} ({run.name}) with the specification {run.spec}"))
 
 
