@@ -1,8 +1,8 @@
-"""Fuzzing of parsers: what is not a value is refused with the parser's own error, and a value survives being written.
+"""Fuzzing of parsers: each input gives a value or the parser's own error, and a value that is written stays the same.
 
 Inputs are made from those of the corpus, tests/corpus/PARSER: bytes are changed, and so are values of TOML documents
 and fields of messages. In `make test` each parser gets 200 inputs, the same ones each time; in `make fuzz` 10,000,
-others each time. A finding belongs into the corpus: the error shows the input.
+others each time. Put an input that fails into the corpus; the error shows it.
 """
 
 import random
@@ -55,7 +55,7 @@ _PIECES = (*JUNK, *(text.encode() for text in TEXTS if len(text) < 200), b"\xff\
 
 
 def damaged(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
-    """Inputs whose bytes were changed in a few places, and now and then bytes of no origin."""
+    """Inputs whose bytes were changed in a few places, and now and then random bytes."""
     kind = st.sampled_from(("flip", "flip", "remove", "repeat", "insert", "overwrite", "cut"))
     piece = st.one_of(st.sampled_from(_PIECES), st.binary(max_size=8))
     edit = st.tuples(kind, st.integers(0, 1 << 16), st.integers(1, 32), piece)
@@ -139,7 +139,7 @@ def documents(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
 
 @dataclass(frozen=True)
 class Parser:
-    """A parser of what somebody else wrote.
+    """A parser of input from another party.
 
     Attributes:
         parse: reads an input.

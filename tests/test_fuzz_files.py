@@ -1,4 +1,4 @@
-"""Whatever bytes a file, a certificate or a first message has, a value comes out or the parser's own error."""
+"""Parsers of files, certificates and first messages: all bytes give a value or the parser's own error."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -97,7 +97,7 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_what_is_no_value_is_refused_with_the_parsers_own_error(name: str, tmp_path: Path) -> None:
+def test_each_input_gives_a_value_or_the_parsers_own_error(name: str, tmp_path: Path) -> None:
     fuzz(name, PARSERS[name](tmp_path / "input"))
 
 

@@ -1,4 +1,4 @@
-"""Whatever a message says, signed or not, it is taken as it is or refused with the reader's own error."""
+"""Parsers of messages: each message, signed or not, gives a value or the parser's own error."""
 
 import io
 from collections.abc import Callable
@@ -260,5 +260,5 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_what_is_no_value_is_refused_with_the_readers_own_error(name: str, tmp_path: Path) -> None:
+def test_each_input_gives_a_value_or_the_parsers_own_error(name: str, tmp_path: Path) -> None:
     fuzz(name, PARSERS[name](tmp_path / "input"))

@@ -1,4 +1,4 @@
-"""Whatever stands in a document, a value comes out or the parser's own error, which names what is wrong."""
+"""Parsers of documents: each input gives a value or the parser's own error, whatever it holds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -89,5 +89,5 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_what_is_no_value_is_refused_with_the_parsers_own_error(name: str, tmp_path: Path) -> None:
+def test_each_input_gives_a_value_or_the_parsers_own_error(name: str, tmp_path: Path) -> None:
     fuzz(name, PARSERS[name](tmp_path / "input"))
