@@ -34,7 +34,8 @@ test-peers: $(PEERS)/.installed  ## our rules against other libraries, and all s
 
 fuzz: $(VENV)/.dev  ## 10,000 inputs for each parser, others each time: make fuzz ARGS="-k gram"
 	@$(BIN)/python -m pytest --hypothesis-profile fuzz --timeout 3600 -m "full or not full" \
-		tests/test_fuzz.py tests/test_fuzz_texts.py tests/test_fuzz_files.py tests/test_fuzz_messages.py $(ARGS)
+		tests/test_fuzz.py tests/test_fuzz_worker.py tests/test_fuzz_texts.py tests/test_fuzz_files.py \
+		tests/test_fuzz_messages.py $(ARGS)
 
 mutants: $(VENV)/.dev $(MUTANTS)/.installed  ## small changes of the code that no test notices: make mutants MODULE=qp ARGS="--count 25"
 	@$(MUTANTS)/bin/python tools/mutants.py $(MODULE) $(ARGS)

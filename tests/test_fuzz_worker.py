@@ -1,0 +1,110 @@
+"""A coordinator that was taken over sends a worker anything, signed or not: the worker lives, and does honest work."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from harness import wait_for
+from mutation import mutated, warp
+from scripted import CLIENT, FEDERATION, ScriptedCoordinator, scripted
+from test_worker_limits import model, offers
+from working import Running
+from works import MESSAGES, set_work
+
+from federation.digests import digest
+from federation.envelope import seal
+from federation.training.trainer import Trainer
+from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, RunManifest
+from federation.v1.federation_pb2 import AttendResponse
+from federation.vectors import Layout
+from worker.home import Home
+from worker.policy import Limits, Policy
+
+__all__ = ["model", "offers"]  # fixtures
+
+SEED = 20261122
+SPEC = b'name = "trial"\ntask = "digits"\nrounds = 1\n'
+
+
+@pytest.fixture
+def coordinator() -> Iterator[ScriptedCoordinator]:
+    with scripted() as made:
+        yield made
+
+
+def hostile(coordinator: ScriptedCoordinator, order: AssignmentManifest, rng: random.Random) -> AttendResponse | None:
+    """A message of the stream that is wrong somewhere; None where the change left no message."""
+    manifest: Any = AssignmentManifest()
+    manifest.CopyFrom(order)
+    kind = rng.random()
+    if kind < 0.4:
+        work = rng.choice(list(MESSAGES.values()))()
+        warp(work, rng)
+        set_work(manifest, work)
+    elif kind < 0.7:
+        warp(manifest, rng)
+    elif kind < 0.85:
+        manifest = CancelManifest(federation_id=FEDERATION, client_id=CLIENT, assignment_id="hostile")
+        warp(manifest, rng)
+    else:
+        manifest = RunManifest(federation_id=FEDERATION, run_id="hostile", spec=digest(SPEC), task="digits")
+        warp(manifest, rng)
+    envelope = seal(manifest, coordinator.signing_key)
+    field = {CancelManifest: "cancel", RunManifest: "run"}.get(type(manifest), "assignment")
+    response = AttendResponse(**{field: envelope})
+    if rng.random() < 0.3:
+        try:
+            response = AttendResponse.FromString(mutated(response, rng))
+        except DecodeError:
+            return None
+    return response if response.WhichOneof("message") != "welcome" else None
+
+
+@pytest.mark.parametrize("policy", [{}, {"submitters": ("alice",)}], ids=["any run", "runs of alice"])
+@pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=pytest.mark.full)])
+def test_a_worker_survives_any_messages_of_its_coordinator_and_does_honest_work_afterwards(
+    coordinator: ScriptedCoordinator,
+    offers: dict[str, Trainer],
+    model: tuple[Layout, bytes],
+    tmp_path: Path,
+    policy: dict[str, Any],
+    count: int,
+) -> None:
+    chosen = Policy(limits=Limits(max_steps=5, hours=0.001), **policy)
+    home, member = Home(tmp_path / "home"), coordinator.member()
+    running = Running(home, member, offers, policy=chosen, uniform=lambda *_: 0.01)
+    try:
+        running.wait_for("attending")
+        rng = random.Random(f"{SEED}/{count}")
+        order = coordinator.assignment(*model)
+        for number in range(count):
+            order.assignment_id = f"hostile-{number}"
+            order.run_id = f"run-{number % 50}"
+            if (response := hostile(coordinator, order, rng)) is not None:
+                wait_for(lambda: coordinator._outboxes, "an attendance")  # some messages end the stream
+                coordinator._say(response)
+        wait_for(lambda: len(coordinator.declines) > count // 10, "declines")
+
+        def answered() -> bool:
+            coordinator.ask(SPEC, "honest")
+            return "honest" in {one["run_id"] for one in running.events("run-answered")}
+
+        if policy:
+            wait_for(answered, "the answer")
+        honest = coordinator.assignment(*model, 7, run_id="honest", spec=digest(SPEC))
+
+        def done() -> bool:
+            assert running.failure is None
+            assert running.thread.is_alive()
+            # While much waits, it is declined with `limit:waiting`.
+            coordinator._say(AttendResponse(assignment=seal(honest, coordinator.signing_key)))
+            return any(one.manifest.run_id == "honest" for one in coordinator.submissions)
+
+        wait_for(done, "the honest work")
+    finally:
+        running.stop()
+    assert running.failure is None
+    assert "Traceback" not in running.out.getvalue()
