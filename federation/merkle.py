@@ -5,7 +5,7 @@ Leaves and nodes are hashes of 32 bytes. The tree of no leaves has no root here.
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 
 HASH_BYTES = 32
@@ -132,8 +132,10 @@ class Tree:
         return tree_root(leaves[begin : begin + size])
 
 
-def root_from(nodes: Mapping[tuple[int, int], bytes], start: int, stop: int) -> bytes:
+def root_from(nodes: dict[tuple[int, int], bytes], start: int, stop: int) -> bytes:
     """The root over the leaves from one number up to another, from leaves and other nodes of the tree.
+
+    What is computed is added to `nodes`: the trees of several sizes have most of their nodes in common.
 
     Raises:
         LookupError: a leaf or node that is needed is not among `nodes`.
@@ -144,7 +146,8 @@ def root_from(nodes: Mapping[tuple[int, int], bytes], start: int, stop: int) -> 
     if stop - start <= 1:
         raise LookupError(f"nothing is known of leaf {start}")
     half = start + _split(stop - start)
-    return node_hash(root_from(nodes, start, half), root_from(nodes, half, stop))
+    root = nodes[start, stop] = node_hash(root_from(nodes, start, half), root_from(nodes, half, stop))
+    return root
 
 
 def continues(first: int, first_root: bytes, second: int, second_root: bytes, proof: Sequence[bytes]) -> bool:

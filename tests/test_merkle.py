@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from federation.merkle import BLOCK, Tree, continues, leaf_hash, node_hash, tree_root
+from federation.merkle import BLOCK, Tree, continues, leaf_hash, node_hash, root_from, tree_root
 
 # The inputs and roots of the reference implementation of RFC 6962, which RFC 9162 keeps.
 INPUTS = ["", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f"]
@@ -81,3 +81,22 @@ def test_hashes_of_another_length_prove_nothing() -> None:
     assert continues(1, LEAVES[0], 2, two, [LEAVES[1]])
     assert not continues(1, LEAVES[0], 2, two, [LEAVES[1] + b"0"])
     assert not continues(0, b"", 2, two, [LEAVES[1]])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_some_leaves_and_the_nodes_around_them_give_the_roots_of_each_size(seed: int) -> None:
+    drawn = random.Random(seed)
+    size = drawn.randint(1, 900)
+    leaves, tree = LEAVES[:size], grown(size)
+    shown = sorted({drawn.randrange(size) for _ in range(drawn.randint(1, 40))})
+    sizes = sorted({size, *(drawn.randint(1, size) for _ in range(3))})
+    nodes = tree.around(shown, sizes)
+    assert not any(start <= number < stop for start, stop in nodes for number in shown)
+    known = nodes | {(number, number + 1): leaves[number] for number in shown}
+    for first in [*sizes, *(number + 1 for number in shown)]:
+        assert root_from(dict(known), 0, first) == tree_root(leaves[:first])
+    for one in [*nodes, (shown[0], shown[0] + 1)]:  # none is too many
+        less = {place: node for place, node in known.items() if place != one}
+        with pytest.raises(LookupError, match="nothing is known of leaf"):
+            for first in sizes:
+                root_from(dict(less), 0, first)

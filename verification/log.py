@@ -1,7 +1,7 @@
 """What the audit log tells of a run: whether its entries are those that were signed, and whether the record agrees."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -47,7 +47,7 @@ class RunLog:
     run_id: str
     newest: CheckpointManifest
     entries: tuple[LoggedEntry, ...]
-    nodes: Mapping[tuple[int, int], bytes]
+    nodes: dict[tuple[int, int], bytes]
     _told: set[int] = field(default_factory=set)  # the entries whose facts are in the record
     _stepped: int = -1  # the number of the entry of the newest step
 
@@ -92,8 +92,9 @@ class RunLog:
             raise Wrong(f"the bundle says that the run is {state}; the audit log tells {told or 'of no end'}")
         coordinator = keys.coordinator.public_bytes_raw()
         self._must_tell("key.set", "signing key", digest(coordinator), "the coordinator's signing key")
+        known = {(entry.subject, entry.digest) for entry in self.entries}
         for name, key in keys.clients.items():
-            if not any(entry.subject == name and entry.digest == digest(key) for entry in self.entries):
+            if (name, digest(key)) not in known:
                 raise Wrong(f"the signing key of {name}: no entry of the audit log tells of it")
 
     def must_tell_consents(self, consents: Iterable[SignedEnvelope], spec: str, federation_id: str, keys: Keys) -> None:
