@@ -97,8 +97,8 @@ class Tree:
     def around(self, leaves: Collection[int], sizes: Iterable[int]) -> dict[tuple[int, int], bytes]:
         """The nodes that lead from some leaves, by their numbers, to the roots over the first `sizes` leaves.
 
-        Each is the root over the leaves from one number up to another, none of which is among `leaves`. They are as
-        few as can be: below such a node, nothing is needed. `root_from` computes the roots from them.
+        Each is the root over the leaves from one number up to another, none of which is among `leaves`. For one size
+        they are as few as can be. `root_from` computes the roots from them.
         """
         ordered = sorted(leaves)
         found: dict[tuple[int, int], bytes] = {}

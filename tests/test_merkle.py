@@ -95,8 +95,7 @@ def test_some_leaves_and_the_nodes_around_them_give_the_roots_of_each_size(seed:
     known = nodes | {(number, number + 1): leaves[number] for number in shown}
     for first in [*sizes, *(number + 1 for number in shown)]:
         assert root_from(dict(known), 0, first) == tree_root(leaves[:first])
-    for one in [*nodes, (shown[0], shown[0] + 1)]:  # none is too many
-        less = {place: node for place, node in known.items() if place != one}
+    alone = tree.around(shown, [size]) | {(number, number + 1): leaves[number] for number in shown}
+    for one in alone:  # none is too many
         with pytest.raises(LookupError, match="nothing is known of leaf"):
-            for first in sizes:
-                root_from(dict(less), 0, first)
+            root_from({place: node for place, node in alone.items() if place != one}, 0, size)
