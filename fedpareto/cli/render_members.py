@@ -90,14 +90,14 @@ def join_strings(items: Iterable[JoinString]) -> RenderableType:
 
 def administrators(items: Iterable[Administrator]) -> RenderableType:
     """Administrators."""
-    table = new_table("administrator", "state", "roles", "last seen", "expires", "certificate")
+    table = new_table("administrator", "state", "roles", "last seen", "logged in until", "certificate")
     for one in items:
         table.add_row(
             one.name,
             state("REVOKED" if one.HasField("revoked") else "ACTIVE"),
             ", ".join(one.roles),
             when(one, "last_seen")[:16],
-            when(one, "certificate_expires")[:10],
+            when(one, "certificate_expires")[:16],
             short(one.serial),
         )
     return table
