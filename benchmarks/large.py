@@ -96,7 +96,7 @@ def upload(member: Member, order: AssignmentManifest, seed: int) -> None:
     for answer in member.stub.Submit(requests(), timeout=LONGEST_SECONDS):
         if answer.WhichOneof("message") == "window":
             windows.put(answer.window)
-        elif unseal(answer.receipt, ReceiptManifest, member.files.coordinator_key).accepted:
+        elif unseal(answer.receipt, ReceiptManifest, member.files.coordinator.chain.present).accepted:
             return
     raise RuntimeError("the update was not accepted")
 

@@ -5,8 +5,9 @@ import json
 import os
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -19,21 +20,29 @@ from coordinator.members.administrators import certify_administrator, register_a
 from coordinator.members.certificates import Authority
 from coordinator.ownership import HomeError, claim_database, lost_database, must_own
 from coordinator.settings import SETTINGS_FILE, SQLITE, Settings
+from coordinator.signing_keys import Signing
 from federation.admin_files import Account, AdminFiles
 from federation.certificates import SERVER_LIFETIME, der, load_certificate_file, make_ca, pem
 from federation.digests import digest
-from federation.identity import Role, check_name, coordinator_uri, signing_key_uri
+from federation.identity import Role, check_name, coordinator_uri, parse_peer, signing_key_uri
+from federation.key_chain import read_rotations, rotate, rotations_text, whole_chain
 from federation.keys import (
+    FileDamaged,
+    finish_replacing,
     load_signing_key,
     load_tls_key,
     make_private_directory,
     new_tls_key,
+    private_key_pem,
     read_file,
     remedy,
     replace_private,
+    replace_together,
     write_private_key,
 )
 from federation.member_files import move_address
+from federation.refusals import Refusal
+from federation.v1.common_pb2 import KeyRotation
 from storage import audit
 from storage.blobs import BlobStore
 from storage.database import Database
@@ -41,6 +50,7 @@ from storage.directory import DirectoryStore
 
 FIRST_ADMIN = "admin"
 TWO_OFFICERS = "two_officers"  # the subject of entries of the log: what takes two officers from then on
+ROTATIONS_FILE = "signing.rotations"
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,21 @@ class Home:
     server_key: EllipticCurvePrivateKey
     signing_key: Ed25519PrivateKey
     log_key: LogKey
+    rotations: tuple[KeyRotation, ...] = ()  # of the signing key, the oldest first
+
+    @cached_property
+    def signing(self) -> Signing:
+        """What the coordinator signs with, and how its keys have replaced each other.
+
+        Raises:
+            FileDamaged: the rotations do not lead to the signing key.
+        """
+        present = self.signing_key.public_key()
+        try:
+            chain = whole_chain(self.rotations, present, federation_id=self.federation_id)
+        except Refusal as refusal:
+            raise FileDamaged(f"{self.directory / ROTATIONS_FILE} and signing.key: {refusal.message}") from None
+        return Signing(self.federation_id, self.signing_key, chain, self.log_key.key.private_bytes_raw())
 
     @property
     def federation_id(self) -> str:
@@ -140,6 +165,7 @@ class Home:
                 f"`fedpareto coordinator init --home {directory}`"
             )
         settings = Settings.parse(read_file(path).decode(errors="replace"), str(path))
+        finish_replacing(directory)
         with remedy("restore it from the backup of the keys; without it this federation cannot be served"):
             ca_key = load_tls_key(directory / "ca.key", passphrase)
             server_key = load_tls_key(directory / "server.key", passphrase)
@@ -147,8 +173,11 @@ class Home:
             server = load_certificate_file(directory / "server.pem", server_key)
             signing_key = load_signing_key(directory / "signing.key", passphrase)
             log_key = load_signing_key(directory / "log.key", passphrase)
-        log = LogKey(federation_id=settings.federation_id, key=log_key)
-        return cls(directory, settings, ca, ca_key, server, server_key, signing_key, log)
+            rotations = read_rotations(directory / ROTATIONS_FILE)
+            log = LogKey(federation_id=settings.federation_id, key=log_key)
+            home = cls(directory, settings, ca, ca_key, server, server_key, signing_key, log, rotations)
+            _ = home.signing
+        return home
 
     def open_blobs(self, *, durable: bool = True) -> BlobStore:
         """Opens the blob store; see `DirectoryStore` for `durable`."""
@@ -265,12 +294,40 @@ class Home:
             move_address(self.admin_dir, AdminFiles.name_key, **self.addresses(federation, enrollment))
         replace_private(self.ports_file, json.dumps({**ports, "pid": os.getpid()}).encode() + b"\n")
 
+    def rotate_signing_key(self, *, now: datetime, passphrase: bytes | None = None) -> Self:
+        """Replaces the signing key: the old one signs the new one, and the CA certifies it. No coordinator may serve.
+
+        The directory changes as a whole or not at all. Returns the changed home.
+
+        Raises:
+            DatabaseBusy: a coordinator serves.
+        """
+        with closing(self.open_database()) as database:
+            database.lock_exclusive()
+            database.migrate()
+            with database.read() as session:  # the old key has signed nothing later, also if the clock was set back
+                now = max(now, audit.newest_time(session) or now)
+            key = Ed25519PrivateKey.generate()
+            number = len(self.rotations) + 1
+            rotation = rotate(self.signing_key, key, federation_id=self.federation_id, number=number, now=now)
+            certificate = _server_certificate(self.authority, self.server_key, key, self.settings.names, now)
+            home = replace(self, signing_key=key, server=certificate, rotations=(*self.rotations, rotation))
+            files = {
+                "signing.key": private_key_pem(key, passphrase).decode(),
+                ROTATIONS_FILE: rotations_text(home.rotations),
+                "server.pem": pem(certificate).decode(),
+            }
+            replace_together(self.directory, files)
+            home.record_what_holds(database, by="coordinator rotate-key", now=now)
+        return home
+
     def current_server_certificate(self, now: datetime) -> x509.Certificate:
         """The certificate to show: issued anew in the last third of its life, or when the hosts have changed."""
         names = self.server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         held = {*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))}
         fresh = now < self.server.not_valid_after_utc - SERVER_LIFETIME / 3
-        if fresh and held == set(self.settings.names):
+        signs = parse_peer(pem(self.server)).signing_key == self.signing_key.public_key().public_bytes_raw()
+        if fresh and signs and held == set(self.settings.names):
             return self.server
         certificate = _server_certificate(self.authority, self.server_key, self.signing_key, self.settings.names, now)
         replace_private(self.directory / "server.pem", pem(certificate))

@@ -19,7 +19,8 @@ from google.protobuf.message import DecodeError, Message
 
 from federation import digests
 from federation.refusals import Refusal
-from federation.v1.record_pb2 import Bundle, Consents, LogRecord, RoundRecord
+from federation.v1.common_pb2 import KeyRotation
+from federation.v1.record_pb2 import Bundle, Consents, LogRecord, Rotations, RoundRecord
 from federation.vectors import FLOATS, LENGTH_BYTES, Layout, RowFile, header_length, parse_header
 
 FORMAT = 1
@@ -28,6 +29,7 @@ SPECIFICATION = "specification.toml"
 CA = "certificates/ca.der"
 LOG = "log.pb"
 CONSENTS = "consents.pb"
+ROTATIONS = "rotations.pb"
 _ROUND = re.compile(r"rounds/([0-9]{6,})\.pb")
 _CERTIFICATE = re.compile(r"certificates/[0-9a-f]{1,40}\.der")
 _BLOB = re.compile(r"blobs/(blake3|sha256)-([0-9a-f]{64})")
@@ -82,6 +84,7 @@ class BundleReader:
         specification: of the run, as it was submitted.
         certificates: DER, by the name of the entry.
         ca: the certificate of the CA, DER.
+        rotations: of signing keys; those of one holder are in their order.
 
     Raises:
         BundleError: the file is not a bundle, or is damaged.
@@ -98,6 +101,7 @@ class BundleReader:
             self.ca = self._small(CA)
             names = [name for name in self._places if _CERTIFICATE.fullmatch(name) and name != CA]
             self.certificates = {name: self._small(name) for name in sorted(names)}
+            self.rotations = self._rotations()
             self._must_have_rounds()
         except BaseException:
             self.close()
@@ -236,6 +240,11 @@ class BundleReader:
             raise BundleError(f"{name} has {place.size} bytes; at most {limit} are read")
         return self._read(place)
 
+    def _rotations(self) -> tuple[KeyRotation, ...]:
+        if ROTATIONS not in self._places:
+            return ()
+        return tuple(_parsed(Rotations, self._small(ROTATIONS), ROTATIONS).rotations)
+
     def _manifest(self) -> Bundle:
         try:
             about = json_format.Parse(self._small(MANIFEST), Bundle())
@@ -265,7 +274,7 @@ class BundleReader:
             raise BundleError(f"{self.path} is not a bundle: {error}") from error
         for entry in entries:
             name = entry.filename
-            known = name in (MANIFEST, SPECIFICATION, CA, LOG, CONSENTS) or any(
+            known = name in (MANIFEST, SPECIFICATION, CA, LOG, CONSENTS, ROTATIONS) or any(
                 pattern.fullmatch(name) for pattern in (_ROUND, _CERTIFICATE, _BLOB)
             )
             if not known or name in places:

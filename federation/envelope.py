@@ -26,6 +26,8 @@ from federation.v1.common_pb2 import (
     RequestManifest,
     RestoreManifest,
     RevocationManifest,
+    RotationManifest,
+    RotationReceiptManifest,
     RunManifest,
     SignedEnvelope,
     StepManifest,
@@ -51,6 +53,8 @@ CONTEXTS: dict[type[Message], bytes] = {
     LoginManifest: b"fedpareto/v1/login",
     RequestManifest: b"fedpareto/v1/request",
     DecisionManifest: b"fedpareto/v1/decision",
+    RotationManifest: b"fedpareto/v1/rotation",
+    RotationReceiptManifest: b"fedpareto/v1/rotation-receipt",
 }
 
 ManifestT = TypeVar("ManifestT", bound=Message)

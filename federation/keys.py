@@ -1,8 +1,9 @@
 """Private keys as files: PKCS#8, mode 0600, optionally under a passphrase (SECURITY: "Keys")."""
 
+import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+
+_REPLACING = "replacing.json"  # new content of several files, until all have been replaced
 
 
 class IdentityError(ValueError):
@@ -79,6 +82,31 @@ def replace_private(path: Path, data: bytes) -> None:
         with suppress(FileNotFoundError):
             temporary.unlink()
         raise
+
+
+def replace_together(directory: Path, files: Mapping[str, str]) -> None:
+    """Replaces several text files of a directory, of mode 0600: all of them, or none if it fails before it has begun.
+
+    If the process or the machine dies in between, `finish_replacing` does the rest; it is called before they are read.
+    """
+    replace_private(directory / _REPLACING, json.dumps(dict(files)).encode())
+    finish_replacing(directory)
+
+
+def finish_replacing(directory: Path) -> None:
+    """Does what `replace_together` has begun. Raises FileDamaged if its journal is damaged."""
+    journal = directory / _REPLACING
+    try:
+        files = json.loads(journal.read_bytes())
+    except FileNotFoundError:
+        return
+    except ValueError:
+        raise FileDamaged(f"{journal} is damaged") from None
+    except OSError as error:
+        raise IdentityError(f"cannot read {journal}: {error.strerror}") from None
+    for name, text in files.items():
+        replace_private(directory / name, text.encode())
+    journal.unlink(missing_ok=True)  # another process may have done the same
 
 
 def is_encrypted(path: Path) -> bool:

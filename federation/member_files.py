@@ -12,9 +12,11 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from federation.certificates import load_certificate, load_certificate_file, pem
+from federation.key_chain import CoordinatorKeys, read_rotations
 from federation.keys import (
     FileDamaged,
     IdentityError,
+    finish_replacing,
     load_signing_key,
     load_tls_key,
     make_private_directory,
@@ -22,16 +24,19 @@ from federation.keys import (
     read_file,
     remedy,
     replace_private,
+    replace_together,
     write_private,
 )
 from federation.proxies import Proxy
+from federation.refusals import Refusal
 
 if TYPE_CHECKING:
     import grpc
 
     from federation.channels import RpcRefusal
 
-_RENEWED = "renewed.pem"  # holds a new key and certificate until both files have been replaced
+OWN_ROTATIONS = "signing.rotations"  # how the holder's signing keys have replaced each other
+COORDINATOR_ROTATIONS = "coordinator.rotations"  # likewise the coordinator's, as far as this member has followed them
 _HOLDERS = {"client_id": "a worker", "admin": "an administrator"}
 
 
@@ -75,14 +80,15 @@ class Files:
 class MemberFiles(Files):
     """A client's keys, certificates and name, as stored in its directory.
 
-    `signing_key` signs its updates; `coordinator_key` verifies the coordinator's assignments and receipts.
+    `signing_key` signs its updates; `coordinator` verifies the coordinator's assignments and receipts. All copies of a
+    member share it, since it learns.
     """
 
     name_key: ClassVar[str] = "client_id"
 
     client_id: str
     signing_key: Ed25519PrivateKey = field(repr=False)
-    coordinator_key: Ed25519PublicKey
+    coordinator: CoordinatorKeys
 
     def save(self, directory: Path, passphrase: bytes | None = None) -> None:
         """Writes a new directory; `member.toml` is written last, so a directory that has it is complete.
@@ -96,7 +102,7 @@ class MemberFiles(Files):
             "ca.pem": self.ca,
             "certificate.pem": self.certificate,
             "signing.key": private_key_pem(self.signing_key, passphrase),
-            "coordinator.pub": self.coordinator_key.public_bytes_raw().hex().encode() + b"\n",
+            "coordinator.pub": self.coordinator.first.public_bytes_raw().hex().encode() + b"\n",
         }.items():
             write_private(directory / name, content)
         values = {"federation_id": self.federation_id, "client_id": self.client_id, "address": self.address}
@@ -110,26 +116,29 @@ class MemberFiles(Files):
             IdentityError: a file is missing or damaged, or the passphrase is wrong.
         """
         values = read_description(directory, cls.name_key)
-        _finish_renewal(directory)
+        finish_replacing(directory)
         with remedy("restore it from a backup, or join again: `fedpareto worker join --help`"):
             return cls(
                 **_load_common(directory, values, passphrase),
                 client_id=values["client_id"],
                 signing_key=load_signing_key(directory / "signing.key", passphrase),
-                coordinator_key=_load_coordinator_key(directory / "coordinator.pub"),
+                coordinator=_load_coordinator(directory, values["federation_id"]),
             )
 
 
 def save_renewal(
     directory: Path, key: EllipticCurvePrivateKey, certificate: bytes, passphrase: bytes | None = None
 ) -> None:
-    """Replaces a client's TLS key and certificate (PEM).
+    """Replaces a client's TLS key and certificate (PEM), both or none.
 
-    The change is atomic for `MemberFiles.load`, even if the process or the machine dies in between. Without a
-    passphrase, the key is protected by the file mode alone.
+    Without a passphrase, the key is protected by the file mode alone.
     """
-    replace_private(directory / _RENEWED, private_key_pem(key, passphrase) + certificate)
-    _finish_renewal(directory)
+    replace_together(directory, renewed_files(key, certificate, passphrase))
+
+
+def renewed_files(key: EllipticCurvePrivateKey, certificate: bytes, passphrase: bytes | None) -> dict[str, str]:
+    """The files of a TLS key and its certificate, by name."""
+    return {"tls.key": private_key_pem(key, passphrase).decode(), "certificate.pem": certificate.decode()}
 
 
 def move_address(directory: Path, holder: str, **addresses: str) -> None:
@@ -137,15 +146,6 @@ def move_address(directory: Path, holder: str, **addresses: str) -> None:
     values = read_description(directory, holder, *addresses)
     if (moved := {**values, **addresses}) != values:
         write_description(directory, moved)
-
-
-def _finish_renewal(directory: Path) -> None:
-    renewed = directory / _RENEWED
-    if renewed.exists():
-        key, begin, certificate = read_file(renewed).partition(b"-----BEGIN CERTIFICATE-----")
-        replace_private(directory / "tls.key", key)
-        replace_private(directory / "certificate.pem", begin + certificate)
-        renewed.unlink()
 
 
 def _load_common(directory: Path, values: Mapping[str, str], passphrase: bytes | None) -> dict[str, Any]:
@@ -160,12 +160,18 @@ def _load_common(directory: Path, values: Mapping[str, str], passphrase: bytes |
     }
 
 
-def _load_coordinator_key(path: Path) -> Ed25519PublicKey:
+def _load_coordinator(directory: Path, federation_id: str) -> CoordinatorKeys:
+    path = directory / "coordinator.pub"
     data = read_file(path)
     try:
-        return Ed25519PublicKey.from_public_bytes(bytes.fromhex(data.decode().strip()))
+        first = Ed25519PublicKey.from_public_bytes(bytes.fromhex(data.decode().strip()))
     except ValueError as error:
         raise FileDamaged(f"{path} does not hold an Ed25519 key: {error}") from None
+    path = directory / COORDINATOR_ROTATIONS
+    try:
+        return CoordinatorKeys(federation_id, first, read_rotations(path))
+    except Refusal as refusal:
+        raise FileDamaged(f"{path} is damaged: {refusal.message}") from None
 
 
 def write_description(directory: Path, values: Mapping[str, str]) -> None:

@@ -37,6 +37,7 @@ REASONS: dict[str, Status] = {
     "csr": "INVALID_ARGUMENT",
     "signing-key": "INVALID_ARGUMENT",
     "proof": "INVALID_ARGUMENT",
+    "rotation": "INVALID_ARGUMENT",
     # what administrators sign
     "login": "UNAUTHENTICATED",
     "signed-time": "UNAUTHENTICATED",
@@ -55,6 +56,7 @@ REASONS: dict[str, Status] = {
     "assignment-closed": "FAILED_PRECONDITION",
     "deadline": "FAILED_PRECONDITION",
     "key-unknown": "UNAUTHENTICATED",
+    "key-ended": "UNAUTHENTICATED",
     "signature": "UNAUTHENTICATED",
     "manifest": "INVALID_ARGUMENT",
     "mismatch": "INVALID_ARGUMENT",

@@ -153,8 +153,7 @@ class Simulation(AbstractContextManager["Simulation"]):
             self._around = Surroundings(
                 database=self._database,
                 blobs=self._blobs,
-                signing_key=self._home.signing_key,
-                federation_id=self._home.federation_id,
+                signing=self._home.signing,
                 device="cpu",
                 clock=utc_now,
                 wait=self._wait,

@@ -31,6 +31,7 @@ DECLINED = "assignment.declined"
 REFUSED = "update.refused"
 STEPPED = "round.stepped"  # the log is signed at once
 ENROLLED = "Enroll"
+ROTATED = "key.rotated"
 SUBMITTED = "run.submitted"
 TAMPERED = "log.tampered"
 CONFIGURED = "configuration.set"
@@ -139,6 +140,11 @@ def chain(session: Session, leaves: Sequence[tuple[int, int, bytes]]) -> None:
         .values(number=bindparam("place"), leaf=bindparam("hash"))
     )
     session.connection().execute(statement, [{"row": row, "place": place, "hash": leaf} for row, place, leaf in leaves])
+
+
+def newest_time(session: Session) -> datetime | None:
+    """The latest time of an entry, aware; None without entries."""
+    return session.scalar(select(func.max(AuditEntry.at)))
 
 
 def newest_digest(session: Session, action: str, subject: str) -> str | None:

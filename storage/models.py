@@ -169,6 +169,17 @@ class ActionRequest(Base):
     ended: Mapped[datetime | None]
 
 
+class Rotation(Base):
+    """The replacement of a member's signing key; that of its present key is in `clients`."""
+
+    __tablename__ = "rotations"
+
+    key_id: Mapped[str] = mapped_column(sa.String(64), primary_key=True)  # of the key that was replaced, hexadecimal
+    client_id: Mapped[str] = mapped_column(sa.ForeignKey("clients.client_id"), index=True)
+    number: Mapped[int]  # among those of the client, from 1
+    rotation: Mapped[bytes]  # a KeyRotation with its receipt
+
+
 class Certificate(Base):
     """A TLS certificate that this federation's CA issued, to a client or to an administrator."""
 

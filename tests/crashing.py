@@ -87,7 +87,7 @@ def coordinator(point: str) -> None:
 
 def worker(point: str) -> None:
     from federation.training.trainer import Trainer
-    from worker import renewal, submission
+    from worker import renewal, rotation, submission
     from worker.session import Session
     from worker.spool import Spool
 
@@ -131,6 +131,12 @@ def worker(point: str) -> None:
         "certificate-issued": lambda: before(renewal, "save"),
         # it is on the disk, and no stream has shown it
         "certificate-saved": lambda: before(Session, "renewed"),
+        # the new signing key is on the disk, and the coordinator has not heard of it
+        "rotation-begun": lambda: after(rotation, "_begin"),
+        # the coordinator has registered it, and the member does not know
+        "rotation-registered": lambda: after(rotation, "_ask"),
+        # it is in its place, and what has begun is still noted
+        "rotation-saved": lambda: after(rotation, "replace_together"),
     }
     for number in range(1, 20):  # the reply with this number is not in the spool
         points[f"reply-{number}"] = partial(before, Spool, "add", count=number)

@@ -26,8 +26,9 @@ from federation.admin_files import AdminFiles
 from federation.certificates import make_csr
 from federation.channels import refusal_from_rpc_error, server_verified_channel
 from federation.digests import digest
-from federation.envelope import seal, unseal
+from federation.envelope import seal
 from federation.join_string import JoinString, fetch_ca
+from federation.key_chain import CoordinatorKeys
 from federation.member_files import MemberFiles
 from federation.proofs import prove_possession
 from federation.v1.common_pb2 import (
@@ -363,7 +364,9 @@ class Member:
                 certificate=answer.certificate,
                 tls_key=tls_key,
                 signing_key=signing_key,
-                coordinator_key=Ed25519PublicKey.from_public_bytes(answer.coordinator_key),
+                coordinator=CoordinatorKeys(
+                    answer.federation_id, Ed25519PublicKey.from_public_bytes(answer.coordinator_key)
+                ),
             )
         )
 
@@ -371,7 +374,7 @@ class Member:
         return Attending(self, tasks)
 
     def open(self, envelope: SignedEnvelope) -> AssignmentManifest:
-        return unseal(envelope, AssignmentManifest, self.files.coordinator_key)
+        return self.files.coordinator.unseal(envelope, AssignmentManifest)
 
     def payload(self, order: AssignmentManifest, seed: int = 0) -> bytes:
         """A well-formed update of random numbers."""
@@ -442,7 +445,7 @@ class Member:
         try:
             for answer in self.stub.Submit(requests(), timeout=SECONDS):
                 if answer.WhichOneof("message") == "receipt":
-                    return unseal(answer.receipt, ReceiptManifest, self.files.coordinator_key)
+                    return self.files.coordinator.unseal(answer.receipt, ReceiptManifest)
                 windows.put(answer.window)
         finally:
             windows.put(None)

@@ -25,6 +25,7 @@ from federation.digests import digest
 from federation.envelope import envelope_digest, seal, unseal
 from federation.identity import client_uri, coordinator_uri
 from federation.join_string import JoinString
+from federation.key_chain import CoordinatorKeys
 from federation.keys import private_key_pem
 from federation.member_files import MemberFiles
 from federation.merkle import Tree, leaf_hash
@@ -35,6 +36,7 @@ from federation.v1.common_pb2 import (
     CancelManifest,
     ConsentManifest,
     DeclineManifest,
+    KeyRotation,
     LogHead,
     ReceiptManifest,
     Row,
@@ -118,6 +120,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
     ahead: timedelta = timedelta()  # of the real time
     change_time: Callable[[TimeManifest], SignedEnvelope | None] | None = None  # None: as it is, changed or not
     restored: SignedEnvelope | None = None
+    rotations: list[KeyRotation] = field(default_factory=list)  # of its signing key
     # A list of refusals to give before the honest answer.
     attend_refusals: list[Refusal] = field(default_factory=list)
     submit_refusals: list[Refusal | HungUp] = field(default_factory=list)
@@ -174,7 +177,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
             certificate=self._certificate(key, [client_uri(FEDERATION, CLIENT)], lifetime=lifetime),
             tls_key=key,
             signing_key=Ed25519PrivateKey.generate(),
-            coordinator_key=self.signing_key.public_key(),
+            coordinator=CoordinatorKeys(FEDERATION, self.signing_key.public_key()),
         )
 
     def join(self) -> JoinString:
@@ -311,6 +314,7 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         context.add_callback(lambda: outbox.put(Refusal("stopping", "the stream is gone")))
         threading.Thread(target=self._listen, args=(request_iterator,), daemon=True).start()
         welcome = Welcome(federation_id=self.federation_id, heartbeat_seconds=0.2, restored=self.restored)
+        welcome.rotations.extend(self.rotations)
         welcome.time.CopyFrom(self.time(self.hellos[-1]))
         welcome.log_key.CopyFrom(self.log.certified)
         welcome.log.CopyFrom(self.log.head(self.hellos[-1].log_size))

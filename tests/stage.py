@@ -103,7 +103,7 @@ class Player:
             if not isinstance(message, AttendResponse):
                 break
             if message.WhichOneof("message") == "cancel":
-                key = self.member.files.coordinator_key
+                key = self.member.files.coordinator.chain.present
                 self.cancelled.append(unseal(message.cancel, CancelManifest, key))
             elif message.WhichOneof("message") == "assignment":
                 order = self.member.open(message.assignment)

@@ -27,9 +27,11 @@ from coordinator.rounds.submission import Submission
 from coordinator.rounds.supervisor import Supervisor
 from coordinator.rounds.uploads import Upload, Uploads
 from coordinator.services import summaries, watching
+from coordinator.signing_keys import Signing
 from federation.certificates import der, load_certificate_file
 from federation.channels import refusal_from_rpc_error
 from federation.digests import digest
+from federation.key_chain import KeyChain
 from federation.payload_check import PayloadCheck
 from federation.provenance import read_exported
 from federation.refusals import Refusal
@@ -643,14 +645,13 @@ def test_reading_commands_leave_a_run_that_is_under_way_as_it_is(tmp_path: Path)
 def test_an_engine_that_does_not_conduct_notes_what_operators_say_and_asks_nobody(
     database: Database, blobs: DirectoryStore
 ) -> None:
-    data = good_model()
+    data, key = good_model(), Ed25519PrivateKey.generate()
     supervisor = Supervisor(
         database=database,
         blobs=blobs,
         presence=Presence(),
         uploads=Uploads(database, blobs, quota=1 << 30),
-        signing_key=Ed25519PrivateKey.generate(),
-        federation_id="test",
+        signing=Signing("test", key, KeyChain(key.public_key()), bytes(32)),
     )
     with database.begin() as session:
         now = datetime.now(UTC)

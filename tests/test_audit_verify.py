@@ -53,7 +53,7 @@ class Recorded:
     def problems(self, *edits: Edit) -> list[str]:
         """What is found after some edits, which are undone."""
         home = self.stage.served.home
-        verifier = Verifier(home.federation_id, home.signing_key.public_key())
+        verifier = Verifier(home.federation_id, home.signing.chain)
         newest = self.sequencer.newest
         with self.stage.served.database.begin() as session:
             for edit in edits:

@@ -24,7 +24,7 @@ def receipt_of(stage: Stage, client: str) -> ReceiptManifest:
     """The receipt of a client's newest reply."""
     rows = select(Update.receipt).where(Update.client_id == client).order_by(Update.update_id.desc()).limit(1)
     envelope = SignedEnvelope.FromString(stage.look(lambda session: session.scalars(rows).one()))
-    return unseal(envelope, ReceiptManifest, stage.players[client].member.files.coordinator_key)
+    return unseal(envelope, ReceiptManifest, stage.players[client].member.files.coordinator.chain.present)
 
 
 def test_a_row_beyond_the_limit_is_refused_for_good_and_adam_goes_on_without_it(stage: Stage) -> None:

@@ -39,7 +39,7 @@ def asked(player: Player, stream: Attending) -> RunManifest:
         message = stream.next()
         assert isinstance(message, AttendResponse)
         if message.WhichOneof("message") == "run":
-            return unseal(message.run, RunManifest, player.member.files.coordinator_key)
+            return unseal(message.run, RunManifest, player.member.files.coordinator.chain.present)
 
 
 def answer(player: Player, run: RunManifest, said: str, **changes: str) -> ConsentManifest:

@@ -94,8 +94,8 @@ def test_what_the_client_has_not_signed_is_no_evidence_against_it(stage: Stage) 
 
 
 def intake_of(stage: Stage, changed: Callable[[str], None] = lambda _: None) -> Intake:
-    key = stage.served.home.signing_key
-    return Intake(stage.served.database, key, changed=changed, clock=stage.clock, signatures=SignatureMemory())
+    signing = stage.served.home.signing
+    return Intake(stage.served.database, signing, changed=changed, clock=stage.clock, signatures=SignatureMemory())
 
 
 def admitted(stage: Stage, player: Player, order: AssignmentManifest, *seeds: int) -> tuple[Intake, list[Admission]]:
@@ -170,7 +170,7 @@ def test_the_conductor_is_told_of_declines_once(stage: Stage) -> None:
     order = ann.order()
     told: list[str] = []
     for _ in range(2):
-        intake_of(stage, told.append).decline("ann", order.assignment_id, "busy", "")
+        intake_of(stage, told.append).decline("ann", ann.member.declined(order.assignment_id, "busy"))
     assert told == [run]
 
 

@@ -28,6 +28,7 @@ from federation.certificates import make_csr
 from federation.digests import digest
 from federation.envelope import seal
 from federation.join_string import JoinString
+from federation.key_chain import rotate
 from federation.keys import new_tls_key, private_key_pem
 from federation.member_files import MemberFiles
 from federation.proofs import prove_renewal
@@ -47,6 +48,7 @@ from federation.v1.federation_pb2 import (
     Heartbeat,
     Hello,
     RenewRequest,
+    RotateKeyRequest,
     SubmitRequest,
     TaskOffer,
 )
@@ -278,11 +280,22 @@ def federation_calls(scene: Scene) -> dict[str, Say]:
     blob = FetchBlobRequest(digest=digest(MODEL), offset=5)
     csr = make_csr(new_tls_key())
     proof = prove_renewal(mallory.files.signing_key, csr)
+    rotation = rotate(
+        mallory.files.signing_key,
+        Ed25519PrivateKey.generate(),
+        federation_id=mallory.files.federation_id,
+        client_id=mallory.files.client_id,
+        number=2,  # the next one is 1: its key stays
+        now=mallory.files.not_after,
+    )
     return {
         "/federation.v1.Federation/Attend": stream_of([hello, beat, decline, beat]),
         "/federation.v1.Federation/FetchBlob": single(blob, FetchBlobRequest(digest="blake3:" + "0" * 64)),
         "/federation.v1.Federation/Submit": reply,
         "/federation.v1.Federation/Renew": single(RenewRequest(csr=csr, proof=proof), RenewRequest(csr=csr)),
+        "/federation.v1.Federation/RotateKey": single(
+            RotateKeyRequest(rotation=rotation, csr=csr, proof=proof), RotateKeyRequest(csr=csr)
+        ),
     }
 
 

@@ -18,6 +18,7 @@ from experiments.results import DamagedError, Result, checked
 from federation.attacks.base import AttackError
 from federation.attacks.catalogue import parse_attack
 from federation.join_string import JoinString
+from federation.key_chain import CoordinatorKeys
 from federation.keys import IdentityError, new_tls_key
 from federation.member_files import MemberFiles
 from federation.proxies import Proxy, ProxyError
@@ -36,7 +37,7 @@ MEMBER = MemberFiles(
     tls_key=new_tls_key(),
     client_id=CLIENT,
     signing_key=KEY,
-    coordinator_key=KEY.public_key(),
+    coordinator=CoordinatorKeys(FEDERATION, KEY.public_key()),
 )
 
 
@@ -74,7 +75,9 @@ PARSERS: dict[str, Callable[[Path], Parser]] = {
     "roster": lambda path: Parser(
         in_file(path, lambda file: read_roster(file, MEMBER)), RosterError, cards_of, documents
     ),
-    "receipts": lambda path: Parser(in_file(path, lambda file: read_receipts(file, KEY.public_key())), ReceiptsError),
+    "receipts": lambda path: Parser(
+        in_file(path, lambda file: read_receipts(file, MEMBER.coordinator.chain)), ReceiptsError
+    ),
     "result": lambda path: Parser(in_file(path, lambda file: checked(file, Result)), DamagedError),
     "attack": lambda path: Parser(
         lambda data: parse_attack(text(data)), AttackError, lambda attack: attack.spelling().encode()

@@ -13,6 +13,7 @@ from coordinator.settings import Settings
 from federation.admin_files import LOGIN, Account, AdminFiles, load_admin_key
 from federation.certificates import pem
 from federation.identity import Role, admin_uris, client_uri
+from federation.key_chain import CoordinatorKeys
 from federation.keys import IdentityError, load_signing_key, load_tls_key, new_tls_key, write_private_key
 from federation.member_files import MemberFiles, move_address, save_renewal
 
@@ -50,7 +51,7 @@ def member(authority: Authority) -> MemberFiles:
         certificate=pem(authority.issue([client_uri("fed", "a")], key=key)),
         tls_key=key,
         signing_key=Ed25519PrivateKey.generate(),
-        coordinator_key=Ed25519PrivateKey.generate().public_key(),
+        coordinator=CoordinatorKeys("test", Ed25519PrivateKey.generate().public_key()),
     )
 
 
@@ -67,7 +68,7 @@ def test_a_members_directory_is_read_as_it_was_written(tmp_path: Path, passphras
     assert found.not_after == NOW + timedelta(days=90)
     assert found.tls_key.private_numbers() == files.tls_key.private_numbers()
     assert found.signing_key.private_bytes_raw() == files.signing_key.private_bytes_raw()
-    assert found.coordinator_key == files.coordinator_key
+    assert found.coordinator.chain.present == files.coordinator.chain.present
     assert "tls_key" not in repr(found)
     assert "signing_key" not in repr(found)
     with found.channel() as channel:
@@ -133,11 +134,11 @@ def test_a_renewal_that_was_interrupted_is_finished_when_the_directory_is_read(
     with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
         patched.setattr(Path, "replace", dying)
         save_renewal(home, key, certificate, b"word")
-    assert (home / "renewed.pem").exists() == (dies is not None)
+    assert (home / "replacing.json").exists() == (dies is not None)
     found = MemberFiles.load(home, b"word")
     assert found.certificate == certificate
     assert found.tls_key.private_numbers() == key.private_numbers()
-    assert not (home / "renewed.pem").exists()
+    assert not (home / "replacing.json").exists()
     assert {mode(path) for path in home.iterdir()} == {0o600}
 
 

@@ -32,7 +32,7 @@ def run(stage: Stage, tmp_path: Path) -> tuple[Stage, Edited, list[Receipt]]:
                     given = told.answers[0]
                     said = ReceiptManifest.FromString(given.receipt.manifest)
                     append(file, receipt_line(given.update, told.assignment, given.receipt, said))
-        kept = read_receipts(file, stage.players[ANN].member.files.coordinator_key)
+        kept = read_receipts(file, stage.players[ANN].member.files.coordinator.chain)
         held = [
             Receipt(
                 assignment_id=one.assignment_id, round=one.occasion[1], phase=one.occasion[2], accepted=one.accepted,

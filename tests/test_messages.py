@@ -15,6 +15,7 @@ from coordinator.settings import Settings
 from federation.admin_files import Account, AdminFiles, load_admin_key
 from federation.certificates import issue_certificate, pem
 from federation.identity import Role, client_uri
+from federation.key_chain import CoordinatorKeys
 from federation.keys import IdentityError, new_tls_key, private_key_pem
 from federation.member_files import MemberFiles
 from federation.runs import RunSpec, SpecError
@@ -56,7 +57,7 @@ def worker(centre: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         certificate=pem(certificate),
         tls_key=key,
         signing_key=Ed25519PrivateKey.generate(),
-        coordinator_key=home.signing_key.public_key(),
+        coordinator=CoordinatorKeys(home.federation_id, home.signing_key.public_key()),
     ).save(directory)
     return directory
 

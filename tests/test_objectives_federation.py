@@ -223,7 +223,7 @@ class Record:
 
     def __init__(self, scene: Scene, run: str) -> None:
         self.blobs = scene.blobs
-        self.coordinator = MemberFiles.load(scene.fed.directory / CLIENTS[0]).coordinator_key
+        self.coordinator = MemberFiles.load(scene.fed.directory / CLIENTS[0]).coordinator.chain.present
         ((spec,),) = scene.fed.query("select spec from runs where run_id = :run", run=run)
         self.spec_digest, self.spec = digest(spec), RunSpec.parse(spec)
         self.keys = {

@@ -58,7 +58,7 @@ class Seen:
         self.history: History = simulate(SPEC.format(algorithm=algorithm, serve=serve), home=home, threads=1)
         assert self.history.state == "COMPLETED", self.history.reason
         loaded = Home.load(home)
-        self.verifier = Verifier(loaded.federation_id, loaded.signing_key.public_key())
+        self.verifier = Verifier(loaded.federation_id, loaded.signing.chain)
         self.blobs = DirectoryStore(loaded.blobs_dir)
         self.database = Database.open(loaded.database_url, durable=False)
 

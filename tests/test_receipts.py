@@ -10,6 +10,7 @@ from scripted import FEDERATION, ScriptedCoordinator
 from typer.testing import CliRunner
 
 from federation.envelope import envelope_digest, seal
+from federation.key_chain import KeyChain
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope
 from fedpareto.cli.main import app
 from worker.receipts import ReceiptsError, append, disagreements, read_receipts, receipt_line
@@ -51,7 +52,7 @@ def test_members_who_were_told_of_different_models_or_steps_find_out(tmp_path: P
         line("b", 2, "m2", "other"),
         line("b", 4, "m4", ""),
     )
-    mine, others = (read_receipts(path, KEY.public_key()) for path in (ours, theirs))
+    mine, others = (read_receipts(path, KeyChain(KEY.public_key())) for path in (ours, theirs))
     found = disagreements(mine, others)
     assert [(one.client_id, one.occasion, other.client_id) for one, other in found] == [
         ("a", ("run-1", 1, 0), "b"),
@@ -63,7 +64,7 @@ def test_members_who_were_told_of_different_models_or_steps_find_out(tmp_path: P
 def test_after_a_restored_backup_the_last_receipt_of_a_round_counts(tmp_path: Path) -> None:
     ours = written(tmp_path / "a", line("a", 1, "forgotten", "s0"), line("a", 1, "m1", "s0"))
     theirs = written(tmp_path / "b", line("b", 1, "m1", "s0"))
-    assert not disagreements(*(read_receipts(path, KEY.public_key()) for path in (ours, theirs)))
+    assert not disagreements(*(read_receipts(path, KeyChain(KEY.public_key())) for path in (ours, theirs)))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_after_a_restored_backup_the_last_receipt_of_a_round_counts(tmp_path: Pa
 )
 def test_a_line_that_the_coordinator_did_not_sign_is_named(tmp_path: Path, damaged: str, words: str) -> None:
     with pytest.raises(ReceiptsError, match=words):
-        read_receipts(written(tmp_path / "a", line("a", 0, "m0", ""), damaged), KEY.public_key())
+        read_receipts(written(tmp_path / "a", line("a", 0, "m0", ""), damaged), KeyChain(KEY.public_key()))
 
 
 def test_a_line_says_in_clear_from_which_model_and_step_the_work_began() -> None:

@@ -1,5 +1,6 @@
 """A next certificate: for a new key, proved by both old ones; the old one ends when the member attends with the new."""
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -134,11 +135,12 @@ def test_key_and_certificate_change_together_wherever_the_machine_dies(
     old = joined(served, tmp_path / "h", f"crash-{len(written)}")
     applicant, answer = served.enroll(f"other-{len(written)}")
     files = {"tls.key": private_key_pem(applicant.tls_key), "certificate.pem": answer.certificate}
-    replace_private(tmp_path / "h" / "renewed.pem", files["tls.key"] + files["certificate.pem"])
+    journal = json.dumps({name: data.decode() for name, data in files.items()})
+    replace_private(tmp_path / "h" / "replacing.json", journal.encode())
     for name in written:
         replace_private(tmp_path / "h" / name, files[name])
     for _ in range(2):
         found = MemberFiles.load(tmp_path / "h")
         assert found.certificate == answer.certificate != old.certificate
         assert load_certificate(found.certificate).public_key() == found.tls_key.public_key()
-    assert not (tmp_path / "h" / "renewed.pem").exists()
+    assert not (tmp_path / "h" / "replacing.json").exists()

@@ -123,7 +123,7 @@ def test_a_certificate_that_cannot_be_written_is_told_of_and_not_used_until_it_i
     served: running.Running, tmp_path: Path
 ) -> None:
     member = joined(served, tmp_path / "h", "read-only", b"secret")
-    (tmp_path / "h" / "renewed.pem").mkdir()  # nothing can be written in its place, not even by root
+    (tmp_path / "h" / "replacing.json").mkdir()  # nothing can be written in its place, not even by root
     worker = Worker(Home(tmp_path / "h"), member, {}, passphrase=b"secret", uniform=lambda *_: 0.05)
     try:
         [warning] = worker.wait_for("certificate-ends")
@@ -131,7 +131,7 @@ def test_a_certificate_that_cannot_be_written_is_told_of_and_not_used_until_it_i
         assert "let this process write to it" in warning["message"]
         worker.wait_for("attending")
         assert all(row.revoked is None for row in certificates(served, "read-only"))
-        (tmp_path / "h" / "renewed.pem").rmdir()
+        (tmp_path / "h" / "replacing.json").rmdir()
         worker.wait_for("renewed")
         worker.wait_for("attending", count=2)
     finally:

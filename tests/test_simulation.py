@@ -218,8 +218,7 @@ def test_a_long_record_of_updates_is_read_a_piece_at_a_time(tmp_path: Path) -> N
     with Simulation(spec(rounds=5, algorithm="fedavg").encode(), tmp_path / "home") as simulation:
         simulation.run()
         with simulation._database.read() as session:
-            key = simulation._home.signing_key.public_key()
-            verifier = Verifier(simulation._home.federation_id, key)
+            verifier = Verifier(simulation._home.federation_id, simulation._home.signing.chain)
             whole, _ = views.updates(session, verifier, simulation.run_id, None, "", 0, 1000)
             pieces: list[Update] = []
             after = 0

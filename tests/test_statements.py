@@ -24,7 +24,7 @@ T = TypeVar("T", ReceiptManifest, RevocationManifest, TimeManifest)
 
 def opened(envelope: SignedEnvelope | None, kind: type[T], member: Member) -> T:
     assert envelope is not None
-    return unseal(envelope, kind, member.files.coordinator_key)
+    return unseal(envelope, kind, member.files.coordinator.chain.present)
 
 
 def welcomed(member: Member, nonce: bytes) -> AttendResponse:

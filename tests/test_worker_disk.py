@@ -121,7 +121,7 @@ def test_an_update_that_the_disk_does_not_take_is_handed_in_from_memory_and_its_
     assert opened(submission, running.member).payload == digest(submission.payload)
     coordinator.assign(coordinator.assignment(*model, 2))
     running.wait_for("receipt", 3)
-    receipts = read_receipts(running.home.receipts, running.member.coordinator_key)
+    receipts = read_receipts(running.home.receipts, running.member.coordinator.chain)
     assert [receipt.assignment_id for receipt in receipts] == [f"assignment-{number}" for number in range(3)]
     assert no_traceback(caplog)
 
@@ -165,7 +165,7 @@ def test_a_worker_goes_on_with_a_disk_that_is_really_full(
     (where / "filler").unlink()
     coordinator.assign(coordinator.assignment(*model, 2))
     running.wait_for("receipt", 3)
-    assert len(read_receipts(running.home.receipts, running.member.coordinator_key)) == 3
+    assert len(read_receipts(running.home.receipts, running.member.coordinator.chain)) == 3
     assert no_traceback(caplog)
 
 

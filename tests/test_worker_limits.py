@@ -17,6 +17,7 @@ from works import set_train, set_work
 
 from federation.digests import digest
 from federation.envelope import seal
+from federation.key_chain import CoordinatorKeys
 from federation.sketches import sketch
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
@@ -123,7 +124,8 @@ def reason(
     """Why an assignment is declined; empty when it is not."""
 
     class Member:
-        federation_id, client_id, coordinator_key = FEDERATION, CLIENT, signer.public_key()
+        federation_id, client_id = FEDERATION, CLIENT
+        coordinator = CoordinatorKeys(FEDERATION, signer.public_key())
 
     try:
         check_assignment(

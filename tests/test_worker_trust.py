@@ -16,6 +16,7 @@ from working import Running
 
 from federation.envelope import CONTEXTS, key_id, seal
 from federation.identity import parse_peer
+from federation.key_chain import CoordinatorKeys
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
@@ -167,7 +168,7 @@ def progress_of(member: MemberFiles, directory: Path, *, ask: bool = False) -> P
 def clock_of(member: MemberFiles, directory: Path, key: Ed25519PrivateKey) -> tuple[CoordinatorClock, list[float]]:
     """A clock, and the seconds that this machine's monotonic clock shows."""
     seconds = [0.0]
-    member = replace(member, coordinator_key=key.public_key())
+    member = replace(member, coordinator=CoordinatorKeys(FEDERATION, key.public_key()))
     return CoordinatorClock(member, progress_of(member, directory), monotonic=lambda: seconds[0]), seconds
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from federation.envelope import ManifestT, envelope_digest, unseal
+from federation.key_chain import KeyChain, moment
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import (
     AssignmentManifest,
@@ -157,6 +158,7 @@ class EnvelopeReader:
         """Verifies that the client declined this assignment."""
         who = f"the decline of {order.client_id} in phase {order.phase}"
         said = self._open(exchange.decline, DeclineManifest, self.keys.client(order.client_id), who)
+        self._must_count(exchange.decline, order, order.created, who)
         same(who, said, {one: getattr(order, one) for one in ("federation_id", "client_id", "assignment_id")})
         if said.assignment:  # empty if the worker could not verify what it got
             same(who, said, {"assignment": envelope_digest(exchange.assignment)})
@@ -167,9 +169,11 @@ class EnvelopeReader:
         said = self._open(answer.update, UpdateManifest, self.keys.client(order.client_id), who)
         same(who, said, {"assignment_id": order.assignment_id, "client_id": order.client_id})
         if not answer.HasField("receipt"):
+            self._must_count(answer.update, order, order.created, who)
             return None
         name = envelope_digest(answer.update)
         receipt = self._open(answer.receipt, ReceiptManifest, self.keys.coordinator, f"the receipt for {who}")
+        self._must_count(answer.update, order, receipt.created, who)
         same(f"the receipt for {who}", receipt, {"envelope": name, "assignment_id": order.assignment_id})
         if not receipt.accepted:
             return None
@@ -184,15 +188,27 @@ class EnvelopeReader:
             envelope=name, signed=answer.update.SerializeToString(deterministic=True), order=order, said=said
         )
 
-    def _open(self, envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey, what: str) -> ManifestT:
+    def _must_count(self, envelope: SignedEnvelope, order: AssignmentManifest, received: Timestamp, who: str) -> None:
+        """The key that signed what a client sent was the client's at that time."""
+        try:
+            self.keys.client(order.client_id).must_count(envelope, moment(order.created), moment(received))
+        except Refusal as error:
+            raise Wrong(f"{who}: {error.message}") from error
+
+    def _open(self, envelope: SignedEnvelope, kind: type[ManifestT], keys: KeyChain, what: str) -> ManifestT:
         self._count += 1
-        return opened(envelope, kind, key, what)
+        return opened(envelope, kind, keys, what, made=keys is self.keys.coordinator)
 
 
-def opened(envelope: SignedEnvelope, kind: type[ManifestT], key: Ed25519PublicKey, what: str) -> ManifestT:
-    """The manifest in an envelope. Raises Wrong, naming `what`, unless the key has signed it."""
+def opened(envelope: SignedEnvelope, kind: type[ManifestT], keys: KeyChain, what: str, *, made: bool) -> ManifestT:
+    """The manifest in an envelope.
+
+    Raises:
+        Wrong: none of these keys has signed it; with `made`, the one that has was replaced before it was made. The
+            message begins with `what`.
+    """
     try:
-        return unseal(envelope, kind, key)
+        return keys.unseal(envelope, kind) if made else unseal(envelope, kind, keys.signer(envelope))
     except (Refusal, DecodeError) as error:
         raise Wrong(f"{what}: {error.message if isinstance(error, Refusal) else error}") from error
 

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from google.protobuf.message import DecodeError
 
 from federation.bundle import BundleReader
 from federation.certificates import load_certificate
 from federation.identity import PeerIdentity, parse_peer
+from federation.key_chain import KeyChain, whole_chain
 from federation.keys import IdentityError
 from federation.proofs import signing_public_key
+from federation.refusals import Refusal
+from federation.v1.common_pb2 import KeyRotation, RotationManifest
 from verification.errors import Wrong
 
 
@@ -22,31 +26,34 @@ class Keys:
 
     Attributes:
         ca_fingerprint: the SHA-256 of the CA's certificate, hexadecimal.
-        coordinator: signs assignments, receipts and steps.
-        clients: raw, 32 bytes each, by client id.
+        coordinator: sign assignments, receipts and steps.
+        clients: by client id.
     """
 
     ca_fingerprint: str
-    coordinator: Ed25519PublicKey
-    clients: Mapping[str, bytes]
+    coordinator: KeyChain
+    clients: Mapping[str, KeyChain]
 
-    def client(self, client_id: str) -> Ed25519PublicKey:
-        """The key of a client. Raises Wrong if no certificate names one."""
-        raw = self.clients.get(client_id)
-        if raw is None:
+    def client(self, client_id: str) -> KeyChain:
+        """The keys of a client. Raises Wrong if no certificate names one."""
+        keys = self.clients.get(client_id)
+        if keys is None:
             raise Wrong(f"no certificate names a signing key of {client_id}")
-        return Ed25519PublicKey.from_public_bytes(raw)
+        return keys
 
 
 def read_keys(bundle: BundleReader, fingerprint: str = "") -> Keys:
-    """The keys that the certificates in a bundle name. Their dates do not count: they say when TLS accepted them.
+    """The keys that the certificates in a bundle name, and those from before, which have signed the next ones.
+
+    The dates of certificates do not count: they say when TLS accepted them.
 
     Args:
         bundle: has the certificates.
         fingerprint: the SHA-256 of the CA's certificate that the caller trusts, hexadecimal; empty trusts the bundle's.
 
     Raises:
-        Wrong: a certificate is not of this CA and federation, or two name different keys for one holder.
+        Wrong: a certificate is not of this CA and federation, two name different keys for one holder, or a rotation
+            does not lead to the key that the certificate names.
     """
     found = hashlib.sha256(bundle.ca).hexdigest()
     wanted = fingerprint.replace(":", "").strip().lower()
@@ -64,11 +71,38 @@ def read_keys(bundle: BundleReader, fingerprint: str = "") -> Keys:
             raise Wrong(f"{name} names no signing key of a member of {bundle.about.federation_id}: {holder.uri}")
         if keys.setdefault((holder.kind, holder.name), holder.signing_key) != holder.signing_key:
             raise Wrong(f"{name} names another signing key of {holder.uri} than an earlier certificate")
+    replaced: dict[str, list[KeyRotation]] = {}
+    for rotation in bundle.rotations:
+        replaced.setdefault(_claimed(rotation), []).append(rotation)
     try:
-        coordinator = Ed25519PublicKey.from_public_bytes(keys.pop(("coordinator", "coordinator")))
+        own = keys.pop(("coordinator", "coordinator"))
     except KeyError:
         raise Wrong("the bundle has no certificate of the coordinator") from None
-    return Keys(found, coordinator, {name: key for (_, name), key in keys.items()})
+    federation_id = bundle.about.federation_id
+    coordinator = _chain(replaced.pop("", []), own, federation_id, "", None)
+    clients = {
+        name: _chain(replaced.pop(name, []), key, federation_id, name, coordinator) for (_, name), key in keys.items()
+    }
+    if replaced:
+        raise Wrong(f"the bundle has rotations of {min(replaced)}, and no certificate of it")
+    return Keys(found, coordinator, clients)
+
+
+def _claimed(rotation: KeyRotation) -> str:
+    try:
+        return RotationManifest.FromString(rotation.statement.manifest).client_id
+    except DecodeError as error:
+        raise Wrong(f"a rotation: {error}") from error
+
+
+def _chain(
+    rotations: list[KeyRotation], present: bytes, federation_id: str, client_id: str, coordinator: KeyChain | None
+) -> KeyChain:
+    try:
+        key = Ed25519PublicKey.from_public_bytes(present)
+        return whole_chain(rotations, key, federation_id=federation_id, client_id=client_id, coordinator=coordinator)
+    except Refusal as error:
+        raise Wrong(f"the rotations of {client_id or 'the coordinator'}: {error.message}") from error
 
 
 def _holder(name: str, data: bytes, ca: x509.Certificate) -> PeerIdentity:

@@ -1,15 +1,17 @@
 """What the audit log tells of a run: whether its entries are those that were signed, and whether the record agrees."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from blake3 import blake3
 from google.protobuf.message import DecodeError
 
 from federation.bundle import BundleReader
 from federation.digests import digest
 from federation.envelope import envelope_digest
+from federation.key_chain import KeyChain
 from federation.log_entries import EPOCH, FIRST, LogEntry
 from federation.merkle import root_from
 from federation.proofs import signing_public_key
@@ -49,6 +51,7 @@ class RunLog:
     entries: tuple[LoggedEntry, ...]
     nodes: dict[tuple[int, int], bytes]
     _told: set[int] = field(default_factory=set)  # the entries whose facts are in the record
+    _replaced: dict[bytes, int] = field(default_factory=dict)  # ids of former keys -> the entries of the next ones
     _stepped: int = -1  # the number of the entry of the newest step
 
     def __post_init__(self) -> None:
@@ -84,18 +87,22 @@ class RunLog:
         """Which of these clients an administrator had forgotten, so that their payloads were removed."""
         return [name for name in sorted(clients) if ("client.forgotten", name) in self._by]
 
-    def must_tell_run(self, spec: str, state: str, keys: Keys) -> None:
-        """Checks the entries of the submission, of the run's end and of all keys. Raises Wrong."""
+    def must_tell_run(self, spec: str, state: str) -> None:
+        """Checks the entries of the submission and of the run's end. Raises Wrong."""
         self._must_tell("run.submitted", self.run_id, spec, "the submission of the run")
         told = "" if self.end is None else _ENDS[self.end.action]
         if told != (state if state in _ENDS.values() else ""):
             raise Wrong(f"the bundle says that the run is {state}; the audit log tells {told or 'of no end'}")
-        coordinator = keys.coordinator.public_bytes_raw()
-        self._must_tell("key.set", "signing key", digest(coordinator), "the coordinator's signing key")
-        known = {(entry.subject, entry.digest) for entry in self.entries}
-        for name, key in keys.clients.items():
-            if (name, digest(key)) not in known:
-                raise Wrong(f"the signing key of {name}: no entry of the audit log tells of it")
+
+    def must_tell_keys(self, keys: Keys) -> None:
+        """Checks the entries of all signing keys; it comes before `must_tell`. Raises Wrong."""
+        own = self._by.get(("key.set", "signing key"), [])
+        self._must_tell_keys(keys.coordinator, own, "the coordinator's signing key")
+        about: dict[str, list[LoggedEntry]] = {}
+        for entry in self.entries:
+            about.setdefault(entry.subject, []).append(entry)
+        for name, chain in keys.clients.items():
+            self._must_tell_keys(chain, about.get(name, []), f"the signing key of {name}")
 
     def must_tell_consents(self, consents: Iterable[SignedEnvelope], spec: str, federation_id: str, keys: Keys) -> None:
         """Checks that the answers to the run are their clients', and the newest that entries tell of. Raises Wrong."""
@@ -107,11 +114,12 @@ class RunLog:
             except DecodeError:
                 raise Wrong("an answer to the run is not a ConsentManifest") from None
             what = f"the answer of {client_id!r} to the run"
-            said = opened(envelope, ConsentManifest, keys.client(client_id), what)
+            said = opened(envelope, ConsentManifest, keys.client(client_id), what, made=False)
             same(what, said, facts)
             entry = told.pop(f"{self.run_id}/{client_id}", None)
             if entry is None or (entry.action, entry.digest) != (f"consent.{said.answer}", envelope_digest(envelope)):
                 raise Wrong(f"{what}: the audit log tells {'of none' if entry is None else 'of another'}")
+            self._must_precede(envelope, entry, what)
         for subject, entry in told.items():
             raise Wrong(
                 f"entry {entry.number} of the audit log tells of the answer {subject}, which is not in the record"
@@ -130,6 +138,7 @@ class RunLog:
             if stepped.number < self._stepped:
                 raise Wrong(f"entry {stepped.number} of the audit log tells of the step before that of another round")
             self._stepped = stepped.number
+            self._must_precede(record.step, stepped, "the step")
         elif record.state == "SKIPPED":
             self._must_tell(SKIPPED, place, "", "the end of the round")
         named = set() if signed.step is None else {*signed.step.updates, *signed.step.consulted}
@@ -139,11 +148,13 @@ class RunLog:
                 what = f"of {order.client_id} in phase {order.phase}"
                 made = envelope_digest(exchange.assignment)
                 issued = self._must_tell(ISSUED, order.assignment_id, made, f"the assignment {what}")
+                self._must_precede(exchange.assignment, issued, f"the assignment {what}")
                 if exchange.HasField("decline"):
                     self._must_tell(
                         DECLINED, order.assignment_id, envelope_digest(exchange.decline), f"the decline {what}"
                     )
                 for answer in exchange.answers:
+                    self._must_precede(answer.update, issued, f"the assignment {what}")
                     if not answer.HasField("receipt"):
                         continue
                     accepted = ReceiptManifest.FromString(answer.receipt.manifest).accepted
@@ -177,6 +188,27 @@ class RunLog:
             if not any(entry.number < before for entry in self._by.get(("client.revoked", name), ())):
                 raise Wrong(f"the step leaves {name} out as revoked; no entry of the audit log tells of that before it")
 
+    def _must_tell_keys(self, keys: KeyChain, entries: Sequence[LoggedEntry], what: str) -> None:
+        """Entries tell of all keys of a holder, in their order."""
+        numbers = {entry.digest: entry.number for entry in reversed(entries)}
+        before: bytes | None = None
+        for raw in keys.raw:
+            number = numbers.get(digest(raw))
+            if number is None:
+                raise Wrong(f"{what}: no entry of the audit log tells of it")
+            if before is not None:
+                self._replaced[before] = number
+            before = blake3(raw).digest()
+
+    def _must_precede(self, envelope: SignedEnvelope, entry: LoggedEntry, what: str) -> None:
+        """The key that signed an envelope was replaced after what an entry tells, if it was."""
+        number = self._replaced.get(envelope.key_id)
+        if number is not None and number < entry.number:
+            raise Wrong(
+                f"entry {entry.number} of the audit log tells of {what}; a key that was replaced by entry {number} "
+                "has signed it or its reply"
+            )
+
     def _must_tell(self, action: str, subject: str, wanted: str, what: str) -> LoggedEntry:
         """The newest entry that tells of a fact, by its digest."""
         entries = self._by.get((action, subject), [])
@@ -198,13 +230,13 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
     """
     record = bundle.log()
     federation = bundle.about.federation_id
-    told = opened(record.key, LogKeyManifest, keys.coordinator, "the key of the audit log")
+    told = opened(record.key, LogKeyManifest, keys.coordinator, "the key of the audit log", made=True)
     try:
         key = signing_public_key(told.key)
     except ValueError as error:
         raise Wrong(f"the key of the audit log: {error}") from None
     checkpoints = [
-        opened(envelope, CheckpointManifest, key, f"checkpoint {place} of the audit log")
+        opened(envelope, CheckpointManifest, KeyChain(key), f"checkpoint {place} of the audit log", made=False)
         for place, envelope in enumerate(record.checkpoints)
     ]
     if told.federation_id != federation or any(one.federation_id != federation for one in checkpoints):

@@ -1,6 +1,6 @@
 """Private rounds: the conversation with the members' shares and masked vectors is held once more."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +10,16 @@ from coordinator.aggregation.phases import Private, Reply, Step
 from coordinator.aggregation.secure.settled import Record
 from coordinator.aggregation.secure.verify import SecureEvidence, Unverified, verify_evaluation, verify_secure_step
 from federation.bundle import BlobAbsent
+from federation.key_chain import KeyChain
 from federation.metrics import MetricKind
 from federation.secure.thresholds import Mode
 from federation.v1.common_pb2 import SecureSession, StepManifest
 from federation.work.base import Origin, Shape, Work, WorkError
 from federation.work.evaluate.work import Evaluate
 from federation.work.registry import STAGES, decode
+from federation.work.secure.ready import Ready
 from federation.work.secure.stage import CIPHERTEXTS
+from federation.work.secure.terms import SessionTerms
 from federation.work.secure.wire import read_terms
 from verification.envelopes import SignedReply, SignedRound
 from verification.errors import Wrong
@@ -36,10 +39,9 @@ def private_step(run: RunFacts, signed: SignedRound, step: StepManifest, state: 
         raise Wrong(f"a session of the signed step: {error}") from error
     evidence = SecureEvidence(sessions=sessions, replies=replies, asked=asked, combined=rows[0].read())
     context = round_context(run, step.round, step.base_model, state)
+    private = _private(run, step.base_model, [session.agreed for session in sessions])
     try:
-        return verify_secure_step(
-            run.rule, run.spec, replace(context, private=_private(run, step.base_model)), evidence
-        )
+        return verify_secure_step(run.rule, run.spec, replace(context, private=private), evidence)
     except Unverified as error:
         raise Wrong(str(error)) from error
 
@@ -58,7 +60,10 @@ def private_means(run: RunFacts, signed: SignedRound, number: int, model: str) -
         Wrong: no means follow from the replies.
     """
     replies, asked = _stages(run, list(signed.evaluations.values()))
-    context = replace(round_context(run, number, model, {}), private=_private(run, model))
+    context = replace(
+        round_context(run, number, model, {}),
+        private=_private(run, model, [work.agreed for work in asked.values() if isinstance(work, Ready)]),
+    )
     metrics = tuple(MetricKind(one.name, one.better, one.largest) for one in run.bundle.about.metrics)
     wanted = Evaluate(splits=run.spec.evaluated, metrics=metrics)
     try:
@@ -67,8 +72,15 @@ def private_means(run: RunFacts, signed: SignedRound, number: int, model: str) -
         raise Wrong(f"the evaluation: {error}") from error
 
 
-def _private(run: RunFacts, model: str) -> Private:
-    """What a private round of a run needs, for work on a model."""
+def _invited(chain: KeyChain, key_id: bytes | None) -> bytes:
+    """The id of the key with which a member was invited, if it is one of its keys; else that of its present key."""
+    ids = [blake3(key).digest() for key in chain.raw]
+    return key_id if key_id is not None and key_id in ids else ids[-1]
+
+
+def _private(run: RunFacts, model: str, terms: Iterable[SessionTerms]) -> Private:
+    """What a private round of a run needs, for work on a model, in sessions with these terms."""
+    invited = {one.client_id: one.key_id for agreed in terms for one in agreed.invited}
     privacy, about = run.spec.privacy, run.bundle.about
     return Private(
         mode=Mode(privacy.secure),
@@ -81,7 +93,7 @@ def _private(run: RunFacts, model: str) -> Private:
             spec=run.spec_digest,
             base_model=model,
         ),
-        keys={name: blake3(key).digest() for name, key in run.clients.items()},
+        keys={name: _invited(chain, invited.get(name)) for name, chain in run.clients.items()},
         named=frozenset(),
         blind=0,
         settle=_unsettled,

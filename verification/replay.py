@@ -20,6 +20,7 @@ from coordinator.aggregation.rules import TooFewUpdatesError
 from coordinator.aggregation.streaming import one_thread
 from federation.bundle import BlobAbsent, BundleReader
 from federation.digests import digest
+from federation.key_chain import KeyChain
 from federation.objectives import encoder_columns
 from federation.runs import RunSpec
 from federation.sharing import BUFFERS
@@ -81,7 +82,7 @@ class RunFacts:
     spec: RunSpec
     spec_digest: str
     rule: Algorithm
-    clients: Mapping[str, bytes]  # the raw signing keys
+    clients: Mapping[str, KeyChain]
 
     @property
     def objectives(self) -> tuple[str, ...]:

@@ -90,6 +90,7 @@ class OpenedRun:
         """
         about, log = self.facts.bundle.about, self.log
         at = Standing(model=about.initial_model)
+        log.must_tell_keys(self.keys)
         for record in self.facts.bundle.rounds():
             try:
                 signed = self.envelopes.read(record, at.model, at.previous_step)
@@ -108,7 +109,7 @@ class OpenedRun:
             )
         consents = self.facts.bundle.consents().consents
         log.must_tell_consents(consents, self.facts.spec_digest, about.federation_id, self.keys)
-        log.must_tell_run(self.facts.spec_digest, about.state, self.keys)
+        log.must_tell_run(self.facts.spec_digest, about.state)
         log.must_be_all_told()
 
 

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from google.protobuf.message import DecodeError
 
 from federation.digests import digest, parse
-from federation.envelope import unseal
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.sharing import Sharing, SharingError
@@ -84,7 +83,7 @@ def check_assignment(
         message = f"an assignment of {size} bytes; at most {MAX_MANIFEST_BYTES}"
         raise Unverified(_claimed_id(envelope), "limit:manifest", message)
     try:
-        manifest = unseal(envelope, AssignmentManifest, member.coordinator_key)
+        manifest = member.coordinator.unseal(envelope, AssignmentManifest)
     except Refusal as refusal:
         reason = "manifest" if refusal.reason == "manifest" else "signature"
         message = f"not signed by the coordinator that this client enrolled with ({refusal.message})"
@@ -174,7 +173,7 @@ def check_cancel(envelope: SignedEnvelope, member: MemberFiles) -> CancelManifes
     Raises:
         Refusal: the coordinator has not signed it, or not for this client.
     """
-    manifest = unseal(envelope, CancelManifest, member.coordinator_key)
+    manifest = member.coordinator.unseal(envelope, CancelManifest)
     for name in ("federation_id", "client_id"):
         if getattr(manifest, name) != getattr(member, name):
             raise Refusal(f"mismatch:{name}", f"the cancellation is for another {name}")

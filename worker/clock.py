@@ -5,7 +5,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from federation.certificates import load_certificate
-from federation.envelope import unseal
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.text import escaped
@@ -79,7 +78,7 @@ class CoordinatorClock:
 def signed_time(envelope: SignedEnvelope, nonce: bytes, member: MemberFiles) -> datetime:
     """The time that the coordinator signed for this member and this nonce; raises TimeRefused if it did not."""
     try:
-        manifest = unseal(envelope, TimeManifest, member.coordinator_key)
+        manifest = member.coordinator.unseal(envelope, TimeManifest)
     except Refusal as refusal:
         raise TimeRefused(
             f"the time that was sent is not signed by this federation's coordinator ({refusal.message})"

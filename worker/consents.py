@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 
 from federation.digests import digest, parse
-from federation.envelope import seal, unseal
+from federation.envelope import key_id, seal
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.text import escaped
@@ -96,7 +96,7 @@ class Consents:
 
     def _take(self, envelope: SignedEnvelope) -> None:
         try:
-            manifest = unseal(envelope, RunManifest, self._member.coordinator_key)
+            manifest = self._member.coordinator.unseal(envelope, RunManifest)
             parse(manifest.spec)
         except (Refusal, ValueError) as error:
             self._events.warn("run-invalid", f"a run that the coordinator did not sign asks to take part: {error}")
@@ -153,6 +153,7 @@ class Consents:
         verdict, sent = run.verdict(self._policy), self._file.consent(run)
         said = ConsentManifest() if sent is None else ConsentManifest.FromString(sent.manifest)
         changed = (said.answer, said.reason, said.message) != (verdict.answer, verdict.reason, verdict.message[:400])
+        changed |= sent is not None and sent.key_id != key_id(self._member.signing_key.public_key())
         if sent is None or changed:
             manifest = ConsentManifest(
                 federation_id=self._member.federation_id,

@@ -22,6 +22,7 @@ from federation.certificates import fingerprint, issuer_in, load_certificate, re
 from federation.findings import Finding
 from federation.member_files import MemberFiles
 from federation.proxies import Proxy, RouteError, dial
+from federation.refusals import Refusal
 from federation.tasks import DataError, DataSource
 from federation.text import escaped
 from federation.training.trainers import TrainerChoice
@@ -146,6 +147,7 @@ def check_clock(home: Home, member: MemberFiles) -> Finding:
             hello = AttendRequest(hello=Hello(software=software(), nonce=nonce))
             call = FederationStub(channel).Attend(iter([hello]), timeout=ANSWER_SECONDS)
             welcome = next(iter(call)).welcome
+            member.coordinator.learn(welcome.rotations)
             offset = (signed_time(welcome.time, nonce, member) - datetime.now(UTC)).total_seconds()
             call.cancel()
     except HomeError:
@@ -153,7 +155,7 @@ def check_clock(home: Home, member: MemberFiles) -> Finding:
     except grpc.RpcError as error:
         refusal = member.refusal(error)
         return Finding.failed("clock", escaped(f"{refusal.reason}: {refusal.message or refusal.status}", 500))
-    except (TimeRefused, StopIteration) as error:
+    except (TimeRefused, Refusal, StopIteration) as error:
         return Finding.failed("clock", str(error) or "the coordinator ended the stream without a word")
     if abs(offset) > WRONG_CLOCK_SECONDS:
         side = "behind" if offset > 0 else "ahead of"

@@ -16,6 +16,7 @@ from federation.certificates import load_certificate_file, make_csr, pem
 from federation.channels import refusal_from_rpc_error, server_verified_channel
 from federation.identity import parse_peer
 from federation.join_string import JoinString, fetch_ca
+from federation.key_chain import CoordinatorKeys
 from federation.keys import IdentityError, load_signing_key, new_tls_key, remedy
 from federation.member_files import MemberFiles, move_address, read_description, save_renewal
 from federation.proofs import prove_possession
@@ -73,7 +74,9 @@ def enroll(home: Home, join: JoinString, *, passphrase: bytes | None = None, pro
             certificate=response.certificate,
             tls_key=tls_key,
             signing_key=signing_key,
-            coordinator_key=Ed25519PublicKey.from_public_bytes(response.coordinator_key),
+            coordinator=CoordinatorKeys(
+                response.federation_id, Ed25519PublicKey.from_public_bytes(response.coordinator_key)
+            ),
         )
         member.save(staging, passphrase)
     return Enrolled(member, response.approval_pending)

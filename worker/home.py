@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from federation.member_files import COORDINATOR_ROTATIONS, OWN_ROTATIONS
+
 MEMBER_FILE = "member.toml"
 
 
@@ -32,6 +34,9 @@ class Home:
         self.progress = directory / "progress.json"  # the coordinator's newest signed time and rounds
         self.log = directory / "log.json"  # the newest checkpoints of the coordinator's audit log
         self.forked_log = directory / "log-forked.json"  # evidence of an audit log that does not continue them
+        self.rotating = directory / "rotating.json"  # a rotation of the signing key that has begun
+        self.coordinator_rotations = directory / COORDINATOR_ROTATIONS
+        self.own_rotations = directory / OWN_ROTATIONS
         self.accepted_restore = directory / "restore-accepted"  # names the restore that the owner accepts
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from federation.envelope import envelope_digest, from_text, to_text, unseal
+from federation.envelope import envelope_digest, from_text, to_text
 from federation.keys import replace_private
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
@@ -237,7 +237,7 @@ def open_restore(envelope: SignedEnvelope, member: MemberFiles) -> RestoreManife
         StatementError: it is not signed by the coordinator, or speaks of another federation.
     """
     try:
-        manifest = unseal(envelope, RestoreManifest, member.coordinator_key)
+        manifest = member.coordinator.unseal(envelope, RestoreManifest)
     except Refusal as refusal:
         raise StatementError(f"a restore that this federation's coordinator did not sign ({refusal.message})") from None
     if manifest.federation_id != member.federation_id:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
 
-from federation.envelope import envelope_digest, from_text, to_text, unseal
+from federation.envelope import envelope_digest, from_text, to_text
+from federation.key_chain import KeyChain
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, SignedEnvelope, UpdateManifest
 
@@ -81,11 +81,11 @@ def append(path: Path, text: str) -> None:
             raise
 
 
-def read_receipts(path: Path, coordinator: Ed25519PublicKey) -> list[Receipt]:
-    """Reads a `receipts.jsonl`, and verifies that `coordinator` signed every assignment and receipt in it.
+def read_receipts(path: Path, coordinator: KeyChain) -> list[Receipt]:
+    """Reads a `receipts.jsonl`, and verifies that a key of the `coordinator` signed every assignment and receipt in it.
 
     Raises:
-        ReceiptsError: the file cannot be read, or a line is damaged or not signed by that key.
+        ReceiptsError: the file cannot be read, or a line is damaged or not signed by its key of that time.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -115,9 +115,9 @@ def disagreements(ours: Iterable[Receipt], theirs: Iterable[Receipt]) -> list[tu
     ]
 
 
-def _verified(line: Mapping[str, Any], coordinator: Ed25519PublicKey) -> Receipt:
-    asked = unseal(from_text(line["assignment"]), AssignmentManifest, coordinator)
-    said = unseal(from_text(line["receipt"]), ReceiptManifest, coordinator)
+def _verified(line: Mapping[str, Any], coordinator: KeyChain) -> Receipt:
+    asked = coordinator.unseal(from_text(line["assignment"]), AssignmentManifest)
+    said = coordinator.unseal(from_text(line["receipt"]), ReceiptManifest)
     for field in ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model"):
         if getattr(asked, field) != getattr(said, field):
             raise ValueError(f"its assignment and its receipt differ in {field}")

@@ -13,7 +13,8 @@ signature of the key before.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,18 +26,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from pydantic import ValidationError
 
 from federation.identity import check_name
+from federation.key_chain import MAX_ROTATIONS, open_rotation, parse_rotations, rotations_text
 from federation.keys import IdentityError, replace_private
 from federation.member_files import MemberFiles
 from federation.problems import Section, explain
 from federation.proofs import signing_public_key
+from federation.refusals import Refusal
 from federation.secure.hashing import hash_parts, integer
 from federation.secure.thresholds import SMALLEST
+from federation.v1.common_pb2 import KeyRotation
 from worker.home import sync_directory
 
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
 _CONTEXT = b"fedpareto/v1/roster-key"
 _GROUPS, _DIGITS = 12, 5
-_KEYS = "an entry has federation_id, client_id and key; that of a new key also a signature by the old one"
+_KEYS = "an entry has federation_id, client_id and key; that of a new key also what leads there from the old one"
 
 
 class RosterError(ValueError):
@@ -48,6 +52,7 @@ class _Entry(Section):
     client_id: str
     key: str
     signature: str | None = None
+    rotations: list[str] | None = None
 
 
 class _Document(Section):
@@ -60,36 +65,55 @@ class Card:
 
     Attributes:
         key: its raw Ed25519 public signing key, 32 bytes.
-        signature: by the key that this one replaces, 64 bytes; empty where it replaces none.
+        signature: by the key that this one replaces, in a federation that was made anew, 64 bytes; empty otherwise.
+        rotations: of the member's keys in this federation, the oldest first.
     """
 
     federation_id: str
     client_id: str
     key: bytes
     signature: bytes = b""
+    rotations: tuple[KeyRotation, ...] = ()
 
     @classmethod
-    def of(cls, member: MemberFiles, old_key: Ed25519PrivateKey | None = None) -> "Card":
-        """The card of a member; `old_key` is the key that it had before."""
-        card = cls(member.federation_id, member.client_id, member.signing_key.public_key().public_bytes_raw())
+    def of(
+        cls, member: MemberFiles, rotations: Sequence[KeyRotation] = (), old_key: Ed25519PrivateKey | None = None
+    ) -> "Card":
+        """The card of a member; `old_key` is the key that it had in a federation before this one."""
+        key = member.signing_key.public_key().public_bytes_raw()
+        shown = tuple(KeyRotation(statement=one.statement, possession=one.possession) for one in rotations)
+        card = cls(member.federation_id, member.client_id, key, rotations=shown)
         return card if old_key is None else replace(card, signature=old_key.sign(card._signed()))
 
     def succeeds(self, old: bytes) -> bool:
         """Whether a key has signed that this one replaces it."""
+        present = Ed25519PublicKey.from_public_bytes(old)
         try:
-            Ed25519PublicKey.from_public_bytes(old).verify(self.signature, self._signed())
+            present.verify(self.signature, self._signed())
+            return True
         except InvalidSignature:
-            return False
-        return True
+            pass
+        for rotation in self.rotations:
+            with suppress(Refusal):  # one of another key comes before
+                _, present = open_rotation(
+                    rotation, present, federation_id=self.federation_id, client_id=self.client_id
+                )
+        return present.public_bytes_raw() == self.key != old
 
     def _signed(self) -> bytes:
         return _CONTEXT + b"\0" + hash_parts(self.federation_id.encode(), self.client_id.encode(), self.key)
 
     def text(self) -> str:
         """The entry as TOML; bytes are hexadecimal."""
-        entry = {"federation_id": self.federation_id, "client_id": self.client_id, "key": self.key.hex()}
+        entry: dict[str, str | list[str]] = {
+            "federation_id": self.federation_id,
+            "client_id": self.client_id,
+            "key": self.key.hex(),
+        }
         if self.signature:
             entry["signature"] = self.signature.hex()
+        if self.rotations:
+            entry["rotations"] = rotations_text(self.rotations).split()
         return "[[member]]\n" + tomli_w.dumps(entry)
 
 
@@ -152,9 +176,14 @@ class Roster:
         digits = f"{int.from_bytes(value, 'big') % 10 ** (_GROUPS * _DIGITS):0{_GROUPS * _DIGITS}d}"
         return " ".join(digits[start : start + _DIGITS] for start in range(0, len(digits), _DIGITS))
 
+    @property
+    def text(self) -> str:
+        """The roster as TOML."""
+        return "\n".join(card.text() for card in self.cards)
+
     def pin(self, path: Path) -> None:
         """Makes it the roster of a worker's home, atomically and durably."""
-        replace_private(path, "\n".join(card.text() for card in self.cards).encode())
+        replace_private(path, self.text.encode())
         sync_directory(path.parent)
 
 
@@ -226,7 +255,11 @@ def _card(entry: _Entry, federation_id: str) -> Card:
         signing_public_key(key)
     except IdentityError as error:  # under such a key, anybody could sign as this member
         raise RosterError(f"the key of {name}: {error}; ask its owner for the card again") from None
-    return Card(federation_id, name, key, signature)
+    try:
+        rotations = parse_rotations("\n".join((entry.rotations or [])[:MAX_ROTATIONS]))
+    except ValueError:
+        raise RosterError(f"the rotations of {name} are damaged; ask its owner for the card again") from None
+    return Card(federation_id, name, key, signature, rotations)
 
 
 def _bytes(text: str, size: int, what: str) -> bytes:

@@ -175,6 +175,7 @@ class Worker:
         )
         self._session = Session(
             member=member,
+            rotations=home.coordinator_rotations,
             hello=hello,
             clock=CoordinatorClock(member, progress),
             progress=progress,

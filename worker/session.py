@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 
 from federation.channels import MAX_CHUNK_BYTES, RpcRefusal, signed_detail
-from federation.envelope import envelope_digest, seal, unseal
+from federation.envelope import envelope_digest, seal
 from federation.identity import parse_peer
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
@@ -33,6 +34,7 @@ from federation.v1.federation_pb2 import (
 from federation.v1.federation_pb2_grpc import FederationStub
 from worker.backoff import Backoff
 from worker.clock import CoordinatorClock, TimeRefused
+from worker.coordinator_key import follow_coordinator
 from worker.events import Events
 from worker.progress import Progress, StatementError, open_restore
 from worker.witness import Witness
@@ -80,15 +82,16 @@ class WelcomeRefused(Exception):
 class Session:
     """Attends, and lends its channel to those who fetch and submit.
 
-    `hello` makes the first message, without its nonce; `closed` says until when the site is closed, aware, and None
-    while it is open; `patience` gives the delays after a refusal, which grow longer than those of `backoff` after a
-    broken connection.
+    `rotations` is the file of those of the coordinator's keys; `hello` makes the first message, without its nonce;
+    `closed` says until when the site is closed, aware, and None while it is open; `patience` gives the delays after a
+    refusal, which grow longer than those of `backoff` after a broken connection.
     """
 
     def __init__(
         self,
         *,
         member: MemberFiles,
+        rotations: Path,
         hello: Callable[[], Hello],
         clock: CoordinatorClock,
         progress: Progress,
@@ -101,6 +104,7 @@ class Session:
         self._member = member
         self._closed = closed
         self._federation_id = member.federation_id
+        self._rotations = rotations
         self._hello = hello
         self._clock = clock
         self._progress = progress
@@ -329,7 +333,7 @@ class Session:
         if envelope is None:
             return
         try:
-            manifest = unseal(envelope, RevocationManifest, self._member.coordinator_key)
+            manifest = self._member.coordinator.unseal(envelope, RevocationManifest)
         except Refusal:
             return
         ours, serial = (self._federation_id, self._member.client_id), parse_peer(self._member.certificate).serial
@@ -374,6 +378,7 @@ class Session:
                 f"the coordinator there is of federation {escaped(welcome.federation_id, 80)!r}; "
                 f"this client is a member of {self._federation_id!r}"
             )
+        follow_coordinator(self._member, welcome.rotations, self._rotations, self._events)
         restored = None
         if welcome.HasField("restored"):
             restored = open_restore(welcome.restored, self._member)

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -194,6 +194,22 @@ class Sessions:
                 self._deadlines[key] = EARLIEST
                 return
         del self._deadlines[key]
+
+    @staticmethod
+    def erase_kept(path: Path) -> None:
+        """Erases all values in the database at `path`, before the key that they are encrypted with is replaced.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        if not path.exists():
+            return
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            try:
+                connection.execute("PRAGMA secure_delete = ON")
+                connection.execute("DELETE FROM kept")
+            except sqlite3.DatabaseError as error:
+                raise OSError(f"{path} cannot be written: {error}") from error
 
     def close(self) -> None:
         """Closes the database."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 
 from federation.channels import CHUNK_BYTES, signed_detail
-from federation.envelope import envelope_digest, unseal
+from federation.envelope import envelope_digest
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
 from federation.transfers import slowest_seconds
@@ -28,7 +28,16 @@ from worker.spool import Entry, Spool
 
 # No retry of the same envelope can succeed. The coordinator waits no longer, or is told that nothing will come.
 _CLOSED = {"assignment-unknown", "assignment-client", "assignment-fulfilled", "assignment-closed", "deadline"}
-_WRONG = {"key-unknown", "signature", "manifest", "mismatch", "payload-digest", "limit:payload", "limit:manifest"}
+_WRONG = {
+    "key-unknown",
+    "key-ended",
+    "signature",
+    "manifest",
+    "mismatch",
+    "payload-digest",
+    "limit:payload",
+    "limit:manifest",
+}
 
 
 class ReceiptError(Exception):
@@ -198,7 +207,7 @@ def verify_receipt(receipt: SignedEnvelope, entry: Entry, member: MemberFiles) -
         ReceiptError: it is not; the message names the first thing that differs.
     """
     try:
-        manifest = unseal(receipt, ReceiptManifest, member.coordinator_key)
+        manifest = member.coordinator.unseal(receipt, ReceiptManifest)
     except Refusal as refusal:
         raise ReceiptError(f"the receipt is not signed by this federation's coordinator ({refusal.message})") from None
     for name in ("federation_id", "run_id", "round", "phase", "assignment_id", "client_id", "base_model", "payload"):

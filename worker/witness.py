@@ -88,7 +88,7 @@ class Witness:
         """
         with self._lock:
             try:
-                certified = unseal(log_key, LogKeyManifest, self._member.coordinator_key)
+                certified = self._member.coordinator.unseal(log_key, LogKeyManifest)
                 key = Ed25519PublicKey.from_public_bytes(certified.key)
             except (Refusal, ValueError) as error:
                 raise StatementError(f"a key of the audit log that the coordinator did not sign ({error})") from None

@@ -19,7 +19,6 @@ from coordinator.backups.statement import newest_restore, state_restore
 from coordinator.home import Home
 from coordinator.ownership import must_own
 from federation.certificates import fingerprint
-from federation.envelope import unseal
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import RestoreManifest, SignedEnvelope
 from storage.blobs import BlobCorrupt, BlobMissing
@@ -192,7 +191,7 @@ def _newest_statement(home: Home, directory: Path) -> SignedEnvelope | None:
         with suppress(Refusal, DecodeError):
             envelope = newest_restore(place)
             if envelope is not None:
-                manifest = unseal(envelope, RestoreManifest, home.signing_key.public_key())
+                manifest = home.signing.chain.unseal(envelope, RestoreManifest)
                 found.append((manifest.restored.ToDatetime().timestamp(), envelope))
     return max(found, key=lambda one: one[0])[1] if found else None
 

@@ -24,6 +24,7 @@ RATES: Mapping[str, Rate] = {
     "Attend": Rate(100, 2),
     "Renew": Rate(5, 5 / DAY),
     "Login": Rate(30, 30 / 3600),
+    "RotateKey": Rate(5, 5 / DAY),
     "FetchBlob": Rate(1000, 100),
     "Submit": Rate(2000, 200),
     "VerifyAudit": Rate(5, 5 / 60),

@@ -29,10 +29,11 @@ _ADMIN: Mapping[Role, tuple[str, ...]] = {
         *("RequestAction", "DecideRequest"),
     ),
 }
+_CLIENT = ("Attend", "FetchBlob", "Submit", "Renew", "RotateKey")
 # Only these rpcs are served. A test compares them with the contract.
 RULES: Mapping[str, Rule] = {
     **{f"/federation.v1.Enrollment/{rpc}": Rule("anyone") for rpc in ("Enroll", "Login")},
-    **{f"/federation.v1.Federation/{rpc}": Rule("client") for rpc in ("Attend", "FetchBlob", "Submit", "Renew")},
+    **{f"/federation.v1.Federation/{rpc}": Rule("client") for rpc in _CLIENT},
     **{f"/federation.v1.Admin/{rpc}": Rule("admin", role) for role, rpcs in _ADMIN.items() for rpc in rpcs},
     **{f"/grpc.health.v1.Health/{rpc}": Rule("anyone") for rpc in ("Check", "List", "Watch")},
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Rule("anyone"),

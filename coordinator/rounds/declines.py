@@ -2,10 +2,10 @@
 
 import re
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
 
 from federation.envelope import envelope_digest, unseal
+from federation.key_chain import KeyChain
 from federation.refusals import Refusal
 from federation.text import escaped
 from federation.v1.common_pb2 import ConsentManifest, DeclineManifest, SignedEnvelope
@@ -30,14 +30,14 @@ def claimed_assignment(envelope: SignedEnvelope) -> str:
 
 
 def verified_decline(
-    envelope: SignedEnvelope, *, federation_id: str, client_id: str, signing_key: bytes, assignment: SignedEnvelope
+    envelope: SignedEnvelope, *, federation_id: str, client_id: str, keys: KeyChain, assignment: SignedEnvelope
 ) -> DeclineManifest:
-    """The decline of an assignment that was sent to this client, whose raw public key must have signed it.
+    """The decline of an assignment that was sent to this client, one of whose `keys` must have signed it.
 
     Raises:
         Refusal: `key-unknown`, `signature`, `manifest`, or `mismatch` with the field.
     """
-    said = unseal(envelope, DeclineManifest, Ed25519PublicKey.from_public_bytes(signing_key))
+    said = unseal(envelope, DeclineManifest, keys.signer(envelope))
     expected = {"federation_id": federation_id, "client_id": client_id}
     if said.assignment:  # empty if the worker could not verify what it got
         expected["assignment"] = envelope_digest(assignment)

@@ -14,12 +14,14 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import DecodeError, Message
 from sqlalchemy import select
-from sqlalchemy.orm import selectinload
+from sqlalchemy.orm import Session, selectinload
 
 from coordinator.aggregation.phases import Reply
 from coordinator.rounds.recorder import privacy_stated
 from coordinator.rounds.revoked import REVOKED
+from coordinator.signing_keys import Signing
 from federation.envelope import ManifestT, envelope_digest, seal, unseal
+from federation.key_chain import KeyChain, moment
 from federation.refusals import Refusal
 from federation.sharing import BUFFERS
 from federation.v1.common_pb2 import (
@@ -92,7 +94,7 @@ class SignatureMemory:
 class Evidence:
     """Reads rows of the record as they were signed."""
 
-    key: Ed25519PublicKey  # the coordinator's
+    signing: Signing  # the coordinator's keys
     memory: SignatureMemory
 
     def replies(
@@ -115,15 +117,16 @@ class Evidence:
                 .options(selectinload(Assignment.inputs))
             ).all()
             fulfilled = (Assignment.phase_id == phase_id, Assignment.state == AssignmentState.FULFILLED)
+            keys = {update.update_id: self._keys(session, update, client) for update, _, client in accepted}
             unread = set(session.scalars(select(Assignment.assignment_id).where(*fulfilled)))
         replies = []
-        for update, assignment, client in accepted:
+        for update, assignment, _ in accepted:
             name = assignment.assignment_id
             if name not in unread:
                 raise RecordError("updates", update.update_id, "accepted", f"assignment {name} has no further reply")
             unread.remove(name)
             order = self._order(assignment, expected)
-            manifest = self._manifest(update, order, client)
+            manifest = self._manifest(update, order, keys[update.update_id])
             if assignment.reason == REVOKED:
                 continue
             rows = update_rows(blobs.local(manifest.payload)) if manifest.payload else {}
@@ -152,7 +155,7 @@ class Evidence:
     def _order(self, assignment: Assignment, expected: Mapping[str, object]) -> AssignmentManifest:
         """The signed assignment of a row."""
         row = ("assignments", assignment.assignment_id)
-        order = self._open(row, "envelope", assignment.envelope, AssignmentManifest, self.key)
+        order = self._open(row, "envelope", assignment.envelope, AssignmentManifest, self.signing.chain)
         for name, value in expected.items():
             _same(row, f"envelope ({name})", value, getattr(order, name))
         for name in ("assignment_id", "client_id", "base_model"):
@@ -162,17 +165,21 @@ class Evidence:
         _same(row, "inputs", inputs, [(one.name, one.digest, one.size) for one in order.inputs])
         return order
 
-    def _manifest(self, update: Update, order: AssignmentManifest, client: Client) -> UpdateManifest:
+    def _manifest(self, update: Update, order: AssignmentManifest, keys: KeyChain) -> UpdateManifest:
         """The signed reply of a row that counts as accepted, to a signed assignment of the client."""
         row = ("updates", update.update_id)
-        key = Ed25519PublicKey.from_public_bytes(client.signing_key)
-        manifest = self._open(row, "envelope", update.envelope, UpdateManifest, key)
-        name = envelope_digest(SignedEnvelope.FromString(update.envelope))
+        manifest = self._open(row, "envelope", update.envelope, UpdateManifest, keys)
+        envelope = SignedEnvelope.FromString(update.envelope)
+        name = envelope_digest(envelope)
         _same(row, "envelope_digest", update.envelope_digest, name)
         for field in ("assignment_id", *BOUND_FIELDS):
             _same(row, f"envelope ({field})", getattr(order, field), getattr(manifest, field))
         _same(row, "envelope (rows)", list(order.rows), list(manifest.rows))
-        receipt = self._open(row, "receipt", update.receipt, ReceiptManifest, self.key)
+        receipt = self._open(row, "receipt", update.receipt, ReceiptManifest, self.signing.chain)
+        try:
+            keys.must_count(envelope, moment(order.created), moment(receipt.created))
+        except Refusal as error:
+            raise RecordError(*row, "envelope", error.message) from error
         _same(row, "receipt (envelope)", name, receipt.envelope)
         _same(row, "receipt (accepted)", True, receipt.accepted)
         for field in ("assignment_id", "client_id", "payload", "payload_bytes", "samples", "unrepeatable"):
@@ -198,7 +205,7 @@ class Evidence:
                 _same(("runs", run.run_id), "base model of the first round", base_model, run.initial_model)
             return {}
         row = ("rounds", before.round_id)
-        step = self._open(row, "step", before.step or b"", StepManifest, self.key)
+        step = self._open(row, "step", before.step or b"", StepManifest, self.signing.chain)
         _same(row, "step (run_id)", run.run_id, step.run_id)
         _same(row, "step (round)", before.number, step.round)
         _same(row, "result_model", before.result_model, step.result_model)
@@ -208,11 +215,24 @@ class Evidence:
         _same(("runs", run.run_id), "state_data", memory_digest(run.state_data), step.state_after)
         return dict(run.state_data)
 
+    def _keys(self, session: Session, update: Update, client: Client) -> KeyChain:
+        """The keys of a client that a reply could be signed with."""
+        try:
+            signed = SignedEnvelope.FromString(update.envelope)
+            return self.signing.keys_of(session, client.client_id, client.signing_key, signed)
+        except (Refusal, DecodeError, ValueError) as error:
+            why = error.message if isinstance(error, Refusal) else "it is no signed envelope"
+            raise RecordError("updates", update.update_id, "envelope", why) from error
+
     def _open(
-        self, row: tuple[str, object], field: str, data: bytes, kind: type[ManifestT], key: Ed25519PublicKey
+        self, row: tuple[str, object], field: str, data: bytes, kind: type[ManifestT], keys: KeyChain
     ) -> ManifestT:
         try:
-            return self.memory.open(SignedEnvelope.FromString(data), kind, key)
+            envelope = SignedEnvelope.FromString(data)
+            manifest = self.memory.open(envelope, kind, keys.signer(envelope))
+            if keys is self.signing.chain:
+                keys.must_have_made(envelope, manifest)
+            return manifest
         except (Refusal, DecodeError) as error:
             why = error.message if isinstance(error, Refusal) else "it is no signed envelope"
             raise RecordError(*row, field, why) from error

@@ -13,7 +13,6 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from google.protobuf.message import DecodeError
 from sqlalchemy import and_, bindparam, insert, select
 from sqlalchemy.orm import Session
@@ -23,8 +22,10 @@ from coordinator.rounds.declines import claimed_assignment, verified_decline, wo
 from coordinator.rounds.evidence import SignatureMemory
 from coordinator.rounds.recorder import FULFILLED, Signed, ending, record_equivocation, reply_row
 from coordinator.rounds.states import end_assignment, end_open_assignment
+from coordinator.signing_keys import Signing
 from federation.envelope import envelope_digest
 from federation.identity import client_uri
+from federation.key_chain import moment
 from federation.refusals import Refusal
 from federation.run_sections import LimitsSpec
 from federation.runs import RunSpec
@@ -98,7 +99,7 @@ class Intake:
 
     Args:
         database: where they are recorded.
-        signing_key: the coordinator's, for receipts.
+        signing: the coordinator's keys; the present one signs receipts.
         changed: called with the run's id after a reply was recorded.
         clock: the time, aware.
         signatures: those that this process has verified or made.
@@ -107,14 +108,14 @@ class Intake:
     def __init__(
         self,
         database: Database,
-        signing_key: Ed25519PrivateKey,
+        signing: Signing,
         *,
         changed: Callable[[str], None],
         clock: Callable[[], datetime],
         signatures: SignatureMemory,
     ) -> None:
         self._database = database
-        self._signing_key = signing_key
+        self._signing = signing
         self._signatures = signatures
         self._changed = changed
         self._clock = clock
@@ -136,6 +137,8 @@ class Intake:
             known = claimed.assignment_id if ASSIGNMENT_ID.fullmatch(claimed.assignment_id) else None
             asked = {"assignment": known, "envelope": name}
             found = session.connection().execute(_STANDING, asked).one_or_none()
+            if found is not None and found.client_id == client_id:
+                keys = self._signing.keys_of(session, client_id, found.signing_key, envelope)
         if found is None or found.client_id != client_id:
             raise _foreign(claimed.assignment_id, known=found is not None, client_id=client_id)
         order = AssignmentManifest.FromString(SignedEnvelope.FromString(found.envelope).manifest)
@@ -151,9 +154,8 @@ class Intake:
         if closed is not None and closed.reason != FULFILLED:
             raise closed
         try:
-            manifest = self._signatures.open(
-                envelope, UpdateManifest, Ed25519PublicKey.from_public_bytes(found.signing_key)
-            )
+            manifest = self._signatures.open(envelope, UpdateManifest, keys.signer(envelope))
+            keys.must_count(envelope, moment(order.created), self._clock())
             must_match(manifest, order)
         except Refusal as refusal:
             raise closed or refusal from None
@@ -215,11 +217,14 @@ class Intake:
             if assignment is None or assignment.client_id != client_id:
                 raise _foreign(name, known=assignment is not None, client_id=client_id)
             asked = SignedEnvelope.FromString(assignment.envelope)
-            federation_id = AssignmentManifest.FromString(asked.manifest).federation_id
-            key = session.get_one(Client, client_id).signing_key
+            order = AssignmentManifest.FromString(asked.manifest)
+            federation_id = order.federation_id
+            registered = session.get_one(Client, client_id).signing_key
+            keys = self._signing.keys_of(session, client_id, registered, envelope)
             said = verified_decline(
-                envelope, federation_id=federation_id, client_id=client_id, signing_key=key, assignment=asked
+                envelope, federation_id=federation_id, client_id=client_id, keys=keys, assignment=asked
             )
+            keys.must_count(envelope, moment(order.created), self._clock())
             reason, message = words(said)
             log.warning("%s declines %r: %s: %s", client_id, name, reason, message)
             if assignment.state is not AssignmentState.OPEN:
@@ -244,7 +249,7 @@ class Intake:
         if refusal is not None:
             receipt.reason, receipt.message = refusal.reason, refusal.message
         receipt.created.FromDatetime(now)
-        return self._signatures.sign(receipt, self._signing_key)
+        return self._signatures.sign(receipt, self._signing.key)
 
     def _log(self, session: Session, admission: Admission, refusal: Refusal | None, now: datetime) -> None:
         manifest = admission.manifest

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import ColumnElement, or_, select
 from sqlalchemy.orm import Session
 
@@ -35,6 +34,7 @@ from coordinator.rounds.states import (
 )
 from coordinator.rounds.submission import Submission, new_run
 from coordinator.rounds.uploads import Uploads
+from coordinator.signing_keys import Signing
 from federation.owners_code import described
 from federation.refusals import Refusal
 from storage import audit
@@ -72,8 +72,7 @@ class Supervisor:
         blobs: where models and updates are kept.
         presence: the clients that attend.
         uploads: of their replies.
-        signing_key: the coordinator's.
-        federation_id: the federation.
+        signing: the coordinator's keys.
         condition: where faults of the disk and the database are noted.
         device: where updates are aggregated, "cpu" or "cuda".
         keep_rounds: of each run, beside the first and the best round, that keep their blobs; None keeps all.
@@ -88,8 +87,7 @@ class Supervisor:
         blobs: BlobStore,
         presence: Presence,
         uploads: Uploads,
-        signing_key: Ed25519PrivateKey,
-        federation_id: str,
+        signing: Signing,
         condition: Condition | None = None,
         device: str = "cpu",
         keep_rounds: int | None = None,
@@ -99,8 +97,7 @@ class Supervisor:
         self._database = database
         self._blobs = blobs
         self._presence = presence
-        self._signing_key = signing_key
-        self._federation_id = federation_id
+        self._signing = signing
         self._condition = condition or Condition()
         self._device = device
         self._clock = clock
@@ -366,8 +363,7 @@ class Supervisor:
         return Surroundings(
             database=self._database,
             blobs=self._blobs,
-            signing_key=self._signing_key,
-            federation_id=self._federation_id,
+            signing=self._signing,
             device=self._device,
             clock=self._clock,
             wait=wait,

@@ -309,6 +309,7 @@ class AdminService(MemberCalls, AuditCalls, admin_pb2_grpc.AdminServicer):
             certificates=(self._home.ca, self._home.server),
             log_key=self._home.log_key.certified(self._home.signing_key),
             sequence=self._sequencer.sequence,
+            rotations=self._home.rotations,
             payloads=request.payloads,
         )
         detail = "with payloads" if request.payloads else "without payloads"

@@ -27,7 +27,7 @@ class AuditCalls(Service):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self._verifier = Verifier(self._home.federation_id, self._home.signing_key.public_key())
+        self._verifier = Verifier(self._home.federation_id, self._home.signing.chain)
 
     async def ListAudit(
         self, request: messages.ListAuditRequest, context: Context

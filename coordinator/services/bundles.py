@@ -13,19 +13,20 @@ from typing import Any
 
 from cryptography import x509
 from google.protobuf import json_format
-from sqlalchemy import select
+from sqlalchemy import CompoundSelect, select
 from sqlalchemy.orm import Session, selectinload
 
 from coordinator.audit.excerpt import excerpt
 from coordinator.rounds.states import ROUND_ENDED, RUN_ENDED
 from federation import bundle
 from federation.certificates import der, serial_of
+from federation.identity import parse_peer
 from federation.metrics import MetricKind
-from federation.v1.common_pb2 import Metric, SignedEnvelope, StepManifest, UpdateManifest
-from federation.v1.record_pb2 import Answer, Bundle, Consents, Exchange, PhaseRecord, RoundRecord
+from federation.v1.common_pb2 import KeyRotation, Metric, SignedEnvelope, StepManifest, UpdateManifest
+from federation.v1.record_pb2 import Answer, Bundle, Consents, Exchange, PhaseRecord, Rotations, RoundRecord
 from storage.blobs import BlobMissing, BlobStore
 from storage.database import Database
-from storage.models import Assignment, Certificate, Client, Consent, Phase, Round, Run, Update
+from storage.models import Assignment, Certificate, Client, Consent, Phase, Rotation, Round, Run, Update
 
 _PIECE = 1 << 18  # bytes of a blob that are copied at once
 _LOTS = 1 << 18  # bytes that are worth sending
@@ -60,6 +61,7 @@ def write_bundle(
     certificates: tuple[x509.Certificate, x509.Certificate],
     log_key: SignedEnvelope,
     sequence: Callable[[], object],
+    rotations: Sequence[KeyRotation],
     payloads: bool,
 ) -> Generator[bytes, None, None]:
     """The bytes of the bundle of a run, piece by piece.
@@ -72,6 +74,7 @@ def write_bundle(
         certificates: that of the CA, and that of the coordinator.
         log_key: the coordinator's signed word for the key of the audit log.
         sequence: gives all entries of the audit log their places.
+        rotations: of the coordinator's signing key.
         payloads: whether to add the updates and the models, as far as they are kept.
     """
     sink, ca, coordinator = _Sink(), *certificates
@@ -91,6 +94,8 @@ def write_bundle(
             consents = [SignedEnvelope.FromString(envelope) for envelope in _consents(session, run_id)]
             if consents:
                 entries[bundle.CONSENTS] = Consents(consents=consents).SerializeToString()
+            if replaced := [*rotations, *_rotations(session, run_id)]:
+                entries[bundle.ROTATIONS] = Rotations(rotations=replaced).SerializeToString()
         for name, data in entries.items():
             with _entry(archive, name) as write:
                 write(data)
@@ -177,12 +182,28 @@ def _about(run: Run, federation_id: str, *, rounds: int, payloads: bool) -> Bund
     )
 
 
+def _members(run_id: str) -> CompoundSelect[Any]:
+    """The clients that the run has asked, or that have answered it."""
+    asked = select(Assignment.client_id).join(Phase).join(Round).where(Round.run_id == run_id)
+    return asked.union(select(Consent.client_id).where(Consent.run_id == run_id))
+
+
+def _rotations(session: Session, run_id: str) -> list[KeyRotation]:
+    """Of the signing keys of these clients."""
+    rows = (
+        select(Rotation).where(Rotation.client_id.in_(_members(run_id))).order_by(Rotation.client_id, Rotation.number)
+    )
+    return [KeyRotation.FromString(row.rotation) for row in session.scalars(rows)]
+
+
 def _certificates(session: Session, run_id: str) -> dict[str, bytes]:
     """The newest certificate of each client that the run has asked, or that has answered it, by name of entry."""
-    asked = select(Assignment.client_id).join(Phase).join(Round).where(Round.run_id == run_id)
-    members = asked.union(select(Consent.client_id).where(Consent.run_id == run_id))
-    query = select(Certificate).join(Client).where(Client.client_id.in_(members)).order_by(Certificate.not_before)
-    newest = {row.client_id: row for row in session.scalars(query)}
+    query = select(Certificate, Client.signing_key).join(Client).where(Client.client_id.in_(_members(run_id)))
+    newest = {
+        row.client_id: row
+        for row, key in session.execute(query.order_by(Certificate.not_before))
+        if parse_peer(row.certificate).signing_key == key
+    }
     return {bundle.certificate_entry(row.serial): row.certificate for row in newest.values()}
 
 

@@ -12,12 +12,12 @@ from coordinator.backups.statement import newest_restore
 from coordinator.finding import removed_offer
 from coordinator.members.limits import DECLINE, MESSAGE
 from coordinator.members.messages import REQUEST_SECONDS, Context, next_message
-from coordinator.members.renewal import renew, retire_older
+from coordinator.members.renewal import retire_older
 from coordinator.rounds.consents import offered_specification, record_consent
 from coordinator.rounds.presence import Assigned, Attendance, Message, Offered
+from coordinator.services.key_calls import KeyCalls
 from coordinator.services.reply_calls import ReplyCalls
 from coordinator.services.stream_words import Introduction, closed_until, introduction, left
-from federation.certificates import pem
 from federation.channels import CHUNK_BYTES
 from federation.digests import parse
 from federation.envelope import seal
@@ -40,8 +40,8 @@ MISSED_HEARTBEATS = 3
 MAX_NONCE_BYTES = 64
 
 
-class FederationService(ReplyCalls, federation_pb2_grpc.FederationServicer):
-    """Serves workers: attendance and blobs here, replies in `ReplyCalls`."""
+class FederationService(ReplyCalls, KeyCalls, federation_pb2_grpc.FederationServicer):
+    """Serves workers: attendance and blobs here, replies in `ReplyCalls`, keys in `KeyCalls`."""
 
     async def Attend(
         self, request_iterator: AsyncIterator[messages.AttendRequest], context: Context
@@ -159,23 +159,9 @@ class FederationService(ReplyCalls, federation_pb2_grpc.FederationServicer):
             restored=newest_restore(self._home.directory),
             log_key=self._home.log_key.certified(self._home.signing_key),
             log=self._sequencer.head(hello.log_size),
+            rotations=self._home.rotations,
         )
         return messages.AttendResponse(welcome=welcome)
-
-    async def Renew(self, request: messages.RenewRequest, context: Context) -> messages.RenewResponse:
-        """Issues the caller's next certificate."""
-        caller = self._access.caller()
-        certificate = await self._write(
-            renew,
-            caller.name,
-            caller.serial,
-            request.csr,
-            request.proof,
-            authority=self._home.authority,
-            by=caller.uri,
-            now=self._clock(),
-        )
-        return messages.RenewResponse(certificate=pem(certificate))
 
     async def FetchBlob(
         self, request: messages.FetchBlobRequest, context: Context

@@ -13,6 +13,7 @@ from coordinator.services.verification import Verifier, parsed
 from federation.digests import digest
 from federation.envelope import envelope_digest
 from federation.proofs import UNSIGNED
+from federation.refusals import Refusal
 from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore
 from storage.models import (
@@ -54,7 +55,7 @@ class Told:
 
 def record_problems(session: Session, verifier: Verifier) -> Iterator[str | int]:
     """What differs between the record and the log, in words, and after each round how many there were so far."""
-    yield from _clients(session)
+    yield from _clients(session, verifier)
     yield from _administrators(session)
     yield from request_problems(session)
     yield from _runs(session)
@@ -143,7 +144,7 @@ def _consents(session: Session, verifier: Verifier) -> Iterator[str]:
     told.update((subject, found) for subject, found in session.execute(entries.order_by(AuditEntry.entry_id)))
     rows = select(Consent, Run.spec_digest, Client.signing_key).join(Run).join(Client)
     for row, spec, key in session.execute(rows):
-        place, check = f"{row.run_id}/{row.client_id}", verifier.consent(row, spec, key)
+        place, check = f"{row.run_id}/{row.client_id}", verifier.consent(session, row, spec, key)
         envelope = parsed(row.envelope)
         if not check.verified:
             yield f"consent {place}: {check.reason}: {check.message}"
@@ -153,18 +154,22 @@ def _consents(session: Session, verifier: Verifier) -> Iterator[str]:
         yield f"consent {place}: the log tells of it, and it is not in the record"
 
 
-def _clients(session: Session) -> Iterator[str]:
-    enrolled, approved, revoked, forgotten = (
+def _clients(session: Session, verifier: Verifier) -> Iterator[str]:
+    enrolled, rotated, approved, revoked, forgotten = (
         Told.read(session, action)
-        for action in (audit.ENROLLED, "client.approved", "client.revoked", "client.forgotten")
+        for action in (audit.ENROLLED, audit.ROTATED, "client.approved", "client.revoked", "client.forgotten")
     )
     pending = AuditEntry.detail.endswith(f", {ClientState.PENDING}")
     waited = set(session.scalars(select(AuditEntry.subject).where(AuditEntry.action == audit.ENROLLED, pending)))
     clients = session.scalars(select(Client).where(Client.signing_key != UNSIGNED).order_by(Client.client_id)).all()
     for client in clients:
         name = client.client_id
-        if enrolled.missing(name, digest(client.signing_key)):
-            yield f"client {name}: its signing key is not the one with which the log tells that it enrolled"
+        told = [*enrolled.digests.get(name, ()), *rotated.digests.get(name, ())]
+        try:
+            if [digest(key) for key in verifier.keys(session, client).raw] != told:
+                yield f"client {name}: its signing keys are not those that the log tells of"
+        except Refusal as refusal:
+            yield f"client {name}: its signing keys: {refusal.message}"
         if (name in revoked.digests) != (client.state is ClientState.REVOKED):
             there = "tells" if name in revoked.digests else "does not tell"
             yield f"client {name}: it is {client.state}, and the log {there} of its revocation"

@@ -30,7 +30,7 @@ class ReplyCalls(Service):
         super().__init__(parts)
         self._intake = Intake(
             parts.threads.database,
-            self._home.signing_key,
+            self._home.signing,
             changed=self._supervisor.notify,
             clock=self._clock,
             signatures=self._supervisor.signatures,

@@ -7,6 +7,8 @@ not an envelope are a failed check, not an error.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -16,7 +18,9 @@ from sqlalchemy.orm import Session
 
 from coordinator.rounds.declines import words
 from coordinator.rounds.recorder import privacy_stated
+from coordinator.signing_keys import member_keys, rotations_of
 from federation.envelope import ManifestT, envelope_digest, unseal
+from federation.key_chain import KeyChain, moment, whole_chain
 from federation.proofs import UNSIGNED
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as messages
@@ -48,10 +52,24 @@ class Place:
 
 @dataclass(frozen=True)
 class Verifier:
-    """Checks envelopes of one federation; the coordinator's key signs assignments, receipts and steps."""
+    """Checks envelopes of one federation; the coordinator signs assignments, receipts and steps."""
 
     federation_id: str
-    coordinator: Ed25519PublicKey
+    coordinator: KeyChain
+
+    def keys(self, session: Session, client: models.Client) -> KeyChain:
+        """The keys of a client, whose rotations on record are verified. Raises Refusal if they do not fit."""
+        try:
+            present = Ed25519PublicKey.from_public_bytes(client.signing_key)
+        except ValueError as error:
+            raise Refusal("signing-key", str(error)) from None
+        return whole_chain(
+            rotations_of(session, client.client_id),
+            present,
+            federation_id=self.federation_id,
+            client_id=client.client_id,
+            coordinator=self.coordinator,
+        )
 
     def assignment(self, row: models.Assignment, place: Place) -> messages.EnvelopeCheck:
         """Checks an assignment."""
@@ -63,8 +81,11 @@ class Verifier:
 
         return _check("assignment", place.phase, row.envelope, AssignmentManifest, self.coordinator, pairs)
 
-    def decline(self, row: models.Assignment, place: Place, signing_key: bytes) -> messages.EnvelopeCheck:
+    def decline(
+        self, session: Session, row: models.Assignment, place: Place, signing_key: bytes
+    ) -> messages.EnvelopeCheck:
         """Checks the decline of an assignment that its client would not do."""
+        keys = _MemberKeys(self, session, row.client_id, signing_key, lambda: self._times(row))
 
         def pairs(envelope: SignedEnvelope, signed: DeclineManifest) -> _Pairs:
             yield "federation_id", self.federation_id, signed.federation_id
@@ -74,10 +95,11 @@ class Verifier:
                 yield "assignment", envelope_digest(asked), signed.assignment
             yield from zip(("reason", "message"), (row.reason, row.message), words(signed), strict=True)
 
-        return _check("decline", place.phase, row.decline or b"", DeclineManifest, _public(signing_key), pairs)
+        return _check("decline", place.phase, row.decline or b"", DeclineManifest, keys, pairs)
 
-    def consent(self, row: models.Consent, spec: str, signing_key: bytes) -> messages.EnvelopeCheck:
+    def consent(self, session: Session, row: models.Consent, spec: str, signing_key: bytes) -> messages.EnvelopeCheck:
         """Checks the answer of a client to a run whose specification has this digest."""
+        keys = _MemberKeys(self, session, row.client_id, signing_key, lambda: (row.at, row.at))
 
         def pairs(envelope: SignedEnvelope, signed: ConsentManifest) -> _Pairs:
             yield "federation_id", self.federation_id, signed.federation_id
@@ -87,18 +109,30 @@ class Verifier:
             said = words(signed) if signed.reason else ("", "")
             yield from zip(("reason", "message"), (row.reason, row.message), said, strict=True)
 
-        return _check("consent", 0, row.envelope, ConsentManifest, _public(signing_key), pairs)
+        return _check("consent", 0, row.envelope, ConsentManifest, keys, pairs)
 
-    def reply(self, row: models.Update, place: Place, signing_key: bytes) -> list[messages.EnvelopeCheck]:
+    def reply(
+        self, session: Session, row: models.Update, place: Place, signing_key: bytes
+    ) -> list[messages.EnvelopeCheck]:
         """Checks an update and its receipt; `signing_key` is the client's public key, raw."""
         if signing_key == UNSIGNED:
             words = "its client is simulated, and signs nothing"
             return [messages.EnvelopeCheck(kind="update", phase=place.phase, reason="unsigned", message=words)]
         # A second reply to a fulfilled assignment is kept as evidence, and got no receipt.
         receipts = [self._receipt(row, place)] if row.accepted or row.receipt else []
-        return [self._update(row, place, signing_key), *receipts]
+        return [self._update(session, row, place, signing_key), *receipts]
 
-    def _update(self, row: models.Update, place: Place, signing_key: bytes) -> messages.EnvelopeCheck:
+    def _times(self, row: models.Assignment, receipt: bytes = b"") -> tuple[datetime, datetime]:
+        """When something was asked, and when its reply was received; the former also for what got no receipt."""
+        asked = self.coordinator.unseal(parsed(row.envelope) or SignedEnvelope(), AssignmentManifest)
+        if not receipt:
+            return moment(asked.created), moment(asked.created)
+        said = self.coordinator.unseal(parsed(receipt) or SignedEnvelope(), ReceiptManifest)
+        return moment(asked.created), moment(said.created)
+
+    def _update(self, session: Session, row: models.Update, place: Place, signing_key: bytes) -> messages.EnvelopeCheck:
+        times = partial(self._times, row.assignment, row.receipt)
+        keys = _MemberKeys(self, session, row.client_id, signing_key, times)
 
         def pairs(envelope: SignedEnvelope, signed: UpdateManifest) -> _Pairs:
             yield "envelope", row.envelope_digest, envelope_digest(envelope)
@@ -113,7 +147,7 @@ class Verifier:
             yield "unrepeatable", row.unrepeatable, signed.unrepeatable
             yield "privacy", _finite(row.privacy), _finite(privacy_stated(signed))
 
-        return _check("update", place.phase, row.envelope, UpdateManifest, _public(signing_key), pairs)
+        return _check("update", place.phase, row.envelope, UpdateManifest, keys, pairs)
 
     def _receipt(self, row: models.Update, place: Place) -> messages.EnvelopeCheck:
         def pairs(envelope: SignedEnvelope, signed: ReceiptManifest) -> _Pairs:
@@ -170,9 +204,9 @@ class Verifier:
                 seen.add(assignment.assignment_id)
                 checks.append(("", self.assignment(assignment, place)))
                 if assignment.state is models.AssignmentState.DECLINED:
-                    checks.append(("", self.decline(assignment, place, key)))
+                    checks.append(("", self.decline(session, assignment, place, key)))
             if update is not None:
-                checks += [(update.envelope_digest, check) for check in self.reply(update, place, key)]
+                checks += [(update.envelope_digest, check) for check in self.reply(session, update, place, key)]
         return found
 
     def _places(self, signed: AssignmentManifest | UpdateManifest | ReceiptManifest, place: Place) -> _Pairs:
@@ -180,6 +214,35 @@ class Verifier:
         yield "run_id", place.run_id, signed.run_id
         yield "round", place.round, signed.round
         yield "phase", place.phase, signed.phase
+
+
+@dataclass(frozen=True)
+class _MemberKeys:
+    """Which keys of a member count for what it sent; `times` gives when it was asked for and when it was received."""
+
+    verifier: Verifier
+    session: Session
+    client_id: str
+    present: bytes
+    times: Callable[[], tuple[datetime, datetime]]
+
+    def unseal(self, envelope: SignedEnvelope, kind: type[ManifestT]) -> ManifestT:
+        """As `KeyChain.unseal`."""
+        try:
+            keys = member_keys(
+                self.session,
+                self.client_id,
+                self.present,
+                envelope,
+                federation_id=self.verifier.federation_id,
+                coordinator=self.verifier.coordinator,
+            )
+        except ValueError:  # of the present key, which was edited
+            return unseal(envelope, kind, None)
+        manifest = unseal(envelope, kind, keys.signer(envelope))
+        if keys.former_of(envelope) is not None:
+            keys.must_count(envelope, *self.times())
+        return manifest
 
 
 def parsed(data: bytes) -> SignedEnvelope | None:
@@ -195,7 +258,7 @@ def _check(
     phase: int,
     data: bytes,
     manifest: type[ManifestT],
-    key: Ed25519PublicKey | None,
+    keys: "KeyChain | _MemberKeys",
     pairs: Callable[[SignedEnvelope, ManifestT], _Pairs],
 ) -> messages.EnvelopeCheck:
     found = messages.EnvelopeCheck(kind=kind, phase=phase)
@@ -205,7 +268,7 @@ def _check(
         return found
     found.key_id = envelope.key_id.hex()
     try:
-        signed = unseal(envelope, manifest, key)
+        signed = keys.unseal(envelope, manifest)
     except Refusal as refusal:
         words = {"signature": "the signature does not fit the recorded bytes"}
         found.reason, found.message = refusal.reason, words.get(refusal.reason, refusal.message)
@@ -217,13 +280,6 @@ def _check(
             return found
     found.verified = True
     return found
-
-
-def _public(raw: bytes) -> Ed25519PublicKey | None:
-    try:
-        return Ed25519PublicKey.from_public_bytes(raw)
-    except ValueError:
-        return None
 
 
 def _finite(numbers: Mapping[str, float]) -> dict[str, float]:

@@ -139,7 +139,7 @@ def consents(session: Session, verifier: Verifier, item: models.Run) -> list[mes
         .order_by(models.Consent.client_id)
     )
     return [
-        like(messages.Consent, row, answer=str(row.answer), check=verifier.consent(row, item.spec_digest, key))
+        like(messages.Consent, row, answer=str(row.answer), check=verifier.consent(session, row, item.spec_digest, key))
         for row, key in rows
     ]
 
@@ -203,7 +203,7 @@ def updates(
                 phase=phase_number,
                 payload="" if hidden else update.payload,
                 envelope=None if hidden else parsed(update.envelope),
-                envelopes=verifier.reply(update, place, key),
+                envelopes=verifier.reply(session, update, place, key),
             )
         )
         after = update.update_id

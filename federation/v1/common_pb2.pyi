@@ -1439,6 +1439,128 @@ class Code(_message.Message):
 Global___Code: _TypeAlias = Code  # noqa: Y015
 
 @_typing.final
+class RotationManifest(_message.Message):
+    """A signing key replaces another one. Signed by the old key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    OLD_KEY_FIELD_NUMBER: _builtins.int
+    NEW_KEY_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    client_id: _builtins.str
+    """The client whose key it is; empty for the coordinator."""
+    number: _builtins.int
+    """How many rotations there have been with this one."""
+    old_key: _builtins.bytes
+    """The raw Ed25519 public key that is replaced, 32 bytes."""
+    new_key: _builtins.bytes
+    """The raw Ed25519 public key that replaces it, 32 bytes."""
+    @_builtins.property
+    def created(self) -> _timestamp_pb2.Timestamp:
+        """When the statement was made."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        number: _builtins.int = ...,
+        old_key: _builtins.bytes = ...,
+        new_key: _builtins.bytes = ...,
+        created: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "created", b"created", "federation_id", b"federation_id", "new_key", b"new_key", "number", b"number", "old_key", b"old_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotationManifest: _TypeAlias = RotationManifest  # noqa: Y015
+
+@_typing.final
+class RotationReceiptManifest(_message.Message):
+    """The coordinator has registered a client's new signing key. Signed by the coordinator."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEDERATION_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    ROTATION_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    federation_id: _builtins.str
+    """The federation."""
+    client_id: _builtins.str
+    """The client."""
+    rotation: _builtins.str
+    """The digest of the envelope of the RotationManifest."""
+    @_builtins.property
+    def ended(self) -> _timestamp_pb2.Timestamp:
+        """When the old key ended: what is asked later has to be answered with the new one."""
+
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """Until when the old key may sign replies to what was asked before it ended."""
+
+    def __init__(
+        self,
+        *,
+        federation_id: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        rotation: _builtins.str = ...,
+        ended: _timestamp_pb2.Timestamp | None = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "ended", b"ended", "federation_id", b"federation_id", "rotation", b"rotation", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotationReceiptManifest: _TypeAlias = RotationReceiptManifest  # noqa: Y015
+
+@_typing.final
+class KeyRotation(_message.Message):
+    """A rotation, and what makes it count."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATEMENT_FIELD_NUMBER: _builtins.int
+    POSSESSION_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    possession: _builtins.bytes
+    """Proof of possession: the signature by the new key over `fedpareto/v1/rotation-possession || 0x00 || manifest`, the
+    manifest of the statement as it was signed.
+    """
+    @_builtins.property
+    def statement(self) -> Global___SignedEnvelope:
+        """A RotationManifest."""
+
+    @_builtins.property
+    def receipt(self) -> Global___SignedEnvelope:
+        """Of a client: a RotationReceiptManifest. The coordinator's own old key ends when its statement was made."""
+
+    def __init__(
+        self,
+        *,
+        statement: Global___SignedEnvelope | None = ...,
+        possession: _builtins.bytes = ...,
+        receipt: Global___SignedEnvelope | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt", "statement", b"statement"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["possession", b"possession", "receipt", b"receipt", "statement", b"statement"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeyRotation: _TypeAlias = KeyRotation  # noqa: Y015
+
+@_typing.final
 class TimeManifest(_message.Message):
     """What the coordinator's clock shows, as the answer to one Hello. Signed by the coordinator."""
 

@@ -21,6 +21,72 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class RotateKeyRequest(_message.Message):
+    """The request for a new signing key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROTATION_FIELD_NUMBER: _builtins.int
+    CSR_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    csr: _builtins.bytes
+    """As in RenewRequest."""
+    proof: _builtins.bytes
+    """As in RenewRequest, by the new signing key."""
+    @_builtins.property
+    def rotation(self) -> _common_pb2.KeyRotation:
+        """The rotation, without a receipt."""
+
+    def __init__(
+        self,
+        *,
+        rotation: _common_pb2.KeyRotation | None = ...,
+        csr: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rotation", b"rotation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["csr", b"csr", "proof", b"proof", "rotation", b"rotation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateKeyRequest: _TypeAlias = RotateKeyRequest  # noqa: Y015
+
+@_typing.final
+class RotateKeyResponse(_message.Message):
+    """The new signing key counts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    ROTATIONS_FIELD_NUMBER: _builtins.int
+    certificate: _builtins.bytes
+    """The next certificate, PEM."""
+    @_builtins.property
+    def receipt(self) -> _common_pb2.SignedEnvelope:
+        """A RotationReceiptManifest."""
+
+    @_builtins.property
+    def rotations(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.KeyRotation]:
+        """As in Welcome."""
+
+    def __init__(
+        self,
+        *,
+        receipt: _common_pb2.SignedEnvelope | None = ...,
+        certificate: _builtins.bytes = ...,
+        rotations: _abc.Iterable[_common_pb2.KeyRotation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "receipt", b"receipt", "rotations", b"rotations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateKeyResponse: _TypeAlias = RotateKeyResponse  # noqa: Y015
+
+@_typing.final
 class RenewRequest(_message.Message):
     """The request for the next certificate."""
 
@@ -350,6 +416,7 @@ class Welcome(_message.Message):
     RESTORED_FIELD_NUMBER: _builtins.int
     LOG_KEY_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
+    ROTATIONS_FIELD_NUMBER: _builtins.int
     federation_id: _builtins.str
     """The federation."""
     heartbeat_seconds: _builtins.float
@@ -370,6 +437,10 @@ class Welcome(_message.Message):
     def log(self) -> _common_pb2.LogHead:
         """The newest checkpoint of the audit log, which continues the one that the Hello told of."""
 
+    @_builtins.property
+    def rotations(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.KeyRotation]:
+        """How the coordinator's signing keys have replaced each other, the oldest rotation first."""
+
     def __init__(
         self,
         *,
@@ -379,10 +450,11 @@ class Welcome(_message.Message):
         restored: _common_pb2.SignedEnvelope | None = ...,
         log_key: _common_pb2.SignedEnvelope | None = ...,
         log: _common_pb2.LogHead | None = ...,
+        rotations: _abc.Iterable[_common_pb2.KeyRotation] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["log", b"log", "log_key", b"log_key", "restored", b"restored", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation_id", b"federation_id", "heartbeat_seconds", b"heartbeat_seconds", "log", b"log", "log_key", b"log_key", "restored", b"restored", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["federation_id", b"federation_id", "heartbeat_seconds", b"heartbeat_seconds", "log", b"log", "log_key", b"log_key", "restored", b"restored", "rotations", b"rotations", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

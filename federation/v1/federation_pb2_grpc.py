@@ -55,6 +55,11 @@ class FederationStub:
                 request_serializer=federation_dot_v1_dot_federation__pb2.RenewRequest.SerializeToString,
                 response_deserializer=federation_dot_v1_dot_federation__pb2.RenewResponse.FromString,
                 _registered_method=True)
+        self.RotateKey = channel.unary_unary(
+                '/federation.v1.Federation/RotateKey',
+                request_serializer=federation_dot_v1_dot_federation__pb2.RotateKeyRequest.SerializeToString,
+                response_deserializer=federation_dot_v1_dot_federation__pb2.RotateKeyResponse.FromString,
+                _registered_method=True)
 
 
 class FederationServicer:
@@ -97,6 +102,16 @@ class FederationServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RotateKey(self, request, context):
+        """Replaces the caller's signing key, and issues a certificate that names the new one. Safe to repeat: the rotation that
+        made the present key gets its receipt again.
+        Errors: INVALID_ARGUMENT csr, signing-key, proof, rotation; UNAUTHENTICATED key-unknown, key-ended, signature;
+        FAILED_PRECONDITION run-state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -119,6 +134,11 @@ def add_FederationServicer_to_server(servicer, server):
                     servicer.Renew,
                     request_deserializer=federation_dot_v1_dot_federation__pb2.RenewRequest.FromString,
                     response_serializer=federation_dot_v1_dot_federation__pb2.RenewResponse.SerializeToString,
+            ),
+            'RotateKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateKey,
+                    request_deserializer=federation_dot_v1_dot_federation__pb2.RotateKeyRequest.FromString,
+                    response_serializer=federation_dot_v1_dot_federation__pb2.RotateKeyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -230,6 +250,33 @@ class Federation:
             '/federation.v1.Federation/Renew',
             federation_dot_v1_dot_federation__pb2.RenewRequest.SerializeToString,
             federation_dot_v1_dot_federation__pb2.RenewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/federation.v1.Federation/RotateKey',
+            federation_dot_v1_dot_federation__pb2.RotateKeyRequest.SerializeToString,
+            federation_dot_v1_dot_federation__pb2.RotateKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,12 @@ class FederationStub:
     attends with the next one.
     Errors: INVALID_ARGUMENT csr, proof.
     """
+    RotateKey: _grpc.UnaryUnaryMultiCallable[_federation_pb2.RotateKeyRequest, _federation_pb2.RotateKeyResponse]
+    """Replaces the caller's signing key, and issues a certificate that names the new one. Safe to repeat: the rotation that
+    made the present key gets its receipt again.
+    Errors: INVALID_ARGUMENT csr, signing-key, proof, rotation; UNAUTHENTICATED key-unknown, key-ended, signature;
+    FAILED_PRECONDITION run-state.
+    """
 
 @_typing.type_check_only
 class FederationAsyncStub(FederationStub):
@@ -78,6 +84,12 @@ class FederationAsyncStub(FederationStub):
     """Issues the caller's next certificate, for a new key. The present one holds until it expires, or until the client
     attends with the next one.
     Errors: INVALID_ARGUMENT csr, proof.
+    """
+    RotateKey: _aio.UnaryUnaryMultiCallable[_federation_pb2.RotateKeyRequest, _federation_pb2.RotateKeyResponse]  # type: ignore[assignment]
+    """Replaces the caller's signing key, and issues a certificate that names the new one. Safe to repeat: the rotation that
+    made the present key gets its receipt again.
+    Errors: INVALID_ARGUMENT csr, signing-key, proof, rotation; UNAUTHENTICATED key-unknown, key-ended, signature;
+    FAILED_PRECONDITION run-state.
     """
 
 class FederationServicer(metaclass=_abc_1.ABCMeta):
@@ -125,6 +137,18 @@ class FederationServicer(metaclass=_abc_1.ABCMeta):
         """Issues the caller's next certificate, for a new key. The present one holds until it expires, or until the client
         attends with the next one.
         Errors: INVALID_ARGUMENT csr, proof.
+        """
+
+    @_abc_1.abstractmethod
+    def RotateKey(
+        self,
+        request: _federation_pb2.RotateKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_federation_pb2.RotateKeyResponse, _abc.Awaitable[_federation_pb2.RotateKeyResponse]]:
+        """Replaces the caller's signing key, and issues a certificate that names the new one. Safe to repeat: the rotation that
+        made the present key gets its receipt again.
+        Errors: INVALID_ARGUMENT csr, signing-key, proof, rotation; UNAUTHENTICATED key-unknown, key-ended, signature;
+        FAILED_PRECONDITION run-state.
         """
 
 def add_FederationServicer_to_server(servicer: FederationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

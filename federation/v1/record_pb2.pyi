@@ -7,6 +7,7 @@ The record of a run as one file, the bundle: a zip archive whose entries are sto
   specification.toml       the specification as it was submitted
   certificates/ca.der      the CA's certificate
   certificates/SERIAL.der  the certificates of the coordinator and of the clients
+  rotations.pb             the Rotations of signing keys; absent where there were none
   rounds/NNNNNN.pb         a RoundRecord of each round, numbered from 000000
   log.pb                   the LogRecord: what the audit log tells of the run
   consents.pb              the Consents: the newest answers of clients to the run; absent where there are none
@@ -101,6 +102,32 @@ class Bundle(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Bundle: _TypeAlias = Bundle  # noqa: Y015
+
+@_typing.final
+class Rotations(_message.Message):
+    """How signing keys have replaced each other: of the coordinator, then of each client that the run has asked, each with
+    the oldest first. The certificates name the newest keys.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROTATIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rotations(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.KeyRotation]:
+        """All of them."""
+
+    def __init__(
+        self,
+        *,
+        rotations: _abc.Iterable[_common_pb2.KeyRotation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rotations", b"rotations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rotations: _TypeAlias = Rotations  # noqa: Y015
 
 @_typing.final
 class RoundRecord(_message.Message):

@@ -205,7 +205,7 @@ def verify_command(
         about = bundle.about
         try:
             run = OpenedRun.of(bundle, ca)
-            document["members"] = {name: key.hex() for name, key in sorted(run.keys.clients.items())}
+            document["members"] = {name: keys.raw[-1].hex() for name, keys in sorted(run.keys.clients.items())}
             trusted = "as you named it" if ca else "which the file itself names; compare it with a member's"
             say(f"run {about.name} ({about.run_id}) of {about.federation_id}, {about.rounds} rounds")
             say(f"CA {run.keys.ca_fingerprint}, {trusted}")

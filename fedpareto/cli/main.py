@@ -21,6 +21,7 @@ from fedpareto.cli.by_task import trainer_command
 from fedpareto.cli.demo import demo_command
 from fedpareto.cli.doctor import doctor_command
 from fedpareto.cli.failure import INTERRUPTED, Failure
+from fedpareto.cli.keys import renew_command, rotate_coordinator_key_command, rotate_key_command
 from fedpareto.cli.personal import export_command
 from fedpareto.cli.report import report_command
 from fedpareto.cli.simulate import simulate_command
@@ -71,9 +72,12 @@ app = typer.Typer(
 app.command("demo")(demo_command)
 coordinator.app.command("backup")(backup_command)
 coordinator.app.command("restore")(restore_command)
+coordinator.app.command("rotate-key")(rotate_coordinator_key_command)
 app.add_typer(coordinator.app, name="coordinator")
 worker.app.add_typer(roster.app, name="roster")
 worker.app.command("doctor")(doctor_command)
+worker.app.command("renew")(renew_command)
+worker.app.command("rotate-key")(rotate_key_command)
 worker.app.command("export")(export_command)
 worker.app.command("trainer")(trainer_command)
 worker.app.command("runs")(runs_command)

@@ -37,16 +37,17 @@ def card(
     as_json: JsonOption = False,
 ) -> None:
     """Print this member's entry in a roster: its name and its public key. It is not secret."""
+    from federation.key_chain import read_rotations
     from worker.roster import Card
 
-    with membership(home, passphrase_file) as (_, member, _):
+    with membership(home, passphrase_file) as (place, member, _):
         old_key = None
         if old_home is not None:
             with membership(old_home, passphrase_file) as (_, before, _):
                 if (before.federation_id, before.client_id) != (member.federation_id, member.client_id):
                     raise Failure(f"{old_home} is the directory of {before.client_id} of {before.federation_id}")
                 old_key = before.signing_key
-        made = Card.of(member, old_key)
+        made = Card.of(member, read_rotations(place.own_rotations), old_key)
     document = {"federation_id": made.federation_id, "client_id": made.client_id, "key": made.key.hex()}
     title = f"# The card of {made.client_id}, not secret. The cards of all members, one after the other, are a roster."
     answer(as_json, {**document, "card": made.text()}, title, made.text())

@@ -194,9 +194,14 @@ def run(
             task, source, spec, device=device, threads=threads, objectives=known, trainers=trainers, as_json=as_json
         )
         return
-    with failing(PolicyError), _connecting(home, passphrase_file, proxy) as (place, member, passphrase):
+    with failing(PolicyError), connecting(home, passphrase_file, proxy) as (place, held, passphrase):
         policy = Policy.load(place.policy)
         policy.must_allow(task)
+        from worker import rotation
+        from worker.roster import RosterError
+
+        with failing(rotation.RotationError, RosterError):
+            member = rotation.end_rotation(place, held, passphrase=passphrase)
         from worker.attacker import Attacker  # loads PyTorch
         from worker.service import Worker, prepare_offers
 
@@ -231,27 +236,6 @@ def run(
         with failing(SessionError):
             worker.run()
         logging.getLogger("fedpareto.worker").info("stopped")
-
-
-@app.command()
-def renew(
-    home: HomeOption = DEFAULT_HOME,
-    passphrase_file: PassphraseOption = None,
-    proxy: ProxyOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Get the next certificate of a worker that does not run. One that runs renews its own."""
-    from worker.renewal import RenewalError, next_certificate, save
-
-    with failing(RenewalError), _connecting(home, passphrase_file, proxy) as (place, old, passphrase):
-        member = next_certificate(old)
-        save(place, member, passphrase)
-    answer(
-        as_json,
-        {"client_id": member.client_id, "certificate_expires": member.not_after.isoformat()},
-        f"{member.client_id} has a new certificate, until {member.not_after:%Y-%m-%d %H:%M} UTC; the old one ends when "
-        "the worker attends next",
-    )
 
 
 @app.command()
@@ -344,7 +328,7 @@ def membership(
 
 
 @contextmanager
-def _connecting(
+def connecting(
     home: Path, passphrase_file: Path | None, proxy: str | None
 ) -> "Iterator[tuple[Home, MemberFiles, bytes | None]]":
     """As `membership`, for a command that calls the coordinator, through the proxy that the user or the site names."""

@@ -31,8 +31,8 @@ def receipts_command(
     from worker.receipts import ReceiptsError, disagreements, read_receipts
 
     with failing(ReceiptsError), membership(home, passphrase_file) as (place, member, _):
-        ours = read_receipts(place.receipts, member.coordinator_key) if place.receipts.exists() else []
-        theirs = read_receipts(compare, member.coordinator_key) if compare is not None else []
+        ours = read_receipts(place.receipts, member.coordinator.chain) if place.receipts.exists() else []
+        theirs = read_receipts(compare, member.coordinator.chain) if compare is not None else []
     if compare is None:
         answer(as_json, [asdict(receipt) for receipt in ours], *_lines(ours))
         return
@@ -73,7 +73,7 @@ def log_command(
     from worker.receipts import ReceiptsError, read_receipts
 
     with failing(ReceiptsError), membership(home, passphrase_file) as (place, member, _):
-        receipts = read_receipts(place.receipts, member.coordinator_key) if place.receipts.exists() else []
+        receipts = read_receipts(place.receipts, member.coordinator.chain) if place.receipts.exists() else []
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for one in receipts:
         run, number, _ = one.occasion
@@ -125,7 +125,7 @@ def verify_command(
 
     problems, missing = [], 0
     with failing(ReceiptsError), membership(home, passphrase_file) as (place, member, _):
-        receipts = read_receipts(place.receipts, member.coordinator_key) if place.receipts.exists() else []
+        receipts = read_receipts(place.receipts, member.coordinator.chain) if place.receipts.exists() else []
     with failing(OSError, BundleError), BundleReader(file) as bundle:
         run_id = bundle.about.run_id
         held = [

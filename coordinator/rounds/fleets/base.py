@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from sqlalchemy import select
@@ -14,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.aggregation.phases import Phase, Replies, Selected
 from coordinator.rounds.evidence import Evidence, RecordError, SignatureMemory
+from coordinator.signing_keys import Signing
 from federation.digests import digest
 from federation.envelope import ManifestT
 from federation.metrics import MetricKind, kind_of
@@ -113,22 +113,26 @@ class Surroundings:
 
     database: Database
     blobs: BlobStore  # where models and updates are kept
-    signing_key: Ed25519PrivateKey  # the coordinator's
-    federation_id: str
+    signing: Signing  # the coordinator's keys
     device: str  # where updates are aggregated, "cpu" or "cuda"
     clock: Callable[[], datetime]  # the time, aware
     wait: Callable[[float | None], None]  # until the run changes or these seconds are over; raises Held when stopping
     changed: Callable[[], None]  # announces a change to those that watch the run
     signatures: SignatureMemory = field(default_factory=SignatureMemory)  # those that this process has verified or made
 
+    @property
+    def federation_id(self) -> str:
+        """The name of the federation."""
+        return self.signing.federation_id
+
     def sign(self, manifest: ManifestT) -> SignedEnvelope:
         """A manifest in an envelope that the coordinator signs."""
-        return self.signatures.sign(manifest, self.signing_key)
+        return self.signatures.sign(manifest, self.signing.key)
 
     @property
     def evidence(self) -> Evidence:
         """Reads rows of the record as they were signed."""
-        return Evidence(self.signing_key.public_key(), self.signatures)
+        return Evidence(self.signing, self.signatures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +210,7 @@ class Fleet(ABC):
     def derive(self, label: str, context: bytes) -> bytes:
         """32 bytes that only this coordinator knows, for a label and a context; the same after a restart."""
         info = b"fedpareto/v1/coordinator/" + label.encode() + b"\0" + context
-        return HKDF(SHA256(), 32, salt=None, info=info).derive(self.around.signing_key.private_bytes_raw())
+        return HKDF(SHA256(), 32, salt=None, info=info).derive(self.around.signing.secret)
 
     def pool(self, session: Session) -> dict[str, int]:
         """The clients that could work now: id -> training samples."""

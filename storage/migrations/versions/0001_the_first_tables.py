@@ -112,6 +112,13 @@ def upgrade() -> None:
         _column("ended", TIME, nullable=True),
     )
     op.create_table(
+        "rotations",
+        _column("key_id", sa.String(64), primary_key=True),
+        _column("client_id", NAME, sa.ForeignKey("clients.client_id"), index=True),
+        _column("number", sa.Integer),
+        _column("rotation", sa.LargeBinary),
+    )
+    op.create_table(
         "certificates",
         _column("serial", sa.String(40), primary_key=True),
         _column("client_id", NAME, sa.ForeignKey("clients.client_id"), index=True, nullable=True),
@@ -271,6 +278,7 @@ def downgrade() -> None:
         "certificates",
         "action_requests",
         "administrators",
+        "rotations",
         "models",
         "join_strings",
         "federations",

@@ -1,0 +1,136 @@
+"""Rotation: a member's next signing key, signed by the present one. Functions of a session."""
+
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.members.certificates import Authority, certify
+from coordinator.members.membership import REVOKED
+from coordinator.members.renewal import end_surplus
+from coordinator.rounds.states import RUN_ENDED
+from coordinator.signing_keys import Signing, rotations_of
+from federation.certificates import csr_public_key, serial_of
+from federation.digests import digest
+from federation.envelope import key_id
+from federation.key_chain import open_rotation, receipt
+from federation.keys import IdentityError
+from federation.proofs import proves_renewal
+from federation.refusals import Refusal
+from federation.runs import RunSpec
+from federation.v1.common_pb2 import KeyRotation, SignedEnvelope
+from storage import audit
+from storage.models import Assignment, Client, ClientState, Phase, Rotation, Round, Run
+
+OVERLAP = timedelta(days=7)  # for replies that the old key has signed to what was asked before
+
+
+def rotate_key(
+    session: Session,
+    client_id: str,
+    serial: str,
+    rotation: KeyRotation,
+    csr: bytes,
+    proof: bytes,
+    *,
+    signing: Signing,
+    authority: Authority,
+    by: str,
+    now: datetime,
+) -> tuple[SignedEnvelope, x509.Certificate]:
+    """Registers a member's next signing key, and issues a certificate that names it.
+
+    Both keys have signed the rotation. The rotation that made the present key gets its receipt again, since the answer
+    may have been lost. `serial` is of the certificate that the member shows, `csr` a request for the next one, and
+    `proof` by the new signing key (`prove_renewal`). Returns the receipt and the certificate.
+
+    Raises:
+        Refusal: `certificate-revoked`, `csr`, `key-ended`, `key-unknown`, `signature`, `manifest`, `rotation`,
+            `signing-key`, `proof`; `run-state`: members of a run with private rounds have pinned the present key.
+    """
+    try:
+        tls_key = csr_public_key(csr)
+    except IdentityError as error:
+        raise Refusal("csr", str(error)) from None
+    client = session.get_one(Client, client_id, with_for_update=True, populate_existing=True)
+    if client.state is ClientState.REVOKED:
+        raise Refusal("certificate-revoked", REVOKED)
+    before = rotations_of(session, client_id)
+    if before and before[-1].statement == rotation.statement:
+        present, answer = Ed25519PublicKey.from_public_bytes(client.signing_key), before[-1].receipt
+        _must_prove(present, proof, csr, client_id)
+    else:
+        answer = _register(session, client, rotation, (csr, proof), len(before) + 1, signing=signing, by=by, now=now)
+    certificate = certify(session, client_id, tls_key, client.signing_key, authority=authority, now=now)
+    session.flush()
+    end_surplus(session, client_id, keep={serial, serial_of(certificate)}, by=by, now=now)
+    return answer, certificate
+
+
+def _register(
+    session: Session,
+    client: Client,
+    rotation: KeyRotation,
+    asked: tuple[bytes, bytes],
+    number: int,
+    *,
+    signing: Signing,
+    by: str,
+    now: datetime,
+) -> SignedEnvelope:
+    """Puts the new key in the place of the present one; returns the receipt."""
+    client_id, federation_id = client.client_id, signing.federation_id
+    keys = signing.keys_of(session, client_id, client.signing_key, rotation.statement)
+    if keys.former_of(rotation.statement) is not None:
+        raise Refusal("key-ended", f"{client_id} has replaced the key that signed this rotation already")
+    manifest, new = open_rotation(
+        rotation, keys.present, federation_id=federation_id, client_id=client_id, number=number
+    )
+    name = key_id(new).hex()
+    if session.scalar(select(Client).filter_by(key_id=name)) or session.get(Rotation, name) is not None:
+        raise Refusal("signing-key", "this signing key is registered already, or was once: make a new one")
+    _must_prove(new, asked[1], asked[0], client_id)
+    _must_be_in_no_private_run(session, client_id)
+    answer = receipt(
+        rotation, signing.key, federation_id=federation_id, client_id=client_id, ended=now, until=now + OVERLAP
+    )
+    kept = KeyRotation(statement=rotation.statement, possession=rotation.possession, receipt=answer)
+    row = Rotation(key_id=client.key_id, client_id=client_id, number=number)
+    row.rotation = kept.SerializeToString(deterministic=True)
+    session.add(row)
+    old, client.signing_key, client.key_id = client.key_id, manifest.new_key, name
+    audit.record(
+        session,
+        at=now,
+        actor=by,
+        action=audit.ROTATED,
+        subject=client_id,
+        detail=f"signing key {old[:16]} replaced by {name[:16]}",
+        digest=digest(manifest.new_key),
+    )
+    return answer
+
+
+def _must_prove(key: Ed25519PublicKey, proof: bytes, csr: bytes, client_id: str) -> None:
+    if not proves_renewal(key, proof, csr):
+        raise Refusal("proof", f"the proof is not by the new signing key of {client_id} over this request")
+
+
+def _must_be_in_no_private_run(session: Session, client_id: str) -> None:
+    going = (
+        select(Run.name, Run.spec)
+        .join(Round)
+        .join(Phase)
+        .join(Assignment)
+        .where(Assignment.client_id == client_id, Run.state.not_in(RUN_ENDED))
+        .distinct()
+    )
+    for name, spec in session.execute(going):
+        if RunSpec.parse(spec).privacy.secure != "off":
+            raise Refusal(
+                "run-state",
+                f"the run {name} has private rounds, and its members have pinned your present key: replace it when the "
+                "run has ended",
+            )

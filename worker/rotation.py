@@ -1,0 +1,172 @@
+"""Rotation: a member replaces its signing key; the old key signs the new one.
+
+The new key is on the disk before the coordinator hears of it. Whatever dies in between, the same request is made again
+before the worker works on, since nobody but the coordinator knows whether the old key still counts.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from federation.certificates import load_certificate, make_csr
+from federation.envelope import envelope_digest
+from federation.identity import parse_peer
+from federation.key_chain import moment, parse_rotations, read_rotations, rotate, rotations_text
+from federation.keys import FileDamaged, IdentityError, new_tls_key, private_key_pem, replace_private, replace_together
+from federation.member_files import COORDINATOR_ROTATIONS, OWN_ROTATIONS, MemberFiles, renewed_files
+from federation.proofs import prove_renewal
+from federation.refusals import Refusal
+from federation.v1.common_pb2 import KeyRotation, RotationReceiptManifest
+from federation.v1.federation_pb2 import RotateKeyRequest, RotateKeyResponse
+from federation.v1.federation_pb2_grpc import FederationStub
+from worker.home import Home
+from worker.roster import Card, Roster, pinned_roster
+from worker.sessions import Sessions
+
+ROTATE_SECONDS = 60.0
+# The coordinator has not registered the new key, and never will.
+_REFUSED = frozenset({"rotation", "signing-key", "key-unknown", "key-ended", "signature", "manifest", "run-state"})
+
+
+class RotationError(Exception):
+    """The new key does not count, or it is not known whether it does; the message says which and what to do."""
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """A member with its new signing key, and until when the old one may sign what was asked before."""
+
+    member: MemberFiles
+    until: datetime
+
+
+@dataclass(frozen=True)
+class _Begun:
+    key: Ed25519PrivateKey
+    rotation: KeyRotation
+
+
+def rotate_key(home: Home, member: MemberFiles, *, passphrase: bytes | None = None, now: datetime) -> Rotated:
+    """Replaces the signing key of a member whose worker does not run; the caller has locked the home.
+
+    If a rotation has begun before, that one is ended. `now` is by this machine's clock.
+
+    Raises:
+        RotationError: the coordinator cannot be reached, or refuses; the directory cannot be written.
+        IdentityError, RosterError: a file of the home is damaged.
+    """
+    with _writing(home):
+        begun = _begun(home, member, passphrase) or _begin(home, member, passphrase, now)
+        return _end(home, member, begun, passphrase)
+
+
+def end_rotation(home: Home, member: MemberFiles, *, passphrase: bytes | None = None) -> MemberFiles:
+    """Ends a rotation that has begun, if there is one; arguments and errors are those of `rotate_key`."""
+    with _writing(home):
+        begun = _begun(home, member, passphrase)
+        return member if begun is None else _end(home, member, begun, passphrase).member
+
+
+@contextmanager
+def _writing(home: Home) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise RotationError(f"{home.directory} cannot be written ({why}): make room there") from error
+
+
+def _begin(home: Home, member: MemberFiles, passphrase: bytes | None, now: datetime) -> _Begun:
+    key, number = Ed25519PrivateKey.generate(), len(read_rotations(home.own_rotations)) + 1
+    rotation = rotate(
+        member.signing_key, key, federation_id=member.federation_id, client_id=member.client_id, number=number, now=now
+    )
+    document = {"key": private_key_pem(key, passphrase).decode(), "rotation": rotations_text([rotation])}
+    replace_private(home.rotating, json.dumps(document).encode())
+    return _Begun(key, rotation)
+
+
+def _begun(home: Home, member: MemberFiles, passphrase: bytes | None) -> _Begun | None:
+    """The rotation that has begun; None if none has, or if nothing of it is left to do."""
+    if not home.rotating.exists():
+        return None
+    try:
+        document = json.loads(home.rotating.read_text())
+        key = load_pem_private_key(document["key"].encode(), passphrase)
+        [rotation] = parse_rotations(document["rotation"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise FileDamaged(f"{home.rotating} is damaged: {error}; restore it from a backup") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise FileDamaged(f"{home.rotating} does not hold an Ed25519 key; restore it from a backup")
+    if key.private_bytes_raw() == member.signing_key.private_bytes_raw():
+        home.rotating.unlink()
+        return None
+    return _Begun(key, rotation)
+
+
+def _end(home: Home, member: MemberFiles, begun: _Begun, passphrase: bytes | None) -> Rotated:
+    tls_key = new_tls_key()
+    csr = make_csr(tls_key)
+    request = RotateKeyRequest(rotation=begun.rotation, csr=csr, proof=prove_renewal(begun.key, csr))
+    answer = _ask(home, member, request)
+    changed = replace(member, signing_key=begun.key, tls_key=tls_key, certificate=answer.certificate)
+    receipt = _receipt(changed, begun.rotation, answer)
+    kept = KeyRotation(statement=begun.rotation.statement, possession=begun.rotation.possession, receipt=answer.receipt)
+    rotations = (*read_rotations(home.own_rotations), kept)
+    files = {
+        **renewed_files(tls_key, answer.certificate, passphrase),
+        "signing.key": private_key_pem(begun.key, passphrase).decode(),
+        OWN_ROTATIONS: rotations_text(rotations),
+    }
+    if member.coordinator.rotations:
+        files[COORDINATOR_ROTATIONS] = rotations_text(member.coordinator.rotations)
+    if (roster := pinned_roster(home.roster, member)) is not None:
+        files[home.roster.name] = _with_new_card(roster, Card.of(changed, rotations)).text
+    Sessions.erase_kept(home.sessions)  # the old key encrypts it
+    replace_together(home.directory, files)
+    home.rotating.unlink()
+    return Rotated(changed, moment(receipt.until))
+
+
+def _ask(home: Home, member: MemberFiles, request: RotateKeyRequest) -> RotateKeyResponse:
+    with member.channel() as channel:
+        try:
+            return FederationStub(channel).RotateKey(request, timeout=ROTATE_SECONDS)
+        except grpc.RpcError as error:
+            refusal = member.refusal(error)
+            words = ": ".join(part for part in (refusal.reason, refusal.message or refusal.status) if part)
+            if refusal.reason in _REFUSED:
+                home.rotating.unlink()
+                raise RotationError(f"{member.address} refused the new signing key: {words}") from error
+            raise RotationError(
+                f"{member.address} did not answer whether it has the new signing key of {member.client_id} ({words}): "
+                "`fedpareto worker rotate-key` goes on, and so does `fedpareto worker run`"
+            ) from error
+
+
+def _receipt(member: MemberFiles, rotation: KeyRotation, answer: RotateKeyResponse) -> RotationReceiptManifest:
+    """The receipt, after checks that catch a coordinator's mistakes while they are easy to name."""
+    try:
+        member.coordinator.learn(answer.rotations)
+        said = member.coordinator.unseal(answer.receipt, RotationReceiptManifest)
+        holder = parse_peer(answer.certificate)
+        fits = load_certificate(answer.certificate).public_key() == member.tls_key.public_key()
+    except (Refusal, IdentityError) as error:
+        raise RotationError(f"the coordinator's answer cannot be used: {error}") from error
+    expected = (member.federation_id, member.client_id, envelope_digest(rotation.statement))
+    named = (member.federation_id, member.client_id, member.signing_key.public_key().public_bytes_raw())
+    fits = fits and (holder.federation_id, holder.name, holder.signing_key) == named
+    if not fits or (said.federation_id, said.client_id, said.rotation) != expected:
+        raise RotationError("the coordinator's receipt or certificate is for another key or member")
+    return said
+
+
+def _with_new_card(roster: Roster, card: Card) -> Roster:
+    others = (other for other in roster.cards if other.client_id != card.client_id)
+    return replace(roster, cards=tuple(sorted((*others, card), key=lambda one: one.client_id)))
