@@ -24,7 +24,12 @@ _made: list[tuple[Stage, Edited]] = []  # the record that the tests of this file
 def record(stage: Stage, tmp_path: Path) -> Edited:
     if not _made or _made[-1][0] is not stage:
         played(stage, "fedavg", "", rounds=1)  # entries of another run, which the bundle does not show
-        run = played(stage, "fedavg", "", rounds=2)
+        task = stage.task()
+        players = stage.cast(task, *NAMES)
+        run = stage.submit(spec("logged", task, 2, algorithm="fedavg", more=f"selection.minimum = {len(NAMES)}"))
+        stage.play(run, *players, until=lambda: len(stage.rounds(run)) == 2)
+        stage.served.coordinator._sequencer.sequence(show=True)  # a checkpoint for each step
+        stage.play(run, *players)
         _made.append((stage, Edited.of(exported(stage, run, tmp_path / "run.fedpareto"))))
     return _made[-1][1]
 

@@ -257,7 +257,8 @@ def read_log(bundle: BundleReader, keys: Keys) -> RunLog:
         try:
             root = root_from(nodes, 0, one.size)
         except LookupError as error:
-            raise Wrong(f"the audit log: {error}, below the checkpoint of {one.size} entries") from None
+            words = f"{error}, below the checkpoint of {one.size} entries"
+            raise Wrong(f"the audit log: {words}: the entry, or a node above it, was removed") from None
         if root != one.root:
             raise Wrong(
                 f"the audit log: an entry from {good} to {one.size - 1} was changed, removed, inserted or moved: the "
