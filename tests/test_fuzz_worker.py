@@ -20,6 +20,7 @@ from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, RunManifest
 from federation.v1.federation_pb2 import AttendResponse
 from federation.vectors import Layout
+from worker import consents
 from worker.home import Home
 from worker.policy import Limits, Policy
 
@@ -61,6 +62,33 @@ def hostile(coordinator: ScriptedCoordinator, order: AssignmentManifest, rng: ra
         except DecodeError:
             return None
     return response if response.WhichOneof("message") != "welcome" else None
+
+
+def test_a_flood_of_runs_whose_specification_is_nowhere_does_not_grow_the_worker(
+    coordinator: ScriptedCoordinator,
+    offers: dict[str, Trainer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(consents, "MAX_WAITING", 20)
+    policy = Policy(submitters=("alice",))
+    running = Running(Home(tmp_path / "home"), coordinator.member(), offers, policy=policy, uniform=lambda *_: 0.01)
+    try:
+        running.wait_for("attending")
+        asked = running.worker._consents
+        for number in range(60):
+            manifest = RunManifest(federation_id=FEDERATION, run_id=f"run-{number}", task="digits")
+            manifest.spec = digest(b"%d" % number)
+            asked.asked(seal(manifest, coordinator.signing_key))
+            if number % 20 == 19:  # as many as wait at a time
+                wait_for(asked._asked.empty, "the questions to be looked at")
+        wait_for(lambda: len(asked._open) >= 20, "20 questions")
+        asked.asked(seal(manifest, coordinator.signing_key))
+        wait_for(asked._asked.empty, "the last question to be looked at")
+        assert len(asked._open) == 20
+    finally:
+        running.stop()
+    assert running.failure is None
 
 
 @pytest.mark.parametrize("policy", [{}, {"submitters": ("alice",)}], ids=["any run", "runs of alice"])

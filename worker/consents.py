@@ -23,7 +23,7 @@ from worker.policy import Policy
 from worker.session import ANSWER_SECONDS, Session
 
 MAX_SPEC_BYTES = 64 << 10
-MAX_WAITING = 1000  # questions that have not been looked at
+MAX_WAITING = 1000  # questions that have not been looked at, and those whose specification cannot be fetched
 
 
 class Consents:
@@ -106,7 +106,7 @@ class Consents:
         known = self._file.get(manifest.run_id, manifest.spec)
         if known is not None:
             self._answer(known, again=True)
-        else:
+        elif len(self._open) < MAX_WAITING:
             self._open[manifest.run_id, manifest.spec] = manifest
 
     def _add(self, manifest: RunManifest, document: bytes) -> None:
