@@ -8,7 +8,7 @@ import ssl
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from harness import Member
+from harness import Handing, Member
 from numpy.typing import NDArray
 from running import SECONDS, refused, wait_for
 from slow_line import slow_line
@@ -331,6 +331,28 @@ def test_a_bit_that_is_flipped_on_the_line_ends_the_connection_and_harms_nothing
                 return False
 
             wait_for(again, "the reply to be taken over a new connection")
+    scene.finish()
+
+
+def test_an_upload_that_a_member_breaks_off_is_in_nobodys_way(scene: Scene) -> None:
+    stage, over = scene.stage, threading.Event()
+
+    def half() -> Iterator[SubmitRequest]:
+        yield SubmitRequest(update=scene.seal())
+        yield SubmitRequest(chunk=scene.payload()[:40])
+        over.wait(SECONDS)
+
+    call = Handing(scene.mallory.member.stub, half())
+    wait_for(lambda: list(stage.blobs.partial_uploads()), "the upload to begin")
+    call.call.cancel()
+    over.set()
+    wait_for(lambda: list(stage.blobs.partial_uploads()), "the upload to be kept")
+    task = stage.task()
+    others = stage.cast(task, "ann", "ben")
+    run = stage.submit(spec(f"beside-{stage.count}", task, more="selection.minimum = 2"))
+    stage.play(run, *others)  # their updates, and their evaluations, which have no payload
+    stage.wait_state(run, RunState.COMPLETED)
+    assert stage.evaluations(run)
     scene.finish()
 
 

@@ -114,7 +114,9 @@ def test_a_worker_survives_any_messages_of_its_coordinator_and_does_honest_work_
             if (response := hostile(coordinator, order, rng)) is not None:
                 wait_for(lambda: coordinator._outboxes, "an attendance")  # some messages end the stream
                 coordinator._say(response)
-        wait_for(lambda: len(coordinator.declines) > count // 10, "declines")
+            if number % 20 == 0:
+                wait_for(lambda: all(outbox.empty() for outbox in list(coordinator._outboxes)), "the worker to read")
+        wait_for(lambda: len(coordinator.declines) > 10, "declines")
 
         def answered() -> bool:
             coordinator.ask(SPEC, "honest")

@@ -114,6 +114,8 @@ class Uploads:
 
     def broke_off(self, admission: Admission) -> bool:
         """Whether an upload of this payload has begun, and may go on."""
+        if not admission.manifest.payload:
+            return False
         return any(upload.name == _name(admission) for upload in self._blobs.partial_uploads())
 
     def begin(self, admission: Admission, check: PayloadCheck) -> ReplyUpload:
