@@ -87,8 +87,10 @@ def _verified(row: ActionRequest, keys: Mapping[str, Administrator]) -> _Decided
         raise Refusal("mismatch:request", "the decision is about another request")
     own = first.name == second.name
     signed = RequestState.DONE if decision.consent else RequestState.WITHDRAWN if own else RequestState.REFUSED
-    if signed is not row.state or (decision.consent and own):
+    if signed is not row.state:
         raise Refusal("mismatch:state", f"it is {row.state}, and {second.name} has signed {signed}")
+    if decision.consent and own:
+        raise Refusal("request-own", f"{first.name} has consented to a request of its own")
     if decision.consent and decision.created.ToNanoseconds() > asked.expires.ToNanoseconds():
         raise Refusal("mismatch:created", "the decision was signed after the request had expired")
     return _Decided(asked, envelope_digest(envelope))
