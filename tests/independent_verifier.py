@@ -299,7 +299,8 @@ class Run:
         """Coefficients, K and the model; what could not be verified."""
         missing, c = [], np.array(step.coefficients)
         run, server = self.file.run, self.file.run.get("server", {})
-        must(len(c) == len(replies), "the number of coefficients")
+        rows = [row for said in replies for row in said.rows if row.name != "buffers"]
+        must(len(c) == len(rows), "the number of coefficients")
         if run["algorithm"]["name"] == "fedavg":
             must(
                 [said.client_id for said in replies] == sorted(said.client_id for said in replies), "the order of rows"
@@ -313,9 +314,9 @@ class Run:
             must(step.rate == server.get("learning_rate", 1.0), "the rate")
         payloads, gram = [self.file.rows(said.payload) for said in replies], self.file.blob(step.gram)
         base, result = self.file.rows(step.base_model), self.file.rows(step.result_model)
-        if gram is None or base is None or result is None or any(rows is None for rows in payloads):
+        if gram is None or base is None or result is None or any(payload is None for payload in payloads):
             return [*missing, "K and the model: a blob is missing"]
-        U = np.array([row for rows in payloads for row in rows or ()])
+        U = np.array([row for payload in payloads for row in payload or ()])
         K, lengths = np.load(io.BytesIO(gram), allow_pickle=False), np.linalg.norm(U, axis=1)
         must(K.shape == (len(U), len(U)) and (abs(K - U @ U.T) <= 1e-10 * np.outer(lengths, lengths)).all(), "K")
         if server.get("optimiser", "sgd") != "sgd" or run.get("parameters"):

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import conftest  # noqa: F401 - it requires TLS 1.3, before gRPC is imported
+from objective_stage import begin
 from stage import Stage, spec, stage
 
 from federation.bundle import BundleReader
@@ -63,7 +64,20 @@ def multi_gradient(made: Stage) -> str:
     return run
 
 
-RUNS = {"open": (open_run, True), "interrupted": (interrupted, True), "multi-gradient": (multi_gradient, False)}
+def objectives(made: Stage) -> str:
+    """Two rounds of FSMGDA: each client sends an update for each objective that it serves."""
+    run, players = begin(made, "fsmgda", rounds=2)
+    made.play(run, *players.values())
+    made.wait_state(run, RunState.COMPLETED)
+    return run
+
+
+RUNS = {  # how each run is played, and whether its bundle has payloads
+    "open": (open_run, True),
+    "interrupted": (interrupted, True),
+    "multi-gradient": (multi_gradient, False),
+    "objectives": (objectives, True),
+}
 
 
 def write(made: Stage, name: str, directory: Path) -> Path:
