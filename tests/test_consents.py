@@ -1,5 +1,6 @@
 """The coordinator's side of runs that members answer, and of sites that are closed."""
 
+import re
 from collections.abc import Callable
 from datetime import UTC, timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ from harness import Attending, refused
 from running import SECONDS, wait_for
 from stage import Player, Stage, spec
 from test_bundle import exported
+from typer.testing import CliRunner
 
 from federation.bundle import CONSENTS, BundleReader
 from federation.digests import digest
@@ -20,7 +22,8 @@ from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import ConsentManifest, RunManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Heartbeat
 from federation.v1.record_pb2 import Consents
-from storage.models import Consent, RunState
+from fedpareto.cli.main import app
+from storage.models import Answer, Consent, RunState
 from verification.errors import Verified, Wrong
 from verification.run import OpenedRun
 
@@ -55,6 +58,14 @@ def say(player: Player, stream: Attending, said: ConsentManifest, key: Ed25519Pr
     stream.say(AttendRequest(consent=seal(said, key or player.member.files.signing_key)))
 
 
+def command(stage: Stage, *arguments: str) -> str:
+    """What an administrator's command prints."""
+    home = str(stage.served.home.admin_dir)
+    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["admin", "--home", home, *arguments])
+    assert done.exit_code == 0, done.output + str(done.exception)
+    return " ".join(done.output.split())
+
+
 def fetched(player: Player, name: str) -> bytes:
     return b"".join(part.chunk for part in player.member.stub.FetchBlob(FetchBlobRequest(digest=name), timeout=SECONDS))
 
@@ -72,12 +83,20 @@ def test_a_client_that_answers_runs_is_told_of_each_and_gets_work_of_those_that_
     with refused("PERMISSION_DENIED", "blob-not-offered"):
         fetched(ben, told.spec)
     say(ann, stream, answer(ann, told, "waiting", reason="owner"))
-    ben.reply(ben.order())
+    train = ben.order()
     shown = wait_for(
         lambda: stage._admin.GetRun(admin.GetRunRequest(run=run), timeout=SECONDS).run.consents, "the answer"
     )
     assert [(one.client_id, one.answer, one.check.verified) for one in shown] == [("ann", "waiting", True)]
+    assert f"owner must approve: consents-{stage.count}" in command(stage, "clients")
+    assert re.search(r"ann +waiting .* [0-9a-f]{8} ✓ +owner", command(stage, "run", run))
+    assert re.search(
+        "not asked ann (has not answered the run yet|waits for the approval of its owner)",
+        command(stage, "round", run, "0"),
+    )
     say(ann, stream, answer(ann, told, "accepted"))
+    wait_for(lambda: stage.look(lambda session: session.get_one(Consent, (run, "ann")).answer) is Answer.ACCEPTED, "it")
+    ben.reply(train)
     order = ann.member.open(stream.assignment())
     assert (order.round, order.kind) == (0, "evaluate")
     ann.reply(order)
@@ -141,6 +160,8 @@ def test_a_closed_site_is_not_asked_and_the_run_says_when_it_opens(stage: Stage)
     words = f"0 of 1 are ready for {task}; ann is closed until {opens:%Y-%m-%d %H:%M} UTC"
     wait_for(lambda: words in stage.run(run).reason, words)
     assert ann.orders() == []
+    assert f"closed until {opens:%Y-%m-%d %H:%M}" in command(stage, "clients")
+    assert words in command(stage, "run", run)
     ann.stream.say(AttendRequest(heartbeat=Heartbeat()))
     stage.play(run, ann)
     stage.wait_state(run, RunState.COMPLETED)
