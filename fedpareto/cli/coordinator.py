@@ -155,7 +155,7 @@ def serve(
 def check(
     home: HomeOption = DEFAULT_HOME, passphrase_file: PassphraseOption = None, as_json: JsonOption = False
 ) -> None:
-    """Check settings, keys, certificates, ports, database, blobs, disk.
+    """Check settings, keys, ports, database, blobs, clock and disk.
 
     Nothing is changed, and the coordinator may run meanwhile. The exit code is 1 when a check failed.
     """

@@ -64,9 +64,10 @@ def rotate_coordinator_key_command(
     passphrase_file: PassphraseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replace the coordinator's signing key; the old key signs the new one, and the CA certifies it.
+    """Replace the coordinator's signing key.
 
-    Stop the coordinator first. Workers follow to the new key when they attend next.
+    The old key signs the new one, and the CA certifies it. Stop the coordinator first. Workers follow to the new key
+    when they attend next.
     """
     from coordinator.clock import utc_now
     from coordinator.home import Home

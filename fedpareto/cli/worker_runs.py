@@ -49,9 +49,10 @@ def runs_command(
 
 
 def approve_command(run: RunArgument, home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> None:
-    """Approve a run with the specification that `worker runs RUN` shows.
+    """Approve a run, with its present specification.
 
-    A worker that runs tells the coordinator within seconds. A run with another specification waits again.
+    `worker runs RUN` shows it. A worker that runs tells the coordinator within seconds. A run with another
+    specification waits again.
     """
     _decide(home, run, "approved", "", as_json=as_json)
 
