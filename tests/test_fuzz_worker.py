@@ -27,6 +27,7 @@ from worker.policy import Limits, Policy
 __all__ = ["model", "offers"]  # fixtures
 
 SEED = 20261122
+COUNT = 150
 SPEC = b'name = "trial"\ntask = "digits"\nrounds = 1\n'
 
 
@@ -92,23 +93,21 @@ def test_a_flood_of_runs_whose_specification_is_nowhere_does_not_grow_the_worker
 
 
 @pytest.mark.parametrize("policy", [{}, {"submitters": ("alice",)}], ids=["any run", "runs of alice"])
-@pytest.mark.parametrize("count", [150, pytest.param(10_000, marks=pytest.mark.full)])
 def test_a_worker_survives_any_messages_of_its_coordinator_and_does_honest_work_afterwards(
     coordinator: ScriptedCoordinator,
     offers: dict[str, Trainer],
     model: tuple[Layout, bytes],
     tmp_path: Path,
     policy: dict[str, Any],
-    count: int,
 ) -> None:
     chosen = Policy(limits=Limits(max_steps=5, hours=0.001), **policy)
     home, member = Home(tmp_path / "home"), coordinator.member()
     running = Running(home, member, offers, policy=chosen, uniform=lambda *_: 0.01)
     try:
         running.wait_for("attending")
-        rng = random.Random(f"{SEED}/{count}")
+        rng = random.Random(SEED)
         order = coordinator.assignment(*model)
-        for number in range(count):
+        for number in range(COUNT):
             order.assignment_id = f"hostile-{number}"
             order.run_id = f"run-{number % 50}"
             if (response := hostile(coordinator, order, rng)) is not None:
