@@ -15,7 +15,8 @@ from coordinator.rounds.specification import parse_run
 from coordinator.rounds.states import ROUND_ENDED, RUN_ENDED
 from federation.runs import RunSpec
 from storage.blobs import BlobStore
-from storage.models import Assignment, Model, Phase, Round, Run, RunState, Update
+from storage.models import Assignment, Model, Phase, Round, Run, Update
+from storage.states import RunState
 
 
 @dataclass(frozen=True)

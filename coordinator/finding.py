@@ -14,6 +14,7 @@ from federation.refusals import Refusal
 from storage import models
 from storage.blobs import BlobStore
 from storage.retention import is_retained
+from storage.states import RoundState
 
 _RUN_WORD = re.compile(r"[a-z0-9.-]{1,63}")
 
@@ -74,7 +75,7 @@ def model_after(session: Session, run: models.Run, number: int | None) -> tuple[
     )
     if number is not None:
         round_ = find_round(session, run, number)
-        if round_.state is models.RoundState.OPEN:
+        if round_.state is RoundState.OPEN:
             raise Refusal(
                 "round-unknown", f"round {number} of run {run.run_id} has made no model yet: it is {round_.state}"
             )

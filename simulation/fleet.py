@@ -44,7 +44,8 @@ from simulation.members import Members
 from simulation.population import Population
 from simulation.spending import Spending
 from storage import models
-from storage.models import Assignment, AssignmentState
+from storage.models import Assignment
+from storage.states import AssignmentState, ClientState
 
 SOFTWARE = "simulation"
 Vector = NDArray[np.float32]
@@ -374,7 +375,7 @@ def enroll(session: Session, population: Population, task: str, around: Surround
             session.add(
                 models.Client(
                     client_id=name,
-                    state=models.ClientState.ACTIVE,
+                    state=ClientState.ACTIVE,
                     signing_key=UNSIGNED,
                     key_id=digest(name.encode()).partition(":")[2],
                     tasks={task: samples},

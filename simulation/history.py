@@ -13,8 +13,9 @@ from coordinator.rounds.participation import MemberSummary, Outcome, Participati
 from federation.runs import RunSpec
 from federation.vectors import model_row
 from storage.blobs import BlobStore
-from storage.models import Assignment, AssignmentState, Evaluation, Phase, Round, Run, Update
+from storage.models import Assignment, Evaluation, Phase, Round, Run, Update
 from storage.records import ObjectivesRecord
+from storage.states import AssignmentState
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -42,8 +42,9 @@ from simulation.history import History, read_history
 from simulation.kept import Keeper
 from simulation.population import Population, populate
 from storage import models
-from storage.models import Round, RoundState, Run, RunState
+from storage.models import Round, Run
 from storage.retention import collect
+from storage.states import RoundState, RunState
 
 _FEDERATION = "simulation"  # what its home calls itself
 _KEEP_ROUNDS = 2  # how many of the last rounds keep their models, beside the first and the best one

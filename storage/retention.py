@@ -12,8 +12,9 @@ from sqlalchemy.orm import Session
 from federation.work.secure.terms import Stage
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.models import Assignment, Client, Evaluation, Input, Phase, Round, RoundState, Run, Update
+from storage.models import Assignment, Client, Evaluation, Input, Phase, Round, Run, Update
 from storage.records import RunMemory
+from storage.states import RoundState
 
 _ENDED = Round.state.in_((RoundState.COMPLETED, RoundState.SKIPPED))
 _FORGOTTEN = and_(Client.forgotten.is_not(None), Update.received <= Client.forgotten)

@@ -15,7 +15,7 @@ from stage import Stage, spec, stage
 
 from federation.bundle import BundleReader
 from federation.v1 import admin_pb2 as admin
-from storage.models import RunState
+from storage.states import RunState
 from verification.run import OpenedRun
 
 DIRECTORY = Path(__file__).parent / "vectors" / "record"

@@ -27,7 +27,8 @@ from federation.proofs import prove_possession
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from storage.database import Database
-from storage.models import AuditEntry, Client, ClientState, JoinString
+from storage.models import AuditEntry, Client, JoinString
+from storage.states import ClientState
 
 T = TypeVar("T")
 SECONDS = 60.0  # how long anything may take before the test fails

@@ -32,7 +32,8 @@ from federation.v1.common_pb2 import AssignmentManifest, CancelManifest, Receipt
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse
 from federation.vectors import Layout, Tensor, to_bytes, update_layout
 from storage.directory import DirectoryStore
-from storage.models import Assignment, Client, ClientState, Evaluation, Phase, Round, RoundState, Run, RunState, Update
+from storage.models import Assignment, Client, Evaluation, Phase, Round, Run, Update
+from storage.states import ClientState, RoundState, RunState
 
 T = TypeVar("T")
 LAYOUT = Layout((Tensor("layer.weight", (8, 5)), Tensor("layer.bias", (5,))))

@@ -8,7 +8,7 @@ from stage import Player, Stage, spec
 
 from federation.runs import RunSpec
 from federation.v1.common_pb2 import AssignmentManifest
-from storage.models import RoundState
+from storage.states import RoundState
 
 GRACE = timedelta(seconds=60)  # as in `begin`; the deadlines are 900 seconds
 

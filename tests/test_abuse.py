@@ -35,7 +35,8 @@ from federation.v1.common_pb2 import AssignmentManifest, ReceiptManifest, Signed
 from federation.v1.federation_pb2 import FetchBlobRequest, SubmitRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from federation.vectors import to_bytes, update_layout
-from storage.models import AuditEntry, RunState
+from storage.models import AuditEntry
+from storage.states import RunState
 
 ORDER = 2**252 + 27742317777372353535851937790883648493  # of the group of Ed25519 (RFC 8032, 5.1)
 

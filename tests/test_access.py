@@ -35,7 +35,8 @@ from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, Hello
 from federation.v1.federation_pb2_grpc import FederationStub
-from storage.models import Client, ClientState
+from storage.models import Client
+from storage.states import ClientState
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -52,7 +52,7 @@ from federation.v1.admin_pb2 import (
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.common_pb2 import RunState
 from federation.vectors import Layout, Tensor, to_bytes
-from storage import models
+from storage import models, states
 from storage.database import Database
 from storage.directory import DirectoryStore
 
@@ -663,7 +663,7 @@ def test_an_engine_that_does_not_conduct_notes_what_operators_say_and_asks_nobod
     assert not [thread.name for thread in threading.enumerate() if thread.name == f"run-{run_id}"]
     supervisor.stop()
     with database.read() as session:
-        assert session.get_one(models.Run, run_id).state is models.RunState.RUNNING
+        assert session.get_one(models.Run, run_id).state is states.RunState.RUNNING
         assert session.scalars(select(models.Round)).all() == []
 
 
@@ -702,7 +702,7 @@ def a_run(run_id: str, name: str, minute: int) -> models.Run:
     return models.Run(
         run_id=run_id,
         name=name,
-        state=models.RunState.STOPPED,
+        state=states.RunState.STOPPED,
         spec=f'name = "{name}"\ntask = "digits"\nrounds = 3'.encode(),
         spec_digest=digest(b""),
         initial_model=digest(b"model"),

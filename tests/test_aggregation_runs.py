@@ -9,7 +9,7 @@ from stage import Stage, spec, vector
 
 from coordinator.aggregation import aggregate
 from federation.vectors import to_bytes, update_layout
-from storage.models import RoundState, RunState
+from storage.states import RoundState, RunState
 
 NAMES = ("ann", "ben", "cleo", "dan", "eve")
 

@@ -18,7 +18,8 @@ from coordinator.aggregation.rules import Combination, Rows
 from federation.channels import refusal_from_rpc_error
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
 from federation.vectors import read_vector, update_rows
-from storage.models import AuditEntry, RoundState, RunState
+from storage.models import AuditEntry
+from storage.states import RoundState, RunState
 
 NAMES = ("ann", "ben", "cleo")
 

@@ -30,7 +30,8 @@ from fedpareto.cli.main import app
 from storage import audit
 from storage.database import Database
 from storage.directory import DirectoryStore
-from storage.models import AuditEntry, RoundState
+from storage.models import AuditEntry
+from storage.states import RoundState
 
 SQLITE = "sqlite:///coordinator.db"
 LATER = datetime(2030, 1, 1, tzinfo=UTC)

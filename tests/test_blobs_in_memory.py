@@ -17,8 +17,8 @@ from federation.digests import digest
 from federation.v1 import admin_pb2 as admin
 from federation.v1.federation_pb2 import FetchBlobRequest
 from federation.vectors import read_vector
-from storage.models import RunState
 from storage.retention import collect
+from storage.states import RunState
 
 
 @pytest.fixture

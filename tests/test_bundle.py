@@ -12,7 +12,7 @@ from coordinator.aggregation import HyperparameterError, aggregate
 from federation.bundle import BundleReader
 from federation.v1 import admin_pb2 as admin
 from federation.vectors import Layout, Tensor, to_bytes, update_rows
-from storage.models import RunState
+from storage.states import RunState
 from verification.counterfactual import Replayed, counterfactual
 from verification.errors import Verified, Wrong
 from verification.run import verify

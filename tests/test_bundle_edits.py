@@ -20,7 +20,7 @@ from federation.v1.common_pb2 import (
     UpdateManifest,
 )
 from federation.v1.record_pb2 import Answer, Exchange, RoundRecord
-from storage.models import RunState
+from storage.states import RunState
 from verification.errors import Wrong
 from verification.keys import read_keys
 from verification.run import verify

@@ -15,7 +15,8 @@ from federation.envelope import unseal
 from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import ReceiptManifest, SignedEnvelope
-from storage.models import RoundState, Update
+from storage.models import Update
+from storage.states import RoundState
 
 ABSURD = 2**53
 

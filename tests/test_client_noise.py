@@ -34,8 +34,8 @@ from fedpareto.notebook import simulate
 from fedpareto.report.data import RunData
 from fedpareto.report.page import page
 from storage.directory import DirectoryStore
-from storage.models import RunState
 from storage.retention import is_retained
+from storage.states import RunState
 
 NAMES = ("ann", "ben", "cleo", "dan")
 

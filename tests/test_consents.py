@@ -23,7 +23,8 @@ from federation.v1.common_pb2 import ConsentManifest, RunManifest
 from federation.v1.federation_pb2 import AttendRequest, AttendResponse, FetchBlobRequest, Heartbeat
 from federation.v1.record_pb2 import Consents
 from fedpareto.cli.main import app
-from storage.models import Answer, Consent, RunState
+from storage.models import Consent
+from storage.states import Answer, RunState
 from verification.errors import Verified, Wrong
 from verification.run import OpenedRun
 

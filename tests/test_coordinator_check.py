@@ -23,7 +23,8 @@ from fedpareto.cli.failure import Failure
 from fedpareto.cli.main import app
 from storage import audit
 from storage.directory import DirectoryStore
-from storage.models import Run, RunState, note_model
+from storage.models import Run, note_model
+from storage.states import RunState
 
 SUBJECTS = ["settings", "keys", "certificates", "ports", "database", "clock", "audit log", "officers", "blobs", "disk"]
 MODEL = b"not a model, but a blob"

@@ -16,7 +16,7 @@ from federation.v1.federation_pb2 import FetchBlobRequest
 from storage import directory
 from storage.blobs import BlobCorrupt
 from storage.directory import DirectoryStore
-from storage.models import RunState
+from storage.states import RunState
 
 Damage = Callable[[Path], Callable[[], None]]
 

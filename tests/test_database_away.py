@@ -21,7 +21,7 @@ from stage import Stage, spec, stage
 from federation.certificates import pem
 from federation.channels import refusal_from_rpc_error, server_verified_channel
 from storage.database import Database, DatabaseBusy
-from storage.models import RoundState
+from storage.states import RoundState
 
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -13,7 +13,7 @@ from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as admin
 from fedpareto.cli import upload
 from fedpareto.cli.failure import Failure
-from storage.models import RunState
+from storage.states import RunState
 
 
 def ask(stage: Stage, document: bytes, *, size: int = len(MODEL)) -> admin.SubmitRunResponse:

@@ -13,7 +13,8 @@ from coordinator.rounds import selection
 from federation.digests import digest
 from federation.runs import RunSpec
 from federation.v1.federation_pb2 import AttendRequest, Heartbeat
-from storage.models import AuditEntry, PhaseState, RoundState, RunState
+from storage.models import AuditEntry
+from storage.states import PhaseState, RoundState, RunState
 
 BOTH_DATABASES = True
 

@@ -13,7 +13,7 @@ from stage import stage as make_stage
 
 from coordinator.rounds.supervisor import RECONNECT_GRACE
 from federation.channels import refusal_from_rpc_error
-from storage.models import RoundState, RunState
+from storage.states import RoundState, RunState
 
 
 def conducting(run: str) -> bool:

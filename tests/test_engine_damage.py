@@ -8,7 +8,7 @@ from running import wait_for
 from stage import Player, Stage, spec
 from stored import blob_file
 
-from storage.models import RoundState, RunState
+from storage.states import RoundState, RunState
 
 
 def flip(path: Path) -> Callable[[], None]:

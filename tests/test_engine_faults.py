@@ -22,17 +22,8 @@ from stored import blob_file
 from federation.digests import digest
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import to_bytes
-from storage.models import (
-    Assignment,
-    AssignmentState,
-    AuditEntry,
-    Model,
-    Phase,
-    PhaseState,
-    Round,
-    RoundState,
-    RunState,
-)
+from storage.models import Assignment, AuditEntry, Model, Phase, Round
+from storage.states import AssignmentState, PhaseState, RoundState, RunState
 
 BOTH_DATABASES = True
 

@@ -14,9 +14,10 @@ from coordinator.aggregation import aggregate
 from federation.digests import digest
 from federation.envelope import unseal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
-from storage.models import Round, RoundState, RunState
+from storage.models import Round
 from storage.records import canonical
 from storage.retention import collect
+from storage.states import RoundState, RunState
 
 NAMES = ("ann", "ben", "cleo", "dan", "eve")
 ROUNDS = 5

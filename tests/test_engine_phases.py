@@ -26,7 +26,7 @@ from federation.runs import RunSpec
 from federation.sketches.base import SketchError
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import read_vector
-from storage.models import RoundState, RunState
+from storage.states import RoundState, RunState
 
 
 @dataclass(frozen=True, kw_only=True)

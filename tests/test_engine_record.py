@@ -17,7 +17,8 @@ from federation.digests import digest
 from federation.envelope import envelope_digest, unseal
 from federation.v1.common_pb2 import AssignmentManifest, SamplePrivacy, SignedEnvelope, StepManifest, UpdateManifest
 from federation.vectors import Layout, Tensor, model_row, read_vector, to_bytes, update_layout, update_rows
-from storage.models import Round, RoundState
+from storage.models import Round
+from storage.states import RoundState
 
 
 def play(

@@ -16,9 +16,10 @@ from federation.envelope import unseal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope, StepManifest
 from federation.vectors import read_vector, to_bytes
-from storage.models import Model, Round, RoundState
+from storage.models import Model, Round
 from storage.records import canonical
 from storage.retention import collect
+from storage.states import RoundState
 
 NAMES = ("ann", "ben", "cleo")
 BASE = np.linspace(-1, 1, LAYOUT.size, dtype=np.float32)

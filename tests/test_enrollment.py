@@ -24,7 +24,8 @@ from federation.refusals import Refusal
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from storage.database import Database
-from storage.models import AuditEntry, Certificate, Client, ClientState, JoinString
+from storage.models import AuditEntry, Certificate, Client, JoinString
+from storage.states import ClientState
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from federation.envelope import envelope_digest
 from federation.refusals import Refusal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
-from storage.models import Assignment, AssignmentState, AuditEntry, Update
+from storage.models import Assignment, AuditEntry, Update
+from storage.states import AssignmentState
 
 
 def answered(stage: Stage) -> tuple[str, Player, AssignmentManifest]:

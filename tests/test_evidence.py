@@ -17,7 +17,8 @@ from federation.refusals import Refusal
 from federation.v1.common_pb2 import AssignmentManifest, UpdateManifest
 from federation.vectors import to_bytes, update_layout
 from storage import models
-from storage.models import Run, RunState
+from storage.models import Run
+from storage.states import RunState
 
 BOTH_DATABASES = True
 CLIENTS = ("ann", "ben", "cleo")

@@ -28,7 +28,8 @@ from federation.work.base import Shape, WorkError
 from federation.work.computation import MeasureAlong
 from federation.work.search.work import Search
 from storage.database import Database
-from storage.models import RoundState, Update
+from storage.models import Update
+from storage.states import RoundState
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]

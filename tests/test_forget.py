@@ -14,9 +14,10 @@ from federation.bundle import BundleReader
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import AssignmentManifest
 from fedpareto.cli.main import app
-from storage.models import AuditEntry, RoundState
+from storage.models import AuditEntry
 from storage.records import RunMemory
 from storage.retention import collect
+from storage.states import RoundState
 from verification.run import verify
 
 

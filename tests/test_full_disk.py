@@ -24,8 +24,9 @@ from federation.certificates import pem
 from federation.channels import refusal_from_rpc_error, server_verified_channel
 from federation.v1.common_pb2 import AssignmentManifest
 from storage.faults import Fault, fault_of
-from storage.models import AuditEntry, RunState
+from storage.models import AuditEntry
 from storage.reserve import MARGIN_BYTES, RESERVE_BYTES, Reserve
+from storage.states import RunState
 
 MEBI = 1 << 20
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -19,7 +19,7 @@ from federation.payload_check import PayloadCheck
 from federation.provenance import read_exported
 from federation.refusals import Refusal
 from federation.vectors import DTYPES, Layout, Tensor, model_layout, parse_header, to_bytes
-from storage.models import RunState
+from storage.states import RunState
 from verification.errors import Wrong
 from verification.replay import parse_gram
 from verification.run import verify

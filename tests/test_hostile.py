@@ -27,8 +27,8 @@ from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.federation_pb2 import FetchBlobRequest, SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes
-from storage import models
 from storage.directory import DirectoryStore
+from storage.states import RoundState, RunState
 
 # --- specifications
 
@@ -325,7 +325,7 @@ def test_absurd_claims_about_an_evaluation_do_not_end_the_run(stage: Stage) -> N
     absurd = {"test/samples": 1e300, "train/samples": -1e300, "test/loss": 1e308, "test/accuracy": -1e308}
     boaster.reply(boaster.order(), metrics=absurd)
     sane.reply(sane.order())
-    stage.wait_state(run, models.RunState.COMPLETED)
+    stage.wait_state(run, RunState.COMPLETED)
     assert stage.evaluations(run)["boaster", "test"].samples == 2**53
     assert stage.evaluations(run)["boaster", "train"].samples == 0
 
@@ -396,7 +396,7 @@ def test_a_receipt_outlives_the_coordinator_and_so_does_a_refusal(stage: Stage) 
     receipt = first.member.submit(envelope, payload)
     with refused("INVALID_ARGUMENT", "zero"):
         second.submit(theirs, zero)
-    wait_for(lambda: stage.rounds(run)[0].state is not models.RoundState.OPEN, "the step")
+    wait_for(lambda: stage.rounds(run)[0].state is not RoundState.OPEN, "the step")
     stage.restart()
     stage.clock.ahead += timedelta(seconds=31)  # nobody is waited for any more
     assert first.member.submit(envelope, payload) == receipt

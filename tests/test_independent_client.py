@@ -15,7 +15,7 @@ from stored import blob_file
 
 from federation.v1.admin_pb2 import CreateJoinStringRequest
 from federation.vectors import Layout, Tensor, to_bytes
-from storage.models import RunState
+from storage.states import RunState
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 4

@@ -19,8 +19,9 @@ from federation.v1.admin_pb2 import CreateJoinStringRequest
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2_grpc import EnrollmentStub
 from fedpareto.cli.main import app
-from storage.models import AuditEntry, Client, ClientState
+from storage.models import AuditEntry, Client
 from storage.models import JoinString as JoinRow
+from storage.states import ClientState
 from worker.enroll import enroll
 from worker.home import Home
 

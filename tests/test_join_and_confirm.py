@@ -17,7 +17,8 @@ from federation.certificates import fingerprint
 from federation.join_string import JoinString
 from fedpareto.cli.failure import USAGE, Failure
 from fedpareto.cli.main import app
-from storage.models import Client, ClientState
+from storage.models import Client
+from storage.states import ClientState
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,8 @@ from sqlalchemy import select
 from stage import Stage, spec
 from works import work_of
 
-from storage.models import AuditEntry, RoundState, RunState
+from storage.models import AuditEntry
+from storage.states import RoundState, RunState
 
 # --- who serves what
 

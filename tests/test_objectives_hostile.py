@@ -9,7 +9,7 @@ from stage import LONG, Player, Stage
 
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import Layout, Tensor, to_bytes
-from storage.models import RoundState, RunState
+from storage.states import RoundState, RunState
 
 
 def test_sketches_that_are_not_what_was_asked_are_refused_and_harm_nobody_else(stage: Stage) -> None:

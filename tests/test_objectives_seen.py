@@ -19,7 +19,7 @@ from fedpareto.notebook import simulate
 from fedpareto.report.data import RunData
 from fedpareto.report.page import page
 from simulation.history import History
-from storage import models
+from storage import models, states
 from storage.database import Database
 from storage.directory import DirectoryStore
 
@@ -149,7 +149,7 @@ def test_nobody_disappears_who_stopped_before_training(tmp_path: Path) -> None:
                 session.delete(row)
             elif kind == "jacobian" and row.client_id == first:
                 session.execute(delete(models.Update).where(models.Update.assignment_id == row.assignment_id))
-                row.state, row.reason = models.AssignmentState.EXPIRED, "deadline"
+                row.state, row.reason = states.AssignmentState.EXPIRED, "deadline"
     with seen.database.read() as session:
         found = seen.detail(session, 0)
         late, idle, whole = found.participations

@@ -16,7 +16,8 @@ from federation.envelope import seal
 from federation.v1.common_pb2 import AssignmentManifest, SignedEnvelope
 from federation.v1.federation_pb2 import SubmitRequest
 from federation.vectors import Layout, Tensor, to_bytes, update_layout
-from storage.models import Assignment, AssignmentState
+from storage.models import Assignment
+from storage.states import AssignmentState
 
 LAYOUT = Layout((Tensor("weight", (1000,)),))
 MODEL = to_bytes(LAYOUT, np.ones(LAYOUT.size, np.float32))

@@ -31,7 +31,7 @@ from federation.tasks import task
 from federation.training.torch_trainer import TorchTrainer
 from federation.training.trainers import trainer_kind
 from fedpareto.cli import completion
-from storage.models import RunState
+from storage.states import RunState
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "docs" / "examples"
 HEAD = "from dataclasses import dataclass\nfrom fedpareto import Rule, conclude, option\n"

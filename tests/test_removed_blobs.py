@@ -13,8 +13,9 @@ from stored import blob_file
 from coordinator.finding import _listed
 from federation.v1 import admin_pb2 as admin
 from federation.v1.federation_pb2 import FetchBlobRequest
-from storage.models import AuditEntry, RunState
+from storage.models import AuditEntry
 from storage.retention import collect
+from storage.states import RunState
 
 ROUNDS = 6
 

@@ -19,7 +19,7 @@ from fedpareto.report.charts import Axis, Series
 from fedpareto.report.data import RunData
 from fedpareto.report.html import Html, tag, text
 from fedpareto.report.page import page
-from storage.models import RoundState
+from storage.states import RoundState
 
 VOID = {"meta", "br"}
 EVIL = """</title></style><script>alert("1")</script><img src=http://evil.example/x onerror='x'>"""

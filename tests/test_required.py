@@ -12,7 +12,7 @@ from federation.channels import refusal_from_rpc_error
 from federation.v1 import admin_pb2 as admin
 from simulation import SimulationError
 from simulation.simulate import Simulation
-from storage.models import RoundState, RunState
+from storage.states import RoundState, RunState
 
 
 def tag(stage: Stage, client: str, *tags: str) -> list[str]:

@@ -21,7 +21,7 @@ from federation.training.trainer import Trainer
 from federation.v1.common_pb2 import KeptRun, RestoreManifest, SignedEnvelope
 from federation.vectors import Layout, to_bytes
 from fedpareto.cli.main import app
-from storage.models import RoundState, RunState
+from storage.states import RoundState, RunState
 from worker.home import Home
 from worker.policy import Policy
 from worker.service import prepare_offers

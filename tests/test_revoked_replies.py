@@ -9,7 +9,8 @@ from federation.digests import digest
 from federation.envelope import unseal
 from federation.v1 import admin_pb2 as admin
 from federation.v1.common_pb2 import SignedEnvelope, StepManifest
-from storage.models import Client, ClientState, RoundState, RunState
+from storage.models import Client
+from storage.states import ClientState, RoundState, RunState
 
 BOTH_DATABASES = True
 LEFT_OUT = ("FULFILLED", "client-revoked")

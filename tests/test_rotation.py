@@ -27,7 +27,8 @@ from federation.proofs import prove_renewal
 from federation.v1.common_pb2 import KeyRotation, RotationReceiptManifest, SignedEnvelope, StepManifest
 from federation.v1.federation_pb2 import RotateKeyRequest, RotateKeyResponse
 from federation.v1.record_pb2 import LogRecord
-from storage.models import AuditEntry, Client, Rotation, RunState
+from storage.models import AuditEntry, Client, Rotation
+from storage.states import RunState
 from verification.errors import Wrong
 from verification.run import verify
 

@@ -21,7 +21,8 @@ from fedpareto.notebook import simulate
 from simulation import SimulationError
 from simulation.compiled import must_compile, why_not_compiled
 from simulation.simulate import Progress, Simulation
-from storage.models import Run, RunState
+from storage.models import Run
+from storage.states import RunState
 
 one_thread = simulations.one_thread  # a fixture
 

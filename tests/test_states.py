@@ -6,18 +6,8 @@ import pytest
 
 from coordinator.rounds import states
 from federation.refusals import Refusal
-from storage.models import (
-    Assignment,
-    AssignmentState,
-    Client,
-    ClientState,
-    Phase,
-    PhaseState,
-    Round,
-    RoundState,
-    Run,
-    RunState,
-)
+from storage.models import Assignment, Client, Phase, Round, Run
+from storage.states import AssignmentState, ClientState, PhaseState, RoundState, RunState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

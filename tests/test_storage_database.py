@@ -17,7 +17,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 
 from storage import migrations
 from storage.database import Database, DatabaseBusy, DatabaseTooNew
-from storage.models import AuditEntry, Base, Client, ClientState, Model, Round, RoundState, Run, RunState
+from storage.models import AuditEntry, Base, Client, Model, Round, Run
+from storage.states import ClientState, RoundState, RunState
 
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 DIGEST = "blake3:" + "0" * 64

@@ -14,23 +14,9 @@ from stored import blob_file, stored
 
 from storage.database import Database
 from storage.directory import DirectoryStore
-from storage.models import (
-    Assignment,
-    AssignmentState,
-    Client,
-    ClientState,
-    Evaluation,
-    Input,
-    Model,
-    Phase,
-    PhaseState,
-    Round,
-    RoundState,
-    Run,
-    RunState,
-    Update,
-)
+from storage.models import Assignment, Client, Evaluation, Input, Model, Phase, Round, Run, Update
 from storage.retention import Collection, collect, is_retained
+from storage.states import AssignmentState, ClientState, PhaseState, RoundState, RunState
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 GRACE = 3600.0

@@ -35,7 +35,8 @@ from federation.v1.federation_pb2 import RenewRequest
 from federation.v1.federation_pb2_grpc import FederationStub
 from fedpareto.cli.main import app
 from storage import audit
-from storage.models import ActionRequest, AuditEntry, Client, ClientState
+from storage.models import ActionRequest, AuditEntry, Client
+from storage.states import ClientState
 
 RULE = {"approval": True, "two_officers": ["approve", "revoke", "forget", "revoke-admin"]}
 

@@ -15,7 +15,8 @@ from federation.keys import replace_private
 from federation.v1.common_pb2 import KeptLog, KeptRun, RestoreManifest, SignedEnvelope
 from storage import audit
 from storage.database import Database
-from storage.models import Round, RoundState, Run
+from storage.models import Round, Run
+from storage.states import RoundState
 
 STATEMENT_FILE = "restored.envelope"
 _OPEN = (RoundState.OPEN, RoundState.STEPPED)

@@ -48,7 +48,8 @@ from federation.keys import IdentityError
 from federation.refusals import Refusal
 from storage.database import DatabaseBusy
 from storage.faults import Fault
-from storage.models import Certificate, Client, ClientState
+from storage.models import Certificate, Client
+from storage.states import ClientState
 
 log = logging.getLogger(__name__)
 

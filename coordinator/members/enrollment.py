@@ -19,7 +19,8 @@ from federation.keys import IdentityError
 from federation.proofs import proves_possession, signing_public_key
 from federation.refusals import Refusal
 from storage import audit
-from storage.models import Client, ClientState, JoinString
+from storage.models import Client, JoinString
+from storage.states import ClientState
 
 
 @dataclass(frozen=True)

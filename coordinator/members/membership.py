@@ -15,7 +15,8 @@ from federation.refusals import Refusal
 from federation.run_sections import IDENTIFIER
 from federation.v1.common_pb2 import RevocationManifest
 from storage import audit
-from storage.models import Certificate, Client, ClientState
+from storage.models import Certificate, Client
+from storage.states import ClientState
 
 MAX_TAGS = 32
 REVOKED = "your certificate has been revoked; ask an administrator why"

@@ -15,7 +15,8 @@ from federation.keys import IdentityError
 from federation.proofs import proves_renewal
 from federation.refusals import Refusal
 from storage import audit
-from storage.models import Certificate, Client, ClientState
+from storage.models import Certificate, Client
+from storage.states import ClientState
 
 MAX_UNUSED = 3  # certificates besides the present and the newest one that are still good
 MAX_ENDED = 16  # certificates that have ended and stay on record

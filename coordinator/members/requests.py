@@ -22,7 +22,8 @@ from federation.identity import Action, Role
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
 from storage import audit
-from storage.models import ActionRequest, Administrator, Client, RequestState
+from storage.models import ActionRequest, Administrator, Client
+from storage.states import RequestState
 
 MADE = "request.made"  # entries of the log
 DECIDED = {

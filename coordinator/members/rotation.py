@@ -22,7 +22,8 @@ from federation.refusals import Refusal
 from federation.runs import RunSpec
 from federation.v1.common_pb2 import KeyRotation, SignedEnvelope
 from storage import audit
-from storage.models import Assignment, Client, ClientState, Phase, Rotation, Round, Run
+from storage.models import Assignment, Client, Phase, Rotation, Round, Run
+from storage.states import ClientState
 
 OVERLAP = timedelta(days=7)  # for replies that the old key has signed to what was asked before
 

@@ -28,8 +28,9 @@ from coordinator.rounds.record import record_step
 from coordinator.rounds.states import move_run
 from coordinator.rounds.step import make_step
 from storage import audit
-from storage.models import Round, RoundState, Run, RunState
+from storage.models import Round, Run
 from storage.records import VoidRecord
+from storage.states import RoundState, RunState
 
 log = logging.getLogger(__name__)
 

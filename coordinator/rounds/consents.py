@@ -17,7 +17,8 @@ from federation.refusals import Refusal
 from federation.runs import RunSpec
 from federation.v1.common_pb2 import ConsentManifest, RunManifest, SignedEnvelope
 from storage import audit
-from storage.models import Answer, Client, ClientState, Consent, Run
+from storage.models import Client, Consent, Run
+from storage.states import Answer, ClientState
 
 WAITS = "waits for the approval of its owner"
 

@@ -36,8 +36,9 @@ from federation.work.registry import decode_statement
 from storage import models
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.models import Assignment, AssignmentState, Client, Update
+from storage.models import Assignment, Client, Update
 from storage.records import memory_digest
+from storage.states import AssignmentState
 
 REMEMBERED = 20_000  # envelopes; some 200 bytes each
 # What an update repeats of its assignment, field by field.

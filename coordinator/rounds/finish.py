@@ -13,6 +13,7 @@ from coordinator.rounds.fleets.base import Fleet, Question, RevokedMeanwhile, Sk
 from coordinator.rounds.scores import Measurements
 from coordinator.rounds.states import move_round
 from storage import audit, models
+from storage.states import RoundState
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ def complete_round(fleet: Fleet, current: models.Round, findings: Findings) -> N
         session.add_all(findings.evaluations)
         traffic = record.traffic(session, current.round_id)
         round_.metrics = {**round_.metrics, **record.finite({**findings.metrics, **stop}), **traffic}
-        move_round(round_, models.RoundState.COMPLETED, fleet.around.clock(), findings.why_not)
+        move_round(round_, RoundState.COMPLETED, fleet.around.clock(), findings.why_not)
     level = logging.WARNING if findings.why_not else logging.INFO
     log.log(level, "run %s round %d: completed %s", fleet.run.run_id, current.number, findings.why_not)
 
@@ -114,7 +115,7 @@ def skip_round(fleet: Fleet, current: models.Round, skipped: Skipped) -> None:
         round_ = session.get_one(models.Round, current.round_id)
         round_.metrics = {**lacking, **record.traffic(session, current.round_id)}
         now = fleet.around.clock()
-        move_round(round_, models.RoundState.SKIPPED, now, why)
+        move_round(round_, RoundState.SKIPPED, now, why)
         subject = f"{fleet.run.run_id}/{current.number}"
         audit.record(session, at=now, actor="coordinator", action="round.skipped", subject=subject, detail=why)
     log.warning("run %s round %d: skipped: %s", fleet.run.run_id, current.number, why)

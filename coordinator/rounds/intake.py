@@ -35,7 +35,8 @@ from federation.work.base import Work
 from federation.work.registry import kind, statement_problem
 from storage import audit
 from storage.database import Database
-from storage.models import Assignment, AssignmentState, Client, Phase, Round, Run, Update
+from storage.models import Assignment, Client, Phase, Round, Run, Update
+from storage.states import AssignmentState
 
 log = logging.getLogger(__name__)
 

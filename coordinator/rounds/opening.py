@@ -13,7 +13,8 @@ from coordinator.rounds.fleets.base import Fleet, Held
 from coordinator.rounds.scores import why_stopped
 from coordinator.rounds.states import move_run
 from storage import audit
-from storage.models import Round, RoundState, Run, RunState
+from storage.models import Round, Run
+from storage.states import RoundState, RunState
 
 log = logging.getLogger(__name__)
 

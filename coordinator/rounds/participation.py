@@ -17,7 +17,8 @@ from sqlalchemy.orm import Session
 from federation.text import escaped
 from federation.work.train.work import Train
 from storage.database import Database
-from storage.models import Assignment, AssignmentState, Phase, Round, RoundState, Update
+from storage.models import Assignment, Phase, Round, Update
+from storage.states import AssignmentState, RoundState
 
 log = logging.getLogger(__name__)
 

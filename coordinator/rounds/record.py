@@ -21,18 +21,9 @@ from coordinator.rounds.states import move_round
 from coordinator.rounds.step import Standing, Stepped
 from federation.envelope import envelope_digest
 from storage import audit
-from storage.models import (
-    Assignment,
-    AssignmentState,
-    Input,
-    Model,
-    Phase,
-    Round,
-    RoundState,
-    Update,
-    note_model,
-)
+from storage.models import Assignment, Input, Model, Phase, Round, Update, note_model
 from storage.records import ObjectivesRecord
+from storage.states import AssignmentState, RoundState
 
 log = logging.getLogger(__name__)
 

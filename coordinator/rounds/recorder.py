@@ -13,7 +13,8 @@ from federation.identity import client_uri
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import SignedEnvelope, UpdateManifest
 from storage import audit
-from storage.models import Assignment, AssignmentState, Update
+from storage.models import Assignment, Update
+from storage.states import AssignmentState
 
 log = logging.getLogger(__name__)
 

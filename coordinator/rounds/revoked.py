@@ -7,7 +7,8 @@ replies of its phase are used without it, so that a restart leaves out the same 
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from storage.models import Assignment, AssignmentState, Client, ClientState, Phase, Round
+from storage.models import Assignment, Client, Phase, Round
+from storage.states import AssignmentState, ClientState
 
 REVOKED = "client-revoked"
 

@@ -8,18 +8,8 @@ from sqlalchemy import ColumnElement, bindparam, select, update
 from sqlalchemy.orm import Session
 
 from federation.refusals import Refusal
-from storage.models import (
-    Assignment,
-    AssignmentState,
-    Client,
-    ClientState,
-    Phase,
-    PhaseState,
-    Round,
-    RoundState,
-    Run,
-    RunState,
-)
+from storage.models import Assignment, Client, Phase, Round, Run
+from storage.states import AssignmentState, ClientState, PhaseState, RoundState, RunState
 
 CLIENT_TRANSITIONS: dict[ClientState, frozenset[ClientState]] = {
     ClientState.PENDING: frozenset({ClientState.ACTIVE, ClientState.REVOKED}),

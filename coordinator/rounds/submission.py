@@ -25,7 +25,8 @@ from federation.refusals import Refusal
 from federation.runs import RunSpec, SpecError
 from federation.secure.thresholds import SMALLEST, SMALLEST_MGDA, Mode, assumed, smallest_cohort
 from federation.work.computation import CANNOT
-from storage.models import Client, ClientState, Run, RunState
+from storage.models import Client, Run
+from storage.states import ClientState, RunState
 
 
 @dataclass(frozen=True)

@@ -41,17 +41,8 @@ from storage import audit
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.faults import Fault, explain_fault, fault_of
-from storage.models import (
-    Assignment,
-    AssignmentState,
-    Client,
-    ClientState,
-    Input,
-    Phase,
-    Round,
-    Run,
-    RunState,
-)
+from storage.models import Assignment, Client, Input, Phase, Round, Run
+from storage.states import AssignmentState, ClientState, RunState
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from storage.blobs import BlobStore, BlobWriter, NamedWriter
 from storage.database import Database
-from storage.models import Assignment, AssignmentState
+from storage.models import Assignment
+from storage.states import AssignmentState
 
 
 class Upload:

@@ -12,7 +12,7 @@ from federation.identity import admin_uris
 from federation.refusals import Refusal
 from federation.v1 import enrollment_pb2_grpc
 from federation.v1.enrollment_pb2 import EnrollRequest, EnrollResponse, LoginRequest, LoginResponse
-from storage.models import ClientState
+from storage.states import ClientState
 
 
 class EnrollmentService(Service, enrollment_pb2_grpc.EnrollmentServicer):

@@ -27,7 +27,8 @@ from federation.v1 import federation_pb2 as messages
 from federation.v1 import federation_pb2_grpc
 from federation.v1.common_pb2 import CancelManifest, SignedEnvelope, TimeManifest
 from storage.blobs import BlobCorrupt, BlobMissing
-from storage.models import Assignment, AssignmentState, Client, ClientState, Input
+from storage.models import Assignment, Client, Input
+from storage.states import AssignmentState, ClientState
 
 log = logging.getLogger(__name__)
 

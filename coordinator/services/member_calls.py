@@ -21,6 +21,7 @@ from federation.v1 import admin_pb2 as messages
 from federation.v1.common_pb2 import SignedEnvelope
 from storage import models
 from storage.retention import Collection, remove_forgotten
+from storage.states import RequestState
 
 MAX_JOIN_STRING_LIFETIME = timedelta(days=30)
 CLIENTS_AT_A_TIME = 500  # of a list: each has up to 64 KiB of tasks and objectives
@@ -191,7 +192,7 @@ class MemberCalls(Service):
     ) -> messages.DecideRequestResponse:
         """Takes the decision of another officer; with a consent, what was asked for is done."""
         done = await self._act(requests.decide, request.decision, federation_id=self._home.federation_id)
-        if done.row.state is models.RequestState.DONE:
+        if done.row.state is RequestState.DONE:
             match done.action:
                 case Action.APPROVE:
                     await self._begin_client(done.subject)
@@ -218,7 +219,7 @@ def _join_string(row: models.JoinString, now: datetime) -> messages.JoinString:
 
 
 def _request(row: models.ActionRequest, now: datetime) -> messages.ActionRequest:
-    expired = row.state is models.RequestState.OPEN and row.expires <= now
+    expired = row.state is RequestState.OPEN and row.expires <= now
     return like(
         messages.ActionRequest,
         row,

@@ -16,7 +16,8 @@ from federation.identity import Action
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import DecisionManifest, RequestManifest, SignedEnvelope
 from storage import audit
-from storage.models import ActionRequest, Administrator, AuditEntry, RequestState
+from storage.models import ActionRequest, Administrator, AuditEntry
+from storage.states import RequestState
 
 ENTRIES = {
     membership.APPROVED: Action.APPROVE,

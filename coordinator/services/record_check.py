@@ -22,13 +22,13 @@ from storage.models import (
     AuditEntry,
     Certificate,
     Client,
-    ClientState,
     Consent,
     Phase,
     Round,
     Run,
     Update,
 )
+from storage.states import ClientState
 
 _BLOBS_AT_A_TIME = 50
 

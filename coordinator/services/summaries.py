@@ -14,6 +14,7 @@ from coordinator.services.messages import like
 from federation.runs import RunSpec
 from federation.v1 import admin_pb2 as messages
 from storage import models
+from storage.states import AssignmentState
 
 
 def concealed(item: models.Run) -> bool:
@@ -29,7 +30,7 @@ def _protects_clients(document: bytes) -> bool:
     return RunSpec.parse(document).privacy.client_noise > 0
 
 
-ANSWERED = (models.AssignmentState.FULFILLED, models.AssignmentState.REJECTED)
+ANSWERED = (AssignmentState.FULFILLED, AssignmentState.REJECTED)
 
 
 def rounds_from(session: Session, run_id: str, start: int, count: int | None = None) -> Sequence[models.Round]:
@@ -45,14 +46,14 @@ def summaries(session: Session, items: Sequence[models.Round]) -> list[messages.
     rounds = []
     for item, states in zip(items, _tallies(session, round_ids), strict=True):
         ended = item.ended or item.stepped
-        present = (*ANSWERED, models.AssignmentState.OPEN)
+        present = (*ANSWERED, AssignmentState.OPEN)
         summary = like(
             messages.RoundSummary,
             item,
             round=item.number,
             asked=states.total(),
-            accepted=states[models.AssignmentState.FULFILLED],
-            rejected=states[models.AssignmentState.REJECTED],
+            accepted=states[AssignmentState.FULFILLED],
+            rejected=states[AssignmentState.REJECTED],
             missing=states.total() - sum(states[state] for state in present),
             seconds=(ended - item.started).total_seconds() if ended else math.nan,
             worst_client=worst.get(item.round_id, ""),
@@ -69,9 +70,9 @@ def ended_rounds(session: Session, run_id: str) -> int:
     return 0 if last is None else last + 1
 
 
-def _tallies(session: Session, round_ids: list[int]) -> list[Counter[models.AssignmentState]]:
+def _tallies(session: Session, round_ids: list[int]) -> list[Counter[AssignmentState]]:
     """The clients of each round by state: in the last phase that the step depends on, or where they failed before."""
-    last: dict[tuple[int, str], tuple[int, models.AssignmentState]] = {}
+    last: dict[tuple[int, str], tuple[int, AssignmentState]] = {}
     final: dict[int, int] = {}
     rows = (
         select(models.Phase.round_id, models.Phase.number, models.Assignment.client_id, models.Assignment.state)
@@ -82,9 +83,9 @@ def _tallies(session: Session, round_ids: list[int]) -> list[Counter[models.Assi
     for round_id, number, client, state in session.execute(rows):
         last[round_id, client] = number, state
         final[round_id] = number
-    tallies = {round_id: Counter[models.AssignmentState]() for round_id in round_ids}
+    tallies = {round_id: Counter[AssignmentState]() for round_id in round_ids}
     for (round_id, _), (number, state) in last.items():
-        if number == final[round_id] or state is not models.AssignmentState.FULFILLED:
+        if number == final[round_id] or state is not AssignmentState.FULFILLED:
             tallies[round_id][state] += 1
     return list(tallies.values())
 

@@ -34,6 +34,7 @@ from federation.v1.common_pb2 import (
     UpdateManifest,
 )
 from storage import models
+from storage.states import AssignmentState
 
 _MAX_WORDS = 100  # characters of a value in a message
 
@@ -203,7 +204,7 @@ class Verifier:
             if assignment.assignment_id not in seen and key != UNSIGNED:
                 seen.add(assignment.assignment_id)
                 checks.append(("", self.assignment(assignment, place)))
-                if assignment.state is models.AssignmentState.DECLINED:
+                if assignment.state is AssignmentState.DECLINED:
                     checks.append(("", self.decline(session, assignment, place, key)))
             if update is not None:
                 checks += [(update.envelope_digest, check) for check in self.reply(session, update, place, key)]

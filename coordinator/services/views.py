@@ -24,6 +24,7 @@ from federation.v1 import admin_pb2 as messages
 from federation.v1 import common_pb2 as messages_common
 from storage import models
 from storage.records import RunMemory
+from storage.states import Answer, ClientState
 
 
 def clients(session: Session, attending: Mapping[str, Attendance], *, after: str, count: int) -> list[messages.Client]:
@@ -57,7 +58,7 @@ def _clients(
     waiting = (
         select(models.Consent.client_id, models.Run.name)
         .join(models.Run)
-        .where(models.Consent.answer == models.Answer.WAITING, models.Run.state.not_in(list(RUN_ENDED)))
+        .where(models.Consent.answer == Answer.WAITING, models.Run.state.not_in(list(RUN_ENDED)))
     )
     for client_id, name in session.execute(waiting.order_by(models.Run.created)):
         undecided.setdefault(client_id, []).append(name)
@@ -155,7 +156,7 @@ def _client_privacy(session: Session, item: models.Run, privacy: PrivacySpec) ->
 def _serving(session: Session, item: models.Run, spec: RunSpec) -> list[messages.Serving]:
     """The indicator matrix: every active client that offers the run's task, with the objectives that it serves."""
     active = session.scalars(
-        select(models.Client).where(models.Client.state == models.ClientState.ACTIVE).order_by(models.Client.client_id)
+        select(models.Client).where(models.Client.state == ClientState.ACTIVE).order_by(models.Client.client_id)
     )
     return [
         messages.Serving(client_id=client.client_id, objectives=serves(client, spec, tuple(item.objectives)))

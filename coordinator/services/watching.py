@@ -14,6 +14,7 @@ from coordinator.services.messages import like
 from coordinator.services.summaries import ended_rounds, phases_of, rounds_from, summaries
 from federation.v1 import admin_pb2 as messages
 from storage import models
+from storage.states import AssignmentState, PhaseState
 
 
 def run_with_members(session: Session, item: models.Run, *, spec: bool = False) -> messages.Run:
@@ -72,7 +73,7 @@ def _open_phase(session: Session, run_id: str, attending: Mapping[str, Attendanc
     phase = session.scalar(
         select(models.Phase)
         .join(models.Round)
-        .where(models.Round.run_id == run_id, models.Phase.state == models.PhaseState.OPEN)
+        .where(models.Round.run_id == run_id, models.Phase.state == PhaseState.OPEN)
         .order_by(models.Phase.phase_id.desc())
         .limit(1)
     )
@@ -82,7 +83,7 @@ def _open_phase(session: Session, run_id: str, attending: Mapping[str, Attendanc
     rows = session.execute(
         select(models.Assignment.client_id, models.Assignment.created, models.Client.last_seen)
         .join(models.Client, models.Client.client_id == models.Assignment.client_id)
-        .where(models.Assignment.phase_id == phase.phase_id, models.Assignment.state == models.AssignmentState.OPEN)
+        .where(models.Assignment.phase_id == phase.phase_id, models.Assignment.state == AssignmentState.OPEN)
         .order_by(models.Assignment.client_id)
     )
     for client, asked, last_seen in rows:

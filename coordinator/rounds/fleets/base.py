@@ -25,8 +25,9 @@ from federation.work.evaluate.work import Evaluate
 from storage import models
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.models import Model, PhaseState, Round, Run, RunState
+from storage.models import Model, Round, Run
 from storage.records import RunMemory
+from storage.states import PhaseState, RunState
 
 MAX_SENT_BYTES = 128 << 10  # of the inputs that travel with one assignment; a worker takes messages of 1 MiB
 

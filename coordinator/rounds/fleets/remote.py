@@ -33,7 +33,8 @@ from federation.vectors import model_layout
 from federation.work.base import payload_layout
 from federation.work.registry import encode
 from storage import audit, models
-from storage.models import Assignment, AssignmentState, PhaseState, RunState
+from storage.models import Assignment
+from storage.states import AssignmentState, ClientState, PhaseState, RunState
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class RemoteFleet(Fleet):
         return {name: client for name, client in known.items() if name not in unwilling}
 
     def keys(self, session: Session) -> dict[str, bytes]:
-        active = models.Client.state == models.ClientState.ACTIVE
+        active = models.Client.state == ClientState.ACTIVE
         found = session.execute(select(models.Client.client_id, models.Client.key_id).where(active))
         return {client_id: bytes.fromhex(key_id) for client_id, key_id in found}
 
@@ -153,7 +154,7 @@ class RemoteFleet(Fleet):
             # so after this transaction, and the revocation finds the assignment and cancels it.
             active = session.scalars(
                 select(models.Client.client_id)
-                .where(models.Client.client_id.in_(question.clients), models.Client.state == models.ClientState.ACTIVE)
+                .where(models.Client.client_id.in_(question.clients), models.Client.state == ClientState.ACTIVE)
                 .order_by(models.Client.client_id)
                 .with_for_update(read=True)
             ).all()
@@ -336,7 +337,7 @@ def _newest_step(session: Session, run_id: str) -> str:
 
 def known_clients(session: Session, spec: RunSpec, objectives: tuple[str, ...]) -> dict[str, Selected]:
     """Active clients that a run may ask, that offer its task and serve at least one of its objectives."""
-    active = session.scalars(select(models.Client).where(models.Client.state == models.ClientState.ACTIVE))
+    active = session.scalars(select(models.Client).where(models.Client.state == ClientState.ACTIVE))
     # The samples of an offer are a claim, which nobody signed: bounded as those of an update are.
     known = {
         client.client_id: Selected(

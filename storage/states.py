@@ -1,0 +1,66 @@
+"""The states of what the tables hold."""
+
+from enum import StrEnum
+
+
+class ClientState(StrEnum):
+    """The states of a client."""
+
+    PENDING = "PENDING"
+    ACTIVE = "ACTIVE"
+    REVOKED = "REVOKED"
+
+
+class RunState(StrEnum):
+    """The states of a run."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    STOPPED = "STOPPED"
+
+
+class RoundState(StrEnum):
+    """The states of a round."""
+
+    OPEN = "OPEN"
+    STEPPED = "STEPPED"
+    COMPLETED = "COMPLETED"
+    SKIPPED = "SKIPPED"
+
+
+class Answer(StrEnum):
+    """A client's answer to a run."""
+
+    ACCEPTED = "accepted"
+    WAITING = "waiting"
+    REFUSED = "refused"
+
+
+class PhaseState(StrEnum):
+    """The states of a phase."""
+
+    OPEN = "OPEN"
+    CLOSED = "CLOSED"
+
+
+class AssignmentState(StrEnum):
+    """The states of an assignment."""
+
+    OPEN = "OPEN"
+    FULFILLED = "FULFILLED"
+    REJECTED = "REJECTED"
+    DECLINED = "DECLINED"
+    EXPIRED = "EXPIRED"
+    CANCELLED = "CANCELLED"
+
+
+class RequestState(StrEnum):
+    """The states of a request for an action that takes two officers. One that is open may have expired."""
+
+    OPEN = "OPEN"
+    DONE = "DONE"
+    REFUSED = "REFUSED"
+    WITHDRAWN = "WITHDRAWN"
