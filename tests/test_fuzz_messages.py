@@ -22,6 +22,7 @@ from coordinator.rounds.content import content_problem, must_be_a_time, must_mat
 from coordinator.rounds.declines import claimed_assignment, verified_decline, words
 from federation.channels import LONGEST_RETRY_SECONDS, STATUS_KEY, refusal_from_rpc_error, signed_detail
 from federation.envelope import seal, unseal
+from federation.key_chain import KeyChain
 from federation.refusals import Refusal
 from federation.runs import RunSpec
 from federation.secure.dealing import DealShares
@@ -56,6 +57,7 @@ from worker.witness import Witness
 
 LOG_KEY = Ed25519PrivateKey.from_private_bytes(b"l" * 32)
 RAW = KEY.public_key().public_bytes_raw()
+KEYS = KeyChain(KEY.public_key())
 NOON = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 OBJECTIVES = ("left", "right")
 SHAPE = Shape(LAYOUT, OBJECTIVES, OBJECTIVES)
@@ -144,7 +146,7 @@ def declined(data: bytes) -> DeclineManifest:
     envelope = message(SignedEnvelope, data)
     claimed_assignment(envelope)
     order = seal(AssignmentManifest.FromString((CORPUS / "assignment" / "train").read_bytes()), KEY)
-    found = verified_decline(envelope, federation_id=FEDERATION, client_id=CLIENT, signing_key=RAW, assignment=order)
+    found = verified_decline(envelope, federation_id=FEDERATION, client_id=CLIENT, keys=KEYS, assignment=order)
     reason, text = words(found)
     assert len(reason) <= 80
     assert reason.isascii()

@@ -23,7 +23,7 @@ from federation.keys import new_tls_key, private_key_pem
 from federation.v1 import admin_pb2 as admin
 from federation.v1.admin_pb2_grpc import AdminStub
 from federation.v1.enrollment_pb2 import EnrollRequest, LoginRequest
-from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, RenewRequest, SubmitRequest
+from federation.v1.federation_pb2 import AttendRequest, FetchBlobRequest, RenewRequest, RotateKeyRequest, SubmitRequest
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/administrators.md"
 COLUMNS = ("no certificate", "client", "viewer", "operator", "security-officer")
@@ -46,6 +46,7 @@ PROBES: dict[str, Probe] = {
     "Federation/FetchBlob": Probe(FetchBlobRequest(), ("PERMISSION_DENIED", "blob-not-offered")),
     "Federation/Submit": Probe(SubmitRequest(), ("INVALID_ARGUMENT", "header")),
     "Federation/Renew": Probe(RenewRequest(), ("INVALID_ARGUMENT", "csr")),
+    "Federation/RotateKey": Probe(RotateKeyRequest(), ("INVALID_ARGUMENT", "csr")),
     "Admin/CreateJoinString": Probe(admin.CreateJoinStringRequest(), ("INVALID_ARGUMENT", "argument")),
     "Admin/ListJoinStrings": Probe(admin.ListJoinStringsRequest()),
     "Admin/CancelJoinStrings": Probe(admin.CancelJoinStringsRequest(), ("NOT_FOUND", "join-string-unknown")),
