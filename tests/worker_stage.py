@@ -1,0 +1,53 @@
+"""A worker in this process, and a scripted coordinator that it serves."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import ScriptedCoordinator, scripted
+from working import Running
+
+from federation.tasks import DataSource, Part, initial_model, task
+from federation.training.trainer import Trainer
+from federation.vectors import Layout, to_bytes
+from worker.home import Home
+from worker.service import prepare_offers
+
+SOURCE = DataSource(part=Part(0, 8))
+
+
+@pytest.fixture(scope="module")
+def offers() -> dict[str, Trainer]:
+    return prepare_offers(["digits"], SOURCE, device="cpu", threads=1)[0]
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple[Layout, bytes]:
+    layout, vector = initial_model(task("digits"), 3)
+    return layout, to_bytes(layout, vector)
+
+
+@pytest.fixture
+def coordinator() -> Iterator[ScriptedCoordinator]:
+    with scripted() as made:
+        yield made
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(coordinator: ScriptedCoordinator, offers: dict[str, Trainer], tmp_path: Path) -> Iterator[Start]:
+    """Starts workers, all with one membership and one home."""
+    member = coordinator.member()
+    started: list[Running] = []
+
+    def run(**options: Any) -> Running:
+        made = Running(Home(tmp_path / "home"), options.pop("member", member), offers, **options)
+        started.append(made)
+        return made
+
+    yield run
+    for running in started:
+        running.stop()
