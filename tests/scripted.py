@@ -318,10 +318,12 @@ class ScriptedCoordinator(FederationServicer, EnrollmentServicer):
         welcome.time.CopyFrom(self.time(self.hellos[-1]))
         welcome.log_key.CopyFrom(self.log.certified)
         welcome.log.CopyFrom(self.log.head(self.hellos[-1].log_size))
-        yield AttendResponse(welcome=welcome)
-        while isinstance(message := outbox.get(), AttendResponse):
-            yield message
-        self._outboxes.remove(outbox)
+        try:
+            yield AttendResponse(welcome=welcome)
+            while isinstance(message := outbox.get(), AttendResponse):
+                yield message
+        finally:  # also where the worker ends the stream, and gRPC closes this generator
+            self._outboxes.remove(outbox)
         _abort(context, message)
 
     def _listen(self, requests: Any) -> None:
