@@ -58,6 +58,7 @@ def _other_splits(manifest: AssignmentManifest) -> None:
         (_changed(federation_id="another"), "mismatch:federation_id"),
         (_changed(client_id="hospital-b"), "mismatch:client_id"),
         (_past, "deadline"),
+        (_changed(round=2**63), "round"),
         (_changed(task="os:system"), "task-not-allowed"),
         (_changed(base_model="../../etc/passwd"), "base-model"),
         (_changed(base_model_bytes=10**12), "layout"),

@@ -19,6 +19,7 @@ from worker.policy import Limits
 
 # A task of a thousand objectives with names of sixty letters takes about 200 KiB.
 MAX_MANIFEST_BYTES = 512 << 10
+MAX_ROUND = 2**31 - 1  # what the coordinator's tables hold
 
 
 class Declined(Exception):
@@ -103,6 +104,7 @@ def check_assignment(
     require(manifest.client_id == member.client_id, "mismatch:client_id", "issued to another client")
     deadline = _deadline(manifest)
     require(now <= deadline, "deadline", "its deadline has passed")
+    require(manifest.round <= MAX_ROUND, "round", f"it is of round {manifest.round}, which no run reaches")
     newest = newest_round(manifest.run_id) if limits.rounds_forward else None
     require(
         newest is None or manifest.round >= newest,
