@@ -45,7 +45,7 @@ def ran(arguments: list[str]) -> dict[str, float]:
         while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
             with suppress(OSError, RuntimeError):  # it has ended
                 peak = max(peak, peak_memory(process.pid))
-            time.sleep(0.01)
+            time.sleep(0.01)  # the memory of a process can only be read again and again
         seconds = time.perf_counter() - began
         _, status, usage = ended
         process.returncode = os.waitstatus_to_exitcode(status)

@@ -59,7 +59,7 @@ def command(centre: Federation, *arguments: str) -> "subprocess.CompletedProcess
 
 
 def play(streams: dict[Member, Attending], assignments: int) -> None:
-    """Lets every member answer so many assignments honestly."""
+    """Lets every member answer this number of assignments honestly."""
     for _ in range(assignments):
         for member, stream in streams.items():
             member.answer(stream.assignment(), seed=hash(member.files.client_id) % 1000)

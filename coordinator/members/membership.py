@@ -39,7 +39,7 @@ def approve(session: Session, client_id: str, *, by: str, now: datetime, consent
 
 
 def tag(session: Session, client_id: str, tags: Sequence[str], *, by: str, now: datetime) -> None:
-    """Gives a client these tags, in place of those that it has.
+    """Replaces the tags of a client.
 
     Raises:
         Refusal: `client-unknown`; `argument`: something cannot be a tag, or they are too many.

@@ -118,7 +118,7 @@ def write_bundle(
 def _standing(
     database: Database, run_id: str, sequence: Callable[[], object]
 ) -> Iterator[tuple[Session, Run, Sequence[int]]]:
-    """A snapshot in which the audit log tells all of a run and of those rounds of it that do not change any more.
+    """A snapshot in which the audit log covers the run and its rounds that no longer change.
 
     What is recorded between the sequencing and the snapshot has no place in the log. So the run is read before, too,
     and once more if something has happened to it.

@@ -34,7 +34,7 @@ def tally(parts: Iterable[Participation]) -> Text:
     if all(check.reason == UNSIGNED for check in checks):
         return Text("none is signed: the clients are simulated")
     held = sum(check.verified for check in checks)
-    words = f"{held} of {len(checks)} verified: assignments, declines, updates and receipts of those below"
+    words = f"{held} of {len(checks)} verified: assignments, declines, updates and receipts of the clients below"
     return Text(words, style="" if held == len(checks) else "red")
 
 
