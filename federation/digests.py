@@ -5,11 +5,13 @@ A blob's file name is its digest, so `parse` checks every digest that came over 
 
 import hashlib
 import re
+from pathlib import Path
 from typing import Protocol
 
 from blake3 import blake3
 
 DEFAULT_ALGORITHM = "blake3"
+_PIECE = 1 << 20  # bytes of a file that are read at a time
 _PATTERN = re.compile(r"(blake3|sha256):([0-9a-f]{64})")
 
 
@@ -36,6 +38,15 @@ def digest(data: bytes | memoryview, algorithm: str = DEFAULT_ALGORITHM) -> str:
     """The digest of `data`, with its algorithm in front."""
     state = hasher(algorithm)
     state.update(data)
+    return f"{algorithm}:{state.hexdigest()}"
+
+
+def file_digest(path: Path, algorithm: str = DEFAULT_ALGORITHM) -> str:
+    """The digest of a file, with its algorithm in front. Raises OSError."""
+    state = hasher(algorithm)
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            state.update(piece)
     return f"{algorithm}:{state.hexdigest()}"
 
 

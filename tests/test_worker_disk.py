@@ -6,18 +6,27 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from scripted import ScriptedCoordinator, opened, scripted
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from harness import wait_for
+from scripted import ScriptedCoordinator, files_in, opened, scripted
 from working import Running, files_of_at_most
+from works import ask_bf16
 
 from federation.digests import digest
+from federation.envelope import seal
 from federation.tasks import DataSource, Part, initial_model, task
 from federation.training.trainer import Trainer
-from federation.vectors import Layout, to_bytes
+from federation.v1.common_pb2 import AssignmentManifest, UpdateManifest
+from federation.vectors import Layout, to_bytes, update_layout
+from worker.events import Events
 from worker.home import Home
+from worker.kept import kept_state
 from worker.policy import Policy
 from worker.receipts import append, read_receipts
 from worker.service import prepare_offers
+from worker.spool import DiskFull, Spool
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +154,51 @@ def test_few_updates_are_kept_in_memory_and_further_work_is_declined(
     running.wait_for("receipt", 3)
     assert (declined["assignment_id"], declined["reason"]) == ("assignment-3", "disk")
     assert no_traceback(caplog)
+
+
+def test_what_is_kept_of_a_run_waits_in_memory_with_its_reply_and_is_written_later(
+    coordinator: ScriptedCoordinator,
+    start: Start,
+    model: tuple[Layout, bytes],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    running = start(tmp_path / "home")
+    coordinator.assign(ask_bf16(coordinator.assignment(*model, 0)))
+    running.wait_for("receipt")
+    kept = kept_state(running.home.kept, "run-1")
+    with files_of_at_most(15_000):  # the update fits, and what its rounding left, twice as many bytes, does not
+        coordinator.assign(ask_bf16(coordinator.assignment(*model, 1)))
+        wait_for(lambda: len(coordinator.submissions) > 1, "the upload")
+        coordinator.assign(ask_bf16(coordinator.assignment(*model, 2)))  # it needs what the reply before has left
+        assert running.wait_for("declined")[0]["reason"] == "disk"
+        assert kept.rounds() == [0]
+        assert [Path(name).suffix for name in running.spooled()] == [".payload"]  # a restart hands in nothing
+    running.wait_for("receipt", 2)
+    assert kept.rounds() == [0, 1]
+    told = " ".join(event["message"] for event in running.events("disk"))
+    assert "the state of the run for assignment assignment-1 is kept in memory" in told
+    assert len(running.events("training")) == 2
+    assert no_traceback(caplog)
+
+
+def test_of_a_reply_that_neither_disk_nor_memory_takes_nothing_is_left(tmp_path: Path) -> None:
+    home, key = Home(tmp_path), Ed25519PrivateKey.generate()
+    spool, layout = Spool(home, key, Events()), update_layout([("loss", 100)])
+    rows = {"loss": np.ones(100, dtype=np.float32)}
+
+    def add(name: str) -> None:
+        order = seal(AssignmentManifest(assignment_id=name), key)
+        spool.add(UpdateManifest(assignment_id=name), layout, rows, order, state=bytes(100))
+
+    with files_of_at_most(200):
+        for name in ("a", "b"):
+            add(name)
+        left = files_in(home.spool)
+        with pytest.raises(DiskFull, match="2 replies are kept in memory already"):
+            add("c")
+    assert (len(left), files_in(home.spool)) == (2, left)
+    assert [entry.in_memory for entry in spool.entries()] == [True, True]
 
 
 def test_a_worker_goes_on_with_a_disk_that_is_really_full(

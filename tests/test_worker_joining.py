@@ -125,7 +125,7 @@ def test_the_spool_holds_what_was_added_and_nothing_half_made(tmp_path: Path) ->
     spool.add(_reply("unwanted"), layout, {"loss": vector}, ASSIGNMENT, lambda: False)
     assert len(files_in(directory)) == 5
     # A process that dies at the worst moments leaves these.
-    spool._write_payload("c", layout, {"loss": vector})
+    (directory / "half.envelope.tmp").write_bytes(b"half an envelope")
     (directory / "orphan.payload").write_bytes(b"no envelope")
     (directory / "lonely.envelope").write_bytes(seal(_reply("d", digest(b"no payload"), 10), KEY).SerializeToString())
     (directory / "lonely.assignment").write_bytes(ASSIGNMENT.SerializeToString())

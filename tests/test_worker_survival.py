@@ -18,12 +18,12 @@ from harness import Process, wait_for
 from scripted import CLIENT, FEDERATION, HungUp, ScriptedCoordinator, files_in
 from trained import train
 from worker_stage import Start
-from works import set_train
+from works import ask_bf16, set_train
 
 from federation.envelope import seal
 from federation.refusals import Refusal
 from federation.training.trainer import Trainer
-from federation.vectors import Layout, to_bytes, update_layout
+from federation.vectors import Layout, Vector, narrow, payload_bytes, to_bytes, update_layout
 from federation.work.computation import LocalSgd
 from worker.home import Home, HomeError
 from worker.session import SessionError
@@ -33,6 +33,20 @@ offers = worker_stage.offers
 model = worker_stage.model
 coordinator = worker_stage.coordinator
 start = worker_stage.start
+
+
+def trained(offers: dict[str, Trainer], model: tuple[Layout, bytes], *, steps: int, round_: int) -> Vector:
+    """The row that a worker's training in a round gives."""
+    layout, data = model
+    result = train(
+        offers["digits"],
+        np.frombuffer(data[len(layout.header) :], dtype=np.float32),
+        LocalSgd(steps=steps, batch_size=10, learning_rate=0.1),
+        seed=7,
+        round=round_,
+        client_id=CLIENT,
+    )
+    return result.rows["loss"]
 
 
 # Surviving
@@ -57,13 +71,39 @@ def test_a_broken_download_goes_on_where_it_broke(
 def test_the_same_signed_reply_is_sent_until_it_is_acknowledged(
     coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
 ) -> None:
-    coordinator.submit_refusals = [HungUp(), Refusal("stopping", "later"), HungUp()]
+    damaged = Refusal("payload-digest", "damaged on the way")
+    coordinator.submit_refusals = [HungUp(), damaged, Refusal("stopping", "later"), damaged, HungUp()]
+    coordinator.window_bytes = 1000
+    ceilings = []
+
+    def at_once(_: float, ceiling: float) -> float:
+        ceilings.append(ceiling)
+        return 0.0
+
     coordinator.assign(coordinator.assignment(*model))
-    running = start()
+    running = start(uniform=at_once)
     running.wait_for("receipt")
-    assert len(coordinator.submissions) == 4
+    assert len(coordinator.submissions) == 6
     assert all(submission == coordinator.submissions[0] for submission in coordinator.submissions)
     assert len(running.events("training")) == 1
+    assert ceilings == [0.2, 0.4, 0.8, 1.6, 3.2]  # the pauses grow although each attempt sends everything anew
+
+
+def test_a_reply_that_was_damaged_in_the_spool_is_dropped(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+) -> None:
+    coordinator.hold_submissions = threading.Event()
+    coordinator.submit_refusals = [Refusal("payload-digest", "no")]
+    coordinator.assign(coordinator.assignment(*model))
+    running = start()
+    wait_for(lambda: bool(coordinator.submissions), "the upload")
+    [payload] = running.home.spool.glob("*.payload")
+    payload.write_bytes(bytes(payload.stat().st_size))
+    coordinator.hold_submissions.set()
+    assert running.wait_for("dropped")[0]["reason"] == "payload-digest"
+    wait_for(lambda: not running.spooled() and coordinator.declines, "the spool to empty")
+    assert [said.reason for said in coordinator.declines] == ["payload-digest"]
+    assert len(coordinator.submissions) == 1
 
 
 def test_no_byte_goes_out_before_a_window_allows_it(
@@ -103,8 +143,8 @@ def test_a_reply_that_is_refused_for_good_is_dropped(
     assert [said.reason for said in coordinator.declines] == declined
 
 
-def test_a_signed_receipt_that_comes_with_a_refusal_ends_the_matter(
-    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes]
+def test_a_signed_receipt_that_comes_with_a_refusal_ends_the_matter_and_nothing_is_kept_of_the_reply(
+    coordinator: ScriptedCoordinator, start: Start, model: tuple[Layout, bytes], offers: dict[str, Trainer]
 ) -> None:
     class Refusing(list[Any]):
         def pop(self, index: Any = 0) -> Refusal:
@@ -114,12 +154,20 @@ def test_a_signed_receipt_that_comes_with_a_refusal_ends_the_matter(
             return Refusal("non-finite", "NaN", signed=seal(receipt, coordinator.signing_key))
 
     coordinator.submit_refusals = Refusing([None])
-    coordinator.assign(coordinator.assignment(*model))
+    coordinator.assign(ask_bf16(coordinator.assignment(*model)))
     running = start()
     [event] = running.wait_for("receipt")
     assert (event["accepted"], event["reason"]) == (False, "non-finite")
     wait_for(lambda: not running.spooled(), "the spool to empty")
     assert json.loads(running.home.receipts.read_text())["reason"] == "non-finite"
+    assert files_in(running.home.kept) == []
+    coordinator.assign(ask_bf16(coordinator.assignment(*model, 1)))
+    assert running.wait_for("receipt", 2)[1]["accepted"]
+    [run] = running.home.kept.iterdir()
+    assert files_in(run) == ["1.safetensors"]
+    rows = {"loss": narrow(trained(offers, model, steps=1, round_=1))[0]}  # nothing is left of the refused reply
+    layout = update_layout([("loss", model[0].size, "BF16")])
+    assert coordinator.submissions[-1].payload == b"".join(payload_bytes(layout, rows))
 
 
 def test_a_worker_comes_back_by_itself_and_hands_in_what_it_finished_meanwhile(
@@ -246,16 +294,9 @@ def test_training_that_sigkill_cut_short_is_done_again_to_the_same_bytes(
     assert files_in(member_home / "spool") == []
     with _process(member_home) as process:
         process.wait_for_text("receipt accepted")
-    expected = train(
-        offers["digits"],
-        np.frombuffer(data[len(layout.header) :], dtype=np.float32),
-        LocalSgd(steps=3000, batch_size=10, learning_rate=0.1),
-        seed=7,
-        round=0,
-        client_id=CLIENT,
-    )
+    expected = trained(offers, model, steps=3000, round_=0)
     [submission] = coordinator.submissions
-    assert submission.payload == to_bytes(update_layout([("loss", layout.size)]), expected.rows["loss"])
+    assert submission.payload == to_bytes(update_layout([("loss", layout.size)]), expected)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

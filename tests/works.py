@@ -34,6 +34,14 @@ def changed_work(order: AssignmentManifest) -> Iterator[Any]:
     set_work(order, message)
 
 
+def ask_bf16(order: AssignmentManifest) -> AssignmentManifest:
+    """Asks for an update that is rounded to bfloat16; returns the assignment."""
+    for row in order.rows:
+        row.dtype = "BF16"
+    set_train(order, dtype="BF16")
+    return order
+
+
 def set_train(order: AssignmentManifest, **fields: Any) -> None:
     """Changes fields of work to train."""
     with changed_work(order) as work:

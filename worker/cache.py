@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from federation.digests import hasher, parse
+from federation.digests import file_digest, parse
 
 _MODEL = ".safetensors"
 _PART = ".part"
-_READ_BYTES = 1 << 20
 KEPT_MODELS = 3
 
 
@@ -40,32 +39,30 @@ class ModelCache:
         path = self._directory / f"{algorithm}-{value}{_MODEL}"
         part = path.with_suffix(_PART)
         if digest not in self._verified:
-            if path.exists() and _digest(path, algorithm) != value:
+            if path.exists() and file_digest(path, algorithm) != digest:
                 path.unlink()
             if not path.exists():
                 try:
-                    self._fetch(part, size, algorithm, value, fetch)
+                    self._fetch(part, size, digest, fetch)
                 except OSError:
                     if not self._evict(keep={part}):
                         raise
-                    self._fetch(part, size, algorithm, value, fetch)  # goes on, with the room of the others
+                    self._fetch(part, size, digest, fetch)  # goes on, with the room of the others
                 part.rename(path)
             self._verified.add(digest)
         path.touch()
         self._evict(keep=set(self._files()[: self._keep]))
         return path
 
-    def _fetch(
-        self, part: Path, size: int, algorithm: str, value: str, fetch: Callable[[int], Iterator[bytes]]
-    ) -> None:
+    def _fetch(self, part: Path, size: int, digest: str, fetch: Callable[[int], Iterator[bytes]]) -> None:
         # A resumed download may have continued the beginning of another file; one from the start has not.
         resumed = True
         while resumed:
             resumed = _receive(part, size, fetch) > 0
-            if _digest(part, algorithm) == value:
+            if file_digest(part, parse(digest)[0]) == digest:
                 return
             part.unlink()
-        raise ModelMismatch(f"what the coordinator served is not the model {algorithm}:{value[:16]}... of {size} bytes")
+        raise ModelMismatch(f"what the coordinator served is not the model {digest[:23]}... of {size} bytes")
 
     def _files(self) -> list[Path]:
         """What is here, newest first."""
@@ -94,11 +91,3 @@ def _receive(part: Path, size: int, fetch: Callable[[int], Iterator[bytes]]) -> 
                 if missing < 0:
                     raise ModelMismatch(f"the coordinator served more than the {size} bytes that it announced")
     return resumed
-
-
-def _digest(path: Path, algorithm: str) -> str:
-    state = hasher(algorithm)
-    with path.open("rb") as file:
-        while chunk := file.read(_READ_BYTES):
-            state.update(chunk)
-    return state.hexdigest()

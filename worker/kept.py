@@ -19,7 +19,7 @@ from federation.training.trainer import Trainer
 from federation.vectors import Vector
 from federation.work.base import Result, payload_layout
 from federation.work.computation import Computation, Measure
-from worker.assignments import Order
+from worker.assignments import Declined, Order
 from worker.events import Events
 from worker.spool import Entry, Spool
 
@@ -38,6 +38,7 @@ class Keeper:
         self._spool = spool
         self._events = events
         self._initial: tuple[tuple[str, int], Vector] | None = None  # of the last task and seed
+        self._full: dict[str, OSError] = {}  # by run, why the state of an accepted reply was not written
         self._erase(datetime.now(UTC))
 
     def own(
@@ -49,6 +50,7 @@ class Keeper:
 
         Raises:
             TrainingStopped: the work was stopped meanwhile.
+            Declined: `disk`: it does not take the state of an accepted reply.
         """
         sharing, manifest = order.sharing, order.manifest
         if sharing is None:
@@ -84,13 +86,25 @@ class Keeper:
 
     def commit(self, entry: Entry) -> None:
         """Takes over the state that belongs to a reply that was accepted. Raises OSError."""
-        if entry.state is not None and entry.state.exists():
-            kept_state(self._directory, entry.manifest.run_id).take(entry.manifest.round, entry.state)
+        run_id, round_ = entry.manifest.run_id, entry.manifest.round
+        kept = kept_state(self._directory, run_id)
+        try:
+            if isinstance(entry.state, bytes):
+                kept.keep(round_, entry.state)
+            elif entry.state is not None and entry.state.exists():
+                kept.take(round_, entry.state)
+        except OSError as error:
+            self._full[run_id] = error
+            raise
+        self._full.pop(run_id, None)
 
     def _settled(self, order: Order, pause: Callable[[float], None]) -> KeptState:
         """What is kept of a run, once the coordinator has answered all replies to it."""
         run_id = order.manifest.run_id
         while self._spool.awaits_state(run_id):
+            if (error := self._full.get(run_id)) is not None:
+                words = f"make room on this worker's disk: {error}"
+                raise Declined(order.manifest.assignment_id, "disk", words) from error
             pause(_LOOK_SECONDS)
         return kept_state(self._directory, run_id)
 

@@ -3,13 +3,13 @@
 A reply is three files named after the assignment: payload, signed assignment and signed envelope; a fourth has the
 state of the run that belongs to it, if the member keeps any. The envelope is written last, and a reply without it is
 removed at the start: it is in the spool completely or not at all. When the disk does not take replies, a few are kept
-in memory.
+in memory, with their states.
 """
 
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ _SUFFIXES = (_ENVELOPE, _PAYLOAD, _ASSIGNMENT, _STATE)
 _TEMPORARY = ".tmp"
 # Replies that are kept after their receipts, with their payloads, should the coordinator ask for them again.
 _KEPT = 2
-_IN_MEMORY = 2  # payloads
+_IN_MEMORY = 2  # replies
 _UNRECORDED = 1000  # receipts
 
 
@@ -49,20 +49,25 @@ class DiskFull(Exception):
 class Entry:
     """A finished reply: its envelope, as it is sent at each attempt, and the signed assignment that it fulfils.
 
-    The payload is a file or bytes; None for a reply without payload. `state` is the file of what the member keeps of
-    the run once the reply is accepted; None for nothing.
+    The payload is a file or bytes; None for a reply without payload. `state` is what the member keeps of the run once
+    the reply is accepted, a file or bytes; None for nothing.
     """
 
     envelope: SignedEnvelope
     manifest: UpdateManifest
     assignment: SignedEnvelope
     payload: Path | bytes | None
-    state: Path | None = None
+    state: Path | bytes | None = None
 
     @property
     def assignment_id(self) -> str:
         """The assignment that it fulfils."""
         return self.manifest.assignment_id
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether a part of it is in memory alone, so that it does not survive a restart."""
+        return isinstance(self.payload, bytes) or isinstance(self.state, bytes)
 
 
 class Spool:
@@ -97,36 +102,33 @@ class Spool:
             if path.suffix in (*_SUFFIXES, _TEMPORARY) and path not in whole:
                 path.unlink()
 
-    def _write_payload(
-        self, assignment_id: str, layout: Layout, rows: Mapping[str, Array]
-    ) -> tuple[Path | bytes, str, int]:
-        """Makes a payload durable under a temporary name, or keeps it in memory when the disk does not take it.
+    def _write_file(
+        self, assignment_id: str, suffix: str, pieces: Sequence[bytes | memoryview], what: str
+    ) -> Path | bytes:
+        """Makes a part of a reply durable, or keeps it in memory when the disk does not take it; `what` names it.
 
-        Returns the file or the bytes, and the payload's digest and size.
+        Raises:
+            DiskFull: too many replies are in memory already.
         """
-        path = self._path(assignment_id, _PAYLOAD + _TEMPORARY)
-        pieces, state = payload_bytes(layout, rows), hasher()
+        path = self._path(assignment_id, suffix)
         try:
             with path.open("wb") as file:
                 for piece in pieces:
                     file.write(piece)
-                    state.update(piece)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             with suppress(OSError):
                 path.unlink()
-            with self._lock:
-                in_memory = sum(isinstance(entry.payload, bytes) for entry in self._entries.values())
+            in_memory = sum(entry.in_memory for entry in self.entries())
             if in_memory >= _IN_MEMORY:
                 raise DiskFull(f"{_words(error)}; {in_memory} replies are kept in memory already") from error
             self._tell(
-                f"the update for assignment {assignment_id} is kept in memory, since {_words(error)}: make room on the "
+                f"{what} for assignment {assignment_id} is kept in memory, since {_words(error)}: make room on the "
                 "disk; if this worker ends before the update is handed in, it is made again"
             )
-            data = b"".join(pieces)
-            return data, digest(data), len(data)
-        return path, f"{DEFAULT_ALGORITHM}:{state.hexdigest()}", layout.file_bytes
+            return b"".join(pieces)
+        return path
 
     def add(
         self,
@@ -143,26 +145,27 @@ class Spool:
         what the member keeps of the run once the reply is accepted.
 
         Raises:
-            DiskFull: the disk does not take the payload, and too many replies are in memory already.
-            OSError: the disk does not take the state.
+            DiskFull: the disk does not take the payload or the state, and too many replies are in memory already.
         """
-        content, own = None, None
-        if state is not None:
-            own = self._path(reply.assignment_id, _STATE)
-            with own.open("wb") as file:
-                file.write(state)
-                file.flush()
-                os.fsync(file.fileno())
-        if layout is not None:
-            content, reply.payload, reply.payload_bytes = self._write_payload(reply.assignment_id, layout, rows)
+        name, content, own = reply.assignment_id, None, None
+        try:
+            if state is not None:
+                own = self._write_file(name, _STATE, [state], "the state of the run")
+            if layout is not None:
+                pieces, hashed = payload_bytes(layout, rows), hasher()
+                for piece in pieces:
+                    hashed.update(piece)
+                content = self._write_file(name, _PAYLOAD, pieces, "the update")
+                reply.payload, reply.payload_bytes = f"{DEFAULT_ALGORITHM}:{hashed.hexdigest()}", layout.file_bytes
+        except DiskFull:
+            self._unlink(name)
+            raise
         entry = Entry(seal(reply, self._key), reply, assignment, content, own)
         with self._lock:
             if wanted():
-                self._entries[entry.assignment_id] = entry if isinstance(content, bytes) else self._write(entry)
-                return
-        for file_ in (content, own):
-            if isinstance(file_, Path):
-                file_.unlink(missing_ok=True)
+                self._entries[name] = entry if entry.in_memory else self._write(entry)
+            else:
+                self._unlink(name)
 
     def _write(self, entry: Entry) -> Entry:
         """Puts a reply on the disk; without room it stays in memory, with its payload where it is."""
@@ -225,7 +228,7 @@ class Spool:
         with self._lock:
             entry = self._settled.pop(assignment_id, None)
             if entry is not None:
-                self._entries[assignment_id] = entry if isinstance(entry.payload, bytes) else self._write(entry)
+                self._entries[assignment_id] = entry if entry.in_memory else self._write(entry)
             return entry is not None
 
     def remove(self, assignment_id: str) -> None:

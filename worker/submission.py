@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 
 from federation.channels import CHUNK_BYTES, signed_detail
+from federation.digests import digest, file_digest
 from federation.envelope import envelope_digest
 from federation.member_files import MemberFiles
 from federation.refusals import Refusal
@@ -34,7 +35,6 @@ _WRONG = {
     "signature",
     "manifest",
     "mismatch",
-    "payload-digest",
     "limit:payload",
     "limit:manifest",
 }
@@ -62,7 +62,7 @@ class Submitter:
     _wakes: int = field(default=0, init=False)
     _retry_seconds: float = field(default=0.0, init=False)  # what the coordinator asked for
     _stopping: bool = field(default=False, init=False)
-    # How much of each reply had arrived, by the coordinator's last word.
+    # The most that had arrived of each reply, by the coordinator's word.
     _arrived: dict[str, int] = field(default_factory=dict, init=False)
 
     def wake(self) -> None:
@@ -128,14 +128,14 @@ class Submitter:
             windows.put(None)
 
     def _note_progress(self, entry: Entry, arrived: int, *, begins: bool) -> None:
-        """After an attempt with which more has arrived, the next one need not wait for long."""
-        name = entry.assignment_id
+        """After an attempt with which more has arrived than ever, the next one need not wait for long."""
+        name, most = entry.assignment_id, self._arrived.get(entry.assignment_id, 0)
         if begins and arrived:
             text = f"going on with an upload that broke off: {arrived} bytes have arrived"
             self.events.tell_of(entry.manifest, "resuming", text, arrived_bytes=arrived)
-        if arrived > self._arrived.get(name, 0):
+        if arrived > most:
             self.backoff.reset()
-        self._arrived[name] = arrived
+        self._arrived[name] = max(arrived, most)
 
     def _refused(self, entry: Entry, error: grpc.RpcError | ValueError) -> bool:
         if self._stopping or isinstance(error, ValueError):
@@ -148,7 +148,8 @@ class Submitter:
         fields = {"assignment_id": entry.assignment_id, "reason": refusal.reason, "status": refusal.status}
         text = f"{refusal.status} {refusal.reason}: {refusal.message}"
         stem = refusal.reason.partition(":")[0]
-        if {stem, refusal.reason}.isdisjoint(_CLOSED | _WRONG):
+        damaged = stem == "payload-digest" and not _intact(entry)  # otherwise the damage happened on the way
+        if not damaged and {stem, refusal.reason}.isdisjoint(_CLOSED | _WRONG):
             self.events.warn(
                 "submit-failed", f"assignment {entry.assignment_id}: not handed in, trying again ({text})", **fields
             )
@@ -216,6 +217,15 @@ def verify_receipt(receipt: SignedEnvelope, entry: Entry, member: MemberFiles) -
     if manifest.envelope != envelope_digest(entry.envelope):
         raise ReceiptError("the receipt is for another reply: its envelope digest differs")
     return manifest
+
+
+def _intact(entry: Entry) -> bool:
+    """Whether the payload still has the digest that was signed."""
+    try:
+        found = file_digest(entry.payload) if isinstance(entry.payload, Path) else digest(entry.payload or b"")
+    except OSError:
+        return False
+    return found == entry.manifest.payload
 
 
 def _requests(entry: Entry, windows: "queue.SimpleQueue[Window | None]", log_size: int) -> Iterator[SubmitRequest]:

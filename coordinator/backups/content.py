@@ -17,12 +17,9 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from federation import digests
-
 CONTENT_FILE = "backup.json"
 LOCK_FILE = "lock"
 BLOBS = "blobs"
-_PIECE = 1 << 20  # bytes read at a time
 
 
 class BackupError(Exception):
@@ -79,12 +76,3 @@ def locked(directory: Path) -> Iterator[None]:
         raise BackupError(f"another process uses the backup in {directory}: wait until it has ended") from None
     finally:
         os.close(descriptor)
-
-
-def file_digest(path: Path) -> str:
-    """The digest of a file."""
-    state = digests.hasher(digests.DEFAULT_ALGORITHM)
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            state.update(piece)
-    return f"{digests.DEFAULT_ALGORITHM}:{state.hexdigest()}"

@@ -8,10 +8,11 @@ from pathlib import Path
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.backups.content import BLOBS, CONTENT_FILE, LOCK_FILE, BackupError, Content, file_digest, locked
+from coordinator.backups.content import BLOBS, CONTENT_FILE, LOCK_FILE, BackupError, Content, locked
 from coordinator.backups.statement import STATEMENT_FILE
 from coordinator.home import Home
 from federation.certificates import fingerprint
+from federation.digests import file_digest
 from federation.keys import make_private_directory, replace_private
 from storage import audit
 from storage.blobs import BlobCorrupt, BlobMissing, BlobStore

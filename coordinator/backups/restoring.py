@@ -13,12 +13,13 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import inspect, select
 from sqlalchemy.exc import DatabaseError
 
-from coordinator.backups.content import BLOBS, BackupError, Content, file_digest, locked
+from coordinator.backups.content import BLOBS, BackupError, Content, locked
 from coordinator.backups.making import Progress
 from coordinator.backups.statement import newest_restore, state_restore
 from coordinator.home import Home
 from coordinator.ownership import must_own
 from federation.certificates import fingerprint
+from federation.digests import file_digest
 from federation.refusals import Refusal
 from federation.v1.common_pb2 import RestoreManifest, SignedEnvelope
 from storage.blobs import BlobCorrupt, BlobMissing
