@@ -85,6 +85,11 @@ def test_every_server_optimiser_is_verified_from_its_bundle(stage: Stage, tmp_pa
         assert [one.missing for one in verify(bundle)] == [()] * 3
 
 
+def test_the_local_rate_of_each_round_is_verified_from_its_bundle(stage: Stage, tmp_path: Path) -> None:
+    run = played(stage, "q-fedavg", "train.round_schedule = 'decay'\ntrain.round_warm_up = 2")
+    assert len(verified(stage, run, tmp_path)) == 3
+
+
 def test_without_payloads_the_rule_is_verified_and_the_rest_is_named(stage: Stage, tmp_path: Path) -> None:
     run = played(stage, "fedmgda+", "")
     with BundleReader(exported(stage, run, tmp_path / "run.fedpareto", payloads=False)) as bundle:

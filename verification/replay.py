@@ -165,7 +165,7 @@ def round_context(run: RunFacts, number: int, model: str, state: Mapping[str, An
         parameters=0 if layout is None else spec.parameters.parameters_of(layout).size,
         encoder=() if layout is None else encoder_columns(spec.parameters.parameters_of(layout)),
         seed=spec.seed,
-        local_rate=spec.train.learning_rate,
+        local_rate=spec.train.rate(number, spec.rounds),
         server_rate=server_rate(server.learning_rate, server.decay, number, spec.rounds, server.decay_every),
     )
 
