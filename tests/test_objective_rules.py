@@ -228,6 +228,17 @@ def test_the_updates_that_are_left_after_a_dropout_make_up_for_it_where_they_can
     np.testing.assert_allclose(lost, [0.25, 0.25], atol=1e-12)
 
 
+def test_after_a_dropout_no_update_gets_a_negative_weight() -> None:
+    # Asked were ann for both, ben for left, cleo and dan for right; the last two drop out. Exact weights would be 0.75
+    # and -0.25. Ann alone: (w - 0.5)^2 + (2/3 w - 0.5)^2 is least at w = 15/26.
+    factors, wanted = {"left": 0.5 / 0.5, "right": 0.5 / 0.75}, {"left": 0.5, "right": 0.5}
+    weights = reweighted(np.array([0.5, 0.5]), [TWO, ("left",)], factors, wanted)
+    np.testing.assert_allclose(weights, [15 / 26, 0.0], atol=1e-12)
+    # Eve, who serves the right digit as well, stands beside ann: of equally good weights, the nearest to the prior.
+    shared = reweighted(np.array([0.25, 0.5, 0.25]), [TWO, ("left",), TWO], factors, wanted)
+    np.testing.assert_allclose(shared, [15 / 52, 0.0, 15 / 52], atol=1e-12)
+
+
 # --- records
 
 

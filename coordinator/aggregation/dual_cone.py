@@ -8,7 +8,7 @@ from coordinator.aggregation.base import conclude
 from coordinator.aggregation.fedmgda import standstill
 from coordinator.aggregation.geometry import coordinates, inverse_norms, unit_gram
 from coordinator.aggregation.history import Remembering
-from coordinator.aggregation.qp import UnsolvedError
+from coordinator.aggregation.qp import UnsolvedError, not_negative
 from coordinator.aggregation.rules import Combination, Matrix, Rows, Vector
 
 # Rows that would cancel leave a remainder of float32 rounding. To correct that remainder would take weights of
@@ -48,7 +48,8 @@ class DualCone(Remembering):
         if total == 0:
             return conclude(rows.gram, rows.prior, rows.prior[: rows.current], residual=0.0)
         unit, shares = unit_gram(rows.gram), shares / total
-        extra = _corrections(coordinates(unit), shares)
+        points = coordinates(unit)
+        extra = not_negative(points.T, -shares @ points, np.zeros(len(points)), _RESOLUTION)
         residual = _residual(unit, shares, extra)
         if residual > _RESIDUAL_TOLERANCE:
             raise UnsolvedError(f"dual-cone: the residual is {residual:.1e}; {_RESIDUAL_TOLERANCE:.0e} is allowed")
@@ -56,19 +57,6 @@ class DualCone(Remembering):
         measured = {"residual": residual, "corrected": float((extra > 0).sum())}
         shares = coefficients[: rows.current]
         return conclude(rows.gram, coefficients, shares / shares.sum(), **measured)
-
-
-def _corrections(points: Matrix, start: Vector) -> Vector:
-    """The x >= 0, shape (m,), of least ||(start + x) points||^2 + (_RESOLUTION ||x||)^2."""
-    from scipy.optimize import nnls  # noqa: PLC0415 - loading takes 0.3 s, and only this rule needs it
-
-    m = len(points)
-    damped = np.vstack([points.T, _RESOLUTION * np.eye(m)])
-    try:
-        extra: Vector = nnls(damped, np.concatenate([-start @ points, np.zeros(m)]))[0]
-    except RuntimeError as error:
-        raise UnsolvedError(f"dual-cone: {error}") from None
-    return extra
 
 
 def _residual(unit: Matrix, start: Vector, extra: Vector) -> float:

@@ -13,13 +13,14 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.aggregation import torchjd
 from coordinator.aggregation.base import Rule
 from coordinator.aggregation.find_weights import find_weights
 from coordinator.aggregation.phase_kinds import Gradients
 from coordinator.aggregation.phases import Phase, Replies, Reply, RoundContext, Selected
-from coordinator.aggregation.qp import min_norm
+from coordinator.aggregation.qp import min_norm, not_negative
 from coordinator.aggregation.rules import HyperparameterError, Matrix, Objectives, Rows, TooFewUpdatesError, Vector
 from federation.options import option
 from federation.sketches import sketch
@@ -302,16 +303,30 @@ def training(
 def reweighted(
     prior: Vector, serves: Sequence[tuple[str, ...]], factors: Mapping[str, float], wanted: Mapping[str, float]
 ) -> Vector:
-    """The client weights c that bring sum_i c_i factor_k [i serves k] nearest to wanted_k, shape (m,).
+    """The client weights c >= 0 that bring sum_i c_i factor_k [i serves k] nearest to wanted_k, shape (m,).
 
     `training` made the factors for the clients that were asked. Where some did not reply, their objectives would get
     too little in the mean of the others' updates. The distance is the sum of squares over objectives; of several
-    minima, c is the one nearest to the prior. An objective that none of the clients serves gets nothing. The prior
-    stays where c would need a negative weight. `prior` and `serves` are of the m clients that replied.
+    minima, c is the one nearest to the prior. An objective that none of the clients serves gets nothing. `prior` and
+    `serves` are of the m clients that replied.
+
+    Raises:
+        UnsolvedError: the least squares with c >= 0 do not converge.
     """
     A = np.array([[factor * (name in served) for served in serves] for name, factor in factors.items()])
-    missing = np.array([wanted[name] for name in factors]) - A @ prior
-    if np.abs(missing).max(initial=0.0) <= 1e-12:
+    target = np.array([wanted[name] for name in factors])
+    if np.abs(target - A @ prior).max(initial=0.0) <= 1e-12:
         return prior
-    corrected: Vector = prior + np.linalg.lstsq(A, missing, rcond=None)[0]
-    return prior if (corrected < 0).any() else corrected
+    corrected = _nearest(A, target, prior, np.ones(len(prior), dtype=bool))
+    if (corrected < 0).any():
+        positive = not_negative(A, target, prior, pull=1e-4) > 0
+        corrected = np.maximum(_nearest(A, target, prior, positive), 0.0)
+    return corrected
+
+
+def _nearest(A: Matrix, target: Vector, prior: Vector, free: NDArray[np.bool_]) -> Vector:
+    """The c, 0 where it is not free, of least ||A c - target||; of several, the one nearest to the prior."""
+    found = np.zeros(len(prior))
+    missing = target - A[:, free] @ prior[free]
+    found[free] = prior[free] + np.linalg.lstsq(A[:, free], missing, rcond=None)[0]
+    return found

@@ -97,6 +97,28 @@ def min_norm(
     return solution
 
 
+def not_negative(A: Matrix, b: Vector, prior: Vector, pull: float) -> Vector:
+    """The x >= 0, shape (m,), of least ||A x - b||^2 + (pull ||x - prior||)^2.
+
+    Args:
+        A: shape (n, m).
+        b: shape (n,).
+        prior: shape (m,).
+        pull: positive: it decides where A leaves a choice, and bounds x.
+
+    Raises:
+        UnsolvedError: the iteration does not end.
+    """
+    from scipy.optimize import nnls  # noqa: PLC0415 - loading takes 0.3 s, and few rounds need it
+
+    damped = np.vstack([A, pull * np.eye(len(prior))])
+    try:
+        found: Vector = nnls(damped, np.concatenate([b, pull * prior]))[0]
+    except RuntimeError as error:
+        raise UnsolvedError(f"non-negative least squares: {error}") from None
+    return found
+
+
 def kkt_residual(K: Matrix, weights: Vector, lower: Vector, upper: Vector) -> float:
     """How far `weights` is from optimal, relative to the largest K_ii (see `Solution.residual`); inf if infeasible."""
     if not (abs(weights.sum() - 1) <= _SUM_TOLERANCE and (weights >= lower).all() and (weights <= upper).all()):
