@@ -10,8 +10,6 @@ from federation.attacks import Attack, attack_seed
 from federation.sharing import BUFFERS
 from federation.vectors import Vector
 from federation.work.base import Result
-from federation.work.secure.ready import Ready
-from federation.work.train.work import Train
 from simulation.local import Outcome
 
 
@@ -41,7 +39,7 @@ def attacked(
             result = results[name]
             if objective in result.rows:
                 own = result.rows[objective] if attack.trains else changed
-                distort = attack.on_update if question.phase.kind in (Train, Ready) else attack.on_gradient
+                distort = attack.on_update if question.phase.kind.sends_update else attack.on_gradient
                 made = distort(own, peers=peers, m=m, seed=attack_seed(seed, question.current.number, name))
                 sent = np.ascontiguousarray(made, dtype=np.float32)
                 results[name] = replace(result, rows={**result.rows, objective: sent})

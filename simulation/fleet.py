@@ -36,7 +36,6 @@ from federation.work.base import Client, Memory, Origin, Result, RowSchema, Work
 from federation.work.computation import Computation, Descend, Measure, MeasureAlong, training_losses
 from federation.work.registry import encode_statement
 from federation.work.site import Site
-from federation.work.train.work import Train
 from simulation.attackers import attacked
 from simulation.kept import Keeper
 from simulation.local import LocalWork, Outcome, Turn
@@ -313,7 +312,7 @@ class SimulatedFleet(Fleet):
         problem = content_problem(manifest, kind, limits)
         if problem is None and check is not None:
             problem = payload_problem(check, kind, limits)
-        keeps = problem is None and self._keeps_updates and kind is Train
+        keeps = problem is None and self._keeps_updates and kind.sends_update and bool(rows)
         if keeps:
             with self.around.blobs.writer(hash=False) as writer:
                 for piece in pieces:

@@ -1,7 +1,7 @@
 """Garbage collection: blobs that no retained row refers to are removed."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
 from sqlalchemy.orm import Session
 
-from federation.work.secure.terms import Stage
+from federation.work.base import Work, WorkError
+from federation.work.registry import kind
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.models import Assignment, Client, Evaluation, Input, Phase, Round, Run, Update
@@ -41,8 +42,8 @@ def collect(
 
     Kept are the initial and the current model of each run and the vectors that it remembers; until the run ends, the
     other blobs of its algorithm; of each retained round the models, the Gram matrix, the noise, and the payloads that
-    were accepted, unless the round has ended and their member was forgotten since. Of a private round that has ended,
-    ciphertexts and what members were sent are not kept.
+    were accepted, unless the round has ended and their member was forgotten since. Of a round that has ended,
+    inputs and payloads are kept as the kind of work says; of a private round, not the ciphertexts and the inputs.
 
     Safe beside live runs: a blob is stored or claimed before a row refers to it, and until that row is committed, its
     age protects it, which is checked together with the removal.
@@ -126,14 +127,18 @@ def referenced(session: Session, keep_rounds: int | None) -> set[str]:
         select(Round.combined),
         select(Round.noise),
         select(Assignment.base_model).join(Assignment.phase).join(Phase.round),
-        select(Input.digest).join(Assignment).join(Assignment.phase).join(Phase.round).where(_needed(list(Stage))),
+        select(Input.digest)
+        .join(Assignment)
+        .join(Assignment.phase)
+        .join(Phase.round)
+        .where(_needed(session, lambda work: work.keeps_inputs)),
         select(Evaluation.model).join(Round, Evaluation.round_id == Round.round_id),
         select(Update.payload)
         .join(Update.assignment)
         .join(Assignment.phase)
         .join(Phase.round)
         .join(Client, Update.client_id == Client.client_id)
-        .where(Update.accepted, _needed([Stage.DEAL, Stage.CONFIRM]), or_(~_ENDED, ~_FORGOTTEN)),
+        .where(Update.accepted, _needed(session, lambda work: work.keeps_payload), or_(~_ENDED, ~_FORGOTTEN)),
     )
     digests: set[str | None] = set()
     for query in queries:
@@ -147,12 +152,17 @@ def referenced(session: Session, keep_rounds: int | None) -> set[str]:
     return {digest for digest in digests if digest}
 
 
-def _needed(stages: Sequence[Stage]) -> ColumnElement[bool]:
-    """Whether a blob is not of these stages of a private round that has ended: ciphertexts, and what members were sent.
+def _needed(session: Session, keeps: Callable[[type[Work]], bool]) -> ColumnElement[bool]:
+    """Whether a blob is of a round that has not ended, or of a kind of work that keeps such blobs."""
+    names = session.scalars(select(Phase.kind).distinct())
+    return or_(~_ENDED, Phase.kind.not_in([name for name in names if not _keeps(name, keeps)]))
 
-    Nothing is verified with them.
-    """
-    return or_(~_ENDED, Phase.kind.not_in([stage.value for stage in stages]))
+
+def _keeps(name: str, keeps: Callable[[type[Work]], bool]) -> bool:
+    try:
+        return keeps(kind(name).work)
+    except WorkError:  # the package that brings this kind is no longer installed
+        return True
 
 
 def _retained(keep_rounds: int, others: set[int]) -> ColumnElement[bool]:

@@ -11,8 +11,7 @@ from federation.sharing import BUFFERS
 from federation.v1.common_pb2 import AssignmentManifest
 from federation.vectors import Vector, update_layout
 from federation.work.base import Result
-from federation.work.secure.ready import Ready
-from federation.work.train.work import Train
+from federation.work.registry import kind
 from worker.accomplices import WAIT_SECONDS, Accomplices
 
 
@@ -79,7 +78,7 @@ class Attacker:
             ends = np.cumsum([len(row) for row in rows.values()])[:-1]
             peers = dict(zip(rows, np.split(np.stack(known), ends, axis=1), strict=True))
         seed = attack_seed(asked.seed, asked.round, self.client_id)
-        distort = self.attack.on_update if asked.kind in (Train.name, Ready.name) else self.attack.on_gradient
+        distort = self.attack.on_update if kind(asked.kind).work.sends_update else self.attack.on_gradient
         sent = {objective: distort(row, peers=peers[objective], m=0, seed=seed) for objective, row in rows.items()}
         return replace(honest, rows=sent | kept, losses=self.attack.on_losses(honest.losses))
 

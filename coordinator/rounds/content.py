@@ -11,13 +11,9 @@ from federation.payload_check import PayloadCheck
 from federation.refusals import Refusal
 from federation.run_sections import LimitsSpec
 from federation.text import escaped
-from federation.v1.common_pb2 import AssignmentManifest, TrainWork, UpdateManifest
-from federation.v1.secure_pb2 import SecureReadyWork
+from federation.v1.common_pb2 import AssignmentManifest, UpdateManifest
 from federation.work.base import Work
-from federation.work.computation import PrivateSgd
-from federation.work.secure.ready import Ready
-from federation.work.train.wire import sgd_of
-from federation.work.train.work import Train
+from federation.work.registry import noise_asked
 
 MAX_NUMBERS = 2000  # losses and metrics of one reply
 NUMBER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./:-]{0,119}")
@@ -88,12 +84,10 @@ def privacy_problem(manifest: UpdateManifest, order: AssignmentManifest) -> Refu
 
     Less noise and a larger clip protect a sample less, and so do more steps and larger minibatches.
     """
-    work = _training(order)
-    if work is None or not work.sample_noise:
+    training = noise_asked(order.kind, order.work)
+    if training is None:
         return None
-    sgd, rows, stated = sgd_of(work), max(1, len(work.targets)), manifest.privacy
-    asked = PrivateSgd(noise=work.sample_noise, clip=work.sample_clip)
-    most = asked.mechanism(sgd, manifest.samples, rows)
+    asked, most, stated = training.private, training.mechanism(manifest.samples), manifest.privacy
     if (
         stated.noise >= asked.noise
         and 0 < stated.clip <= asked.clip
@@ -107,15 +101,6 @@ def privacy_problem(manifest: UpdateManifest, order: AssignmentManifest) -> Refu
         f"{most.steps} steps at the rate {most.rate:g}; the reply states noise {stated.noise:g} and clip "
         f"{stated.clip:g} in {stated.steps} steps at the rate {stated.rate:g}",
     )
-
-
-def _training(order: AssignmentManifest) -> TrainWork | None:
-    """The training that an assignment asks for, also in a private round; None where it asks for none."""
-    if order.kind == Train.name:
-        return TrainWork.FromString(order.work)
-    if order.kind == Ready.name and (ready := SecureReadyWork.FromString(order.work)).HasField("train"):
-        return ready.train
-    return None
 
 
 def payload_problem(check: PayloadCheck, kind: type[Work], limits: LimitsSpec) -> Refusal | None:

@@ -200,6 +200,9 @@ class Work(ABC):
         decides: whether the round's step depends on the replies.
         needs_samples: whether a reply must claim training samples.
         shows: what a reply shows in the clear. An owner who requires private rounds declines kinds that show updates.
+        sends_update: whether the client computes an update, rather than gradients or measurements.
+        keeps_inputs, keeps_payload: whether the coordinator keeps inputs and payloads after the round; not those that
+            nothing can be verified with.
         forgets: whether the client erases what `kept_under` names once the reply is acknowledged.
         ends_after: the time after the client's first reply, by its own clock, after which it erases the same; None
             where only the deadline counts.
@@ -211,6 +214,9 @@ class Work(ABC):
     decides: ClassVar[bool] = True
     needs_samples: ClassVar[bool] = True
     shows: ClassVar[Shows] = Shows.UPDATE
+    sends_update: ClassVar[bool] = False
+    keeps_inputs: ClassVar[bool] = True
+    keeps_payload: ClassVar[bool] = True
     forgets: ClassVar[bool] = False
     ends_after: ClassVar[timedelta | None] = None
 

@@ -175,6 +175,19 @@ class PrivateSgd:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoisyTraining:
+    """Training with noise that work asks for: `sgd` makes each of the update's `rows` with the noise of `private`."""
+
+    private: PrivateSgd
+    sgd: LocalSgd
+    rows: int
+
+    def mechanism(self, samples: int) -> Mechanism:
+        """What it releases of this number of training samples."""
+        return self.private.mechanism(self.sgd, samples, self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Descend:
     """Local training from the base model, once for each target: a row w_t - w, (d,), for each.
 

@@ -12,6 +12,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from federation.work.base import Shape, Work, WorkError
+from federation.work.computation import NoisyTraining
 
 GROUP = "fedpareto.work"
 BUILT_IN = ("train", "evaluate", "jacobian", "residual", "search")
@@ -35,11 +36,22 @@ class Statements:
     problem: Callable[[Any, Any], str]
 
 
+def _no_noise(message: Any) -> None:
+    """For kinds of work that never ask for training with noise."""
+
+
 @dataclass(frozen=True)
 class Kind:
-    """A kind of work and its message. `from_proto` takes the shape of model and task too, and may raise WorkError.
+    """A kind of work and its message.
 
-    `statements` is None where replies have no statement.
+    Attributes:
+        work: the kind.
+        message: its type.
+        to_proto, from_proto: the work as a message, and back; `from_proto` takes the shape of model and task too, and
+            may raise WorkError.
+        statements: None where replies have no statement.
+        noise: the training with noise that a message asks for; None where it asks for none. The coordinator accepts a
+            reply only if it states at least this protection.
     """
 
     work: type[Work]
@@ -47,6 +59,7 @@ class Kind:
     to_proto: Callable[[Any], Message]
     from_proto: Callable[[Any, Shape], Work]
     statements: Statements | None = None
+    noise: Callable[[Any], NoisyTraining | None] = _no_noise
 
 
 def kind(name: str) -> Kind:
@@ -106,6 +119,12 @@ def decode_statement(name: str, data: bytes) -> Any:
         return statements.from_proto(statements.message.FromString(data))
     except (DecodeError, ValueError) as error:
         raise WorkError(f"the statement is not one of the kind {name!r}: {error}") from None
+
+
+def noise_asked(name: str, work: bytes) -> NoisyTraining | None:
+    """The training with noise that a message of work asks for; None where it asks for none."""
+    found = kind(name)
+    return found.noise(found.message.FromString(work))
 
 
 def statement_problem(name: str, work: bytes, data: bytes) -> str:

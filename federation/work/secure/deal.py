@@ -32,6 +32,7 @@ class Deal(StageWork):
     name: ClassVar[str] = Stage.DEAL.value
     doing: ClassVar[str] = "sharing secrets"
     stage: ClassVar[Stage] = Stage.DEAL
+    keeps_payload: ClassVar[bool] = False  # ciphertexts
 
     mode: Mode
     members: tuple[str, ...]

@@ -31,6 +31,7 @@ class Ready(Work):
     name: ClassVar[str] = Stage.READY.value
     doing: ClassVar[str] = "preparing a private round"
     shows: ClassVar[Shows] = Shows.NOTHING
+    sends_update: ClassVar[bool] = True
     ends_after: ClassVar[timedelta | None] = timedelta(days=1)
 
     agreed: SessionTerms

@@ -31,6 +31,7 @@ class StageWork(Work):
     lane: ClassVar[Lane] = Lane.PROTOCOL
     needs_samples: ClassVar[bool] = False
     shows: ClassVar[Shows] = Shows.NOTHING
+    keeps_inputs: ClassVar[bool] = False
     stage: ClassVar[Stage]
 
     session: bytes

@@ -83,6 +83,7 @@ class Confirm(StageWork):
     name: ClassVar[str] = Stage.CONFIRM.value
     doing: ClassVar[str] = "confirming"
     stage: ClassVar[Stage] = Stage.CONFIRM
+    keeps_payload: ClassVar[bool] = False  # ciphertexts
 
     members: tuple[str, ...]
     masked: tuple[bytes, ...]

@@ -21,6 +21,7 @@ from federation.v1.secure_pb2 import (
     SecureUnmaskWork,
 )
 from federation.work.base import Shape, WorkError
+from federation.work.computation import NoisyTraining
 from federation.work.evaluate import wire as evaluate
 from federation.work.jacobian import wire as jacobian
 from federation.work.registry import Kind, Statements
@@ -107,6 +108,12 @@ def _ready_from_proto(message: SecureReadyWork, shape: Shape) -> Ready:
     return Ready(agreed=read_terms(message.terms), terms_bytes=message.terms, inner=inner)
 
 
+def _ready_noise(message: SecureReadyWork) -> NoisyTraining | None:
+    """That of the work inside."""
+    name = message.WhichOneof("work")
+    return None if name is None else _INNER[name].noise(getattr(message, name))
+
+
 def _deal_to_proto(work: Deal) -> SecureDealWork:
     return SecureDealWork(session=work.session, mode=work.mode.value, members=work.members)
 
@@ -188,7 +195,7 @@ _SAID = Statements(SecureStatement, statement_to_proto, statement_from_proto, pr
 KINDS = {
     kind.work.name: kind
     for kind in (
-        Kind(Ready, SecureReadyWork, _ready_to_proto, _ready_from_proto, _SAID),
+        Kind(Ready, SecureReadyWork, _ready_to_proto, _ready_from_proto, _SAID, _ready_noise),
         Kind(Deal, SecureDealWork, _deal_to_proto, _deal_from_proto, _SAID),
         Kind(Open, SecureOpenWork, _open_to_proto, _open_from_proto, _SAID),
         Kind(Mask, SecureMaskWork, _mask_to_proto, _mask_from_proto, _SAID),

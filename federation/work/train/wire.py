@@ -6,7 +6,7 @@ from federation.objectives import joint_target
 from federation.v1.common_pb2 import ObjectiveWeight, Target, TrainWork
 from federation.vectors import FLOATS
 from federation.work.base import Shape, WorkError
-from federation.work.computation import LocalSgd, PrivateSgd
+from federation.work.computation import LocalSgd, NoisyTraining, PrivateSgd
 from federation.work.registry import Kind
 from federation.work.train.work import Train
 
@@ -69,4 +69,16 @@ def sgd_of(message: TrainWork) -> LocalSgd:
     return LocalSgd(**{"learning_rate": 0.0, **given})
 
 
-KIND = Kind(Train, TrainWork, to_proto, from_proto)
+def noise_of(message: TrainWork) -> NoisyTraining | None:
+    """The training with noise that a message asks for; None where it asks for none.
+
+    Raises:
+        ValueError: as of `LocalSgd` and `PrivateSgd`.
+    """
+    if not message.sample_noise:
+        return None
+    private = PrivateSgd(noise=message.sample_noise, clip=message.sample_clip)
+    return NoisyTraining(private=private, sgd=sgd_of(message), rows=max(1, len(message.targets)))
+
+
+KIND = Kind(Train, TrainWork, to_proto, from_proto, noise=noise_of)

@@ -40,6 +40,7 @@ class Train(Work):
 
     name: ClassVar[str] = "train"
     doing: ClassVar[str] = "training"
+    sends_update: ClassVar[bool] = True
 
     sgd: LocalSgd
     targets: Targets = field(hash=False)
