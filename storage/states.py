@@ -51,7 +51,7 @@ class AssignmentState(StrEnum):
 
     OPEN = "OPEN"
     FULFILLED = "FULFILLED"
-    REJECTED = "REJECTED"
+    REFUSED = "REFUSED"
     DECLINED = "DECLINED"
     EXPIRED = "EXPIRED"
     CANCELLED = "CANCELLED"

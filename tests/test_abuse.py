@@ -274,7 +274,7 @@ def test_a_hostile_payload_is_refused_for_good_and_recorded_and_the_honest_round
     (entry,) = scene.stage.look(lambda session: list(session.scalars(rows)))
     assert (entry.actor, entry.action, entry.outcome) == (scene.actor, "update.refused", reason)
     assert entry.digest == envelope_digest(envelope)
-    assert scene.stage.outcomes(scene.run)[scene.mallory.name] == ("REJECTED", reason)
+    assert scene.stage.outcomes(scene.run)[scene.mallory.name] == ("REFUSED", reason)
     scene.finish()
     assert scene.stage.updates(scene.run)[scene.honest.name].weight == 1.0
     assert scene.mallory.name not in scene.stage.updates(scene.run)

@@ -112,7 +112,7 @@ def test_numbers_that_a_member_reports_have_names_within_bounds(stage: Stage, na
         assert words[0].isprintable()
 
     run = in_a_round(stage, act)
-    assert stage.outcomes(run)["cleo"] == ("REJECTED", "limit:metrics")
+    assert stage.outcomes(run)["cleo"] == ("REFUSED", "limit:metrics")
     assert stage.outcomes(run)["dora"] == ("FULFILLED", "")
     for arguments in (("round", run, "0"), ("updates", run), ("updates", run, "--json")):
         command(stage, *arguments)

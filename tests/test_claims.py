@@ -37,7 +37,7 @@ def test_a_row_beyond_the_limit_is_refused_for_good_and_adam_goes_on_without_it(
     with refused("RESOURCE_EXHAUSTED", "limit:norm") as messages:
         ann.submit(ann.order(), largest)
     assert "row 'loss' has the norm 2.283e+39; at most 1e+12 is taken" in messages[0]
-    assert stage.outcomes(run)["ann"] == ("REJECTED", "limit:norm")
+    assert stage.outcomes(run)["ann"] == ("REFUSED", "limit:norm")
     receipt = receipt_of(stage, "ann")
     assert (receipt.accepted, receipt.reason) == (False, "limit:norm")
     assert receipt.message == messages[0]
@@ -67,7 +67,7 @@ def test_a_statement_that_the_kind_of_work_does_not_have_is_refused_for_good(sta
     with refused("INVALID_ARGUMENT", "statement") as messages:
         ann.submit(ann.order(), statement=b"x")
     assert "replies to work of the kind 'train' have no statement" in messages[0]
-    assert stage.outcomes(run)["ann"] == ("REJECTED", "statement")
+    assert stage.outcomes(run)["ann"] == ("REFUSED", "statement")
 
 
 def test_an_absurd_offer_of_samples_is_drawn_no_more_often_than_the_largest_that_is_taken(stage: Stage) -> None:

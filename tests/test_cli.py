@@ -231,7 +231,7 @@ def test_a_document_has_enums_by_name_times_in_iso_8601_and_null_for_nan() -> No
     response.run.created.FromJsonString("2026-03-01T12:00:00.25Z")
     response.summary.metrics.update({"b": math.inf, "a": 0.5})
     response.participations.append(
-        Participation(client_id="x", weight=math.nan, state=AssignmentState.ASSIGNMENT_STATE_REJECTED)
+        Participation(client_id="x", weight=math.nan, state=AssignmentState.ASSIGNMENT_STATE_REFUSED)
     )
     response.step.manifest = StepManifest(run_id="r", coefficients=[1.0]).SerializeToString()
     response.step.key_id = b"\x01\xff"
@@ -241,7 +241,7 @@ def test_a_document_has_enums_by_name_times_in_iso_8601_and_null_for_nan() -> No
     assert found["run"]["started"] is None
     assert found["summary"]["metrics"] == {"a": 0.5, "b": None}
     assert found["participations"][0]["weight"] is None
-    assert found["participations"][0]["state"] == "REJECTED"
+    assert found["participations"][0]["state"] == "REFUSED"
     assert found["step"]["key_id"] == "01ff"
     assert found["step"]["decoded"]["run_id"] == "r"
     assert found["summary"]["round"] == 0

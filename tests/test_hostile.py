@@ -352,7 +352,7 @@ def test_a_long_name_of_a_number_makes_no_long_answer(stage: Stage) -> None:
     with refused("RESOURCE_EXHAUSTED", "limit:metrics") as words:
         talker.submit(order, metrics={"x" * 50_000: float("nan")})
     assert len(words[0]) < 300
-    assert stage.outcomes(run)["talker"] == ("REJECTED", "limit:metrics")
+    assert stage.outcomes(run)["talker"] == ("REFUSED", "limit:metrics")
 
 
 def test_the_words_of_a_decline_forge_no_line_of_the_log_and_fit_every_database(

@@ -31,7 +31,7 @@ def test_sketches_that_are_not_what_was_asked_are_refused_and_harm_nobody_else(s
     values[size // 2] = np.nan
     with refused("INVALID_ARGUMENT", "non-finite"):  # the client's own word: for good
         ann.submit(order, values)
-    assert stage.outcomes(run)["ann"] == ("REJECTED", "non-finite")
+    assert stage.outcomes(run)["ann"] == ("REFUSED", "non-finite")
     with refused("FAILED_PRECONDITION", "assignment-closed"):
         ann.submit(order)
     stage.play(run, *players.values())
@@ -60,7 +60,7 @@ def test_a_payload_with_other_tensors_than_the_signed_rows_say_is_refused_for_go
     manifest = ann.member.manifest(order, payload)
     with refused("INVALID_ARGUMENT", "layout"):
         ann.member.submit(ann.member.seal(manifest), payload)
-    assert stage.outcomes(run)["ann"] == ("REJECTED", "layout")
+    assert stage.outcomes(run)["ann"] == ("REFUSED", "layout")
     stage.play(run, *players.values())
 
 
@@ -98,7 +98,7 @@ def test_a_reply_counts_in_its_own_phase_and_round_alone(stage: Stage) -> None:
             forged(ben, training, values, **changes)
     with refused("INVALID_ARGUMENT", "layout"):  # it claims the rows of an update, and sends gradients
         ben.member.submit(ben.member.seal(ben.member.manifest(training, payload)), payload)
-    assert stage.outcomes(run, 0, 1)["ben"] == ("REJECTED", "layout")
+    assert stage.outcomes(run, 0, 1)["ben"] == ("REFUSED", "layout")
     answer(players, "ann", "cleo")
     again = ben.order()
     assert (again.round, again.phase) == (1, 0)

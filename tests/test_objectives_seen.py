@@ -162,7 +162,7 @@ def test_nobody_disappears_who_stopped_before_training(tmp_path: Path) -> None:
         assert (list(late.answered), list(idle.answered), list(whole.answered)) == ([], [0], [0, 1])
         assert [accepted(found.phases, part) for part in found.participations] == [False, False, True]
         summary = found.summary
-        assert (summary.asked, summary.accepted, summary.rejected, summary.missing) == (2, 1, 0, 1)
+        assert (summary.asked, summary.accepted, summary.refused, summary.missing) == (2, 1, 0, 1)
     seen.database.close()
 
 

@@ -371,7 +371,7 @@ def test_bad_content_is_refused_for_good_recorded_and_leaves_the_honest_clients_
     status = "RESOURCE_EXHAUSTED" if reason.startswith("limit") else "INVALID_ARGUMENT"
     with refused(status, reason):
         act.alice.submit(envelope, payload)
-    assert act.state() == ("REJECTED", reason)
+    assert act.state() == ("REFUSED", reason)
     with refused(status, reason):  # the same again: the same answer
         act.alice.submit(envelope, payload)
     stored = scene.fed.query(
@@ -389,7 +389,7 @@ def test_bad_content_is_refused_for_good_recorded_and_leaves_the_honest_clients_
     scene.fed.wait_completed(act.run)
     record = scene.fed.admin("round", act.run, "0")
     parts = {part["client_id"]: part for part in record["participations"]}
-    assert parts["alice"]["state"] == "REJECTED"
+    assert parts["alice"]["state"] == "REFUSED"
     assert parts["alice"]["reason"].startswith(reason)
     assert parts["bob"]["weight"] == 1.0
 
@@ -400,7 +400,7 @@ def test_an_absurd_sample_count_is_refused(scene: Scene, samples: int) -> None:
     payload = act.alice.payload(act.order)
     with refused("RESOURCE_EXHAUSTED", "limit:samples"):
         act.alice.submit(sent(act, payload, samples=samples), payload)
-    assert act.state() == ("REJECTED", "limit:samples")
+    assert act.state() == ("REFUSED", "limit:samples")
 
 
 def test_a_loss_that_is_no_number_is_refused(scene: Scene) -> None:

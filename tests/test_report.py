@@ -88,7 +88,7 @@ def test_a_run_becomes_a_page_with_every_figure(stage: Stage) -> None:
     must_need_nothing(made)
     assert made.tags.count("figure") == made.tags.count("svg") == made.tags.count("figcaption") == 14
     assert made.tags.count("details") == 14
-    for words in ("rejected", "zero", "declined", "cleo", "fedmgda+", f'task = "{task}"', "Pareto-stationary"):
+    for words in ("refused", "zero", "declined", "cleo", "fedmgda+", f'task = "{task}"', "Pareto-stationary"):
         assert words in made.words, words
 
 
@@ -131,7 +131,7 @@ def made_up(rounds: int, clients: int, name: str = "client", objectives: Sequenc
             item.phases.add(kind="jacobian", asked=clients, replied=clients, round=number)
         for i in range(clients):
             part = Participation(client_id=f"{name}{i}", weight=rng.random(), update_norm=math.nan, reason=name)
-            part.state = AssignmentState.ASSIGNMENT_STATE_FULFILLED if i else AssignmentState.ASSIGNMENT_STATE_REJECTED
+            part.state = AssignmentState.ASSIGNMENT_STATE_FULFILLED if i else AssignmentState.ASSIGNMENT_STATE_REFUSED
             part.answered.append(0)
             item.participations.append(part)
             item.scores.append(ClientScores(client_id=f"{name}{i}", scores={"train/loss": rng.random()}))

@@ -308,7 +308,7 @@ def test_a_reply_with_less_noise_than_the_run_asks_for_is_refused(stage: Stage, 
         setattr(stated, field, value)
     with pytest.raises(grpc.RpcError):
         alice.submit(alice.order(), **({"privacy": stated} if changes else {}))
-    assert stage.outcomes(run)["alice"] == ("REJECTED", "privacy")
+    assert stage.outcomes(run)["alice"] == ("REFUSED", "privacy")
     for other in others:
         other.reply(other.order(), privacy=STATED)
     assert {other.order().kind for other in others} == {"evaluate"}, "the others' round goes on"

@@ -108,7 +108,7 @@ class Federation:
                     payload=self.store(f"{run_id} {word} {number}", at=at),
                     received=NOW,
                 )
-                for accepted, word in ((True, "update"), (False, "rejected"))
+                for accepted, word in ((True, "update"), (False, "refused"))
             ]
             session.add(phase)
             session.flush()
@@ -142,14 +142,14 @@ def test_an_empty_store_is_left_empty(federation: Federation) -> None:
     assert clean(federation) == Collection(kept=0, deleted=0, freed=0)
 
 
-def test_orphans_and_rejected_payloads_go_and_what_the_rounds_refer_to_stays(federation: Federation) -> None:
+def test_orphans_and_refused_payloads_go_and_what_the_rounds_refer_to_stays(federation: Federation) -> None:
     federation.run("r")
     for number in range(3):
         federation.round("r", number)
     federation.store("orphan")
     report = clean(federation)
     assert federation.contents() == of_round("r", 0) | of_round("r", 1) | of_round("r", 2)
-    freed = sum(map(len, ["orphan", "r rejected 0", "r rejected 1", "r rejected 2"]))
+    freed = sum(map(len, ["orphan", "r refused 0", "r refused 1", "r refused 2"]))
     assert report == Collection(kept=5 + 4 + 4, deleted=4, freed=freed)
     assert clean(federation) == Collection(kept=13, deleted=0, freed=0)
 

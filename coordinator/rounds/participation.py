@@ -54,7 +54,7 @@ _OUTCOMES: Mapping[AssignmentState, Outcome] = MappingProxyType(
     {
         AssignmentState.FULFILLED: Outcome.REPLIED,
         AssignmentState.DECLINED: Outcome.DECLINED,
-        AssignmentState.REJECTED: Outcome.REFUSED,
+        AssignmentState.REFUSED: Outcome.REFUSED,
     }
 )
 

@@ -27,7 +27,7 @@ from storage.states import AssignmentState, RoundState
 
 log = logging.getLogger(__name__)
 
-_ANSWERED = (AssignmentState.FULFILLED, AssignmentState.REJECTED)
+_ANSWERED = (AssignmentState.FULFILLED, AssignmentState.REFUSED)
 
 
 @dataclass(frozen=True)

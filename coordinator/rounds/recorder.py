@@ -36,7 +36,7 @@ def ending(refusal: Refusal | None) -> tuple[AssignmentState, str, str]:
     """How a reply ends its assignment: the state, the reason and the message."""
     if refusal is None:
         return AssignmentState.FULFILLED, "", ""
-    return AssignmentState.REJECTED, refusal.reason, refusal.message
+    return AssignmentState.REFUSED, refusal.reason, refusal.message
 
 
 def reply_row(

@@ -30,7 +30,7 @@ def _protects_clients(document: bytes) -> bool:
     return RunSpec.parse(document).privacy.client_noise > 0
 
 
-ANSWERED = (AssignmentState.FULFILLED, AssignmentState.REJECTED)
+ANSWERED = (AssignmentState.FULFILLED, AssignmentState.REFUSED)
 
 
 def rounds_from(session: Session, run_id: str, start: int, count: int | None = None) -> Sequence[models.Round]:
@@ -53,7 +53,7 @@ def summaries(session: Session, items: Sequence[models.Round]) -> list[messages.
             round=item.number,
             asked=states.total(),
             accepted=states[AssignmentState.FULFILLED],
-            rejected=states[AssignmentState.REJECTED],
+            refused=states[AssignmentState.REFUSED],
             missing=states.total() - sum(states[state] for state in present),
             seconds=(ended - item.started).total_seconds() if ended else math.nan,
             worst_client=worst.get(item.round_id, ""),

@@ -1764,7 +1764,7 @@ class RoundSummary(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     ASKED_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
-    REJECTED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
@@ -1782,7 +1782,7 @@ class RoundSummary(_message.Message):
     """Clients asked to train."""
     accepted: _builtins.int
     """Updates accepted."""
-    rejected: _builtins.int
+    refused: _builtins.int
     """Updates refused for their content."""
     missing: _builtins.int
     """Clients that did not reply in time, declined or were no longer needed."""
@@ -1812,7 +1812,7 @@ class RoundSummary(_message.Message):
         reason: _builtins.str = ...,
         asked: _builtins.int = ...,
         accepted: _builtins.int = ...,
-        rejected: _builtins.int = ...,
+        refused: _builtins.int = ...,
         missing: _builtins.int = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         seconds: _builtins.float = ...,
@@ -1823,7 +1823,7 @@ class RoundSummary(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "asked", b"asked", "base_model", b"base_model", "metrics", b"metrics", "missing", b"missing", "reason", b"reason", "rejected", b"rejected", "result_model", b"result_model", "round", b"round", "seconds", b"seconds", "started", b"started", "state", b"state", "worst_client", b"worst_client"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "asked", b"asked", "base_model", b"base_model", "metrics", b"metrics", "missing", b"missing", "reason", b"reason", "refused", b"refused", "result_model", b"result_model", "round", b"round", "seconds", b"seconds", "started", b"started", "state", b"state", "worst_client", b"worst_client"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

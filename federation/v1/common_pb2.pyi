@@ -132,7 +132,7 @@ class _AssignmentStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Assig
     """Waiting for the client's reply."""
     ASSIGNMENT_STATE_FULFILLED: _AssignmentState.ValueType  # 2
     """The reply was accepted."""
-    ASSIGNMENT_STATE_REJECTED: _AssignmentState.ValueType  # 3
+    ASSIGNMENT_STATE_REFUSED: _AssignmentState.ValueType  # 3
     """The client's signed reply was refused for its content."""
     ASSIGNMENT_STATE_DECLINED: _AssignmentState.ValueType  # 4
     """The client refused the work."""
@@ -150,7 +150,7 @@ ASSIGNMENT_STATE_OPEN: AssignmentState.ValueType  # 1
 """Waiting for the client's reply."""
 ASSIGNMENT_STATE_FULFILLED: AssignmentState.ValueType  # 2
 """The reply was accepted."""
-ASSIGNMENT_STATE_REJECTED: AssignmentState.ValueType  # 3
+ASSIGNMENT_STATE_REFUSED: AssignmentState.ValueType  # 3
 """The client's signed reply was refused for its content."""
 ASSIGNMENT_STATE_DECLINED: AssignmentState.ValueType  # 4
 """The client refused the work."""

@@ -28,7 +28,7 @@ LISTED = 5  # members with failures that a list of runs names for each run
 MATRIX_ROWS = 24  # of the indicator matrix; more clients are put together by what they serve
 
 _GOOD = {"COMPLETED", "ACTIVE", "FULFILLED", "RUNNING", "STEPPED"}
-_BAD = {"FAILED", "REVOKED", "REJECTED", "SKIPPED", "EXPIRED"}
+_BAD = {"FAILED", "REVOKED", "REFUSED", "SKIPPED", "EXPIRED"}
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -93,7 +93,7 @@ def rounds(items: Sequence[RoundSummary]) -> RenderableType:
             str(summary.round),
             state(name_of(summary, "state")),
             f"{summary.accepted}/{summary.asked}",
-            str(summary.rejected),
+            str(summary.refused),
             percent(metric(summary, "accuracy/mean")),
             percent(metric(summary, "accuracy/worst5")),
             summary.worst_client or "–",
@@ -119,7 +119,7 @@ def round_(item: GetRoundResponse) -> RenderableType:
         head.add_row("", Text(" ".join([_STATIONARY, *_suspects(item)]), style="yellow"))
     took = f"took {summary.seconds:.2f} s" if math.isfinite(summary.seconds) else "not over yet"
     head.add_row("began", f"{when(summary, 'started')}, {took}")
-    counts = ("asked", "accepted", "rejected", "missing")
+    counts = ("asked", "accepted", "refused", "missing")
     head.add_row("replies", ", ".join(f"{getattr(summary, name)} {name}" for name in counts))
     sent = ", ".join(
         f"{size(summary.metrics[name])} {words}"

@@ -44,7 +44,7 @@ def _replies(data: RunData) -> Html:
     title = "Replies, and why some do not count"
     layers = [
         Series(name, [float(getattr(item.summary, name)) for item in data.rounds], colour)
-        for name, colour in (("accepted", 2), ("rejected", 1), ("missing", 4))
+        for name, colour in (("accepted", 2), ("refused", 1), ("missing", 4))
     ]
     whose: dict[tuple[str, str], list[str]] = {}  # the clients of a state and reason, once for each reply
     for client, parts in data.parts.items():
@@ -55,7 +55,7 @@ def _replies(data: RunData) -> Html:
     ordered = sorted(whose.items(), key=lambda item: -len(item[1]))
     rows = [(*key, some(sorted(set(clients))), str(len(clients))) for key, clients in ordered]
     caption = (
-        "Of those who were asked to train, or failed before that. A rejected update was signed by its client and wrong "
+        "Of those who were asked to train, or failed before that. A refused update was signed by its client and wrong "
         "in content, and stays in the record; missing are those who declined, were too late, or were no longer needed. "
         + ("Every update counted." if not rows else "The reasons are in the table; the page of reasons explains each.")
     )
