@@ -1,4 +1,4 @@
-"""The federation's certificates: P-256, issued by its own CA, the holder named in a URI (SECURITY: "Keys")."""
+"""The federation's certificates: P-256, issued by its own CA, the holder named in a URI (docs/keys.md)."""
 
 import base64
 import hashlib

@@ -133,8 +133,8 @@ def _probable_cause(details: str, not_after: datetime | None, proxy: Proxy | Non
         )
     elif "certificate_verify_failed" in lower or "handshake failed" in lower or "verification check failed" in lower:
         cause = (
-            "who answers there could not prove to be this federation's coordinator: its certificate is not from the "
-            "federation's CA, not for this host name, or not valid at the time of this machine's clock, "
+            "the server at this address did not prove that it is this federation's coordinator: its certificate is not "
+            "from the federation's CA, not for this host name, or not valid at the time of this machine's clock, "
             f"{_now():%Y-%m-%d %H:%M} UTC. Check the address and the clock. Where a device on the way inspects TLS, it "
             "shows a certificate of its own: ask the network department for an exception"
         )

@@ -1,4 +1,4 @@
-"""The names of a federation's members, and how certificates carry them (SECURITY: "Keys").
+"""The names of a federation's members, and how certificates carry them (docs/keys.md).
 
 TLS uses P-256 certificates from the federation's own CA. URI names of a certificate say who its holder is:
 `fedpareto://<federation>/client/<id>`; `fedpareto://<federation>/admin/<name>`, with one

@@ -170,7 +170,7 @@ class Stage:
     # --- the coordinator
 
     def restart(self, between: Callable[[], None] = lambda: None) -> None:
-        """Stops the coordinator, and starts it again after `between`; whoever attended comes back."""
+        """Stops the coordinator, and starts it again after `between`; the clients that attended come back."""
         self.stop()
         between()
         self.start()
@@ -362,7 +362,7 @@ class Stage:
         wait_for(over, f"run {run} to be played")
 
     def clear(self) -> None:
-        """Ends what a test has left. Clients stay: after a restart the engine waits for whoever was there before."""
+        """Ends what a test has left. Clients stay: after a restart the coordinator waits for those of before."""
         going = select(Run.run_id).where(Run.state.not_in(OVER))
         for run in self.look(lambda session: list(session.scalars(going))):
             try:

@@ -426,7 +426,7 @@ def test_a_member_cannot_pose_as_the_coordinator_with_its_own_certificate(scene:
             refused("UNAVAILABLE", "unreachable") as messages,
         ):
             next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
-        assert "could not prove to be this federation's coordinator" in messages[0]
+        assert "did not prove that it is this federation's coordinator" in messages[0]
         posing.result(SECONDS)
     assert not any(heard)  # not a byte of the call
     scene.finish()

@@ -197,7 +197,7 @@ def test_a_member_of_another_federation_does_not_trust_this_coordinator(served: 
         refused("UNAVAILABLE", "unreachable") as messages,
     ):
         next(FederationStub(channel).FetchBlob(FetchBlobRequest(), timeout=SECONDS))
-    assert "could not prove to be this federation's coordinator" in messages[0]
+    assert "did not prove that it is this federation's coordinator" in messages[0]
 
 
 def test_nobody_at_the_address_is_said_so(served: Running) -> None:

@@ -36,7 +36,6 @@ class SecondThoughts(Algorithm):
         return Combination(rows.prior, rows.prior, {}, describe(rows.gram, rows.prior, rows.prior))
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """See the class."""
         replies = yield Training()
         if context.attempt < self.given_up:
             raise Voided(f"{len(replies)} replies are not trusted", named={"cleo": "its sums differ"})
@@ -50,7 +49,6 @@ class Hesitant(SecondThoughts):
     name: ClassVar[str] = "hesitant"
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """See the class."""
         replies = yield Training()
         if context.attempt == 1:
             raise Waiting("an owner must agree")
@@ -66,7 +64,6 @@ class Decoded(SecondThoughts):
     name: ClassVar[str] = "decoded"
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """See the class."""
         replies = yield Training()
         total = np.sum([row.read() for row in replies.updates], axis=0, dtype=np.float64)
         weights = np.full(len(replies), 1 / len(replies))

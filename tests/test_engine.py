@@ -278,7 +278,7 @@ def test_a_client_that_joins_while_a_run_is_under_way_takes_part_from_the_next_r
     ann.reply(order)
     stage.play(run, ann, newcomer)
     assert [round_.selected for round_ in stage.rounds(run)] == [["ann"], ["ann", newcomer.name]]
-    # What is there is evaluated by whoever is there.
+    # The clients that are present evaluate the model.
     assert set(stage.outcomes(run, 0, 1)) == {"ann", newcomer.name}
 
 

@@ -45,7 +45,6 @@ class Rehearsed(Algorithm):
         return Combination(rows.prior, rows.prior, state, describe(rows.gram, rows.prior, rows.prior))
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """See the class."""
         first = yield Training()
         if self.best > len(first):
             raise ValueError(f"there are only {len(first)}")
@@ -68,7 +67,6 @@ class FirstThoughts(Algorithm):
         return Combination(rows.prior, rows.prior, {}, describe(rows.gram, rows.prior, rows.prior))
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """See the class."""
         first = yield Training()
         yield Training()
         return Step(first, self.combine(first.rows(context)))
@@ -81,7 +79,6 @@ class DrawnAnew(FirstThoughts):
     name: ClassVar[str] = "drawn-anew"
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """See the class."""
         trained = yield Training(clients=context.draw("anew"))
         return Step(trained, self.combine(trained.rows(context)))
 
@@ -93,7 +90,6 @@ class NobodyFirst(FirstThoughts):
     name: ClassVar[str] = "nobody-first"
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """See the class."""
         measured = yield Evaluation(splits=("validation",), clients=())
         assert not measured
         trained = yield Training()
@@ -109,7 +105,6 @@ class Interrupted(FirstThoughts):
     ends: str
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """See the class."""
         trained = yield Training()
         type(self).operator()
         if self.ends == "skipped":
@@ -124,7 +119,6 @@ class TrainingWithInput(Training):
     """Training for which every client needs a word besides the model."""
 
     def inputs(self) -> Mapping[str, bytes]:
-        """See the class."""
         return {"word": b"a word"}
 
 
@@ -135,7 +129,6 @@ class WithInputs(FirstThoughts):
     name: ClassVar[str] = "with-inputs"
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """See the class."""
         trained = yield TrainingWithInput()
         return Step(trained, self.combine(trained.rows(context)))
 

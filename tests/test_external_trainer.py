@@ -135,7 +135,7 @@ def test_gradients_come_as_one_vector_for_each_objective(start: Start) -> None:
     [
         ("os._exit(3)", "trainer:died: the process of the trainer ended with exit status 3"),
         ("os.kill(os.getpid(), 9)", "trainer:died: the process of the trainer was ended by SIGKILL"),
-        ("print('hello', flush=True)", "trainer:protocol: .* wrote what is no message: a line that is not JSON"),
+        ("print('hello', flush=True)", "trainer:protocol: .* sent an invalid message: a line that is not JSON"),
         ("say(1 and b'', type=7)", "trainer:protocol: .* a line that is no JSON object with a type"),
         ("print('[1]', flush=True)", "trainer:protocol: .* a line that is no JSON object with a type"),
         ("say(type='scores', id=id)", "trainer:protocol: .* answered 'scores' where 'model' is needed"),

@@ -56,7 +56,7 @@ from federation.vectors import Layout, Tensor, to_bytes
 
 SEED = 20260601
 AT_ONCE = MAX_CONCURRENT_CALLS - 16  # of one caller: beyond the limit there is one reason only, and little to learn
-RUNS = 2  # so many assignments of mallory's are open at first
+RUNS = 2  # the number of mallory's assignments that are open at first
 GROWTH = 200 << 20  # what the coordinator's memory may grow by, in bytes; the bombs alone would inflate to more
 BOMB = 64 << 20
 # As often and as long as they like: what is refused for its rate comes no further than that, and the callers without a

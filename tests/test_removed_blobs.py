@@ -1,4 +1,4 @@
-"""Models that retention has removed: whoever asks for one learns that it was removed, and what is kept."""
+"""Models that retention has removed: a request for one is refused, and says that it was removed and what is kept."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Sessions of private rounds: the sum is exact, the Gram matrix is close, whoever is lost, in every mode."""
+"""Private rounds: the sum is exact and the Gram matrix is close in every mode, whichever members are lost."""
 
 from dataclasses import replace
 

@@ -64,7 +64,7 @@ def rounds(made: Federation) -> int:
 
 
 def goes_on(made: Federation, count: int) -> None:
-    """Waits until so many more rounds have been completed."""
+    """Waits until the given number of further rounds have been completed."""
     before = rounds(made)
     wait_for(lambda: rounds(made) >= before + count, f"{count} more rounds")
     assert made.query("select state, reason from runs") == [("RUNNING", "")]

@@ -190,7 +190,7 @@ def test_a_killed_worker_does_its_work_once_it_is_back(scene: Scene, undisturbed
 
 
 class Proxy:
-    """A TCP proxy that cuts the connection once, after so many bytes towards the coordinator."""
+    """A TCP proxy that cuts the connection once, after a number of bytes towards the coordinator."""
 
     def __init__(self, port: int, cut_after: int) -> None:
         self.target = port

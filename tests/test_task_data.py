@@ -269,7 +269,7 @@ def test_the_published_copies_of_cifar10_are_images(tmp_path: Path) -> None:
 
 
 def leaf(writers: dict[str, int]) -> str:
-    """What LEAF writes: so many images of each writer, of which the first is white."""
+    """What LEAF writes: a number of images of each writer; the first image is white."""
     random = np.random.default_rng(0)
     data = {
         name: {

@@ -84,7 +84,7 @@ class Running:
 
 @contextmanager
 def files_of_at_most(count: int) -> Iterator[None]:
-    """No file of this process may grow beyond so many bytes: the kernel refuses it as a full disk does."""
+    """No file of this process may grow beyond a number of bytes: the kernel refuses it as a full disk does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (count, hard))
     try:

@@ -1,4 +1,4 @@
-"""Joining a federation, and joining it again with the signing key (SECURITY: "Keys")."""
+"""Joining a federation, and joining it again with the signing key (docs/keys.md)."""
 
 import contextlib
 import secrets

@@ -128,7 +128,7 @@ class Renewer:
             self._changed.notify_all()
 
     def _wait(self, seconds: float) -> bool:
-        """Whether the worker stops within so many seconds."""
+        """Whether the worker stops within the given number of seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._stopping, timeout=seconds)
 

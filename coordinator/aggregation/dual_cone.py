@@ -21,14 +21,15 @@ _RESOLUTION = _RESIDUAL_TOLERANCE = 1e-6
 class DualCone(Remembering):
     """The direction nearest to the average that no client opposes: min ||d - g0||^2 with <d, u_i> >= 0 for every i.
 
-    g0 = sum lambda0_i u_i. The dual is min ||g0 + sum mu_i u_i||^2 over mu >= 0, and c = lambda0 + mu: FedAvg without
-    conflicts, and with conflicts more of those whom it would hurt. Unlike a chain of projections it depends on no order
-    and on no reported loss, and leaves no conflict behind. It is zero only at a Pareto stationary point. Long updates
-    dominate g0; `pre = ["normalise"]` makes all equal. (As a projection: Lopez-Paz and Ranzato, 2017, eq. 11.)
+    g0 = sum lambda0_i u_i. The dual is min ||g0 + sum mu_i u_i||^2 over mu >= 0, and c = lambda0 + mu. Without
+    conflicts this is FedAvg. With conflicts, the clients that FedAvg would hurt get more weight. The result opposes no
+    update, and depends on no order and no reported loss; a sequence of projections promises neither. It is zero only at
+    a Pareto stationary point. Long updates dominate g0; `pre = ["normalise"]` makes all equal. (As a projection:
+    Lopez-Paz and Ranzato, 2017, eq. 11.)
 
-    With `tau`, the last updates of absent clients are held against the step like those of the present, with no share in
-    g0: what FedFV's Algorithm 3 is after, without its order. It is then zero only where the clients of all these rounds
-    have no direction in common.
+    With `tau`, the step must not oppose the last updates of absent clients either; these have no weight in g0. FedFV's
+    Algorithm 3 has the same aim, and depends on an order. The step is then zero only if no direction suits the clients
+    of all these rounds.
     """
 
     name = "dual-cone"

@@ -96,7 +96,11 @@ def project(K: Matrix, order: Sequence[int], kept: Sequence[int]) -> tuple[Matri
 
 
 def _against_group(K: Matrix, c: Vector, group: NDArray[np.int64]) -> int:
-    """Changes c where c U is against the sum of those of the group that it is against (Algorithm 3, one turn)."""
+    """Projects the direction c U if it conflicts with a group of past updates (Algorithm 3, one turn of the loop).
+
+    s is the sum of the updates of the group whose inner product with c U is negative. If <s, c U> is negative, too, c
+    loses the component along s.
+    """
     against = [h for h in group if K[h] @ c < 0]
     s = np.zeros(len(c))
     s[against] = 1.0

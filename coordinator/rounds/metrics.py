@@ -1,4 +1,4 @@
-"""Metrics of a round (ALGORITHMS section 9): over clients, not over samples."""
+"""Metrics of a round (docs/metrics.md): over clients, not over samples."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +14,7 @@ LARGEST_PROGRAM = 512  # rows of K for which stationarity is measured: half a se
 
 _JAIN = "Jain, 1984"
 _HU = "Hu et al., 2022"
+_OURS = "this project"
 _WANG = "Wang et al., 2021"
 _YANG = "Yang et al., 2023"
 _ASKIN = "Askin et al., 2025"
@@ -25,20 +26,20 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "accuracy/mean": (
             "mean of the clients' accuracies, each on its own test split (without one, on the validation or "
             "training split); every client counts the same",
-            "9.1",
+            _OURS,
         ),
-        "accuracy/std": ("standard deviation of these accuracies, of the population (ddof 0)", f"9.1; {_WANG}"),
+        "accuracy/std": ("standard deviation of these accuracies, of the population (ddof 0)", _WANG),
         "accuracy/weighted": (
             "mean of the accuracies weighted by the samples of the split that each client claims",
-            "9.1",
+            _OURS,
         ),
-        "accuracy/variance": ("the square of `accuracy/std`", "9.1"),
-        "accuracy/worst": ("the lowest accuracy of a client; the record names the client", "9.1"),
-        "accuracy/best": ("the highest accuracy of a client", "9.1"),
-        "accuracy/worst5": ("mean of the lowest 5 %: of floor(0.05 N) clients, at least one", f"9.1 (i); {_WANG}"),
-        "accuracy/best5": ("mean of the highest 5 %: of floor(0.05 N) clients, at least one", f"9.1 (i); {_WANG}"),
-        "accuracy/p5": ("5th percentile of the accuracies, interpolated linearly", f"9.1 (ii); {_HU}, table 8"),
-        "accuracy/p95": ("95th percentile of the accuracies, interpolated linearly", f"9.1 (ii); {_HU}, table 8"),
+        "accuracy/variance": ("the square of `accuracy/std`", _OURS),
+        "accuracy/worst": ("the lowest accuracy of a client; the record names the client", _OURS),
+        "accuracy/best": ("the highest accuracy of a client", _OURS),
+        "accuracy/worst5": ("mean of the lowest 5 %: of floor(0.05 N) clients, at least one", _WANG),
+        "accuracy/best5": ("mean of the highest 5 %: of floor(0.05 N) clients, at least one", _WANG),
+        "accuracy/p5": ("5th percentile of the accuracies, interpolated linearly", f"{_HU}, table 8"),
+        "accuracy/p95": ("95th percentile of the accuracies, interpolated linearly", f"{_HU}, table 8"),
         "accuracy/jain": ("(sum a)² / (N sum a²): 1 if all accuracies are equal, 1/N if all but one are 0", _JAIN),
         "epsilon/clients": (
             "what the noise on the steps has spent so far, for `privacy.client_delta`",
@@ -48,111 +49,111 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "the largest epsilon that a reply states of its client's samples over all runs, each for its own delta",
             "[differential privacy](differential-privacy.md)",
         ),
-        "loss/train": ("mean of the losses of the new model that the clients measured on their training splits", "9.2"),
-        "loss/validation": ("the same on their validation splits", "9.2"),
-        "loss/test": ("the same on their test splits", "9.2"),
+        "loss/train": ("mean of the losses of the new model that the clients measured on their training splits", _OURS),
+        "loss/validation": ("the same on their validation splits", _OURS),
+        "loss/test": ("the same on their test splits", _OURS),
         "loss/train/<objective>": (
             "mean of the losses of the new model in that objective, on the training splits of the clients "
             "that serve it",
-            "6.1, 9.7",
+            _OURS,
         ),
-        "loss/validation/<objective>": ("the same on their validation splits", "6.1, 9.7"),
-        "loss/test/<objective>": ("the same on their test splits", "6.1, 9.7"),
+        "loss/validation/<objective>": ("the same on their validation splits", _OURS),
+        "loss/test/<objective>": ("the same on their test splits", _OURS),
         "accuracy/objective/<objective>": (
             "mean of the accuracies in that objective, over the clients that serve it, on the splits of "
             "`accuracy/mean`",
-            "6.1",
+            _OURS,
         ),
         "metric/<metric>/mean": (
             "mean of a metric of the task over the clients, on the first of the test, validation and training splits "
             "that was evaluated; `<metric>/<key>` for each value of a metric with several",
-            "9.1",
+            _OURS,
         ),
-        "metric/<metric>/weighted": ("the same weighted by the samples that each client claims", "9.1"),
-        "metric/<metric>/worst": ("the worst of these values; `[evaluate.metrics]` says which is better", "9.1"),
-        "metric/<metric>/best": ("the best of these values", "9.1"),
+        "metric/<metric>/weighted": ("the same weighted by the samples that each client claims", _OURS),
+        "metric/<metric>/worst": ("the worst of these values; `[evaluate.metrics]` says which is better", _OURS),
+        "metric/<metric>/best": ("the best of these values", _OURS),
         "stop/value": ("the value by which `[stop]` ends the run", "12"),
         "stop/since": ("evaluations since the best of these values; 0 if it is this one", "12"),
         "required/missing": ("in a skipped round: the required clients that it lacks", "`selection.required`"),
-        "loss/worst": ("the highest loss of a client, for a task without accuracy", "9.1"),
+        "loss/worst": ("the highest loss of a client, for a task without accuracy", _OURS),
         "loss/jain": ("(sum F)² / (N sum F²) of the clients' losses, for a task without accuracy", _JAIN),
         "improved": (
             "share of the round's participants whose training loss did not rise in the step; an equal loss "
             "counts as improved, a loss that is no longer finite does not. Missing for `afl`, whose clients "
             "train from one model and evaluate another, and if the training split is not evaluated",
-            f"9.2; {_HU}",
+            _HU,
         ),
-        "direction_norm": ("length of the direction d that the algorithm computed from the updates", "9.5"),
+        "direction_norm": ("length of the direction d that the algorithm computed from the updates", _OURS),
         "stationarity": (
             "length of the shortest vector in the convex hull of the participants' updates: 0 if and only if "
             "no direction is good for all of them; measured for up to 512 updates",
-            f"9.5; {_HU}",
+            _HU,
         ),
-        "stationarity/relative": ("`stationarity` divided by the length of the longest update, in [0, 1]", "9.5"),
-        "stationary": ("1 if the algorithm found no direction and the model stayed as it was, else 0", "3.6"),
+        "stationarity/relative": ("`stationarity` divided by the length of the longest update, in [0, 1]", _OURS),
+        "stationary": ("1 if the algorithm found no direction and the model stayed as it was, else 0", _OURS),
         "conflicts": ("number of pairs of updates with a negative inner product", f"5; {_WANG}"),
         "conflict_depth": ("the least cosine of such a pair; 0 without conflicts", f"5; {_WANG}"),
         "conflict_mean": ("the mean cosine of such pairs; 0 without conflicts", f"5; {_WANG}"),
         "descent_min": (
             "the least cosine between d and an update: if negative, the step raises the loss of some client, "
             "to first order",
-            "9.5, common-descent check",
+            _OURS,
         ),
-        "descent_share": ("share of the updates that have no negative cosine with d", "9.5, common-descent check"),
+        "descent_share": ("share of the updates that have no negative cosine with d", _OURS),
         "entropy": (
             "- sum lambda log lambda of the weights: log m if all m weights are equal, 0 if one client has "
             "all the weight",
-            "9.5",
+            _OURS,
         ),
         "weight/<objective>": (
             "lambda of the objective in the step, absent in a round that left it out; the weights sum to 1, "
             "or to less if weights are fixed and an objective was left out",
-            f"6.1, 6.2; {_YANG}; {_ASKIN}",
+            f"{_YANG}; {_ASKIN}",
         ),
         "objective/conflicts": (
             "number of pairs of objectives whose gradients (or averaged updates) have a negative inner "
             "product, by the algorithm's estimate",
-            "6.3",
+            _OURS,
         ),
-        "objective/conflict_depth": ("the least cosine of such a pair; 0 without conflicts", "6.3"),
-        "objective/conflict_mean": ("the mean cosine of such pairs; 0 without conflicts", "6.3"),
+        "objective/conflict_depth": ("the least cosine of such a pair; 0 without conflicts", _OURS),
+        "objective/conflict_mean": ("the mean cosine of such pairs; 0 without conflicts", _OURS),
         "objective/stationarity": (
             "sqrt(lambda' G lambda), the length of the weighted sum of the objectives' gradients (or averaged "
             "updates); of their exact gradients with `algorithm.exact_stationarity`",
-            f"9.5; {_YANG}",
+            _YANG,
         ),
         "preference/divergence": (
             "KL divergence of the shares r_k F_k / sum r F from equal shares: 0 if the losses are as "
             "preferred, at most log M",
-            f"6.5, 9.4; {_ASKIN}",
+            _ASKIN,
         ),
         "step/rate": ("the server's learning rate of the round, times the step size that a line search chose", "12"),
         "private/members": ("members whose updates are in the sum of a private round", "12"),
         "bytes/up": (
             "bytes of the payloads that clients sent, accepted or refused (a refused one with its declared "
             "size); without the signed envelopes, about 1 kB each, and without TLS",
-            "9.8",
+            _OURS,
         ),
-        "bytes/refused": ("the part of `bytes/up` that was refused", "9.8"),
+        "bytes/refused": ("the part of `bytes/up` that was refused", _OURS),
         "bytes/down": (
             "bytes of the model files that clients fetched. A model counts once for each client that replied "
             "to an assignment with it, in the first such round, since workers keep the last models. The sums "
             "that `svd-two-way` sends back count, too. Fetched models without a reply are not counted, nor, "
             "in a simulation, models that only evaluations need",
-            "9.8",
+            _OURS,
         ),
         "backdoor": (
             "share of the triggered test samples of other classes that the new model assigns to the "
             "attacker's class; in a simulation with such an attacker",
             "8",
         ),
-        "evaluated": ("number of clients that evaluated the new model", "9.1"),
+        "evaluated": ("number of clients that evaluated the new model", _OURS),
     }
 )
 
 
 def accuracies(values: Sequence[float], name: str = "accuracy") -> dict[str, float]:
-    """Average, spread and tails of the clients' accuracies, each in [0, 1] (section 9.1); see `DEFINITIONS`.
+    """Average, spread and tails of the clients' accuracies, each in [0, 1]; see `DEFINITIONS`.
 
     The keys begin with `name`.
     """
@@ -185,7 +186,7 @@ def jain(values: Sequence[float]) -> float:
 
 
 def improved(before: Mapping[str, float], after: Mapping[str, float], participants: Iterable[str]) -> float | None:
-    """The share of participants whose training loss did not rise in the round (section 9.2), in [0, 1].
+    """The share of participants whose training loss did not rise in the round, in [0, 1].
 
     Ties count as improved, a non-finite loss does not. None when no participant has both losses.
     """
@@ -201,7 +202,7 @@ def length(K: Matrix, weights: Vector) -> float:
 
 
 def stationarity(K: Matrix) -> dict[str, float]:
-    """How far the updates are from Pareto stationarity (section 9.5): ||J lambda*||, the shortest vector in their hull.
+    """How far the updates are from Pareto stationarity: ||J lambda*||, the shortest vector in their hull.
 
     `stationarity` and `stationarity/relative`, from the Gram matrix K, shape (m, m). Nothing for more than 512 updates,
     for none, and where the program has no certified solution.
@@ -217,7 +218,7 @@ def stationarity(K: Matrix) -> dict[str, float]:
 
 
 def delta_m(values: Sequence[float], baselines: Sequence[float], higher_is_better: Sequence[bool]) -> float:
-    """Delta_M %: how much worse a model of all objectives is than one model for each (section 9.3; Fernando et al.).
+    """Delta_M %: how much worse a model of all objectives is than one model for each (Fernando et al.).
 
     100/M times the sum over k of (-1)^delta_k (A_k - B_k) / B_k, with delta_k = 1 where higher is better.
 

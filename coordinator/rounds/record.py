@@ -177,7 +177,7 @@ def _stated_of_samples(session: Session, current: Round) -> dict[str, float]:
 
 
 def traffic(session: Session, round_id: int) -> dict[str, float]:
-    """The bytes of updates and models of a round that ends, by the record (section 9.8)."""
+    """The bytes of updates and models of a round that ends, by the record."""
     sent = dict(
         session.execute(
             select(Update.accepted, func.sum(Update.payload_bytes))

@@ -12,7 +12,7 @@ from federation.run_sections import Quorum, SelectionSpec
 def wanted(spec: SelectionSpec, pool: int) -> int:
     """How many replies a round wants out of a pool of `pool` clients: at least one, at most all of them.
 
-    The fraction follows ALGORITHMS section 2: max(1, ceil(p N)), with a guard against 0.1 * 30 = 3.0000000000000004.
+    The fraction p of N clients is max(1, ceil(p N)), with a guard against 0.1 * 30 = 3.0000000000000004.
     """
     if spec.method == "all":
         return pool

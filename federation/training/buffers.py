@@ -10,7 +10,7 @@ from torch import Tensor
 from federation.tasks import parameters as flat
 from federation.vectors import Layout
 
-# Parameters lie in one buffer, each from a multiple of so many elements on (128 bytes), as fast kernels like it.
+# Each parameter in the buffer is aligned to this number of elements (128 bytes), for fast kernels.
 _ALIGNMENT = 32
 # Dimensions of the kernels of a convolution: (out, in, height, width).
 _KERNEL = 4

@@ -241,7 +241,7 @@ class ExternalTrainer(Trainer):
                 how = process.how_it_ended()
                 self._fail("trainer:died", how)
             if isinstance(item, PipeError):
-                self._fail("trainer:protocol", f"wrote what is no message: {item}")
+                self._fail("trainer:protocol", f"sent an invalid message: {item}")
             header, floats = item
             if header.get("id", 0) != number:
                 continue  # the answer to an order that was given up

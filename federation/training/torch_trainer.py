@@ -155,7 +155,7 @@ class TorchTrainer(Trainer):
         return result
 
     def train(self, model: Vector, plan: TrainingPlan) -> Vector:
-        """Descends a weighted sum of objectives (ALGORITHMS: the local solver); DP-SGD cannot be repeated."""
+        """Descends a weighted sum of objectives (the local solver of the papers); DP-SGD cannot be repeated."""
         with deterministic(self._device, plan.seed):
             self._load(model)
             if plan.private is None:

@@ -107,8 +107,8 @@ def _losses(data: RunData) -> Html:
     absence = "No client reported a loss of a new model in this run."
     caption = (
         "Mean of the losses that the clients measured on their own data, on a logarithmic scale. Losses are claims: "
-        "a client that inflates its own raises this mean as it likes, and gains influence under a rule that reads "
-        "losses. A training loss that falls while the test loss rises is overfitting."
+        "a client that reports a false loss changes this mean by any amount, and gains influence under a rule that "
+        "reads losses. A training loss that falls while the test loss rises is overfitting."
     )
     columns = [(line.name, line.values, number) for line in series]
     return line_figure(data, title, absence, series, Axis("mean loss", general, log=True), caption, columns)
@@ -182,7 +182,7 @@ def _conflicts(data: RunData) -> Html:
     caption = (
         "How many pairs of updates have a negative inner product: what is good for the one is, to first order, bad "
         "for the other. The more the clients' data differ, and the nearer training is to its end, the more there "
-        "are. They are why an average can hurt some of those whom it averages."
+        "are. In such a round, the average can raise the losses of some clients."
     )
     axis = Axis("pairs of updates", whole, low=0.0)
     return line_figure(data, title, _NO_STEP, [Series("pairs", pairs, 1)], axis, caption, [("pairs", pairs, whole)])

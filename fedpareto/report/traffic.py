@@ -55,8 +55,8 @@ def _replies(data: RunData) -> Html:
     ordered = sorted(whose.items(), key=lambda item: -len(item[1]))
     rows = [(*key, some(sorted(set(clients))), str(len(clients))) for key, clients in ordered]
     caption = (
-        "Of those who were asked to train, or failed before that. A refused update was signed by its client and wrong "
-        "in content, and stays in the record; missing are those who declined, were too late, or were no longer needed. "
+        "The clients that were asked to train, and those that failed before. A refused reply was signed by its client, "
+        "has wrong content, and stays in the record. Missing are clients that declined, were late or were not needed. "
         + ("Every update counted." if not rows else "The reasons are in the table; the page of reasons explains each.")
     )
     chart = charts.stacked(data.numbers, layers, Axis("clients", whole, low=0.0))

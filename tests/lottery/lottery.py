@@ -59,7 +59,6 @@ class Ticket(Work):
         return "first" if self.number else "second"
 
     def answer(self, client: Client, computed: Result) -> Result:
-        """See the class."""
         if self.number:
             client.memory.put("number", str(self.number).encode(), durable=True)
             return Result({"answer": np.array([self.number**2], np.uint32)}, {}, {}, computed.samples)
@@ -116,7 +115,6 @@ class Lottery(Algorithm):
         return Combination(rows.prior, rows.prior, {}, describe(rows.gram, rows.prior, rows.prior))
 
     def round(self, context: RoundContext) -> RoundGenerator:
-        """See the class."""
         numbers = {name: 10 * (context.number + 1) + at for at, name in enumerate(sorted(context.selected))}
         squares = yield Tickets(numbers=numbers)
         kept = yield Tickets(numbers=numbers, again=True)
