@@ -12,7 +12,6 @@ RUN ["python", "-m", "venv", "/opt/fedpareto"]
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY federation federation
 COPY storage storage
-COPY verification verification
 COPY coordinator coordinator
 COPY worker worker
 COPY verification verification

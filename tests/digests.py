@@ -5,11 +5,12 @@
 
 Eleven specifications run on simulated clients ("loop", "stacked", one of them "compiled"), and some of them on a real
 federation ("remote": a coordinator and three workers, processes that talk TLS on loopback). Together they contain every
-kind of work: train, evaluate, jacobian, residual and search. Of every round the record has the digests of the model, of
+kind of work but the stages of private rounds, whose masks and sketches are random: train, evaluate, jacobian, residual
+and search. Of every round the record has the digests of the model, of
 the deployed model, of the Gram matrix and of the clients' scores. A remote run and the simulation by "loop" of the same
 specification must agree in all of them.
 
-The bytes hold for one kind of processor and one version of PyTorch and NumPy only, so pytest does not collect this
+The bytes hold for one kind of processor and one version of PyTorch, NumPy and SciPy only, so pytest does not collect this
 file. It keeps one record for each; on a machine without one, make it before the change.
 """
 

@@ -1,4 +1,4 @@
-"""A slow implementation of the secure round in Python's integers, written from the protocol's text alone.
+"""A slow implementation of the private round in Python's integers, written from the protocol's text alone.
 
 It plays one small session in mode `verified` and returns every value of section 2a that goes over the wire or into a
 digest. It shares no code with `federation.secure`: X25519, HKDF, the counter of AES, the fields, sharing, sketches and

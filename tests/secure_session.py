@@ -1,4 +1,4 @@
-"""A session of the secure round, played with the functions of `federation.secure` alone: no messages, no refusals."""
+"""A session of the private round, played with the functions of `federation.secure` alone: no messages, no refusals."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a coordinator learns: attacks find what is there to find, and the views are those of the secure round."""
+"""What a coordinator learns: attacks find what is there to find, and the views are those of the private round."""
 
 import shutil
 from collections.abc import Iterator

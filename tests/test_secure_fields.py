@@ -1,4 +1,4 @@
-"""Arithmetic of the secure round: fields, elements on the wire, streams, shares, correction of wrong shares."""
+"""Arithmetic of the private round: fields, elements on the wire, streams, shares, correction of wrong shares."""
 
 from collections.abc import Sequence
 from itertools import combinations

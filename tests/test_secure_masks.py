@@ -1,4 +1,4 @@
-"""Views, keys, ciphertexts, openings and masked sums of the secure round."""
+"""Views, keys, ciphertexts, openings and masked sums of the private round."""
 
 import math
 from collections.abc import Sequence

@@ -69,7 +69,7 @@ def check_assignment(
     now: datetime,
     consent: Callable[[AssignmentManifest], tuple[str, str] | None] = lambda _: None,
 ) -> Order:
-    """Verifies an assignment against the coordinator's key from enrollment, then every field that says what to do.
+    """Verifies an assignment against the coordinator's key, then every field that says what to do.
 
     A coordinator that was taken over, or an attacker on the network, can make this worker do nothing but train a task
     that its owner named, from a model of that task's layout, within the bounds that its owner set.
@@ -87,7 +87,7 @@ def check_assignment(
         manifest = member.coordinator.unseal(envelope, AssignmentManifest)
     except Refusal as refusal:
         reason = "manifest" if refusal.reason == "manifest" else "signature"
-        message = f"not signed by the coordinator that this client enrolled with ({refusal.message})"
+        message = f"not signed with the key of the coordinator that this client enrolled with ({refusal.message})"
         raise Unverified(_claimed_id(envelope), reason, message) from None
 
     def require(holds: bool, reason: str, message: str) -> None:
@@ -170,7 +170,7 @@ def sent_inputs(manifest: AssignmentManifest, inputs: Sequence[bytes]) -> dict[s
 
 
 def check_cancel(envelope: SignedEnvelope, member: MemberFiles) -> CancelManifest:
-    """The cancellation in an envelope, verified against the coordinator's key from enrollment.
+    """The cancellation in an envelope, verified against the coordinator's key.
 
     Raises:
         Refusal: the coordinator has not signed it, or not for this client.

@@ -1,6 +1,6 @@
-"""What the coordinator sees of updates, computed with the functions of the secure round.
+"""What the coordinator sees of updates, computed with the functions of the private round.
 
-Masks, shares and ciphertexts of a secure round cancel exactly, so they are left out: the sketches, their fixed point,
+Masks, shares and ciphertexts of a private round cancel exactly, so they are left out: the sketches, their fixed point,
 the noise of an opening, the coefficients and the rounding of the sum are those of `federation.secure`.
 """
 

@@ -1,4 +1,4 @@
-"""Every key and seed of a secure round (section 2a, the table of labels).
+"""Every key and seed of a private round (section 2a, the table of labels).
 
 KDF(secret, label, context) = HKDF-SHA256 without salt, 32 bytes, info = "fedpareto/v1/secure/" label 0x00 H(context).
 

@@ -1,4 +1,4 @@
-"""Why bytes, keys or numbers of a secure round are refused."""
+"""Why bytes, keys or numbers of a private round are refused."""
 
 from enum import StrEnum
 

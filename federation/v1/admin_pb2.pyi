@@ -2206,7 +2206,7 @@ class PhaseProgress(_message.Message):
     """Whether the step depends on the replies."""
     @_builtins.property
     def deadline(self) -> _timestamp_pb2.Timestamp:
-        """When it ends, whoever has replied by then."""
+        """When the deadline ends, the clients that have replied by then."""
 
     @_builtins.property
     def started(self) -> _timestamp_pb2.Timestamp:

@@ -56,7 +56,7 @@ def simulate_command(
 ) -> None:
     """Run a specification on simulated clients.
 
-    It uses the engine, the algorithms and the record of a real federation, without a network.
+    It uses the conductor, the algorithms and the record of a real federation, without a network.
 
     The section [simulation] of the specification says how many clients there are, which samples they hold, and
     which of them attack. Without it, ten clients share the data evenly. The results equal those of real workers with
