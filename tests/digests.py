@@ -10,8 +10,8 @@ and search. Of every round the record has the digests of the model, of
 the deployed model, of the Gram matrix and of the clients' scores. A remote run and the simulation by "loop" of the same
 specification must agree in all of them.
 
-The bytes hold for one kind of processor and one version of PyTorch, NumPy and SciPy only, so pytest does not collect this
-file. It keeps one record for each; on a machine without one, make it before the change.
+The bytes hold for one kind of processor and one version of PyTorch, NumPy and SciPy only, so pytest does not collect
+this file. It keeps one record for each; on a machine without one, make it before the change.
 """
 
 import hashlib
