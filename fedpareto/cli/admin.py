@@ -147,7 +147,7 @@ def runs(stub: "AdminStub") -> Answer:
 def show_run(stub: "AdminStub", run: RunName) -> Answer:
     """Show a run.
 
-    That is: its state, its numbers, who serves which objective, its specification.
+    That is: its state, its numbers, the objectives that each client serves, its specification.
     """
     response = stub.GetRun(v1.GetRunRequest(run=run))
     return response, lambda: render.run(response.run)

@@ -39,12 +39,13 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 @audit.callback()
 def show_log(
     context: typer.Context,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with entries as they come.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Also show new entries as they come.")] = False,
     since: Annotated[
-        str | None, typer.Option(help="Not those before this time: 90m, 12h, 7d, or a time as in 2026-05-04T12:00.")
+        str | None, typer.Option(help="Only entries since 90m, 12h, 7d ago, or since a time such as 2026-05-04T12:00.")
     ] = None,
     actor: Annotated[
-        str, typer.Option(help="Only those of this actor: as the log has it, or the name of a member or administrator.")
+        str,
+        typer.Option(help="Only entries of this actor: as the log has it, or the name of a member or administrator."),
     ] = "",
     home: Home = None,
     as_json: JsonOption = False,

@@ -55,12 +55,13 @@ def restore_command(
     passphrase_file: PassphraseOption = None,
     as_json: ProgressJsonOption = False,
 ) -> None:
-    """Put a backup back, while no coordinator serves.
+    """Restore a backup, while no coordinator serves.
 
-    Put keys and settings back first. The database that the settings name takes the rows, SQLite or PostgreSQL.
+    Put keys and settings into the directory first. The rows go into the database that the settings name, SQLite or
+    PostgreSQL.
 
-    A statement is signed that tells the workers from which round on each run goes on. What happened after the backup
-    is lost: --replace is needed if the database is still there. A SQLite file is renamed, and kept.
+    The command also signs a statement that tells the workers from which round on each run continues. Everything after
+    the backup is lost, so --replace is needed if the database is still there. A SQLite file is renamed, and kept.
     """
     from coordinator.backups.content import BackupError
     from coordinator.backups.restoring import restore, verify_backup

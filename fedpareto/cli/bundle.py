@@ -81,10 +81,10 @@ def replay_command(
 ) -> None:
     """Show what another algorithm would have done.
 
-    It gets the same updates.
+    The other algorithm gets the same updates.
 
-    For each round: the part of each client in the direction as it was and as it would have been, the cosine between
-    both directions, and the clients against whose updates each direction points.
+    For each round: the share of each client in the actual direction and in that of the other algorithm, the cosine
+    between both directions, and the clients whose updates each direction opposes.
 
     With another model, clients would have sent other updates. So the rounds after the first different step are marked
     as counterfactual. Needs the role security-officer.
@@ -178,14 +178,15 @@ def verify_command(
 ) -> None:
     """Verify the record of a run: signatures, rules, models.
 
-    It needs no coordinator and no network. It checks each signature, what binds replies to assignments and steps to
-    replies, the rule's coefficients from the Gram matrix, the Gram matrix from the updates, each number of each model,
-    and that the audit log tells of all this. Without --ca it trusts the CA in the file, and says so.
+    It needs no coordinator and no network. It verifies each signature, that replies belong to their assignments and
+    steps to their replies, the rule's coefficients from the Gram matrix, the Gram matrix from the updates, each number
+    of each model, and that the audit log has entries for all of this. Without --ca it trusts the CA in the file, and
+    prints a warning.
 
-    With --model it also says which round made a model, and whether the digest that the model carries is that of this
+    With --model it also names the round that made a model, and checks that the digest in the model is that of this
     record.
 
-    Exit codes: 0 all was verified; 1 something is wrong, and the first such thing is named; 3 nothing is wrong, and
+    Exit codes: 0 all was verified; 1 there is an error, and the first one is named; 3 there is no error, but
     something could not be verified, such as models in a file without payloads.
     """
     from federation.bundle import BundleError, BundleReader

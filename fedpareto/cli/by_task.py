@@ -27,7 +27,7 @@ TrainerOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="[TASK=]NAME",
-        help="What trains, in place of the task's own trainer: torch, the name that a package gives, or module:Class. "
+        help="The trainer, in place of the task's own: torch, the name that a package gives, or module:Class. "
         "With several tasks: TASK=NAME, repeated.",
     ),
 ]
@@ -42,7 +42,7 @@ ProcessesOption = Annotated[
     int, typer.Option(min=1, help="Processes of this machine that train together, one for each GPU; see torchrun.")
 ]
 TrainerSilenceOption = Annotated[
-    float, typer.Option(min=1.0, help="Seconds without a message after which that process is taken for dead.")
+    float, typer.Option(min=1.0, help="Seconds without a message after which that process is ended.")
 ]
 
 
@@ -91,7 +91,7 @@ def torchrun(processes: int, name: str, code: Sequence[Path]) -> str:
 
 
 def trainer_command(
-    name: Annotated[str, typer.Argument(help="What trains: torch, or module:Class. Default: the task's own.")] = "",
+    name: Annotated[str, typer.Argument(help="The trainer: torch, or module:Class. Default: the task's own.")] = "",
     code: CodeOption = None,
 ) -> None:
     """Train for a worker, over standard input and output.

@@ -27,7 +27,7 @@ app = typer.Typer(help="The coordinator: make a federation, and run its daemon."
 
 DEFAULT_HOME = Path("fedpareto-coordinator")
 HomeOption = Annotated[Path, typer.Option("--home", help="Directory of the coordinator: settings, keys, database.")]
-PORT_HELP = "0 is one that the kernel picks when it first serves, and that is then kept."
+PORT_HELP = "0: the kernel picks one at the first start, which is then kept."
 
 
 @app.command()
@@ -190,7 +190,7 @@ def admin(
 ) -> None:
     """Make another administrator: its signing key and directory.
 
-    Run it on the coordinator's own machine. An older administrator of the name ends.
+    Run it on the coordinator's own machine. An older key and certificate of the name end.
     """
     from coordinator.clock import utc_now
     from federation.identity import Role

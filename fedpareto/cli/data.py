@@ -11,7 +11,7 @@ from fedpareto.cli import completion
 from fedpareto.cli.failure import USAGE, failing, require
 from fedpareto.cli.options import CodeOption, DataOption, DownloadOption, JsonOption
 
-app = typer.Typer(help="Data: show which samples each client would hold.", no_args_is_help=True)
+app = typer.Typer(help="Show which samples each client would hold.", no_args_is_help=True)
 
 
 @app.command()

@@ -83,11 +83,11 @@ def demo_command(
     workers: Annotated[int, typer.Option(min=2, max=64, help="Number of members, including the attacker.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the partition, the initial model and the training.")] = 1,
     objectives: Annotated[
-        bool, typer.Option("--objectives", help="Only the second act: one model for two objectives, no attacker.")
+        bool, typer.Option("--objectives", help="Only the second part: one model for two objectives, no attacker.")
     ] = False,
     private: Annotated[
         bool,
-        typer.Option("--private", help="Only the third act: private rounds, and what the coordinator can tell."),
+        typer.Option("--private", help="Only the third part: private rounds, and what the coordinator can learn."),
     ] = False,
     as_json: ProgressJsonOption = False,
 ) -> None:
@@ -97,11 +97,11 @@ def demo_command(
 
     Every member holds two shards of handwritten digits sorted by class. One multiplies its update by 100 and adds
     1000 to the loss that it reports. First FedMGDA+ and then FedAvg trains a model; then both again, with that member
-    honest. In a second, shorter act the members train one model for two digits, one objective for each digit, and one
-    member has labels for the left digit only.
+    honest. In the second, shorter part the members train one model for two digits, with one objective for each digit;
+    one member has labels for the left digit only.
 
-    A third act is played alone, with --private: ten members train in open rounds, and then in private ones, in which
-    one member makes its vector five times as long as allowed.
+    The third part runs only with --private, and alone: ten members train in open rounds, and then in private ones, in
+    which one member makes its vector five times as long as allowed.
     """
     require("the demo trains with", "torch", "sklearn")
     from fedpareto.cli.processes import Processes
@@ -179,7 +179,7 @@ def _enroll(console: "Console", rehearsal: "Rehearsal", stub: "AdminStub") -> No
 
 
 def _perform_private(console: "Console", rehearsal: "Rehearsal", rounds: int, seed: int, *, as_json: bool) -> bool:
-    """The third act; whether both runs completed."""
+    """The third part; whether both runs completed."""
     from fedpareto.cli.client import connect
     from fedpareto.cli.document import dumps
     from fedpareto.cli.private_act import ATTACK as STRETCH

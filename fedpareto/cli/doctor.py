@@ -46,10 +46,10 @@ def doctor_command(
     proxy: ProxyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check network, certificates, clock, disk, device, data and task.
+    """Check network, keys, clock, disk, device, data and task.
 
-    One line for each, with what to do where something is wrong. Nothing is changed, and nothing of the data is sent.
-    The exit code is 1 when a check failed; no GPU is no failure.
+    It prints a line for each check; a failed check says what to do. Nothing is changed, and no data is sent. The exit
+    code is 1 when a check failed; a machine without a GPU passes.
     """
     from federation.findings import Outcome
     from federation.tasks import DataSource

@@ -102,11 +102,11 @@ def clients(stub: "AdminStub") -> Answer:
 def tag(
     stub: "AdminStub",
     client: ClientName,
-    tags: Annotated[list[str] | None, typer.Argument(help="All its tags; none takes them away.")] = None,
+    tags: Annotated[list[str] | None, typer.Argument(help="All its tags; without any, its tags are removed.")] = None,
 ) -> Answer:
-    """Give a member its tags.
+    """Set the tags of a member.
 
-    Runs select by tags (selection.tags). The tags replace those that the member has, from its next round on.
+    Runs select members by tags (selection.tags). The tags replace the present ones, from the next round on.
     """
     response = stub.TagClient(v1.TagClientRequest(client_id=client, tags=tags or ()))
     found = ", ".join(response.client.tags)

@@ -120,8 +120,8 @@ def forget(
     """Remove the updates that a member has sent.
 
     Its signed envelopes, the steps and the models stay, so that signatures can still be verified; K and the models of
-    its rounds cannot be recomputed any more. What an open round needs is removed after the round. The member stays a
-    member: to end that, revoke it. Backups are not changed; make a new one into each directory.
+    its rounds cannot be recomputed any more. Updates that the current round needs are removed after the round. The
+    command does not revoke the member. Backups are not changed: make a new one into each directory.
     """
     confirm(yes, lambda: f"Remove every update that {name} has sent? Its rounds cannot be recomputed afterwards.")
     with _officer(context, home) as officer:
@@ -167,7 +167,10 @@ def requests(
 def consent(
     context: typer.Context, request: RequestName, yes: Yes = False, home: Home = None, as_json: JsonOption = False
 ) -> None:
-    """Consent to a request of another officer, and so do it."""
+    """Consent to a request of another officer.
+
+    The action is then done.
+    """
     _decide(context, home, request, common.DecisionManifest(consent=True), yes=yes, as_json=as_json)
 
 

@@ -1,4 +1,4 @@
-"""The demo's third act: an open and a private run of the same members, and what their coordinator can tell of them."""
+"""The demo's third part: an open and a private run of the same members, and what their coordinator can learn."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -34,12 +34,12 @@ def report_command(
 ) -> None:
     """Write a report of a run as one HTML page.
 
-    The page holds every figure, and needs no other file.
+    The page contains its figures, and needs no other file.
 
-    Accuracy and its spread, each client at the end, weights, conflicts, losses, replies, bytes and phases, with the
-    numbers. Of several objectives also the way through the plane of losses, or a radar chart.
+    It shows accuracy and its spread, each client at the end, weights, conflicts, losses, replies, bytes and phases,
+    with the numbers; for several objectives also the path through the plane of losses, or a radar chart.
 
-    Runs of `scalarised` that weigh one objective alone, given with --beside, mark how far each objective can come.
+    With --beside and runs of `scalarised` that weigh one objective alone, it shows the best loss of each objective.
     """
     from fedpareto.cli.client import connect
     from fedpareto.report.data import RunData

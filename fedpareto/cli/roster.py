@@ -1,4 +1,4 @@
-"""`fedpareto worker roster`: which members this worker believes in private rounds."""
+"""`fedpareto worker roster`: the members and keys that this worker trusts in private rounds."""
 
 import sys
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from worker.policy import Policy
     from worker.roster import Changes, Roster
 
-app = typer.Typer(help="Which members and keys this worker believes in private rounds.", no_args_is_help=True)
+app = typer.Typer(help="The members and keys that are trusted in private rounds.", no_args_is_help=True)
 
 _COMPARE = (
     "Compare these digits with the other owners, by telephone or in person: not through the coordinator, which could "
@@ -69,9 +69,9 @@ def pin(
     passphrase_file: PassphraseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Believe these members, and no others, in private rounds.
+    """Trust these members and keys, and no others, in private rounds.
 
-    The command shows what changes, and asks. A worker that runs takes the roster when it is started again.
+    The command shows what changes, and asks. A running worker uses the roster after a restart.
     """
     from worker.roster import RosterError, changes, pinned_roster, read_roster
 

@@ -41,7 +41,7 @@ def simulate_command(
     ] = "auto",
     trainer: Annotated[
         str,
-        typer.Option(metavar="NAME", help="What trains, in place of the task's own trainer: torch, or module:Class."),
+        typer.Option(metavar="NAME", help="The trainer, in place of the task's own: torch, or module:Class."),
     ] = "",
     ray_address: Annotated[
         str | None,

@@ -133,7 +133,11 @@ def run(
         int, typer.Option(min=0, help="Processes that read samples which are not in memory; 0 for the trainer's own.")
     ] = 0,
     pin_memory: Annotated[
-        bool, typer.Option("--pin-memory", help="Read such samples into memory that a GPU copies from faster.")
+        bool,
+        typer.Option(
+            "--pin-memory",
+            help="Read samples that are not in memory into pinned memory, from which a GPU copies faster.",
+        ),
     ] = False,
     download: Annotated[bool, typer.Option(help="Let tasks fetch public data sets into --data.")] = False,
     attack: Annotated[
@@ -154,11 +158,11 @@ def run(
     proxy: ProxyOption = None,
     rehearse: Annotated[
         bool,
-        typer.Option("--rehearse", help="Train one round on the data, send nothing, say time, memory, bytes; and end."),
+        typer.Option("--rehearse", help="Train one round, send nothing, print time, memory and bytes, and end."),
     ] = False,
     spec: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --rehearse: the run specification whose [train] counts."),
+        typer.Option(metavar="FILE", help="With --rehearse: the run specification whose [train] is used."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per event.")] = False,
 ) -> None:

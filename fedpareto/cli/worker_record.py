@@ -27,7 +27,7 @@ def receipts_command(
     passphrase_file: PassphraseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List and verify receipts, or compare them with another member's."""
+    """List, verify and compare receipts of assignments and replies."""
     from worker.receipts import ReceiptsError, disagreements, read_receipts
 
     with failing(ReceiptsError), membership(home, passphrase_file) as (place, member, _):
@@ -66,7 +66,7 @@ def log_command(
     """Show what this site has contributed.
 
     By run and kind of work: rounds, replies that were accepted and refused, and bytes, from the site's own
-    receipts. What the steps made of it is in the record: see `fedpareto worker verify`.
+    receipts. `fedpareto worker verify` shows the use of the replies in the steps.
     """
     from fedpareto.cli.render import console, new_table
     from fedpareto.formatting import size
