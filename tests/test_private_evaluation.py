@@ -47,3 +47,13 @@ def test_a_round_whose_private_evaluation_fails_keeps_its_step_and_says_why(
     assert (row["state"], row["reason"]) == ("COMPLETED", f"evaluation: {why}")
     assert row["step/rate"] == 1.0
     assert "evaluated" not in row
+
+
+def test_of_a_model_that_steps_have_kept_the_earlier_numbers_stand() -> None:
+    kept = RUN.replace("rounds = 1", "rounds = 9").replace("simulation", "server.learning_rate = 1e-30\nsimulation")
+    stop = 'stop = { metric = "loss", split = "test", patience = 2 }\nevaluate.every = 1\n'
+    rows = simulate(kept + stop, threads=1, progress=lambda _: None).rounds.to_dict("records")
+    why = "evaluation: the model is that of round 0; its numbers stand"
+    assert [row["reason"] for row in rows] == ["", why, why], "a run without better numbers stops all the same"
+    assert [row["evaluated"] == 5 for row in rows] == [True, False, False]
+    assert rows[2]["stop/value"] == rows[0]["loss/test"]

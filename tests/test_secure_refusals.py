@@ -386,10 +386,10 @@ def test_sessions_from_one_model_are_counted_from_the_first_opening() -> None:
         chosen = setting(scene, Mode.PRIVATE, nonce=bytes([number]) * 16)
         with pytest.raises(Exception, match="have sent their masked"):
             play(scene, Mode.PRIVATE, setting_=chosen)
-        assert len(ledger.entries(ORIGIN.task)) == min(number + 1, 2)
+        assert len(ledger.entries({ORIGIN.task})) == min(number + 1, 2)
     assert scene.declined == {(Stage.READY.value, VICTIM): "model-sessions"}
     ledger.add(SessionEntry("00", ORIGIN.run_id, ORIGIN.task, "another model", evaluation=False))
-    assert len(ledger.entries(ORIGIN.task)) == 3
+    assert len(ledger.entries({ORIGIN.task})) == 3
 
 
 @pytest.mark.parametrize("mode", [Mode.SUM, Mode.VERIFIED])

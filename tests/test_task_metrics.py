@@ -149,7 +149,8 @@ def test_a_private_evaluation_opens_the_mean_of_clipped_values() -> None:
     asked = Evaluate(splits=("test",), metrics=(AUC, ERROR))
     claims = [{"test/auc": 0.5, "test/error": 9.0}, {"test/auc": 1.0}, {"test/auc/0": 1.0}]
     total = np.sum([of_metrics(claim, asked, ("loss",)) for claim in claims], axis=0, dtype=np.float64)
-    means = metric_means(total, asked, ("loss",), 1.0)
+    assert metric_means(total, asked, ("loss",), 2) == {"test/auc": 0.75}, "one reports the other"
+    means = metric_means(total, asked, ("loss",), 1)
     assert means == {"test/auc": 0.75, "test/error": 4.0}, "9 is clipped to 4; values by class are not summed"
     assert scores_of_means(means, 3, ("loss",), (AUC, ERROR)) == {
         "metric/auc/mean": 0.75,

@@ -23,6 +23,7 @@ from federation.vectors import Vector, read_vector
 from federation.work.base import Client, Lane, Origin, Result, Shows, WorkError, payload_layout
 from federation.work.computation import Ability, Computation, Descend, Measure, MeasureAlong
 from federation.work.registry import decode, encode_statement
+from federation.work.secure.refusals import check_sessions
 from federation.work.site import Site
 from worker import software
 from worker.assignments import Declined, Order
@@ -32,7 +33,6 @@ from worker.cache import ModelCache, ModelMismatch
 from worker.events import Events
 from worker.kept import Keeper
 from worker.privacy import SitePrivacy
-from worker.round_ledger import RoundLedger
 from worker.session import ANSWER_SECONDS, Session
 from worker.sessions import Sessions, question_digest
 from worker.spool import Spool
@@ -73,7 +73,6 @@ class Execution:
     spool: Spool
     session: Session
     sessions: Sessions
-    rounds: RoundLedger
     site: Site
     privacy: SitePrivacy
     keeper: Keeper
@@ -117,7 +116,8 @@ class Execution:
                 computation, privacy = self.privacy.admit(manifest, computation, trainer, self.session.now())
             except WorkError as error:
                 raise Declined(manifest.assignment_id, error.reason, str(error)) from error
-        self._admit(order)
+        with _declining(manifest.assignment_id):
+            self._admit(order, client)
         self.events.tell_of(manifest, work.doing, work.doing, kind=manifest.kind)
         self.session.beat(manifest.assignment_id, 0.0)
         with _declining(manifest.assignment_id):
@@ -144,20 +144,12 @@ class Execution:
             if work is not None and (work.forgets or not acknowledged):
                 self.sessions.forget(manifest, work.kept_under())
 
-    def _admit(self, order: Order) -> None:
-        """Records that a model is evaluated in the clear, where the owner requires private rounds, or declines it."""
-        manifest = order.manifest
-        if order.work.shows is not Shows.METRICS or not self.site.policy(manifest.task).required:
-            return
-        try:
-            self.rounds.evaluate(
-                task=manifest.task,
-                run_id=manifest.run_id,
-                model=manifest.base_model,
-                asked=question_digest(manifest),
-            )
-        except WorkError as error:
-            raise Declined(manifest.assignment_id, error.reason, str(error)) from error
+    def _admit(self, order: Order, client: Client) -> None:
+        """Counts an evaluation in the clear where the owner requires private rounds, or raises WorkError."""
+        task = order.manifest.task
+        if order.work.shows is Shows.METRICS and self.site.policy(task).required:
+            name = f"{task}/{question_digest(order.manifest)}"  # the same question is answered again
+            check_sessions(client, name, evaluation=True, count=True)
 
     def _compute(
         self,

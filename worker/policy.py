@@ -148,6 +148,9 @@ class SecureSection(PrivateRounds):
     """What is allowed of private rounds: for all tasks, and what differs for some."""
 
     tasks: dict[str, PrivateRounds] = Field({}, description="what differs for a task, by its name")
+    data_sets: dict[str, Annotated[tuple[str, ...], Field(strict=False)]] = Field(
+        {}, description="the tasks that train on one data set, by its name: their private rounds count together"
+    )
 
     def of(self, task: str) -> SecurePolicy:
         """What is allowed for a task."""
@@ -191,6 +194,15 @@ class Policy(Section):
         if twice := sorted({task for task in tasks if tasks.count(task) > 1}):
             raise ValueError(f"privacy: task {twice[0]!r} belongs to two data sets; it can train on one")
         return self
+
+    @property
+    def data_sets(self) -> dict[str, frozenset[str]]:
+        """For each task that shares its data set with others, the tasks of this data set."""
+        found: dict[str, frozenset[str]] = {}
+        for tasks in (*self.secure.data_sets.values(), *(rule.tasks for rule in self.privacy.values())):
+            joined = frozenset(tasks).union(*(found.get(task, frozenset()) for task in tasks))
+            found |= dict.fromkeys(joined, joined)
+        return found
 
     @property
     def decides(self) -> bool:

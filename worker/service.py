@@ -111,7 +111,13 @@ def _site(
                 f"policy.toml requires private rounds for {name!r}, and no roster is pinned, so every training is "
                 "declined: `fedpareto worker roster pin FILE`",
             )
-    return Site(roster={} if roster is None else roster.keys, policies=policies, ledger=ledger, open_reply=open_reply)
+    return Site(
+        roster={} if roster is None else roster.keys,
+        policies=policies,
+        data_sets=policy.data_sets,
+        ledger=ledger,
+        open_reply=open_reply,
+    )
 
 
 class Worker:
@@ -148,7 +154,12 @@ class Worker:
         ]
         self._offers = offers
         self.clock: Callable[[], datetime] = lambda: datetime.now(UTC)  # of the owner's own machine
-        self._rounds = RoundLedger(home.rounds, lambda name: self._session.tell_left(left(name)))
+
+        def counted(name: str) -> None:
+            for beside in site.tasks_beside(name) & set(offers):
+                self._session.tell_left(left(beside))
+
+        self._rounds = RoundLedger(home.rounds, counted)
         site = replace(
             _site(pinned_roster(home.roster, member), policy, offers, self._rounds, events),
             stretch=1.0 if attacker is None else attacker.attack.stretch,
@@ -205,7 +216,6 @@ class Worker:
             spool=spool,
             session=self._session,
             sessions=self._sessions,
-            rounds=self._rounds,
             site=site,
             privacy=privacy,
             keeper=keeper,

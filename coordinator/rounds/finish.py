@@ -4,6 +4,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sqlalchemy import select
+
 from coordinator.aggregation.base import Algorithm
 from coordinator.aggregation.phase_kinds import Evaluation
 from coordinator.aggregation.phases import Voided, Waiting
@@ -81,7 +83,15 @@ def evaluate(
 
 
 def evaluate_privately(fleet: Fleet, current: models.Round, model: str, phase: int, pool: Sequence[str]) -> Findings:
-    """Asks the members of the pool for the means of their measurements. A failure leaves the round without metrics."""
+    """Asks the members of the pool for the means of their measurements. A failure leaves the round without metrics.
+
+    Members evaluate a model once. If steps have kept the model since it was evaluated, the numbers of then stand.
+    """
+    if (before := _evaluated_before(fleet, current, model)) is not None:
+        stop, value = fleet.run.spec.stop, before.metrics.get("stop/value")
+        known = [] if value is None else [{f"{stop.split}/{stop.metric}": value}]
+        why = f"evaluation: the model is that of round {before.number}; its numbers stand"
+        return Findings(metrics=fleet.observe(model), measured=known, why_not=why)
     try:
         means = hold_evaluation(fleet, current, model, phase, pool)
     except (Skipped, Voided, Waiting) as error:
@@ -90,6 +100,18 @@ def evaluate_privately(fleet: Fleet, current: models.Round, model: str, phase: i
         return Findings(metrics=fleet.observe(model), why_not="evaluation: a member of the round was revoked")
     found = scores.scores_of_means(means.metrics, means.members, fleet.run.objectives, fleet.run.metrics)
     return Findings(metrics=found | fleet.observe(model), measured=[means.metrics])
+
+
+def _evaluated_before(fleet: Fleet, current: models.Round, model: str) -> models.Round | None:
+    """The last round before with the same model, if it was evaluated."""
+    same = select(models.Round).where(
+        models.Round.run_id == current.run_id,
+        models.Round.number < current.number,
+        models.Round.deployed_model == model,
+    )
+    with fleet.around.database.read() as session:
+        rounds = session.scalars(same.order_by(models.Round.number.desc())).all()
+    return next((round_ for round_ in rounds if "evaluated" in round_.metrics), None)
 
 
 def complete_round(fleet: Fleet, current: models.Round, findings: Findings) -> None:

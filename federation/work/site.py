@@ -1,7 +1,8 @@
 """A client's site: what its owner decided about private rounds, and what the site remembers beyond a round."""
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -48,6 +49,8 @@ class SecurePolicy:
         sessions: of training that this data set may take part in, over all runs.
         evaluations: likewise of evaluation.
         sessions_per_model: sessions of training that may start from one model.
+        evaluations_ahead: evaluations in a run beyond its sessions of training that count. Only a simulation has any,
+            since its ledger ends with its process.
     """
 
     required: bool = False
@@ -58,11 +61,16 @@ class SecurePolicy:
     sessions: int = 1000
     evaluations: int = 1000
     sessions_per_model: int = 4
+    evaluations_ahead: int = 0
 
 
 @dataclass(frozen=True)
 class SessionEntry:
-    """A session that counts: this site answered OPEN 1 or MASK in it. `session` is hexadecimal."""
+    """A session that counts: this site answered OPEN 1 or MASK in it, or showed numbers at READY.
+
+    An evaluation in the clear, where the owner requires private rounds, is an entry too. `session` is the hexadecimal
+    digest of the session, or names the question of the evaluation.
+    """
 
     session: str
     run_id: str
@@ -72,11 +80,17 @@ class SessionEntry:
 
 
 class SessionLedger(ABC):
-    """The sessions that count, over all runs. It is never erased."""
+    """The sessions that count, over all runs. It is never erased.
+
+    `lock` is held by those who read and then add.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
 
     @abstractmethod
-    def entries(self, task: str) -> Sequence[SessionEntry]:
-        """Those of a task."""
+    def entries(self, tasks: Collection[str]) -> Sequence[SessionEntry]:
+        """Those of some tasks."""
 
     @abstractmethod
     def add(self, entry: SessionEntry) -> None:
@@ -87,11 +101,12 @@ class MemoryLedger(SessionLedger):
     """A ledger that ends with its process, for simulations."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._entries: dict[str, SessionEntry] = {}
 
-    def entries(self, task: str) -> Sequence[SessionEntry]:
-        """Those of a task."""
-        return [entry for entry in self._entries.values() if entry.task == task]
+    def entries(self, tasks: Collection[str]) -> Sequence[SessionEntry]:
+        """Those of some tasks."""
+        return [entry for entry in self._entries.values() if entry.task in tasks]
 
     def add(self, entry: SessionEntry) -> None:
         """Records one; a second time changes nothing."""
@@ -109,6 +124,7 @@ class Site:
     Attributes:
         roster: the raw Ed25519 keys of all members by client id, pinned by the owner; empty without a roster.
         policies: by task; others have the defaults.
+        data_sets: for each task the tasks that train on the same data set, itself among them; others are alone.
         ledger: of sessions.
         open_reply: the reply in an envelope, verified with the keys of a roster. Raises ValueError if it is not signed
             by one of them, or not a reply.
@@ -118,6 +134,7 @@ class Site:
 
     roster: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
     policies: Mapping[str, SecurePolicy] = field(default_factory=lambda: MappingProxyType({}))
+    data_sets: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
     ledger: SessionLedger = field(default_factory=MemoryLedger)
     open_reply: Callable[[bytes, Mapping[str, bytes]], PeerReply] = _no_peers
     new_secret: Callable[[str], bytes] | None = None
@@ -132,11 +149,19 @@ class Site:
         """What the owner allows of a task."""
         return self.policies.get(task, SecurePolicy())
 
-    def sessions_left(self, task: str, *, evaluation: bool, besides: str = "") -> int:
-        """How many more sessions of a task the owner allows; the one named `besides` is not counted."""
+    def tasks_beside(self, task: str) -> frozenset[str]:
+        """The tasks that train on the data set of a task, itself among them."""
+        return self.data_sets.get(task, frozenset({task}))
+
+    def counted(self, task: str) -> Sequence[SessionEntry]:
+        """The sessions that count for the data set of a task."""
+        return self.ledger.entries(self.tasks_beside(task))
+
+    def sessions_left(self, task: str, *, evaluation: bool) -> int:
+        """How many more sessions of a task the owner allows."""
         policy = self.policy(task)
-        counted = [one for one in self.ledger.entries(task) if one.evaluation == evaluation and one.session != besides]
-        return max(0, (policy.evaluations if evaluation else policy.sessions) - len(counted))
+        used = sum(one.evaluation == evaluation for one in self.counted(task))
+        return max(0, (policy.evaluations if evaluation else policy.sessions) - used)
 
     def assumed(self, task: str) -> int:
         """Colluding members that the owner assumes."""

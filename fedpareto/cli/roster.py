@@ -127,7 +127,8 @@ def _used(place: "Home", policy: "Policy") -> dict[str, dict[str, int]]:
     from worker.round_ledger import RoundLedger
 
     with closing(RoundLedger(place.rounds)) as ledger:
-        entries = {name: ledger.entries(name) for name in {*policy.secure.tasks, *ledger.tasks()}}
+        shared = policy.data_sets
+        entries = {name: ledger.entries(shared.get(name, {name})) for name in {*policy.secure.tasks, *ledger.tasks()}}
     used = {}
     for name, of_task in sorted(entries.items()):
         evaluations, allowed = sum(entry.evaluation for entry in of_task), policy.secure.of(name)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.aggregation.phases import Asked, Phase, Replies, RoundContext
 from coordinator.aggregation.rules import TooFewUpdatesError
@@ -26,6 +26,8 @@ class Means:
 def evaluation(context: RoundContext, asked: Evaluate, clients: Sequence[str]) -> Generator[Phase, Replies, Means]:
     """One evaluation of the model that `context.private` names.
 
+    A metric is known only if t + 3 members report it: the mean over fewer would say too much of one of them.
+
     Raises:
         Voided, TooFewUpdatesError: as `secure_sum`.
     """
@@ -38,7 +40,8 @@ def evaluation(context: RoundContext, asked: Evaluate, clients: Sequence[str]) -
     length = 2 * len(metric_names(asked, context.objectives))
     clip = math.sqrt(length)  # no vector of entries in [0, 1] is longer
     chosen = who[:LARGEST]
-    setting = make_setting(context, private, Mode.SUM, length, clip=clip, purpose="evaluation", who=chosen)
+    quiet = replace(private, disclose=())  # no member shows a number of its own
+    setting = make_setting(context, quiet, Mode.SUM, length, clip=clip, purpose="evaluation", who=chosen)
 
     def inner(_: Asked) -> Work:
         return asked
@@ -48,6 +51,5 @@ def evaluation(context: RoundContext, asked: Evaluate, clients: Sequence[str]) -
 
     total = yield from secure_sum(setting, inner, equal)
     members = len(total.record.survivors)
-    share = float(total.weights.sum())
-    mean = total.vector(clip / share).astype(float)
-    return Means(metric_means(mean, asked, context.objectives, 1 / members), members)
+    sums = total.vector(clip * members / float(total.weights.sum())).astype(float)
+    return Means(metric_means(sums, asked, context.objectives, total.cohort.thresholds.t + 3), members)

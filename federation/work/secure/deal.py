@@ -110,7 +110,8 @@ class Open(StageWork):
             self.attempt == 1 or len(self.members) < len(before), "members", "the second opening needs fewer members"
         )
         shares = np.stack([one.sketch for one in journal.shares(self.members)])
-        refusals.check_sessions(client, self.session, evaluation=journal.agreed(Stage.READY)["evaluation"], count=True)
+        evaluation = journal.agreed(Stage.READY)["evaluation"]
+        refusals.check_sessions(client, self.session.hex(), evaluation=evaluation, count=True)
         journal.agree(Stage.OPEN, self.attempt, {"W": list(self.members)})
         view, publics, points = (
             hashing.view_open(journal.view1, self.attempt, self.members),

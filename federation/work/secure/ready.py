@@ -78,7 +78,7 @@ class Ready(Work):
         """That of the inner work, seeded by the session's secret."""
         evaluates = self.evaluates
         refusals.check_terms(client, self.agreed, self.length(client.shape), evaluation=evaluates)
-        refusals.check_sessions(client, self.session, evaluation=evaluates, count=False)
+        refusals.check_sessions(client, self.session.hex(), evaluation=evaluates, count=False)
         journal = Journal(client.memory, self.session)
         if not journal.known:
             if client.again:
@@ -94,6 +94,8 @@ class Ready(Work):
     def answer(self, client: Client, computed: Result) -> Result:
         journal, agreed = Journal(client.memory, self.session), self.agreed
         refusals.check_order(journal, Stage.READY, 0, again=client.again)
+        if agreed.disclose:  # the reply shows numbers of this member
+            refusals.check_sessions(client, self.session.hex(), evaluation=self.evaluates, count=True)
         found = self.inner.answer(client, computed)
         if isinstance(self.inner, Evaluate):
             made = vector.of_metrics(found.metrics, self.inner, client.shape.objectives)

@@ -51,6 +51,7 @@ def check_terms(client: Client, terms: SessionTerms, length: int, *, evaluation:
     require(terms.mode is Mode.SUM or not evaluation, "policy:mode", "an evaluation is a sum, and needs no other mode")
     hidden = sorted(set(terms.disclose) - policy.disclose)
     require(not hidden, "policy:disclose", f"the owner does not disclose {', '.join(hidden)}")
+    require(not (evaluation and terms.disclose), "terms", "an evaluation shows no number of one member")
     check_cohort(client, terms.mode, len(ids), "are invited")
 
 
@@ -65,25 +66,49 @@ def check_cohort(client: Client, mode: Mode, members: int, doing: str) -> None:
     )
 
 
-def check_sessions(client: Client, session: bytes, *, evaluation: bool, count: bool) -> None:
-    """Whether the owner's limits allow one more session; `count` makes it count, durably."""
+def check_sessions(client: Client, session: str, *, evaluation: bool, count: bool) -> None:
+    """Whether the owner's limits allow one more session; `count` makes it count, durably.
+
+    An evaluation is deterministic: two of one model, the second without one member, would show what this member
+    measured. So each model is evaluated once, and in a run as often as this member has trained in private rounds.
+
+    Args:
+        client: the member.
+        session: as the ledger names it; once it counts, it is allowed again.
+        evaluation: whether metrics are summed, or shown in the clear.
+        count: whether it counts from now on.
+    """
     origin, site = client.origin, client.site
-    policy, name = site.policy(origin.task), session.hex()
+    policy = site.policy(origin.task)
     what, most = ("evaluation", policy.evaluations) if evaluation else ("training", policy.sessions)
-    require(
-        site.sessions_left(origin.task, evaluation=evaluation, besides=name) > 0,
-        "sessions",
-        f"this data set has been in all sessions of {what} that its owner allows: {most}",
-    )
-    others = [one for one in site.ledger.entries(origin.task) if one.session != name and not one.evaluation]
-    here = sum(one.base_model == origin.base_model for one in others)
-    require(
-        evaluation or here < policy.sessions_per_model,
-        "model-sessions",
-        f"{here} sessions have begun from this model; {policy.sessions_per_model} are allowed",
-    )
-    if count:
-        site.ledger.add(SessionEntry(name, origin.run_id, origin.task, origin.base_model, evaluation))
+    with site.ledger.lock:
+        others = [one for one in site.counted(origin.task) if one.session != session]
+        alike = [one for one in others if one.evaluation == evaluation]
+        require(
+            len(alike) < most,
+            "sessions",
+            f"this data set has been in all sessions of {what} that its owner allows: {most}",
+        )
+        here = sum(one.base_model == origin.base_model for one in alike)
+        if evaluation:
+            measured, trained = (
+                sum(one.evaluation == kind and one.run_id == origin.run_id for one in others) for kind in (True, False)
+            )
+            require(not here, "model-evaluated", "this model was evaluated here before; the numbers of then stand")
+            require(
+                measured < trained + policy.evaluations_ahead,
+                "evaluations",
+                f"this data set has been in {trained} private rounds of training of this run and in {measured} "
+                "evaluations; there are no more evaluations than rounds",
+            )
+        else:
+            require(
+                here < policy.sessions_per_model,
+                "model-sessions",
+                f"{here} sessions have begun from this model; {policy.sessions_per_model} are allowed",
+            )
+        if count:
+            site.ledger.add(SessionEntry(session, origin.run_id, origin.task, origin.base_model, evaluation))
 
 
 def check_order(journal: Journal, stage: Stage, attempt: int, *, again: bool) -> None:

@@ -58,7 +58,7 @@ class Mask(StageWork):
         journal.shares(self.members)
         coefficients = dict(zip(self.members, self.coefficients, strict=True))
         refusals.check_shares(coefficients, me, cohort)
-        refusals.check_sessions(client, self.session, evaluation=ready["evaluation"], count=True)
+        refusals.check_sessions(client, self.session.hex(), evaluation=ready["evaluation"], count=True)
         view = hashing.view_mask(journal.view1, self.members, self.coefficients)
         publics = {name: journal.publics[name].s for name in self.members}
         keys = journal.keys

@@ -60,15 +60,15 @@ def of_metrics(metrics: Mapping[str, float], evaluation: Evaluate, objectives: S
 
 
 def metric_means(
-    total: NDArray[np.float64], evaluation: Evaluate, objectives: Sequence[str], share: float
+    total: NDArray[np.float64], evaluation: Evaluate, objectives: Sequence[str], fewest: int
 ) -> dict[str, float]:
     """The mean of each metric over the clients that report it, from the sum of vectors, (2 n,).
 
-    A metric whose sum of first entries is below half of `share`, the coefficient of one client, is left out.
+    A metric that fewer than `fewest` clients report is left out.
     """
     pairs = total.reshape(-1, 2)
     return {
         name: float(value / there) * largest
         for (name, largest), (there, value) in zip(metric_names(evaluation, objectives), pairs, strict=True)
-        if there > share / 2
+        if there > fewest - 0.5
     }

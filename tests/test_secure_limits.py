@@ -1,0 +1,192 @@
+"""How often a member takes part in private rounds and evaluations, whatever a coordinator asks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from secure_cast import ORIGIN, Cast, Kept, Member, cast, context, equal, held, names, play, setting
+
+from coordinator.aggregation.phases import Waiting
+from coordinator.aggregation.rules import TooFewUpdatesError
+from coordinator.aggregation.secure.evaluation import evaluation
+from coordinator.aggregation.secure.session import secure_sum
+from coordinator.aggregation.secure.settled import Sum, invitation
+from federation.secure.thresholds import Mode
+from federation.vectors import update_layout
+from federation.work.base import Client, Shape, Work, WorkError
+from federation.work.evaluate.work import Evaluate
+from federation.work.secure.refusals import check_sessions
+from federation.work.secure.terms import Stage
+from federation.work.site import MemoryLedger, SecurePolicy, SessionEntry, SessionLedger, Site
+from worker.policy import Policy
+from worker.round_ledger import RoundLedger
+
+VICTIM = "silo-02"
+TEST = Evaluate(splits=("test",))
+
+
+def limited(m: int = 6, **policy: object) -> Cast:
+    """Members with the limits of real owners."""
+    scene = cast(m, assumed=1)
+    for name, member in scene.members.items():
+        chosen = SecurePolicy(assumed=1, **policy)  # type: ignore[arg-type]
+        member.members._sites[name] = replace(member.site, policies={ORIGIN.task: chosen})
+        member.metrics = {"test/loss": 1.0, "test/accuracy": 0.5}
+    return scene
+
+
+def evaluate(scene: Cast, nonce: bytes, without: str = "", **terms: object) -> Sum:
+    """A session that sums the metrics of all members but one."""
+    ids = next(iter(scene.members.values())).members.key_ids()
+    invited = invitation({name: ids[name] for name in scene.members if name != without})
+    chosen = setting(scene, Mode.SUM, length=4, clip=2.0, nonce=nonce * 16, invited=invited, **terms)
+    total: Sum = held(scene, secure_sum(chosen, lambda _: TEST, equal))
+    return total
+
+
+# --- evaluations
+
+
+def test_two_evaluations_of_one_model_cannot_be_subtracted() -> None:
+    scene = limited()
+    play(scene, Mode.SUM)
+    assert evaluate(scene, b"a").record.survivors == tuple(names(range(6)))
+    with pytest.raises(TooFewUpdatesError, match="0 are ready"):
+        evaluate(scene, b"b", without=VICTIM)
+    declined = {(Stage.READY.value, name): "model-evaluated" for name in names(range(6)) if name != VICTIM}
+    assert scene.declined == declined
+
+
+def test_a_second_session_for_a_model_is_declined_at_mask_too() -> None:
+    scene = limited()
+    play(scene, Mode.SUM)
+
+    def change(stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]) -> tuple[Work, Mapping[str, bytes]]:
+        if stage == Stage.MASK and member.name == VICTIM:
+            other = SessionEntry("00", ORIGIN.run_id, ORIGIN.task, ORIGIN.base_model, evaluation=True)
+            member.site.ledger.add(other)
+        elif stage == Stage.MASK:
+            member.do(work, inputs)  # asked again, as after a crash of the coordinator, it answers
+        return work, inputs
+
+    scene.change = change
+    assert VICTIM not in evaluate(scene, b"a").record.survivors
+    assert scene.declined == {(Stage.MASK.value, VICTIM): "model-evaluated"}
+
+
+def test_a_run_has_no_more_evaluations_than_private_rounds_of_training() -> None:
+    scene = limited()
+    with pytest.raises(TooFewUpdatesError):
+        evaluate(scene, b"a")
+    assert set(scene.declined.values()) == {"evaluations"}
+
+
+def test_an_evaluation_shows_no_number_of_one_member() -> None:
+    scene = limited(disclose=frozenset({"accuracy"}))
+    play(scene, Mode.SUM)
+    with pytest.raises(TooFewUpdatesError):
+        evaluate(scene, b"a", disclose=("accuracy",))
+    assert set(scene.declined.values()) == {"terms"}
+
+
+@pytest.fixture(params=["worker", "simulation"])
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> SessionLedger:
+    return RoundLedger(tmp_path / "private-rounds.db") if request.param == "worker" else MemoryLedger()
+
+
+Ask = Callable[..., str]
+
+
+@pytest.fixture
+def asked(ledger: SessionLedger) -> Ask:
+    """Has a session counted; gives the reason for which it is declined, empty where it is not."""
+
+    def ask(session: str, model: str = "m0", *, run: str = "run", task: str = "digits", training: bool = False) -> str:
+        together = frozenset({"digits", "digits-by-site"})
+        client = Client(
+            client_id="a",
+            seed=0,
+            round=0,
+            attempt=0,
+            shape=Shape(update_layout([("w", 1)]), ("loss",), ("loss",)),
+            memory=Kept(),
+            origin=replace(ORIGIN, run_id=run, base_model=model, task=task),
+            site=Site(ledger=ledger, data_sets=dict.fromkeys(together, together)),
+        )
+        try:
+            check_sessions(client, session, evaluation=not training, count=True)
+        except WorkError as error:
+            return error.reason
+        return ""
+
+    return ask
+
+
+def test_a_model_is_evaluated_once_in_all_runs_and_a_member_that_missed_a_round_misses_one_evaluation(
+    asked: Ask,
+) -> None:
+    assert asked("t0", "m0", training=True) == ""
+    for _ in range(2):
+        assert asked("e1", "m1") == "", "the same session comes again"
+    assert asked("x", "m1") == "model-evaluated"
+    assert asked("x", "m2") == "evaluations", "it was not in the round from m1"
+    assert asked("t2", "m2", training=True) == ""
+    assert asked("e3", "m3") == ""
+    assert asked("x", "m4", run="another") == "evaluations"
+    assert asked("t0 of another", "m0", run="another", training=True) == ""
+    assert asked("x", "m3", run="another") == "model-evaluated"
+    assert asked("e5", "m5", run="another") == ""
+
+
+# --- data sets
+
+
+def test_tasks_of_one_data_set_count_together(asked: Ask) -> None:
+    for number in range(4):
+        assert asked(f"t{number}", training=True, task=("digits", "digits-by-site")[number % 2]) == ""
+    assert asked("t4", training=True) == asked("t4", training=True, task="digits-by-site") == "model-sessions"
+    assert asked("t4", training=True, task="mnist") == ""
+    assert asked("e0", "m1", task="digits-by-site") == ""
+    assert asked("e1", "m1") == "model-evaluated"
+
+
+def test_an_owner_says_which_tasks_train_on_one_data_set(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(
+        '[secure.data_sets]\npatients = ["a", "b"]\nstaff = ["x", "y"]\n'
+        '[privacy.cohort]\nnoise = 1.0\nepsilon = 8.0\ntasks = ["b", "c"]\n[privacy.alone]\nnoise = 1.0\nepsilon = 8.0'
+    )
+    patients, staff = frozenset("abc"), frozenset("xy")
+    assert Policy.load(path).data_sets == {**dict.fromkeys("abc", patients), **dict.fromkeys("xy", staff)}
+
+
+# --- numbers that are shown at READY
+
+
+def test_a_session_that_shows_numbers_counts_at_ready() -> None:
+    scene = limited(disclose=frozenset({"loss"}), sessions_per_model=1)
+
+    def abandoned(
+        stage: str, member: Member, work: Work, inputs: Mapping[str, bytes]
+    ) -> tuple[Work, Mapping[str, bytes]] | None:
+        return None if stage == Stage.DEAL else (work, inputs)
+
+    scene.change = abandoned
+    for number, error in enumerate((TooFewUpdatesError, Waiting)):
+        chosen = setting(scene, Mode.SUM, disclose=("loss",), nonce=bytes([number]) * 16)
+        with pytest.raises(error):
+            play(scene, Mode.SUM, setting_=chosen)
+    assert scene.declined == {(Stage.READY.value, name): "model-sessions" for name in scene.members}
+
+
+# --- means over few
+
+
+@pytest.mark.parametrize(("reporters", "known"), [(3, False), (4, True)])
+def test_a_mean_over_fewer_than_t_and_three_members_is_not_available(reporters: int, known: bool) -> None:
+    scene = cast(6, assumed=1)
+    for place, member in enumerate(scene.members.values()):
+        member.metrics = {"test/loss": 1.0} | ({"test/accuracy": 0.5} if place < reporters else {})
+    found = held(scene, evaluation(context(scene, Mode.SUM), TEST, tuple(scene.members)))
+    assert found.metrics == pytest.approx({"test/loss": 1.0} | ({"test/accuracy": 0.5} if known else {}))
