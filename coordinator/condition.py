@@ -1,4 +1,4 @@
-"""The coordinator's condition: the present faults of its machine, and the log lines and refusals that tell of them.
+"""The coordinator's condition: the present faults of its machine, and the log lines and refusals that report them.
 
 Faults are noted where they are met, from any thread: in a conductor, in a call, in the housekeeping. Each is logged
 once a minute at most, however often it is met. `coordinator.monitor` finds out when a fault is over.

@@ -1,4 +1,4 @@
-"""The signing keys that count: the coordinator's own, and those of a member, from the record."""
+"""The signing keys that are accepted: the coordinator's own, and those of a member, from the record."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

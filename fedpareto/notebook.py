@@ -35,7 +35,7 @@ def simulate(
         home: directory of the record; without it, the record is deleted at the end.
         device: where clients train: "auto", "cpu", "cuda" or "cuda:N".
         backend: how they train: "auto", "stacked", "loop", "compiled" or "ray".
-        trainer: what trains in place of the task's own trainer: "torch", or "module:Class".
+        trainer: in place of the task's own: "torch", or "module:Class".
         ray_address: of a Ray cluster, for the backend "ray".
         threads: CPU threads of torch, for the whole process; small models are faster with 1.
         resume: go on with the simulation in `home`.

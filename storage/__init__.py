@@ -1,1 +1,1 @@
-"""Where facts are kept: SQL tables with their migrations, and content-addressed blobs."""
+"""Storage: SQL tables with their migrations, and content-addressed blobs."""

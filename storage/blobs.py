@@ -1,4 +1,4 @@
-"""The blob store: content-addressed bytes, and what every implementation promises.
+"""The blob store: content-addressed bytes, and the contract of every implementation.
 
 A blob is named by its digest (`federation.digests`). It is stored whole or not at all, and never changes. Callers see
 neither paths nor how an implementation keeps its blobs; `storage.directory` is the one that a coordinator uses.

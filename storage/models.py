@@ -1,4 +1,4 @@
-"""The tables: what the coordinator knows, as SQLAlchemy models.
+"""The tables: the coordinator's record, as SQLAlchemy models.
 
 Signed envelopes are kept as the bytes that were received, so that a third party can check them.
 """

@@ -1,4 +1,4 @@
-"""Records that a row keeps as JSON: what a run remembers between rounds, and what a round knew of its objectives."""
+"""Records that a row keeps as JSON: a run's memory between rounds, and a round's facts about its objectives."""
 
 import json
 from collections.abc import Mapping

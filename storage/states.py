@@ -1,4 +1,4 @@
-"""The states of what the tables hold."""
+"""The states of the rows of the tables."""
 
 from enum import StrEnum
 

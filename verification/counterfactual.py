@@ -1,4 +1,4 @@
-"""What another rule would have done with the updates of a run: evaluated on the signed K and the signed replies."""
+"""Another rule on the updates of a run: its directions, from the signed K and the signed replies."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

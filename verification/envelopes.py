@@ -1,4 +1,4 @@
-"""The envelopes of a round: who signed each, and what binds reply to assignment, receipt to reply, step to replies."""
+"""The envelopes of a round: signers, and the bindings of reply to assignment, receipt to reply, step to replies."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What a verification can find."""
+"""The findings of a verification."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Whose key is whose: the CA's certificate is the root of trust, and its certificates name the signing keys."""
+"""The holders of keys: the CA's certificate is the root of trust, and its certificates name the signing keys."""
 
 import hashlib
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the audit log tells of a run: whether its entries are those that were signed, and whether the record agrees."""
+"""The audit log of a run: whether its entries are those that were signed, and whether the record agrees with them."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence

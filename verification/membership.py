@@ -1,4 +1,4 @@
-"""What became of one member's replies: its own receipts, compared with the record of a run."""
+"""One member's replies: its own receipts, compared with the record of a run."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

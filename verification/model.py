@@ -1,4 +1,4 @@
-"""The new model of a step: from which rows, and with which vectors, it was made, and whether it follows from them."""
+"""The new model of a step: the rows and vectors that it was made from, and whether it follows from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

@@ -1,4 +1,4 @@
-"""Private rounds: the conversation with the members' shares and masked vectors is held once more."""
+"""Private rounds: the conversation with the members' shares and masked vectors is repeated."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

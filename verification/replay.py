@@ -1,4 +1,4 @@
-"""What the rule makes of the replies on record: the round's conversation, held once more with the signed K.
+"""The rule on the replies on record: the round's conversation, repeated with the signed K.
 
 The rule is a pure function of K and of numbers that the clients signed, so it can be evaluated without the updates. A
 bundle without payloads has no rows: a rule that reads more than K cannot be replayed from it.

@@ -1,4 +1,4 @@
-"""The verification of a whole run: round by round, each from where the one before has left the run."""
+"""The verification of a whole run: round by round, each from the state after the one before."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The worker: session with the coordinator, local training, spool. It dials out and accepts no connection."""
+"""The worker: session with the coordinator, local training, spool. It opens connections and accepts none."""
 
 from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""A dishonest member's side of an attack: what it remembers between rounds, and how it meets its accomplices."""
+"""A dishonest member's side of an attack: its memory between rounds, and its exchange with accomplices."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""The coordinator's signing key: a worker follows it from one key to the next, and keeps what leads there."""
+"""The coordinator's signing key: a worker follows it from one key to the next, and keeps the rotations."""
 
 from collections.abc import Sequence
 from pathlib import Path

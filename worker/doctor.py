@@ -1,4 +1,4 @@
-"""Checks what a worker needs, one thing after the other: membership, the way to the coordinator, clock, disk, data.
+"""Checks membership, the connection to the coordinator, clock, disk and data of a worker, one after the other.
 
 Nothing is changed. While no worker runs with the directory, the check of the clock attends for a moment, without tasks.
 """

@@ -1,4 +1,4 @@
-"""What a worker tells its owner: one line for people on the log, one JSON object for programs on a stream.
+"""A worker's messages to its owner: one line for people on the log, one JSON object for programs on a stream.
 
 Part of it came from the coordinator. It is escaped here, so that it cannot move a terminal's cursor or forge a line.
 """

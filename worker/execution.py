@@ -1,4 +1,4 @@
-"""The work itself: what an assignment needs is fetched, the work is done, and the reply is put into the spool."""
+"""Does an assignment: fetches its inputs, does the work, and puts the reply into the spool."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping

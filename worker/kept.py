@@ -1,4 +1,4 @@
-"""What this member keeps of runs: taken over with each accepted reply, erased long after the run.
+"""The member's own state of each run: replaced with each accepted reply, erased long after the run.
 
 It is the member's personal parameters, and what the rounding of its updates left. While a reply waits for its receipt,
 the state that belongs to it is in the spool beside it. It replaces that of the run when the coordinator has accepted

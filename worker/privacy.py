@@ -1,4 +1,4 @@
-"""Differential privacy at a site: the owner's noise on every training, and the ledger of what all runs have spent.
+"""Differential privacy at a site: the owner's noise on every training, and the ledger of the epsilon that is spent.
 
 The worker enforces it, not the coordinator: noise is added before anything leaves the site, and an assignment that
 would spend more than the owner's budget is declined. Spending is on the disk before any noise is drawn. So a worker

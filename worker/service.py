@@ -1,4 +1,4 @@
-"""The worker as a whole: threads that attend, that work in each lane, and that hand in what is in the spool."""
+"""The worker as a whole: threads that attend, that work in each lane, and that submit the replies in the spool."""
 
 import logging
 import queue

@@ -1,4 +1,4 @@
-"""What this worker remembers of rounds: the values that work keeps between phases, and which questions it answered.
+"""The worker's memory of rounds: the values that work keeps between phases, and the questions that it answered.
 
 Values live in memory, or, where they must survive a restart, encrypted in the worker's home. They are erased when work
 of a later attempt or round of the run arrives, or a day after the last deadline; those of a private round already when

@@ -1,4 +1,4 @@
-"""Submits what is in the spool, and repeats it until a verified receipt says whether it was accepted.
+"""Submits the replies in the spool, and repeats each until a verified receipt accepts or refuses it.
 
 An upload that breaks off goes on, at the next attempt, where the coordinator says that it broke.
 """

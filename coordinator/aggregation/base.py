@@ -1,4 +1,4 @@
-"""Algorithms: conversations with the clients that end in a step; and rules: algorithms from a pure function of K."""
+"""Algorithms, which ask clients in phases and compute a step; and rules, algorithms that apply a pure function of K."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The average, freed of all conflicts at once; ours, in place of FedFV's chain of projections (Wang et al., 2021)."""
+"""The direction nearest to the average that opposes no update; in place of FedFV's projections (Wang et al., 2021)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""FedMGDA, FedMGDA+ (Hu et al., 2022, Algorithm 1), and FedMGDA+ in the smallest box that still descends."""
+"""FedMGDA, FedMGDA+ (Hu et al., 2022, Algorithm 1), and FedMGDA+ in the smallest box that opposes no client."""
 
 import math
 from dataclasses import dataclass, replace

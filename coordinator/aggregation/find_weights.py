@@ -1,4 +1,4 @@
-"""FindWeights (Askin et al., 2025, Algorithm 2): the weights of the objectives follow the min-norm point, slowly."""
+"""FindWeights (Askin et al., 2025, Algorithm 2): moves the weights of the objectives towards the min-norm point."""
 
 import numpy as np
 

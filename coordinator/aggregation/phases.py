@@ -1,4 +1,4 @@
-"""A round is a conversation, an algorithm is a generator.
+"""Phases: the questions to clients that an algorithm, a generator, yields in a round.
 
 An algorithm's round yields phases, is sent the replies to each, and returns a step:
 

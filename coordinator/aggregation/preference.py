@@ -1,4 +1,4 @@
-"""FedCMOO-Pref (Askin et al., 2025, Appendix C), after EPO search (Mahapatra and Rajan, 2020): follow a preference.
+"""FedCMOO-Pref (Askin et al., 2025, Appendix C), after EPO search (Mahapatra and Rajan, 2020): weights by a preference.
 
 With preferences r, the losses F are wanted where r_1 F_1 = ... = r_M F_M. How far they are from there is the
 Kullback-Leibler divergence of lhat = r F / sum(r F) from the uniform distribution,

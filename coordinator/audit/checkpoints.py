@@ -1,4 +1,4 @@
-"""Checkpoints: what the coordinator has signed of the audit log, in the database and in its directory.
+"""Checkpoints: the coordinator's signed statements about the audit log, in the database and in its directory.
 
 The copy in the directory shows when a database is older than what was signed, also when its own checkpoints are.
 """

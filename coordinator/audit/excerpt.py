@@ -1,4 +1,4 @@
-"""The part of the audit log that tells of a run, with the hashes that lead from its entries to signed checkpoints."""
+"""The part of the audit log that is about a run, with the hashes that lead from its entries to signed checkpoints."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""What a directory with a backup holds.
+"""The content of a directory with a backup.
 
 backup.json          what it is of: a `Content`; it is replaced last, so that an older backup is valid until then
 database-TIME.db     the rows, as a SQLite database, whichever kind the coordinator's is

@@ -1,4 +1,4 @@
-"""Enrollment: a join string and a proof of two keys make a member, or its certificate. Functions of a session."""
+"""Enrollment: registers or certifies a member for a join string and proofs of two keys. Functions of a session."""
 
 from dataclasses import dataclass
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""Membership: approval, revocation, removal of what a member sent. Functions of a session; callers notify others."""
+"""Membership: approval, revocation, removal of a member's payloads. Functions of a session; callers notify others."""
 
 import re
 from collections.abc import Sequence

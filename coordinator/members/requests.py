@@ -1,4 +1,4 @@
-"""Actions that take two security officers: one signs a request, another one a decision. Functions of a session.
+"""Actions that need two security officers: one signs a request, another one a decision. Functions of a session.
 
 What is done is what the first officer signed, never what a column says, and it is done in the transaction of the
 second officer's consent.

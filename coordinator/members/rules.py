@@ -1,4 +1,4 @@
-"""Who may call which rpc."""
+"""The callers that may make each rpc."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

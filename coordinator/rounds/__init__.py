@@ -1,1 +1,1 @@
-"""The life of a run: rounds, phases, replies, steps; what the database knows is all that counts."""
+"""The course of a run: rounds, phases, replies, steps. Its whole state is in the database and the blob store."""

@@ -1,4 +1,4 @@
-"""Noise that protects clients: Gaussian noise on the direction of every step, and what the steps have spent.
+"""Noise that protects clients: Gaussian noise on the direction of every step, and the epsilon that is spent.
 
 A client's update enters the direction scaled to norm 1, with a weight of at most L = min(1, lambda0 + epsilon). So the
 direction moves by at most 2 L if that update is replaced by another one, or by zero (`Algorithm.sensitivity`).

@@ -1,4 +1,4 @@
-"""The conductor: takes one run from where the database says that it stands to its end.
+"""The conductor: continues one run from its state in the database to its end.
 
 Crash only: each fact is in the database or the blob store before the conductor acts on it. After `kill -9`, the next
 conductor runs the algorithm's generator again, sends it the stored replies, and goes on; the same replies give the same

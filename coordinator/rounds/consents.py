@@ -1,4 +1,4 @@
-"""Members that answer each run before they work for it: what they are told of a run, and their signed answers."""
+"""Members that answer each run before they work for it: the signed question about a run, and their signed answers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

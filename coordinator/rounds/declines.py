@@ -1,4 +1,4 @@
-"""A member's signed refusal of an assignment: what it must be to be recorded, and what the record says of it."""
+"""A member's signed decline of an assignment: its checks, and its reason and message for the record."""
 
 import re
 

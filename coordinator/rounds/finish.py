@@ -1,4 +1,4 @@
-"""The end of a round: the new model is evaluated where the run says so, and what was measured is recorded."""
+"""The end of a round: the new model is evaluated if the run asks for it, and the measurements are recorded."""
 
 import logging
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Housekeeping: records when clients last attended, and removes blobs and uploads that nothing needs.
+"""Housekeeping: records when clients last attended, and removes blobs and uploads that are no longer needed.
 
 The age of a blob depends on the clock. After the clock is set, nothing is removed for a day.
 """

@@ -1,4 +1,4 @@
-"""The signed step as a message: what it says of a step, and what it says of the sessions of a private round."""
+"""The signed step as a message: its fields about the step, and about the sessions of a private round."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

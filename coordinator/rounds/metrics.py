@@ -72,8 +72,8 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "metric/<metric>/weighted": ("the same weighted by the samples that each client claims", _OURS),
         "metric/<metric>/worst": ("the worst of these values; `[evaluate.metrics]` says which is better", _OURS),
         "metric/<metric>/best": ("the best of these values", _OURS),
-        "stop/value": ("the value by which `[stop]` ends the run", "12"),
-        "stop/since": ("evaluations since the best of these values; 0 if it is this one", "12"),
+        "stop/value": ("the value by which `[stop]` ends the run", _OURS),
+        "stop/since": ("evaluations since the best of these values; 0 if it is this one", _OURS),
         "required/missing": ("in a skipped round: the required clients that it lacks", "`selection.required`"),
         "loss/worst": ("the highest loss of a client, for a task without accuracy", _OURS),
         "loss/jain": ("(sum F)² / (N sum F²) of the clients' losses, for a task without accuracy", _JAIN),
@@ -91,9 +91,9 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "stationarity/relative": ("`stationarity` divided by the length of the longest update, in [0, 1]", _OURS),
         "stationary": ("1 if the algorithm found no direction and the model stayed as it was, else 0", _OURS),
-        "conflicts": ("number of pairs of updates with a negative inner product", f"5; {_WANG}"),
-        "conflict_depth": ("the least cosine of such a pair; 0 without conflicts", f"5; {_WANG}"),
-        "conflict_mean": ("the mean cosine of such pairs; 0 without conflicts", f"5; {_WANG}"),
+        "conflicts": ("number of pairs of updates with a negative inner product", _WANG),
+        "conflict_depth": ("the least cosine of such a pair; 0 without conflicts", _WANG),
+        "conflict_mean": ("the mean cosine of such pairs; 0 without conflicts", _WANG),
         "descent_min": (
             "the least cosine between d and an update: if negative, the step raises the loss of some client, "
             "to first order",
@@ -127,8 +127,8 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "preferred, at most log M",
             _ASKIN,
         ),
-        "step/rate": ("the server's learning rate of the round, times the step size that a line search chose", "12"),
-        "private/members": ("members whose updates are in the sum of a private round", "12"),
+        "step/rate": ("the server's learning rate of the round, times the step size that a line search chose", _OURS),
+        "private/members": ("members whose updates are in the sum of a private round", _OURS),
         "bytes/up": (
             "bytes of the payloads that clients sent, accepted or refused (a refused one with its declared "
             "size); without the signed envelopes, about 1 kB each, and without TLS",
@@ -145,7 +145,7 @@ DEFINITIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "backdoor": (
             "share of the triggered test samples of other classes that the new model assigns to the "
             "attacker's class; in a simulation with such an attacker",
-            "8",
+            _OURS,
         ),
         "evaluated": ("number of clients that evaluated the new model", _OURS),
     }

@@ -1,4 +1,4 @@
-"""What each member did in the rounds of a run, and the warnings for an operator.
+"""The members' replies and failures in the rounds of a run, and the warnings for an operator.
 
 `Participation` is computed from the rounds that have ended; `read_rounds` reads these rounds from the record.
 """

@@ -1,4 +1,4 @@
-"""What a private round needs of its coordinator: keys, the members that were named, and secrets of its own."""
+"""The coordinator's data for a private round: keys, the members that were named, and secrets of its own."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What members measured of a round's model: what is recorded of it, and by what a run is stopped."""
+"""The members' measurements of a round's model: their record, and the value by which a run is stopped."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The states of clients, runs, rounds, phases and assignments, and the only ways from one to the next."""
+"""The states of clients, runs, rounds, phases and assignments, and the allowed transitions."""
 
 from collections.abc import Sequence
 from datetime import datetime

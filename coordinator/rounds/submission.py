@@ -1,4 +1,4 @@
-"""A run before it is taken: what its specification must be, and which members it would ask."""
+"""A run at its submission: the checks of its specification, and the members that it would ask."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass

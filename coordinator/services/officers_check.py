@@ -1,4 +1,4 @@
-"""Compares what takes two officers with what they signed, and with the audit log: finds what one alone has done."""
+"""Compares actions that need two officers with what they signed and with the audit log; finds those by one alone."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

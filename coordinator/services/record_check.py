@@ -1,4 +1,4 @@
-"""Compares the record with the audit log, and blobs with their digests: finds what was edited by hand."""
+"""Compares the record with the audit log, and blobs with their digests: finds edited rows."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""The `fedpareto` command: one module per group of commands. What is heavy is imported inside the commands."""
+"""The `fedpareto` command: one module per group of commands. Heavy modules are imported inside the commands."""

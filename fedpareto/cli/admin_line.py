@@ -1,4 +1,4 @@
-"""The line of a command to the coordinator: as an administrator who is logged in, and who logs in again in time."""
+"""The connection of a command to the coordinator: as an administrator who is logged in, and logs in again in time."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The record of a run as one file: `admin bundle` writes it, `verify` verifies it, `admin replay` asks what if."""
+"""The record of a run as one file: `admin bundle` writes it, `verify` verifies it, `replay` applies another rule."""
 
 import math
 import os

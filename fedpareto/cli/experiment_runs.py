@@ -1,4 +1,4 @@
-"""Makes the runs of `fedpareto experiment run`, and refuses what cannot be run."""
+"""Makes the runs of `fedpareto experiment run`, and refuses runs that cannot be made."""
 
 import signal
 import time

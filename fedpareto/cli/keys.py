@@ -1,4 +1,4 @@
-"""`fedpareto worker renew`, `worker rotate-key` and `coordinator rotate-key`: keys and certificates that follow."""
+"""`fedpareto worker renew`, `worker rotate-key` and `coordinator rotate-key`: the next keys and certificates."""
 
 from fedpareto.cli.coordinator import DEFAULT_HOME as COORDINATOR_HOME
 from fedpareto.cli.coordinator import HomeOption as CoordinatorHomeOption

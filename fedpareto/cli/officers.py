@@ -1,4 +1,4 @@
-"""`fedpareto admin ...`: what security officers decide about members and administrators, alone or two together."""
+"""`fedpareto admin ...`: decisions of one or two security officers about members and administrators."""
 
 from collections.abc import Callable
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""`fedpareto worker receipts`, `log` and `verify`: what a site has sent, and what became of it."""
+"""`fedpareto worker receipts`, `log` and `verify`: a site's replies, and their use."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

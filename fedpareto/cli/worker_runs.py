@@ -1,4 +1,4 @@
-"""`fedpareto worker runs`, `approve` and `refuse`: what the owner of a site decides about runs."""
+"""`fedpareto worker runs`, `approve` and `refuse`: the decisions of a site's owner about runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

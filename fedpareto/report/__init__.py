@@ -1,1 +1,1 @@
-"""A run as one HTML page: read over the admin connection, drawn by hand, without anything from elsewhere."""
+"""A run as one HTML page: read over the admin connection, with charts as SVG, and without external files."""

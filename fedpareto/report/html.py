@@ -1,4 +1,4 @@
-"""HTML that is made of elements: whatever is not `Html` already is text, and is escaped."""
+"""HTML that is made of elements: a value that is not `Html` is text, and is escaped."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

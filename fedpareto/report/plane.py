@@ -1,4 +1,4 @@
-"""A plane with one path for each run: losses against each other, or a measure against what it cost."""
+"""A plane with one path for each run: losses against each other, or a measure against its cost."""
 
 import math
 from collections.abc import Sequence

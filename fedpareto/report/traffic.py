@@ -1,4 +1,4 @@
-"""The figures of what a run cost: replies, bytes, time; beside other runs of the same task."""
+"""The figures of the cost of a run: replies, bytes, time; beside other runs of the same task."""
 
 import math
 from collections.abc import Iterator, Sequence

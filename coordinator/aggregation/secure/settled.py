@@ -1,4 +1,4 @@
-"""What a session is given, and what it settles."""
+"""The inputs and the results of a session."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The private round of a rule over clients: which sum it needs, and the step that the sum becomes (section 6).
+"""The private round of a rule over clients: the sum that it needs, and the step from the sum (section 6).
 
 Members make vectors of length at most 1. A rule that knows its coefficients without the updates needs mode `sum`; the
 others find them from the Gram matrix of the members' sketches. Coefficients c go out as a = c / sum |c|, and the step

@@ -1,4 +1,4 @@
-"""Verifies private rounds: an outsider plays the conversation again with the signed replies on record.
+"""Verifies private rounds: an outsider repeats the conversation with the signed replies on record.
 
 The replay recomputes the lists of members, the Gram matrix from the openings, the coefficients from the Gram matrix
 with cap and share rule, the mask secrets from the shares against commitments and keys, the sum, and the checks of
