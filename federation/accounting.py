@@ -7,10 +7,11 @@ in its place is one that contributes nothing. The number of samples is taken to 
 
 import math
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import Any
 
 LEAST_NOISE = 0.3  # a noise multiplier below it promises nothing, and its PLD takes minutes
 DELTA = 1e-5
@@ -68,6 +69,14 @@ class SamplePrivacy:
     epsilon: float
     bound: float
     delta: float
+
+    @classmethod
+    def decode(cls, stated: Mapping[str, float]) -> "SamplePrivacy | None":
+        """From the numbers on record, by field; what is missing is 0. None where nothing was stated."""
+        if not stated:
+            return None
+        numbers: dict[str, Any] = {item.name: stated.get(item.name, 0.0) for item in fields(cls)}
+        return cls(**{**numbers, "steps": int(numbers["steps"])})
 
 
 def must_be_there() -> None:

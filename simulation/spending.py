@@ -46,8 +46,8 @@ class Spending:
                     .join(Round)
                     .where(Round.run_id == self.run_id)
                 )
-                for client, told in stated:
-                    if told:
-                        mechanism = Mechanism(told["noise"], told["rate"], int(told["steps"]))
+                for client, numbers in stated:
+                    if told := SamplePrivacy.decode(numbers):
+                        mechanism = Mechanism(told.noise, told.rate, told.steps)
                         self._released.setdefault(client, []).append(mechanism)
         return self._released

@@ -1,10 +1,16 @@
-"""The types of columns: times with a zone, text of others, numbers that may not be finite."""
+"""The types of columns: times with a zone, text of others, numbers that may not be finite, records."""
 
 import math
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+RecordT = TypeVar("RecordT", bound="DataclassInstance")
 
 
 class UtcDateTime(sa.TypeDecorator[datetime]):
@@ -75,3 +81,24 @@ class Numbers(sa.TypeDecorator[dict[str, float]]):
     def process_result_value(self, value: dict[str, Any] | None, dialect: sa.Dialect) -> dict[str, float] | None:
         """Reads them back."""
         return value and {key: float(x) for key, x in value.items()}
+
+
+class Records(sa.TypeDecorator[tuple[RecordT, ...]]):
+    """Records of one dataclass, whose fields hold what JSON can: a list of objects in the database."""
+
+    impl = sa.JSON
+    cache_ok = True
+
+    def __init__(self, kind: type[RecordT]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def process_bind_param(self, value: tuple[RecordT, ...] | None, dialect: sa.Dialect) -> list[dict[str, Any]] | None:
+        """Writes the fields of each record."""
+        return None if value is None else [asdict(record) for record in value]
+
+    def process_result_value(
+        self, value: list[dict[str, Any]] | None, dialect: sa.Dialect
+    ) -> tuple[RecordT, ...] | None:
+        """Reads them back."""
+        return None if value is None else tuple(self.kind(**fields) for fields in value)

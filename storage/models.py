@@ -11,7 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
-from storage.columns import Numbers, Prose, Real, UtcDateTime
+from federation.metrics import MetricKind
+from storage.columns import Numbers, Prose, Real, Records, UtcDateTime
+from storage.records import VoidRecord
 from storage.states import Answer, AssignmentState, ClientState, PhaseState, RequestState, RoundState, RunState
 
 DIGEST = sa.String(71)  # "blake3:" and 64 hexadecimal characters
@@ -33,9 +35,12 @@ class Base(DeclarativeBase):
         datetime: UtcDateTime(),
         dict[str, Any]: sa.JSON(),
         dict[str, float]: Numbers(),
+        dict[str, int]: sa.JSON(),
+        dict[str, str]: sa.JSON(),
+        dict[str, list[str]]: sa.JSON(),
+        dict[str, dict[str, int]]: sa.JSON(),
         float: Real(),
         list[str]: sa.JSON(),
-        list[dict[str, Any]]: sa.JSON(),
         bytes: sa.LargeBinary(),
         StrEnum: sa.Enum(StrEnum, native_enum=False, length=16),  # and what is derived from it
     }
@@ -61,10 +66,11 @@ class Client(Base):
     state: Mapped[ClientState]
     signing_key: Mapped[bytes]  # raw Ed25519 public key, 32 bytes
     key_id: Mapped[str] = mapped_column(sa.String(64), unique=True)  # hexadecimal
-    tasks: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> training samples, from the last hello
-    objectives: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> those that it serves, likewise
-    sessions_left: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> private rounds left, as last told
-    abilities: Mapped[dict[str, Any]] = mapped_column(default=dict)  # task -> those of its trainer, likewise
+    tasks: Mapped[dict[str, int]] = mapped_column(default=dict)  # task -> training samples, from the last hello
+    objectives: Mapped[dict[str, list[str]]] = mapped_column(default=dict)  # task -> those that it serves, likewise
+    # task -> private rounds left of each kind, as last told
+    sessions_left: Mapped[dict[str, dict[str, int]]] = mapped_column(default=dict)
+    abilities: Mapped[dict[str, list[str]]] = mapped_column(default=dict)  # task -> those of its trainer, likewise
     tags: Mapped[list[str]] = mapped_column(default=list)  # that an operator gave it
     consents: Mapped[bool] = mapped_column(default=False)  # whether it answers each run before it works for it
     device: Mapped[str] = mapped_column(Prose(200), default="")
@@ -179,7 +185,7 @@ class Run(Base):
     initial_model: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"))
     model: Mapped[str] = mapped_column(sa.ForeignKey("models.digest"))  # the current one
     objectives: Mapped[list[str]] = mapped_column(default=lambda: ["loss"])  # of the task, in its order
-    metrics: Mapped[list[dict[str, Any]]] = mapped_column(default=list)  # of the task: a MetricKind each
+    metrics: Mapped[tuple[MetricKind, ...]] = mapped_column(Records(MetricKind), default=tuple)  # of the task
     state_data: Mapped[dict[str, Any]] = mapped_column(default=dict)  # a RunMemory, after the last step
     submitted_by: Mapped[str] = mapped_column(sa.String(200))
     created: Mapped[datetime]
@@ -221,10 +227,10 @@ class Round(Base):
     step: Mapped[bytes | None]  # SignedEnvelope of a StepManifest
     state_after: Mapped[dict[str, Any]] = mapped_column(default=dict)  # a RunMemory, after the step; empty without one
     selected: Mapped[list[str]] = mapped_column(default=list)  # clients asked to train, by name
-    not_asked: Mapped[dict[str, Any]] = mapped_column(default=dict)  # clients that attended and could not be: why
+    not_asked: Mapped[dict[str, str]] = mapped_column(default=dict)  # clients that attended and could not be: why
     wanted: Mapped[int]  # replies that the round wants; more are asked when it over-selects
     attempt: Mapped[int] = mapped_column(default=0)  # at the round
-    voided: Mapped[list[dict[str, Any]]] = mapped_column(default=list)  # a VoidRecord of each attempt before that one
+    voided: Mapped[tuple[VoidRecord, ...]] = mapped_column(Records(VoidRecord), default=tuple)  # before that one
     evaluation_phase: Mapped[int | None]  # the number of the phase that evaluates the result; it follows the others
     metrics: Mapped[dict[str, float]] = mapped_column(default=dict)
     objectives: Mapped[dict[str, Any]] = mapped_column(default=dict)  # an ObjectivesRecord; empty for one objective

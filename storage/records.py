@@ -54,10 +54,6 @@ class VoidRecord:
     blind: bool = False  # whether a check failed that names nobody
     paused: bool = False  # whether the run was paused, and then resumed with the next attempt
 
-    def encode(self) -> dict[str, Any]:
-        """For the column of a round."""
-        return {**asdict(self), "named": dict(self.named)}
-
 
 def memory_digest(data: Mapping[str, Any]) -> str:
     """The digest of the column of a run, as signed steps name it."""

@@ -107,7 +107,7 @@ def test_a_voided_attempt_is_followed_by_another_one_and_skips_no_round(stage: S
         assert round_.step is not None
         step = StepManifest.FromString(SignedEnvelope.FromString(round_.step).manifest)
         assert sorted(step.updates) == sorted(u.envelope_digest for u in stage.updates(run, number, 1).values())
-        assert [(void["attempt"], void["named"]) for void in round_.voided] == [(0, {"cleo": "its sums differ"})]
+        assert [(void.attempt, void.named) for void in round_.voided] == [(0, {"cleo": "its sums differ"})]
     named = select(AuditEntry.detail).where(AuditEntry.action == "member.named", AuditEntry.subject == "cleo")
     details = [f"run {run} round {number} attempt 0: its sums differ" for number in (0, 1)]
     assert stage.look(lambda session: list(session.scalars(named))) == details
@@ -130,7 +130,7 @@ def test_after_a_pause_of_a_round_its_attempts_are_counted_anew(stage: Stage) ->
     stage.play(run, *players)
     (round_,) = stage.rounds(run)
     assert (round_.state, round_.attempt) == (RoundState.COMPLETED, 3)
-    assert [void["paused"] for void in round_.voided] == [False, True, False]
+    assert [void.paused for void in round_.voided] == [False, True, False]
 
 
 def test_a_restart_goes_on_with_the_attempt_that_was_under_way(stage: Stage) -> None:

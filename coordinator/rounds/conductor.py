@@ -117,6 +117,6 @@ class Conductor:
 
     def _note_void(self, session: Session, current: Round, record: VoidRecord, *, begins_next: bool) -> Round:
         round_ = session.get_one(Round, current.round_id)
-        round_.voided = [*round_.voided, record.encode()]
+        round_.voided = (*round_.voided, record)
         round_.attempt += begins_next
         return round_

@@ -7,30 +7,39 @@ from typing import Any
 from coordinator.aggregation.phases import Step
 from coordinator.aggregation.secure.settled import Record
 from coordinator.rounds.fleets.base import RunFacts
-from coordinator.rounds.step import Standing, Stepped
+from coordinator.rounds.step import Stepped
 from federation.v1.common_pb2 import Code, ObjectiveWeight, SecureSession, StepManifest
+from storage.models import Round
 from storage.records import canonical, memory_digest
 
 
 def step_manifest(
-    run: RunFacts, federation_id: str, at: Standing, step: Step, made: Stepped, *, revoked: Sequence[str]
+    run: RunFacts,
+    federation_id: str,
+    current: Round,
+    step: Step,
+    made: Stepped,
+    *,
+    state_before: str,
+    revoked: Sequence[str],
 ) -> StepManifest:
     """What the coordinator signs of a step, but for the time.
 
     Args:
         run: the run.
         federation_id: its federation.
-        at: where the run stood before the step.
+        current: the round.
         step: that was decided.
         made: what it made.
+        state_before: the digest of what the run remembered before.
         revoked: the clients whose accepted replies of the round were left out.
     """
     noise = made.noise
     return StepManifest(
         federation_id=federation_id,
         run_id=run.run_id,
-        round=at.number,
-        base_model=at.model,
+        round=current.number,
+        base_model=current.base_model,
         result_model=made.model,
         updates=[part.envelope for part in (*step.replies, *step.history)],
         coefficients=step.combination.coefficients.tolist(),
@@ -41,7 +50,7 @@ def step_manifest(
         noise_scale=0.0 if noise is None else noise.scale,
         algorithm=run.spec.algorithm.name,
         hyperparameters=canonical(run.spec.algorithm.hyperparameters),
-        state_before=memory_digest(at.state),
+        state_before=state_before,
         state_after=memory_digest(made.memory.encode()),
         consulted=[reply.envelope for reply in step.consulted],
         forgotten=step.forgotten,

@@ -1,9 +1,8 @@
 """The coordinator's data for a private round: keys, the members that were named, and secrets of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -17,13 +16,13 @@ from federation.work.base import Origin
 from federation.work.secure.terms import SessionTerms
 from federation.work.secure.wire import terms_bytes
 from storage.models import Round
+from storage.records import VoidRecord
 
 
-def since_pause(current: Round) -> list[dict[str, Any]]:
+def since_pause(current: Round) -> Sequence[VoidRecord]:
     """The attempts at a round that were voided since the run was last paused for it."""
-    voided = list(current.voided)
-    paused = [place for place, void in enumerate(voided) if void["paused"]]
-    return voided[paused[-1] + 1 :] if paused else voided
+    paused = [place for place, void in enumerate(current.voided) if void.paused]
+    return current.voided[paused[-1] + 1 :] if paused else current.voided
 
 
 def private_facts(session: Session, fleet: Fleet, current: Round, base_model: str) -> Private | None:
@@ -34,8 +33,8 @@ def private_facts(session: Session, fleet: Fleet, current: Round, base_model: st
     rounds = session.scalars(select(Round).where(Round.run_id == run.run_id)).all()
     return replace(
         bare_private(run, fleet.around.federation_id, base_model, fleet.keys(session)),
-        named=frozenset(name for round_ in rounds for void in round_.voided for name in void["named"]),
-        blind=sum(void["blind"] for void in since_pause(current)),
+        named=frozenset(name for round_ in rounds for void in round_.voided for name in void.named),
+        blind=sum(void.blind for void in since_pause(current)),
         settle=partial(_settle, fleet, f"{fleet.run.run_id}\0{current.number}\0{current.attempt}"),
     )
 

@@ -18,11 +18,11 @@ from coordinator.rounds.fleets.base import Fleet, RevokedMeanwhile
 from coordinator.rounds.manifest import step_manifest, weights
 from coordinator.rounds.revoked import left_out, revoked_clients
 from coordinator.rounds.states import move_round
-from coordinator.rounds.step import Standing, Stepped
+from coordinator.rounds.step import Stepped
 from federation.envelope import envelope_digest
 from storage import audit
 from storage.models import Assignment, Input, Model, Phase, Round, Update, note_model
-from storage.records import ObjectivesRecord
+from storage.records import ObjectivesRecord, memory_digest
 from storage.states import AssignmentState, RoundState
 
 log = logging.getLogger(__name__)
@@ -140,9 +140,9 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
         epsilons |= _stated_of_samples(session, current)
         measured = {} if fleet.conceals else {**made.direction.diagnostics, **agreement(step), **numbers}
         round_.metrics = {"step/rate": made.rate, **finite({**measured, **epsilons})}
-        at = Standing(number=current.number, model=current.base_model, state=row.state_data)
         gone = left_out(session, current.round_id)
-        manifest = step_manifest(run, around.federation_id, at, step, made, revoked=gone)
+        before = memory_digest(row.state_data)
+        manifest = step_manifest(run, around.federation_id, current, step, made, state_before=before, revoked=gone)
         manifest.created.FromDatetime(now)
         envelope = around.sign(manifest)
         round_.step = envelope.SerializeToString()

@@ -242,10 +242,9 @@ def best_round(session: Session, run: Run, metric: str, of: str, split: str) -> 
         Refusal: `metric-unknown`: no model was measured so.
     """
     of, split = of or "mean", split or "validation"
-    kinds = [MetricKind(**one) for one in run.metrics]
-    kind = kind_of(metric, kinds)
+    kind = kind_of(metric, run.metrics)
     if kind is None:
-        known = ", ".join(one.name for one in (*BUILT_IN, *kinds))
+        known = ", ".join(one.name for one in (*BUILT_IN, *run.metrics))
         raise Refusal("metric-unknown", f"run {run.run_id} has no metric {metric[:80]!r}; there are {known}")
     claims: dict[int, list[tuple[float, int]]] = {}
     query = select(Round.number, Evaluation).join(Round, Round.round_id == Evaluation.round_id)

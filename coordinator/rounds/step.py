@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,17 +59,12 @@ class Standing:
     Attributes:
         number: of the round, from 0.
         model: the digest of the model that the round starts from.
-        state: the column of the run that has what it remembers.
+        memory: what the run remembers.
     """
 
     number: int
     model: str
-    state: Mapping[str, Any]
-
-    @property
-    def memory(self) -> RunMemory:
-        """What the run remembers."""
-        return RunMemory.decode(self.state)
+    memory: RunMemory
 
 
 def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) -> Stepped:
@@ -82,8 +76,8 @@ def make_step(fleet: Fleet, algorithm: Algorithm, current: Round, step: Step) ->
     """
     around, spec = fleet.around, fleet.run.spec
     with around.database.read() as session:
-        state = fleet.memory(session, current.number, current.base_model).encode()
-    at = Standing(number=current.number, model=current.base_model, state=state)
+        memory = fleet.memory(session, current.number, current.base_model)
+    at = Standing(number=current.number, model=current.base_model, memory=memory)
     noise = noise_of(fleet, algorithm, current, len(step.rows))
     try:
         return take_step(spec, algorithm, at, step, blobs=around.blobs, noise=noise, device=around.device)

@@ -1,7 +1,7 @@
 """A run at its submission: the checks of its specification, and the members that it would ask."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import select
@@ -172,7 +172,7 @@ def new_run(
         initial_model=model,
         model=model,
         objectives=list(objectives),
-        metrics=[asdict(kind) for kind in metrics],
+        metrics=metrics,
         state_data={},
         submitted_by=by,
         created=created,

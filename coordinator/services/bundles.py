@@ -21,7 +21,6 @@ from coordinator.rounds.states import ROUND_ENDED, RUN_ENDED
 from federation import bundle
 from federation.certificates import der, serial_of
 from federation.identity import parse_peer
-from federation.metrics import MetricKind
 from federation.v1.common_pb2 import KeyRotation, Metric, SignedEnvelope, StepManifest, UpdateManifest
 from federation.v1.record_pb2 import Answer, Bundle, Consents, Exchange, PhaseRecord, Rotations, RoundRecord
 from storage.blobs import BlobMissing, BlobStore
@@ -165,7 +164,6 @@ def _copied(archive: zipfile.ZipFile, sink: _Sink, blobs: BlobStore, digest: str
 
 
 def _about(run: Run, federation_id: str, *, rounds: int, payloads: bool) -> Bundle:
-    metrics = [MetricKind(**one) for one in run.metrics]
     return Bundle(
         format=bundle.FORMAT,
         federation_id=federation_id,
@@ -173,7 +171,7 @@ def _about(run: Run, federation_id: str, *, rounds: int, payloads: bool) -> Bund
         name=run.name,
         state=run.state,
         objectives=run.objectives,
-        metrics=[Metric(name=one.name, better=one.better, largest=one.largest) for one in metrics],
+        metrics=[Metric(name=one.name, better=one.better, largest=one.largest) for one in run.metrics],
         initial_model=run.initial_model,
         model=run.model,
         rounds=rounds,

@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from coordinator.services import views
 from coordinator.services.messages import like
 from coordinator.services.summaries import ANSWERED, concealed, phases_of, rounds_from, summaries
 from coordinator.services.verification import Verifier, parsed
+from federation.accounting import SamplePrivacy
 from federation.objectives import JOINT
 from federation.sharing import BUFFERS
 from federation.v1 import admin_pb2 as messages
-from federation.v1.common_pb2 import SamplePrivacy, StepManifest, UpdateManifest
+from federation.v1 import common_pb2
+from federation.v1.common_pb2 import StepManifest, UpdateManifest
 from storage import models
 from storage.blobs import BlobMissing, BlobStore
 from storage.records import ObjectivesRecord
@@ -58,12 +61,12 @@ def round_detail(
     [fields] = _fields(session, [item], _scores(session, [] if concealed(item.run) else [item.round_id]))
     voided = [
         messages.VoidedAttempt(
-            attempt=one["attempt"],
-            reason=one["reason"],
-            named=[messages.NamedMember(client_id=name, reason=why) for name, why in sorted(one["named"].items())],
-            paused=one["paused"],
+            attempt=void.attempt,
+            reason=void.reason,
+            named=[messages.NamedMember(client_id=name, reason=why) for name, why in sorted(void.named.items())],
+            paused=void.paused,
         )
-        for one in item.voided
+        for void in item.voided
     ]
     not_asked = [messages.NotAsked(client_id=name, reason=why) for name, why in sorted(item.not_asked.items())]
     response = messages.GetRoundResponse(run=views.run(session, item.run), voided=voided, not_asked=not_asked, **fields)
@@ -178,7 +181,7 @@ def _participation(
     source = next(weighed, last)
     update = _update(source)
     reason = ": ".join(filter(None, (last.reason, last.message)))
-    named = {name: why for void in final.round.voided for name, why in void["named"].items()}
+    named = {name: why for void in final.round.voided for name, why in void.named.items()}
     if last.phase.attempt < final.attempt:
         why = named.get(last.client_id)
         reason = f"named as a cheater: {why}" if why else reason or "not asked again"
@@ -208,13 +211,11 @@ def _participation(
     )
 
 
-def _privacy(assignment: models.Assignment) -> SamplePrivacy | None:
+def _privacy(assignment: models.Assignment) -> common_pb2.SamplePrivacy | None:
     """What the reply to an assignment states of noise; None without noise."""
     update = _update(assignment)
-    if update is None or not update.privacy:
-        return None
-    stated: dict[str, Any] = {**update.privacy, "steps": int(update.privacy.get("steps", 0))}
-    return SamplePrivacy(**stated)
+    stated = None if update is None else SamplePrivacy.decode(update.privacy)
+    return None if stated is None else common_pb2.SamplePrivacy(**asdict(stated))
 
 
 def _update(assignment: models.Assignment) -> models.Update | None:

@@ -5,6 +5,7 @@ one round with every client's part in `details`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 
 from sqlalchemy import func, select
@@ -124,7 +125,7 @@ def run(session: Session, item: models.Run, *, spec: bool = False) -> messages.R
         parameters=model.parameters,
         latest=None if evaluated is None else summaries(session, [evaluated])[0],
         spec=item.spec.decode() if spec else "",
-        metrics=[messages_common.Metric(**one) for one in item.metrics],
+        metrics=[messages_common.Metric(**asdict(one)) for one in item.metrics],
         measured=parsed.parameters.measured,
         serving=_serving(session, item, parsed) if spec else (),
         client_privacy=_client_privacy(session, item, parsed.privacy),

@@ -72,10 +72,9 @@ class RunFacts:
             if digest(run.spec) != run.spec_digest:
                 raise RecordError("runs", run_id, "spec", f"its digest is not {run.spec_digest}")
             parameters = session.get_one(Model, run.initial_model).parameters
-            metrics = tuple(MetricKind(**one) for one in run.metrics)
             spec = RunSpec.parse(run.spec)
             by = run.submitted_by.rpartition("/")[2]
-            return cls(run_id, spec, run.spec_digest, parameters, tuple(run.objectives), metrics, by)
+            return cls(run_id, spec, run.spec_digest, parameters, tuple(run.objectives), run.metrics, by)
 
     @property
     def evaluation(self) -> Evaluate:
