@@ -5,9 +5,9 @@ closed when enough have replied, nobody is left, or the deadline has passed; cli
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from sqlalchemy import bindparam, insert, select
 from sqlalchemy.orm import Session
@@ -29,7 +29,7 @@ from coordinator.rounds.states import close_phase, end_assignment, open_assignme
 from federation.envelope import envelope_digest
 from federation.runs import RunSpec
 from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvelope, UnsharedParameters
-from federation.vectors import model_layout
+from federation.vectors import Layout, model_layout
 from federation.work.base import payload_layout
 from federation.work.registry import encode
 from storage import audit, models
@@ -56,6 +56,16 @@ _PROGRESS = (
 _UNANSWERED = select(Assignment.client_id).where(
     Assignment.phase_id == bindparam("phase"), Assignment.state == AssignmentState.OPEN
 )
+
+
+@dataclass(frozen=True)
+class _Issued:
+    """An assignment of a phase that is opened."""
+
+    order: AssignmentManifest
+    digest: str  # of the envelope
+    message: Assigned
+    inputs: Sequence[models.Input]
 
 
 class RemoteFleet(Fleet):
@@ -138,9 +148,7 @@ class RemoteFleet(Fleet):
 
     def _open_phase(self, question: Question) -> tuple[int, dict[str, Assigned]]:
         """Records the phase with a signed assignment for each client. Returns its id and the messages to clients."""
-        now = self.around.clock()
-        kind = question.phase.kind
-        inputs = self.store_inputs(question)
+        now, inputs = self.around.clock(), self.store_inputs(question)
         layout = model_layout(self.around.blobs.local(question.base_model))
         with self._database.begin() as session:
             before = session.scalar(
@@ -149,82 +157,54 @@ class RemoteFleet(Fleet):
             if before is not None:
                 return before, {}
             self.run.running(session)
-            phase = question.row(self._spec, now)
-            # A client that was revoked since the selection gets nothing. Locked: one that is revoked from here on is
-            # so after this transaction, and the revocation finds the assignment and cancels it.
-            active = session.scalars(
-                select(models.Client.client_id)
-                .where(models.Client.client_id.in_(question.clients), models.Client.state == ClientState.ACTIVE)
-                .order_by(models.Client.client_id)
-                .with_for_update(read=True)
-            ).all()
-            if kind.decides and revoked_before(session, question.current, question.number):
+            phase, active = question.row(self._spec, now), _lock_active(session, question.clients)
+            if question.phase.kind.decides and revoked_before(session, question.current, question.number):
                 raise RevokedMeanwhile
-            known = self.known(session)
-            previous_step = _newest_step(session, self.run.run_id)
+            known, previous_step = self.known(session), _newest_step(session, self.run.run_id)
             session.add(phase)
             session.flush()
-            messages: dict[str, Assigned] = {}
-            assignments: list[dict[str, Any]] = []
-            further: list[dict[str, Any]] = []  # inputs
-            for client_id in sorted(active):
+            issued = []
+            for client_id in active:
                 serves = known[client_id].objectives if client_id in known else self.run.objectives
                 needed = inputs[client_id]
-                work = question.phase.work(Asked(client_id, serves, self._spec, question.current.number))
-                rows = work.rows(self.run.shape(layout, serves))
-                order = AssignmentManifest(
-                    **self.facts(question),
-                    assignment_id=self._new_id(),
-                    client_id=client_id,
-                    base_model_bytes=layout.file_bytes,
-                    kind=work.name,
-                    work=encode(work),
-                    inputs=[Input(name=one.name, digest=one.digest, size=one.size) for one in needed.rows],
-                    rows=[Row(name=row.name, dtype=row.dtype, length=row.length) for row in rows],
-                    max_payload_bytes=payload_layout(rows).file_bytes if rows else 0,
-                    seed=self._spec.seed,
-                    objectives=serves,
-                    previous_step=previous_step,
-                    unshared=_unshared(self._spec),
-                    members=len(active),
-                    submitted_by=self.run.submitted_by,
-                )
+                order = self._order(question, client_id, serves, layout, needed.rows)
+                order.previous_step, order.members = previous_step, len(active)
                 order.created.FromDatetime(now)
                 order.deadline.FromDatetime(phase.deadline)
                 signed = self.around.sign(order)
-                envelope = signed.SerializeToString()
-                messages[client_id] = Assigned(envelope, needed.sent)
-                audit.record(
-                    session,
-                    at=now,
-                    actor="coordinator",
-                    action=audit.ISSUED,
-                    subject=order.assignment_id,
-                    detail=f"{client_id}: run {order.run_id} round {order.round} phase {order.phase}: {order.kind}",
-                    digest=envelope_digest(signed),
-                )
-                assignments.append(
-                    {
-                        "assignment_id": order.assignment_id,
-                        "phase_id": phase.phase_id,
-                        "client_id": client_id,
-                        "state": AssignmentState.OPEN,
-                        "base_model": question.base_model,
-                        "objectives": list(serves),
-                        "envelope": envelope,
-                        "created": now,
-                    }
-                )
-                further += [
-                    {"assignment_id": order.assignment_id, "name": row.name, "digest": row.digest, "size": row.size}
-                    for row in needed.rows
-                ]
-            for table, added in ((Assignment, assignments), (models.Input, further)):
-                if added:  # all in one statement: the ORM would handle each row by itself
-                    session.connection().execute(insert(table), added)
+                message = Assigned(signed.SerializeToString(), needed.sent)
+                issued.append(_Issued(order, envelope_digest(signed), message, needed.rows))
+            _record(session, phase.phase_id, issued, now)
         where = f"run {self.run.run_id} round {question.current.number} phase {question.number}"
         log.info("%s: %s for %d clients", where, phase.kind, len(active))
-        return phase.phase_id, messages
+        return phase.phase_id, {item.order.client_id: item.message for item in issued}
+
+    def _order(
+        self,
+        question: Question,
+        client_id: str,
+        serves: tuple[str, ...],
+        layout: Layout,
+        needed: Sequence[models.Input],
+    ) -> AssignmentManifest:
+        """What one client is asked, without what the opening of the phase decides."""
+        work = question.phase.work(Asked(client_id, serves, self._spec, question.current.number))
+        rows = work.rows(self.run.shape(layout, serves))
+        return AssignmentManifest(
+            **self.facts(question),
+            assignment_id=self._new_id(),
+            client_id=client_id,
+            base_model_bytes=layout.file_bytes,
+            kind=work.name,
+            work=encode(work),
+            inputs=[Input(name=row.name, digest=row.digest, size=row.size) for row in needed],
+            rows=[Row(name=row.name, dtype=row.dtype, length=row.length) for row in rows],
+            max_payload_bytes=payload_layout(rows).file_bytes if rows else 0,
+            seed=self._spec.seed,
+            objectives=serves,
+            unshared=_unshared(self._spec),
+            submitted_by=self.run.submitted_by,
+        )
 
     def _time_left(self, phase_id: int) -> float:
         """Seconds to wait for further replies: 0 when enough are in, or nobody is left to wait for.
@@ -237,16 +217,18 @@ class RemoteFleet(Fleet):
                 raise Held
             if phase.state is PhaseState.CLOSED:
                 return 0.0
-            if phase.replied >= phase.wanted and not self._spec.selection.required:
+            enough = phase.replied >= phase.wanted
+            if enough and not self._spec.selection.required:
                 return 0.0
-            ends = self._waits(session, phase_id, phase, enough=phase.replied >= phase.wanted)
+            ends = self._waits(session, phase_id, phase.started, phase.deadline, enough=enough)
         if not ends:
             return 0.0
         return max(0.0, (max(ends.values()) - self.around.clock()).total_seconds())
 
-    def _waits(self, session: Session, phase_id: int, phase: Any, *, enough: bool = False) -> dict[str, datetime]:
+    def _waits(
+        self, session: Session, phase_id: int, started: datetime, deadline: datetime, *, enough: bool
+    ) -> dict[str, datetime]:
         """Until when the phase waits for each client that has not replied; with `enough`, for the required ones."""
-        started, deadline = phase.started, phase.deadline
         attending, left = self._presence.attending(), self._presence.left()
         grace = timedelta(seconds=self._spec.selection.grace_seconds)
         ends = {}
@@ -272,7 +254,7 @@ class RemoteFleet(Fleet):
             if phase.state is PhaseState.CLOSED:
                 return True
             enough = fulfilled(session, phase_id) >= phase.wanted
-            ends = self._waits(session, phase_id, phase, enough=enough)
+            ends = self._waits(session, phase_id, phase.started, phase.deadline, enough=enough)
             if any(end > now for end in ends.values()):
                 return False
             ended = open_assignments(session, Assignment.phase_id == phase_id)
@@ -312,6 +294,54 @@ class RemoteFleet(Fleet):
             for assignment in gone:
                 assignment.reason, assignment.message = REVOKED, "its reply was accepted, and does not count"
         log.warning("run %s round %d: revoked since, left out: %s", self.run.run_id, question.current.number, names)
+
+
+def _lock_active(session: Session, clients: Sequence[str]) -> list[str]:
+    """The clients that have not been revoked since they were selected, by name.
+
+    They are locked: the revocation of one waits for this transaction, then finds its assignment and cancels it.
+    """
+    active = (models.Client.client_id.in_(clients), models.Client.state == ClientState.ACTIVE)
+    query = select(models.Client.client_id).where(*active).order_by(models.Client.client_id)
+    return sorted(session.scalars(query.with_for_update(read=True)))
+
+
+def _record(session: Session, phase_id: int, issued: Sequence[_Issued], now: datetime) -> None:
+    """Records the assignments of a phase."""
+    for item in issued:
+        order = item.order
+        audit.record(
+            session,
+            at=now,
+            actor="coordinator",
+            action=audit.ISSUED,
+            subject=order.assignment_id,
+            detail=f"{order.client_id}: run {order.run_id} round {order.round} phase {order.phase}: {order.kind}",
+            digest=item.digest,
+        )
+    assignments = [
+        {
+            "assignment_id": item.order.assignment_id,
+            "phase_id": phase_id,
+            "client_id": item.order.client_id,
+            "state": AssignmentState.OPEN,
+            "base_model": item.order.base_model,
+            "objectives": list(item.order.objectives),
+            "envelope": item.message.envelope,
+            "created": now,
+        }
+        for item in issued
+    ]
+    inputs = [
+        {"assignment_id": item.order.assignment_id, "name": row.name, "digest": row.digest, "size": row.size}
+        for item in issued
+        for row in item.inputs
+    ]
+    # Each table in one statement: the ORM would handle each row by itself.
+    if assignments:
+        session.connection().execute(insert(Assignment), assignments)
+    if inputs:
+        session.connection().execute(insert(models.Input), inputs)
 
 
 def _unshared(spec: RunSpec) -> UnsharedParameters | None:
