@@ -1,6 +1,6 @@
 """Members that answer each run before they work for it: the signed question about a run, and their signed answers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -94,12 +94,7 @@ def record_consent(
     run = session.get(Run, said.run_id[:32], with_for_update=True)
     if run is None or run.run_id != said.run_id:
         return ""  # the coordinator was restored from a backup
-    expected = {"federation_id": federation_id, "client_id": client_id, "spec": run.spec_digest}
-    for name, value in expected.items():
-        if getattr(said, name) != value:
-            raise Refusal(f"mismatch:{name}", f"the answer is about another {name} than the run's")
-    if said.answer not in set(Answer):
-        raise Refusal("mismatch:answer", f"{said.answer[:20]!r} is no answer: accepted, waiting or refused")
+    _must_fit(said, {"federation_id": federation_id, "client_id": client_id, "spec": run.spec_digest})
     data = envelope.SerializeToString(deterministic=True)
     row = session.get(Consent, (run.run_id, client_id))
     if row is not None and row.envelope == data:
@@ -127,6 +122,15 @@ def record_consent(
         digest=envelope_digest(envelope),
     )
     return run.run_id
+
+
+def _must_fit(said: ConsentManifest, expected: Mapping[str, str]) -> None:
+    """Raises the Refusal `mismatch:<field>` unless an answer has these fields, and is one of the possible answers."""
+    for name, value in expected.items():
+        if getattr(said, name) != value:
+            raise Refusal(f"mismatch:{name}", f"the answer is about another {name} than the run's")
+    if said.answer not in set(Answer):
+        raise Refusal("mismatch:answer", f"{said.answer[:20]!r} is no answer: accepted, waiting or refused")
 
 
 def reluctant(session: Session, run_id: str) -> dict[str, str]:

@@ -130,25 +130,7 @@ class Evidence:
             manifest = self._manifest(update, order, keys[update.update_id])
             if assignment.reason == REVOKED:
                 continue
-            rows = update_rows(blobs.local(manifest.payload)) if manifest.payload else {}
-            buffers = rows.pop(BUFFERS, None)
-            replies.append(
-                Reply(
-                    client_id=manifest.client_id,
-                    samples=manifest.samples,
-                    losses=dict(manifest.losses),
-                    metrics=dict(manifest.metrics),
-                    rows=tuple(rows.values()),
-                    names=tuple(rows),
-                    buffers=buffers,
-                    objectives=tuple(order.objectives),
-                    envelope=update.envelope_digest,
-                    payload=manifest.payload,
-                    statement=decode_statement(order.kind, manifest.statement),
-                    signed=update.envelope,
-                    signed_payload=manifest.payload,
-                )
-            )
+            replies.append(_reply(update, order, manifest, blobs))
         if unread:
             raise RecordError("assignments", min(unread), "state", "FULFILLED, and there is no accepted reply")
         return replies
@@ -237,6 +219,27 @@ class Evidence:
         except (Refusal, DecodeError) as error:
             why = error.message if isinstance(error, Refusal) else "it is no signed envelope"
             raise RecordError(*row, field, why) from error
+
+
+def _reply(update: Update, order: AssignmentManifest, manifest: UpdateManifest, blobs: BlobStore) -> Reply:
+    """A reply whose envelope was verified; the bytes of its payload are verified here."""
+    rows = update_rows(blobs.local(manifest.payload)) if manifest.payload else {}
+    buffers = rows.pop(BUFFERS, None)
+    return Reply(
+        client_id=manifest.client_id,
+        samples=manifest.samples,
+        losses=dict(manifest.losses),
+        metrics=dict(manifest.metrics),
+        rows=tuple(rows.values()),
+        names=tuple(rows),
+        buffers=buffers,
+        objectives=tuple(order.objectives),
+        envelope=update.envelope_digest,
+        payload=manifest.payload,
+        statement=decode_statement(order.kind, manifest.statement),
+        signed=update.envelope,
+        signed_payload=manifest.payload,
+    )
 
 
 def _same(row: tuple[str, object], field: str, recorded: Any, signed: Any) -> None:

@@ -120,14 +120,8 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
         row = run.running(session)
         if revoked_clients(session) & {part.client_id for part in (*step.replies, *step.consulted, *step.history)}:
             raise RevokedMeanwhile
-        # Those that the step was made of: a client may have replied to several phases.
-        envelopes = [reply.envelope for reply in step.replies]
-        parts = shares(step, made.direction)
-        for update in session.scalars(select(Update).where(Update.envelope_digest.in_(envelopes))):
-            if not fleet.conceals:
-                share = parts[update.client_id]
-                update.norm, update.weight = share.norm, share.weight
-                update.coefficient, update.cosine = share.coefficient, share.cosine
+        if not fleet.conceals:
+            _record_shares(session, step, made.direction)
         for model in sorted({made.model, made.result}):
             size = around.blobs.stat(model).size
             note_model(session, model, size=size, parameters=run.parameters, created=now)
@@ -159,6 +153,15 @@ def record_step(fleet: Fleet, current: Round, step: Step, phases: int, made: Ste
         row.model = made.model
         row.state_data = round_.state_after = made.memory.encode()
     log.info("run %s round %d: stepped to %s", run.run_id, current.number, made.model)
+
+
+def _record_shares(session: Session, step: Step, direction: Direction) -> None:
+    """Records each client's share with the reply that the step was made of; there may be replies to other phases."""
+    parts, envelopes = shares(step, direction), [reply.envelope for reply in step.replies]
+    for update in session.scalars(select(Update).where(Update.envelope_digest.in_(envelopes))):
+        share = parts[update.client_id]
+        update.norm, update.weight = share.norm, share.weight
+        update.coefficient, update.cosine = share.coefficient, share.cosine
 
 
 def _spent_on_clients(fleet: Fleet) -> dict[str, float]:

@@ -106,44 +106,48 @@ def take_step(
     Raises:
         FloatingPointError: the new model, or a vector, would not be finite.
     """
-    server, memory = spec.server, at.memory
+    server = spec.server
     rate = step.size * server_rate(server.learning_rate, server.decay, at.number, spec.rounds, server.decay_every)
     direction = Direction(step.combination, step.rows, step.gram, device=device)
     blocks: Iterable[Vector] = direction
     if noise is not None:
         coefficients = np.append(step.combination.coefficients, noise.scale)
         blocks = combine(coefficients, [*step.rows, noise.row], device=device)
-    vectors = dict(memory.vectors)
-    averaged = (memory.averaged or 0) if algorithm.averages else None
+    averaged = (at.memory.averaged or 0) if algorithm.averages else None
     parameters = spec.parameters.parameters_of(model_layout(blobs.local(at.model))).size
-    workshop = _Workshop(blobs, at.model, vectors, rate, averaged, parameters)
-    buffers = [reply.buffers for reply in step.replies if reply.buffers is not None]
-    made = {_MODEL: at.model}
-    if noise is not None or not direction.stationary:
-        optimiser = algorithm.optimiser() or server_optimiser(server)
-        with workshop.stream(blocks, optimiser, buffers) as writers:
-            if (
-                noise is not None or not direction.stationary
-            ):  # of one that is made coordinate by coordinate, it is known only now
-                made = {name: writer.commit() for name, writer in writers.items()}
-    stationary = noise is None and direction.stationary
-    if stationary and algorithm.averages:
-        with workshop.stream(combine(np.zeros(len(step.rows)), step.rows), Sgd(), []) as writers:
-            made = {name: writer.commit() for name, writer in writers.items()}
-    model = made.pop(_MODEL)
-    vectors |= made
-    rule = dict(step.combination.state)
+    workshop = _Workshop(blobs, at.model, at.memory.vectors, rate, averaged, parameters)
+    optimiser = algorithm.optimiser() or server_optimiser(server)
+
+    def stationary() -> bool:
+        return noise is None and direction.stationary
+
+    vectors = {**at.memory.vectors, **workshop.make(step, blocks, optimiser, stationary)}
+    model, rule = vectors.pop(_MODEL), dict(step.combination.state)
     after = RunMemory(
         rule=rule,
         vectors=vectors,
         averaged=None if averaged is None else averaged + 1,
         blobs=tuple(sorted({*vectors.values(), *algorithm.blobs(rule)})),
     )
+    return Stepped(
+        model=model,
+        result=after.deployed(model),
+        rate=rate,
+        gram=blobs.put(_gram_file(step.gram)),
+        combined=None if step.combined is None else blobs.put(_combined_file(step.combined)),
+        memory=after,
+        direction=direction,
+        noise=noise,
+        stationary=stationary(),
+        code=origins(algorithm),
+    )
+
+
+def _gram_file(gram: NDArray[np.float64]) -> bytes:
+    """The file of a Gram matrix, as .npy."""
     buffer = io.BytesIO()
-    np.save(buffer, step.gram, allow_pickle=False)  # no mutant: numbers are never pickled
-    combined = None if step.combined is None else blobs.put(_combined_file(step.combined))
-    gram, code = blobs.put(buffer.getvalue()), origins(algorithm)
-    return Stepped(model, after.deployed(model), rate, gram, combined, after, direction, noise, stationary, code)
+    np.save(buffer, gram, allow_pickle=False)  # no mutant: numbers are never pickled
+    return buffer.getvalue()
 
 
 def _combined_file(vector: NDArray[np.float32]) -> bytes:
@@ -194,8 +198,30 @@ class _Workshop:
     averaged: int | None  # the number of models in the mean; None where none is kept
     parameters: int  # of the model; averaged buffers come after them
 
+    def make(
+        self, step: Step, blocks: Iterable[Vector], optimiser: Optimiser, stationary: Callable[[], bool]
+    ) -> dict[str, str]:
+        """The digests of the model and the vectors after a step, by name; those of the vectors only if they changed.
+
+        Args:
+            step: what was decided.
+            blocks: of the direction.
+            optimiser: the server's.
+            stationary: whether there is no step to take. Of a direction that is made coordinate by coordinate, this is
+                known after its last block.
+        """
+        if not stationary():
+            buffers = [reply.buffers for reply in step.replies if reply.buffers is not None]
+            with self._stream(blocks, optimiser, buffers) as writers:
+                if not stationary():
+                    return {name: writer.commit() for name, writer in writers.items()}
+        if self.averaged is not None:
+            with self._stream(combine(np.zeros(len(step.rows)), step.rows), Sgd(), []) as writers:
+                return {name: writer.commit() for name, writer in writers.items()}
+        return {_MODEL: self.base_model}
+
     @contextmanager
-    def stream(
+    def _stream(
         self, direction: Iterable[Vector], optimiser: Optimiser, buffers: Sequence[Row]
     ) -> Iterator[dict[str, BlobWriter]]:
         """Writes the model and the vectors after a step; writers that the context does not commit are discarded.
