@@ -5,8 +5,6 @@ Every reason is listed in docs/reasons.md, which a test compares with `REASONS`.
 
 from typing import Literal
 
-from federation.v1.common_pb2 import SignedEnvelope
-
 Status = Literal[
     "INVALID_ARGUMENT",
     "NOT_FOUND",
@@ -109,13 +107,12 @@ class Refusal(Exception):
         reason: the stable reason, as in docs/reasons.md; a stem may carry a suffix ("mismatch:round").
         status: the gRPC status that goes with the reason.
         message: what was wrong, with the value, and what to do; no secret and nothing of another client.
-        signed: a receipt or a revocation that the coordinator signed, to travel in the status details.
+        signed: a receipt or a revocation that the coordinator signed, to travel in the status details: a serialized
+            SignedEnvelope; empty for none.
         retry_seconds: when the same request may be made again; 0 when that is not known.
     """
 
-    def __init__(
-        self, reason: str, message: str, *, signed: SignedEnvelope | None = None, retry_seconds: float = 0.0
-    ) -> None:
+    def __init__(self, reason: str, message: str, *, signed: bytes = b"", retry_seconds: float = 0.0) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.status = REASONS[reason.partition(":")[0]]

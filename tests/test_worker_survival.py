@@ -151,7 +151,7 @@ def test_a_signed_receipt_that_comes_with_a_refusal_ends_the_matter_and_nothing_
             super().pop(index)
             receipt = coordinator.honest_receipt(coordinator.submissions[-1])
             receipt.accepted, receipt.reason = False, "non-finite"
-            return Refusal("non-finite", "NaN", signed=seal(receipt, coordinator.signing_key))
+            return Refusal("non-finite", "NaN", signed=seal(receipt, coordinator.signing_key).SerializeToString())
 
     coordinator.submit_refusals = Refusing([None])
     coordinator.assign(ask_bf16(coordinator.assignment(*model)))

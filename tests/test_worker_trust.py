@@ -222,7 +222,7 @@ def test_only_a_revocation_that_the_coordinator_signed_for_this_client_ends_the_
     coordinator: ScriptedCoordinator, start: Start, member: MemberFiles
 ) -> None:
     def refusal(signed: SignedEnvelope) -> Refusal:
-        return Refusal("certificate-revoked", "no", signed=signed)
+        return Refusal("certificate-revoked", "no", signed=signed.SerializeToString())
 
     coordinator.attend_refusals = [
         refusal(seal(revocation(member), Ed25519PrivateKey.generate())),
@@ -244,7 +244,7 @@ def test_a_signed_end_of_the_own_certificate_ends_the_worker(
 ) -> None:
     serial = parse_peer(member.certificate).serial
     signed = seal(revocation(member, serial=serial), coordinator.signing_key)
-    coordinator.attend_refusals = [Refusal("certificate-revoked", "no", signed=signed)]
+    coordinator.attend_refusals = [Refusal("certificate-revoked", "no", signed=signed.SerializeToString())]
     running = start()
     running.thread.join(60)
     assert isinstance(running.failure, SessionError)
@@ -257,7 +257,7 @@ def test_a_worker_whose_stream_ends_with_its_revocation_ends_too(
     running = start()
     running.wait_for("attending")
     signed = seal(revocation(member), coordinator.signing_key)
-    coordinator.end_stream(Refusal("certificate-revoked", "no", signed=signed))
+    coordinator.end_stream(Refusal("certificate-revoked", "no", signed=signed.SerializeToString()))
     wait_for(lambda: running.failure, "the worker to end")
     assert isinstance(running.failure, SessionError)
 

@@ -113,4 +113,4 @@ def revoked(federation_id: str, key: Ed25519PrivateKey, client: Client, certific
     ended = client.revoked if is_revoked else certificate.revoked if certificate is not None else None
     if ended is not None:
         manifest.revoked.FromDatetime(ended)
-    return Refusal("certificate-revoked", REVOKED, signed=seal(manifest, key))
+    return Refusal("certificate-revoked", REVOKED, signed=seal(manifest, key).SerializeToString())

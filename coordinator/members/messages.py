@@ -12,6 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from federation.channels import ERROR_DOMAIN, STATUS_KEY
 from federation.refusals import Refusal
+from federation.v1.common_pb2 import SignedEnvelope
 
 MAX_MESSAGE_CHARACTERS = 1000  # of a refusal
 REQUEST_SECONDS = 20.0  # from the opening of a call to its request
@@ -104,8 +105,8 @@ async def abort(context: Context, refusal: Refusal) -> NoReturn:
 def status_details(refusal: Refusal) -> bytes:
     """A refusal as `google.rpc.Status`: its reason (`ErrorInfo`), what was signed, when to try again (`RetryInfo`)."""
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=refusal.reason, domain=ERROR_DOMAIN)]
-    if refusal.signed is not None:
-        details.append(refusal.signed)
+    if refusal.signed:
+        details.append(SignedEnvelope.FromString(refusal.signed))
     if refusal.retry_seconds:
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(ceil(refusal.retry_seconds * 1000))

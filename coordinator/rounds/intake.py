@@ -201,7 +201,7 @@ class Intake:
             raise closed
         self._changed(admission.manifest.run_id)
         if problem is not None:
-            raise Refusal(problem.reason, problem.message, signed=receipt)
+            raise Refusal(problem.reason, problem.message, signed=receipt.SerializeToString())
         return receipt
 
     def decline(self, client_id: str, envelope: SignedEnvelope) -> None:
@@ -313,7 +313,6 @@ def _stored_receipt(session: Session, message: str, envelope: str) -> SignedEnve
 
 def _given(receipt: bytes, *, accepted: bool, reason: str, message: str) -> SignedEnvelope:
     """A receipt that was given before, raised as a refusal when the reply was refused."""
-    stored = SignedEnvelope.FromString(receipt)
     if not accepted:
-        raise Refusal(reason, message, signed=stored)
-    return stored
+        raise Refusal(reason, message, signed=receipt)
+    return SignedEnvelope.FromString(receipt)
