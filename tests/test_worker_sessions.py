@@ -1,6 +1,7 @@
 """What a worker remembers of rounds: values between phases, answered questions, and the lanes of its work."""
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -17,14 +18,14 @@ from works import set_train
 
 from federation.digests import digest
 from federation.tasks import DataSource, initial_model, task
-from federation.training.trainer import Trainer
+from federation.training.plans import TrainingPlan
+from federation.training.torch_trainer import TorchTrainer
 from federation.v1.common_pb2 import AssignmentManifest, Input, Row, SignedEnvelope
-from federation.vectors import Layout, to_bytes, update_rows
+from federation.vectors import Array, Layout, Vector, to_bytes, update_rows
 from federation.work.base import Shape, Work
 from federation.work.registry import decode
 from worker.assignments import Declined, Order
 from worker.home import Home, HomeError
-from worker.service import prepare_offers
 from worker.sessions import Sessions
 
 CODE = Path(__file__).with_name("lottery")
@@ -262,11 +263,6 @@ def test_a_question_is_answered_once_in_an_attempt_also_after_a_restart(tmp_path
 # --- lanes
 
 
-@pytest.fixture(scope="module")
-def offers() -> dict[str, Trainer]:
-    return prepare_offers(["digits"], DataSource(), device="cpu", threads=1)[0]
-
-
 @pytest.fixture
 def coordinator() -> Iterator[ScriptedCoordinator]:
     with scripted() as coordinator:
@@ -281,17 +277,31 @@ def ticket(coordinator: ScriptedCoordinator, layout: Layout, model: bytes, numbe
     return asked
 
 
-def test_a_message_of_a_protocol_is_answered_while_a_training_without_end_goes_on(
-    coordinator: ScriptedCoordinator, offers: dict[str, Trainer], tmp_path: Path
+class Patient(TorchTrainer):
+    """Begins to train, and goes on once the test lets it."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.began, self.may_go_on = threading.Event(), threading.Event()
+
+    def train(self, model: Vector, plan: TrainingPlan) -> Array:
+        self.began.set()
+        self.may_go_on.wait(60)
+        return super().train(model, plan)
+
+
+def test_a_message_of_a_protocol_is_answered_while_a_training_goes_on(
+    coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
     layout, vector = initial_model(task("digits"), seed=0)
     model = to_bytes(layout, vector)
-    endless = coordinator.assignment(layout, model)
-    set_train(endless, steps=1_000_000)
-    coordinator.assign(endless)
-    running = Running(Home(tmp_path / "worker"), coordinator.member(), offers)
+    training = coordinator.assignment(layout, model)
+    set_train(training, steps=1)
+    coordinator.assign(training)
+    trainer = Patient(task("digits"), task("digits").load(DataSource()), threads=1)
+    running = Running(Home(tmp_path / "worker"), coordinator.member(), {"digits": trainer})
     try:
-        running.wait_for("training")
+        wait_for(trainer.began.is_set, "the training to begin")
         coordinator.assign(ticket(coordinator, layout, model, 1))
         wait_for(lambda: len(coordinator.submissions) == 1, "the answer to the ticket")
         (submission,) = coordinator.submissions
@@ -299,6 +309,10 @@ def test_a_message_of_a_protocol_is_answered_while_a_training_without_end_goes_o
         path = tmp_path / "payload"
         path.write_bytes(submission.payload)
         assert update_rows(path)["answer"].read().tolist() == [144]
-        assert not running.events("done") or {e["kind"] for e in running.events("done")} == {"ticket"}
+        assert [event["kind"] for event in running.events("done")] == ["ticket"]
+        trainer.may_go_on.set()
+        wait_for(lambda: len(coordinator.submissions) == 2, "the update")
+        assert [event["kind"] for event in running.events("done")] == ["ticket", "train"]
     finally:
+        trainer.may_go_on.set()
         running.stop()
