@@ -17,7 +17,7 @@ from federation.secure.payloads import CheckAnswers, Unmasking, split_ciphertext
 from federation.secure.thresholds import Mode, Thresholds
 from federation.secure.unmasking import Check, Recovered, commits, gives_key, recover
 from federation.secure.verification import CheckShares
-from federation.secure.wire import Words, pack_words, unpack_words
+from federation.secure.wire import Words
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,7 @@ class Session:
         publics = {other: self.keys[other].public.s for other in a}
         own = masks.member_masks(name, self.keys[name].s, publics, self.keys[name].sigma_b, self.view_mask(a))
         u = self.updates[name] if vector is None else vector
-        payload = b"".join(pack_words(block) for block in masks.masked(blocks(u), a[name], own))
-        return unpack_words(payload, len(u))
+        return np.concatenate(list(masks.masked(blocks(u), a[name], own)))
 
     # --- UNMASK
 

@@ -16,7 +16,7 @@ from federation.secure.derivation import Purpose, own, taus
 from federation.secure.fields import F_P, F_Q
 from federation.secure.sketch import second_elements
 from federation.secure.thresholds import Mode
-from federation.secure.wire import pack, pack_words, unpack_words
+from federation.secure.wire import pack
 
 FROZEN: dict[str, Any] = json.loads((Path(__file__).parent / "secure_vectors.json").read_text())
 IDS = reference.IDS
@@ -54,7 +54,8 @@ def computed() -> dict[str, Any]:
     out["gram"] = [triangle(session.gram(IDS, attempt)) for attempt in (1, 2)]
     view_mask = session.view_mask(COEFFICIENTS)
     out["view_mask"] = view_mask.hex()
-    y = {name: pack_words(session.masked(name, COEFFICIENTS)) for name in IDS}
+    words = {name: session.masked(name, COEFFICIENTS) for name in IDS}
+    y = {name: values.astype("<u4").tobytes() for name, values in words.items()}
     out["mask"] = {name: data.hex() for name, data in y.items()}
     V = [name for name in IDS if name != reference.LOST]
     inputs = [hashing.digest(y[name]) for name in V]
@@ -84,8 +85,7 @@ def computed() -> dict[str, Any]:
         for i, name in enumerate(V)
     }
     out["unmask"] = {name: [data[: 8 * 37].hex(), hashing.digest(data).hex()] for name, data in replies.items()}
-    words = {name: unpack_words(y[name], reference.D) for name in V}
-    out["sum"] = session.sum(words, COEFFICIENTS, replies).view(np.int32).tolist()
+    out["sum"] = session.sum({name: words[name] for name in V}, COEFFICIENTS, replies).view(np.int32).tolist()
     return out
 
 

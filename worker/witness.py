@@ -6,7 +6,6 @@ log: it says so in a signed statement, and its log must continue the newest chec
 
 import json
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -204,12 +203,6 @@ class Witness:
             self._told_disk = True
         else:
             self._told_disk = False
-
-
-def kept_sizes(path: Path) -> Sequence[int]:
-    """The sizes of the checkpoints in a worker's file, in order; none without a file."""
-    document = read(path)
-    return [] if document is None else [_kept(text).size for text in document["checkpoints"]]
 
 
 def _kept(text: str) -> Kept:

@@ -17,7 +17,6 @@ class Fault(StrEnum):
     ZERO = "zero"
     RANGE = "out-of-range"
     ACCUSATION = "accusation"
-    SHARES = "inconsistent-shares"
 
 
 class Malformed(ValueError):

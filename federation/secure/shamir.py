@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from federation.secure.errors import Fault, Malformed
 from federation.secure.fields import Elements, Field
 from federation.secure.streams import Stream
 
@@ -66,20 +65,6 @@ def inconsistent(field: Field, points: Sequence[int], shares: Elements, degree: 
     rest = points[degree + 1 :]
     off: NDArray[np.bool_] = (interpolate(field, points, shares, degree, rest) != shares[degree + 1 :]).any(axis=0)
     return off
-
-
-def reconstruct(field: Field, points: Sequence[int], shares: Elements, degree: int) -> Elements:
-    """The secrets, (r,), from degree + 1 or more shares, which must all agree.
-
-    Raises:
-        ValueError: there are fewer shares.
-        Malformed: a column does not lie on a polynomial of this degree.
-    """
-    off = inconsistent(field, points, shares, degree)
-    if off.any():
-        raise Malformed(Fault.SHARES, f"{off.sum()} of {len(off)} columns lie on no polynomial of degree {degree}")
-    secrets: Elements = interpolate(field, points, shares, degree, [0])[0]
-    return secrets
 
 
 def _distinct(points: Sequence[int]) -> Sequence[int]:

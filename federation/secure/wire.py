@@ -1,4 +1,4 @@
-"""Elements and words as bytes (section 2a): little-endian, exact lengths, no element at or above the modulus."""
+"""Elements as bytes (section 2a): little-endian, exact lengths, no element at or above the modulus."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,17 +26,3 @@ def unpack(field: Field, data: bytes, count: int) -> Elements:
     if (elements >= np.uint64(field.modulus)).any():
         raise Malformed(Fault.ELEMENT, f"a word is at or above 2^{field.bits} - 1")
     return elements
-
-
-def pack_words(words: Words) -> bytes:
-    """Words of Z_2^32, 4 bytes each."""
-    return words.astype("<u4").tobytes()
-
-
-def unpack_words(data: bytes, count: int) -> Words:
-    """`count` words of Z_2^32, (count,); a view of the data, not writable.
-
-    Raises:
-        Malformed: another length.
-    """
-    return np.frombuffer(exactly(data, 4 * count, f"a message of {count} words"), "<u4")
