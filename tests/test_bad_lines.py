@@ -2,9 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from harness import Federation, federation
+from harness import Federation, Process, federation
 from slow_line import SlowLine, slow_line
 
 from federation.channels import CHUNK_BYTES
@@ -22,6 +23,10 @@ evaluate.every = 0
 CONNECTION_BYTES = 40_000  # a handshake, a hello, heartbeats and the envelope of a reply, at most
 
 
+def work(fed: Federation, home: Path) -> Process:
+    return fed._spawn([str(WORKER), str(home), str(LAYOUT.size)], home.name)
+
+
 def begin(fed: Federation, line: SlowLine, home: Path, port: int) -> str:
     """Submits a run and starts a worker that reaches the coordinator over the line; returns the run's id."""
     description = (home / "member.toml").read_text()
@@ -29,11 +34,17 @@ def begin(fed: Federation, line: SlowLine, home: Path, port: int) -> str:
     model = fed.directory / "model.safetensors"
     model.write_bytes(to_bytes(LAYOUT, np.ones(LAYOUT.size, np.float32)))
     run = fed.submit(home.name, SPEC, "--model", str(model))
-    fed._spawn([str(WORKER), str(home), str(LAYOUT.size)], home.name)
+    work(fed, home)
     return run
 
 
-def test_transfers_go_on_after_each_break_and_after_the_death_of_the_coordinator(tmp_path: Path) -> None:
+def told(text: str) -> list[dict[str, Any]]:
+    """The events in what a worker has written; some of the log may follow on the line of an event."""
+    lines = [line for line in text.splitlines() if line.startswith('{"event"')]
+    return [json.JSONDecoder().raw_decode(line)[0] for line in lines]
+
+
+def test_transfers_go_on_after_each_break_and_after_the_death_of_both_sides(tmp_path: Path) -> None:
     with federation(tmp_path) as fed:
         coordinator = fed.serve()
         port = json.loads((fed.home / "ports.json").read_text())["federation"]
@@ -43,20 +54,24 @@ def test_transfers_go_on_after_each_break_and_after_the_death_of_the_coordinator
             worker = fed.processes[-1]
             worker.wait_for_text('"event": "resuming"')
             coordinator.kill()
+            worker.kill()
+            before = len(worker.text)
             fed.serve()
+            work(fed, home)
             fed.wait_completed(run)
             worker.wait_for_text('"event": "receipt"')
             cuts, up, down = line.cuts, line.up.carried, line.down.carried
-        lines = [text for text in worker.text.splitlines() if text.startswith('{"event"')]
-        told = [json.JSONDecoder().raw_decode(text)[0] for text in lines]  # some of the log may follow on the line
-        arrived = [event["arrived_bytes"] for event in told if event["event"] == "resuming"]
+        events, names = told(worker.text), [event["event"] for event in told(worker.text[before:])]
+        assert names.index("resuming") < names.index("receipt")
+        assert [event["event"] for event in events].count("training") == 1
+        arrived = [event["arrived_bytes"] for event in events if event["event"] == "resuming"]
         assert arrived == sorted(arrived)
         assert cuts >= 6  # at least three on the way down and three on the way up
         # Down came the model, and the new one for the evaluation. Each break, and the death, costs at most the chunk
         # that was on its way, and another handshake.
-        breaks = cuts + 1
+        breaks = cuts + 2
         assert up - LAYOUT.file_bytes <= breaks * (CHUNK_BYTES + CONNECTION_BYTES)
         assert down - 2 * LAYOUT.file_bytes <= breaks * (CHUNK_BYTES + CONNECTION_BYTES)
         assert "incident" not in coordinator.text
-        assert {event["accepted"] for event in told if event["event"] == "receipt"} == {True}
+        assert {event["accepted"] for event in events if event["event"] == "receipt"} == {True}
         assert DirectoryStore(fed.home / "blobs").partial_uploads() == []
