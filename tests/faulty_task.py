@@ -1,4 +1,4 @@
-"""Digits at a site where something goes wrong while it trains: what, is read from the file `fault` in its data."""
+"""Digits at a site where something goes wrong while it computes: what, is read from the file `fault` in its data."""
 
 import time
 from dataclasses import replace
@@ -26,12 +26,12 @@ class Faulty(Digits):
     def losses(self, output: Any, y: torch.Tensor) -> dict[str, torch.Tensor]:
         found = super().losses(output, y)
         fault = self.fault.read_text() if self.fault is not None and self.fault.exists() else ""
-        if not output.requires_grad:  # only training is at fault
+        if fault == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        if not output.requires_grad:  # an evaluation
             return found
         if fault == "nan":
             return {name: loss * float("nan") for name, loss in found.items()}
-        if fault == "memory":
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
         if fault == "slow":
             time.sleep(SLOW_SECONDS)  # the fault itself: every step is slow
         return found

@@ -1,26 +1,31 @@
 """Faults at members' sites, with real processes: what the operator sees, and how a site is back."""
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import TESTS, Federation, Process, federation
+from harness import TESTS, Federation, Process, federation, wait_for
 
-CLIENTS = ("healthy", "nan", "memory", "slow", "clock")
+CLIENTS = ("healthy", "nan", "memory", "slow", "disk", "clock")
+PAGE = TESTS.parent / "docs" / "operations.md"
+CLOCK = "this machine's clock and the coordinator's differ by -3600 s"
+FULL = ("[Errno 27] File too large", "[Errno 28] No space left on device")  # here, and on a disk that is full
+DISK_BYTES = 10_000  # a file on a full disk; half of a model
 TASK = "faulty_task:Faulty"
 SPEC = f"""\
 task = "{TASK}"
 rounds = 3
 algorithm.name = "fedavg-n"
-selection = {{ minimum = 4, quorum = 0.4, grace_seconds = 5.0 }}
+selection = {{ pool = "POOL", minimum = 4, quorum = 0.3, grace_seconds = 5.0 }}
 train = {{ steps = 40, batch_size = 20, deadline_seconds = DEADLINE }}
 evaluate = {{ every = 0, splits = ["test"] }}
 """
 
 
 class Scene:
-    """Five sites, each with data of its own in a directory, where a file names what goes wrong."""
+    """Six sites, each with data of its own in a directory, where a file names what goes wrong."""
 
     def __init__(self, fed: Federation) -> None:
         self.fed = fed
@@ -32,18 +37,36 @@ class Scene:
     def fault(self, client: str, what: str) -> None:
         (self.data(client) / "fault").write_text(what)
 
+    def fill_disk(self, client: str, *, full: bool = True) -> None:
+        """From now on the kernel refuses what the worker writes, as a full disk does; or no longer."""
+        worker = self.workers[client].popen.pid
+        _, hard = resource.prlimit(worker, resource.RLIMIT_FSIZE)
+        resource.prlimit(worker, resource.RLIMIT_FSIZE, (DISK_BYTES if full else hard, hard))
+
     def work(self, client: str) -> None:
         part = f"{CLIENTS.index(client) + 1}/{len(CLIENTS)}"
         program = [str(TESTS / "wrong_clock.py")] if client == "clock" else ()
         options = ("--data", str(self.data(client)), "--part", part, "--code", str(TESTS))
         self.workers[client] = self.fed.work(client, *options, task=TASK, program=program)
 
-    def run(self, name: str, deadline: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """A whole run; it, and the parts in its last round by client."""
-        found = self.fed.submit(name, SPEC.replace("DEADLINE", str(deadline)), "--code", str(TESTS))
-        self.fed.wait_completed(found)
-        record = self.fed.admin("round", found, "-1")
+    def submit(self, name: str, deadline: float, pool: str = "attending") -> str:
+        spec = SPEC.replace("DEADLINE", str(deadline)).replace("POOL", pool)
+        return self.fed.submit(name, spec, "--code", str(TESTS))
+
+    def ended(self, run: str, round_: int = -1) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A run after its end, and the parts in a round by client."""
+        self.fed.wait_completed(run)
+        record = self.fed.admin("round", run, str(round_))
         return record["run"], {part["client_id"]: part for part in record["participations"]}
+
+    def outcomes(self, run: str, client: str) -> list[Any]:
+        """Kind of work and reason of each assignment of a member, in their order."""
+        query = (
+            "select p.kind, a.reason from assignments a join phases p on p.phase_id = a.phase_id "
+            "join rounds r on r.round_id = p.round_id where r.run_id = :run and a.client_id = :client "
+            "order by r.number, p.number"
+        )
+        return [tuple(row) for row in self.fed.query(query, run=run, client=client)]
 
 
 @pytest.fixture(scope="module")
@@ -62,17 +85,22 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @pytest.fixture(scope="module")
 def faulty(scene: Scene) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A run in which three of five sites fail in each of three rounds, and a fourth has a wrong clock."""
+    """A run in which four of six sites fail in each of three rounds, and a fifth has a wrong clock."""
     for client in ("nan", "memory", "slow"):
         scene.fault(client, client)
-    return scene.run("faulty", deadline=10.0)
+    scene.fill_disk("disk")
+    return scene.ended(scene.submit("faulty", deadline=10.0))
 
 
 def reason(part: dict[str, Any]) -> str:
     return str(part.get("reason", "")).partition(":")[0]
 
 
-def test_nan_and_a_full_gpu_are_declined_with_their_reasons_and_a_slow_site_is_not_waited_for(
+def fulfilled(parts: dict[str, Any]) -> set[str]:
+    return {client for client, part in parts.items() if part["state"].endswith("FULFILLED")}
+
+
+def test_nan_a_full_gpu_and_a_full_disk_are_declined_with_their_reasons_and_a_slow_site_is_not_waited_for(
     faulty: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
     run, parts = faulty
@@ -81,11 +109,17 @@ def test_nan_and_a_full_gpu_are_declined_with_their_reasons_and_a_slow_site_is_n
         "nan": "training-diverged",
         "memory": "memory",
         "slow": "deadline",
+        "disk": "disk",
     }
-    assert [client for client, part in sorted(parts.items()) if part["state"].endswith("FULFILLED")] == [
-        "clock",
-        "healthy",
-    ]
+    assert fulfilled(parts) == {"clock", "healthy"}
+
+
+def test_a_gpu_without_memory_declines_training_and_evaluation_and_the_others_are_evaluated(
+    scene: Scene, faulty: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    run, parts = faulty
+    assert scene.outcomes(run["run_id"], "memory") == [("train", "memory")] * 3 + [("evaluate", "memory")]
+    assert {client for client, part in parts.items() if part.get("answered")} == {"clock", "healthy", "nan", "slow"}
 
 
 def test_the_operator_is_warned_of_each_failing_member_by_name(
@@ -93,28 +127,49 @@ def test_the_operator_is_warned_of_each_failing_member_by_name(
 ) -> None:
     run = scene.fed.admin("run", faulty[0]["run_id"])["run"]
     failing = {one["client_id"] for one in run["warnings"] if one["kind"].endswith("MEMBER_FAILS")}
-    assert failing == {"nan", "memory", "slow"}
+    assert failing == {"nan", "memory", "slow", "disk"}
 
 
 def test_a_clock_that_is_an_hour_ahead_is_reported_and_does_no_harm(
     scene: Scene, faulty: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
-    scene.workers["clock"].wait_for_text("this machine's clock and the coordinator's differ by -3600 s")
+    scene.workers["clock"].wait_for_text(CLOCK)
     assert faulty[1]["clock"]["state"].endswith("FULFILLED")
 
 
-def test_sites_that_are_healthy_again_count_and_so_does_one_that_was_away(
-    scene: Scene, faulty: tuple[dict[str, Any], dict[str, Any]]
-) -> None:
+def test_the_page_for_operators_shows_the_lines_that_they_see(faulty: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    seen = [f"\nsite-a: {part['reason'].replace(*FULL)}\n" for part in faulty[1].values() if reason(part)]
+    text = PAGE.read_text()
+    assert len(seen) == 4
+    assert [line for line in [*seen, CLOCK] if line not in text] == []
+
+
+def test_sites_that_are_healthy_again_count_and_nobody_waits_for_one_that_is_away(scene: Scene) -> None:
     scene.workers["healthy"].stop()
     for client in CLIENTS:
         scene.fault(client, "")
-    run, parts = scene.run("away", deadline=60.0)
-    assert run["rounds_done"] == 3, "nobody waits for the member that is away"
-    assert {client for client, part in parts.items() if part["state"].endswith("FULFILLED")} == set(CLIENTS) - {
-        "healthy"
-    }
+    scene.fill_disk("disk", full=False)
+    run, parts = scene.ended(scene.submit("away", deadline=60.0))
+    assert run["rounds_done"] == 3
+    assert fulfilled(parts) == set(CLIENTS) - {"healthy"}
     scene.work("healthy")
     scene.fed.attending("healthy")
-    run, parts = scene.run("back", deadline=60.0)
-    assert {client for client, part in parts.items() if part["state"].endswith("FULFILLED")} == set(CLIENTS)
+
+
+def test_a_site_that_vanishes_while_it_trains_counts_again_once_it_is_back_and_does_not_do_what_has_ended(
+    scene: Scene,
+) -> None:
+    scene.fault("healthy", "slow")
+    before = len(scene.workers["healthy"].text)
+    run = scene.submit("vanished", deadline=60.0, pool="enrolled")
+    wait_for(lambda: "round 0: training\n" in scene.workers["healthy"].text[before:], "the training to begin")
+    scene.workers["healthy"].kill()
+    wait_for(lambda: ("train", "absent") in scene.outcomes(run, "healthy"), "the end of what it was asked")
+    scene.fault("healthy", "")
+    before = len(scene.workers["healthy"].text)
+    scene.work("healthy")
+    _, parts = scene.ended(run, 1)
+    assert fulfilled(parts) == set(CLIENTS)
+    assert scene.outcomes(run, "healthy") == [("train", "absent"), ("train", ""), ("train", ""), ("evaluate", "")]
+    back = scene.workers["healthy"].text[before:]
+    assert ("round 0: training\n" in back, "round 1: training\n" in back) == (False, True)
