@@ -82,7 +82,7 @@ class ServerSpec(Section):
         "tau": ("optimiser", ("adam", "yogi", "adagrad")),
     }
 
-    learning_rate: Positive = Field(1.0, description="eta_0")
+    learning_rate: Positive = Field(1.0, description="eta_0, the rate of the first round")
     decay: float = Field(
         0.0,
         ge=0,
@@ -91,11 +91,11 @@ class ServerSpec(Section):
     )
     decay_every: Count = Field(100, description="P, the rounds between two reductions of the rate; for decay > 0")
     optimiser: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
-        "sgd", description="sgd steps along the direction itself; the others remember (Reddi et al., 2021)"
+        "sgd", description="sgd steps along the direction; the others keep state (Reddi et al., 2021)"
     )
-    beta1: BelowOne = Field(0.9, description="what is left of the momentum after a round")
-    beta2: BelowOne = Field(0.99, description="what is left of the squared directions after a round")
-    tau: Positive = Field(1e-3, description="adaptivity: smaller adapts more")
+    beta1: BelowOne = Field(0.9, description="the share of the momentum that is kept in each round")
+    beta2: BelowOne = Field(0.99, description="the share of the squared directions that is kept in each round")
+    tau: Positive = Field(1e-3, description="adaptivity: a smaller number adapts more")
 
 
 Pattern = Annotated[str, Field(pattern=PATTERN)]
@@ -106,16 +106,18 @@ class ParametersSpec(Section):
     """Which parameters of the task's model a run does not share."""
 
     personal: Patterns = Field(
-        (), description='kept and trained by each member, and never sent: names of parameters, such as "head.*"'
+        (), description='parameters that each member keeps, trains and never sends: patterns, such as "head.*"'
     )
-    frozen: Patterns = Field((), description="left at the initial values: names, likewise")
+    frozen: Patterns = Field((), description="parameters that stay at their initial values: patterns")
 
     buffers: Literal["", "local", "averaged", "frozen"] = Field(
         "",
-        description="what becomes of buffers, such as BatchNorm's running statistics: kept by each member, averaged, "
+        description="the treatment of buffers, such as BatchNorm's running statistics: kept by each member, averaged, "
         "or left at the initial values; a model without buffers needs nothing",
     )
-    buffer_names: Patterns = Field(BUFFER_NAMES, description="the names of the buffers, where they are averaged")
+    buffer_names: Patterns = Field(
+        BUFFER_NAMES, description="patterns of the names of the buffers, if they are averaged"
+    )
 
     @property
     def shares_all(self) -> bool:
@@ -160,7 +162,7 @@ class EvaluateSpec(Section):
     splits: tuple[Split, ...] = Field(("train", "validation", "test"), strict=False, min_length=1)
     deadline_seconds: Seconds = 600.0
     metrics: dict[str, MetricSpec] = Field(
-        {}, description="metrics of the task that are measured; empty is what the task says where the run is submitted"
+        {}, description="metrics of the task that are measured; empty: all, as the submitting machine has the task"
     )
 
 
@@ -171,14 +173,14 @@ class StopSpec(Section):
         "", pattern=METRIC, description='"accuracy", "loss" or a metric of the task; empty: the run is not stopped'
     )
     of: Literal["mean", "weighted", "worst"] = Field(
-        "mean", description="of the members' values: the mean, the mean by samples, or the worst"
+        "mean", description="the value that counts: the members' mean, their mean by samples, or the worst"
     )
     split: Split = "validation"
     target: float | None = Field(None, description="the run ends when the value is at least this good")
     patience: Natural = Field(
         0, description="the run ends after this number of evaluations in a row without a better value; 0: never"
     )
-    improvement: NotNegative = Field(0.0, description="by how much a value must be better to count as better")
+    improvement: NotNegative = Field(0.0, description="the least difference by which a value counts as better")
 
     @model_validator(mode="after")
     def _complete(self) -> "StopSpec":
@@ -191,10 +193,10 @@ class ObjectivesSpec(Section):
     """The objectives of a task that has several, and who serves which: the indicator matrix."""
 
     names: Names = Field(
-        (), description="of the task, in its order; empty is what the task says where the run is submitted"
+        (), description="objectives of the task, in its order; empty: as the submitting machine has the task"
     )
     serve: dict[str, Names] = Field(
-        {}, description="which of them a client serves, by its name; of the others, what they declare counts"
+        {}, description="the objectives that a client serves, by its name; other clients serve those they declare"
     )
 
 
@@ -210,14 +212,14 @@ class PrivacySpec(Section):
 
     secure: Literal["off", "sum", "private", "verified"] = Field(
         "off",
-        description="what is opened in a round: every update, one weighted sum, that and the Gram matrix of sketches, "
-        "or the same with proofs of every member's length",
+        description="what the coordinator learns: every update; one weighted sum; the sum and the Gram matrix of "
+        "sketches; or the same with proofs of every member's length",
     )
     disclose: Annotated[tuple[Literal["accuracy", "evaluation", "loss", "norm"], ...], Field(strict=False)] = Field(
-        (), description="numbers that members show besides, for rules that read them; their owners must allow it"
+        (), description="numbers that members also show, for rules that read them; their owners must allow it"
     )
     clip: NotNegative = Field(0.0, description="C of fedavg in a sum: updates longer than C are shortened to it")
-    stage_seconds: Seconds = Field(120.0, description="the time of each stage after the training")
+    stage_seconds: Seconds = Field(120.0, description="seconds for each stage after the training")
     sample_noise: NotNegative = Field(
         0.0,
         description="noise on the gradients of every client's samples (DP-SGD): its standard deviation in units of "
@@ -230,9 +232,11 @@ class PrivacySpec(Section):
         f"as a multiple of the most that one client moves the step, at least {LEAST_NOISE}; 0 is none",
     )
     client_epsilon: NotNegative = Field(
-        0.0, description="the budget of that noise: the run is stopped before a round would exceed it; 0 is no budget"
+        0.0, description="the budget of epsilon: the run is stopped before a round would exceed it; 0 is no budget"
     )
-    client_delta: float = Field(DELTA, gt=0, lt=1, description="for which it holds; below 1 / the number of clients")
+    client_delta: float = Field(
+        DELTA, gt=0, lt=1, description="the delta of that epsilon; below 1 / the number of clients"
+    )
 
     @model_validator(mode="after")
     def _of_private_rounds(self) -> "PrivacySpec":
@@ -262,37 +266,37 @@ class SelectionSpec(Section):
     """Who is asked to train in a round, and how many must answer."""
 
     method: Literal["all", "fraction", "count"] = "all"
-    fraction: float = Field(1.0, gt=0, le=1, description="for method = fraction: max(1, ceil(fraction * pool))")
-    count: Count = Field(1, description="for method = count")
+    fraction: float = Field(1.0, gt=0, le=1, description="for method = fraction: max(1, ceil(fraction * pool)) clients")
+    count: Count = Field(1, description="for method = count: the number of clients")
     by: Literal["uniform", "samples"] = Field("uniform", description="the chance of each client to be drawn")
     always: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        (), description="clients, by name, that are asked in every round in which the pool has them; others are drawn"
+        (), description="clients, by name, that are asked in every round in which they are in the pool"
     )
-    members: Clients = Field((), description="the only clients that may be asked, by name; none is all")
+    members: Clients = Field((), description="the only clients that may be asked, by name; empty: all")
     exclude: Clients = Field((), description="clients that are not asked, by name")
-    tags: Clients = Field((), description="only clients with one of these tags may be asked; none is all")
+    tags: Clients = Field((), description="only clients with one of these tags may be asked; empty: all")
     required: Clients = Field(
-        (), description="clients, by name, without which no round begins, and without whose reply none makes a step"
+        (), description="clients, by name, that a round needs to begin, and whose replies it needs for a step"
     )
     patience_seconds: float = Field(
         0.0,
         ge=0,
         le=MAX_DEADLINE,
-        description="how long a round waits for a required client before it is skipped; 0 waits without end",
+        description="seconds for which a round waits for required clients before it is skipped; 0: no limit",
     )
     pool: Literal["attending", "enrolled"] = Field(
         "attending", description="clients that attend now, or every active client that offers the task"
     )
     minimum: Count = Field(1, description="a round waits until the pool holds at least this number of clients")
     over_selection: float = Field(
-        1.0, ge=1, le=10, description="ask this many times the clients that are needed; the first replies count"
+        1.0, ge=1, le=10, description="clients that are asked, as a multiple of those wanted; the first replies count"
     )
     quorum: Quorum = "majority"
     grace_seconds: float = Field(
         300.0,
         ge=0,
         le=MAX_DEADLINE,
-        description="how long a phase waits for a client that hung up and is not back; 0 does not wait for it",
+        description="seconds for which a phase waits for a client that has disconnected",
     )
 
     def admits(self, client_id: str, tags: Collection[str] = ()) -> bool:
@@ -336,24 +340,24 @@ class LimitsSpec(Section):
     norm: Positive = Field(
         1e12, description="an update is refused when the Euclidean norm of one of its rows is larger"
     )
-    attempts: Count = Field(5, description="at a round; when the last one is voided, the round is skipped")
+    attempts: Count = Field(5, description="attempts at a round; when the last one is voided, the round is skipped")
     skipped_rounds: Count = Field(3, description="this number of skipped rounds in a row fails the run")
 
 
 class SimulationSpec(Section):
     """The clients that `fedpareto simulate` makes up; a federation of real workers has its own and reads none of it."""
 
-    clients: int = Field(10, ge=1, le=100_000, description="how many: client-000, client-001, ...")
-    partition: str = Field("iid", description="who holds which samples: iid, shards:S, dirichlet:ALPHA or natural")
-    sizes: str = Field(
-        "equal", description="how many samples each holds, for iid and dirichlet: see `data show --help`"
+    clients: int = Field(10, ge=1, le=100_000, description="the number of clients: client-000, client-001, ...")
+    partition: str = Field("iid", description="the partition of the samples: iid, shards:S, dirichlet:ALPHA or natural")
+    sizes: str = Field("equal", description="the samples of each client, for iid and dirichlet: see `data show --help`")
+    partition_seed: int = Field(
+        0, ge=0, description="the seed of the partition; all other random choices follow the run's `seed`"
     )
-    partition_seed: int = Field(0, ge=0, description="of the partition; the run's `seed` is of everything else")
     objectives: str = Field(
-        "all", description="which objectives each client serves: all, or cycle:K, K of them in turn"
+        "all", description="the objectives that each client serves: all, or cycle:K, K of them in turn"
     )
-    attackers: int = Field(0, ge=0, description="how many of the clients, the last by name, are attackers")
-    attack: str = Field("", description='what they do, such as "sign-flip" or "scale=100,bias=1000"')
+    attackers: int = Field(0, ge=0, description="the number of attackers; they are the last clients by name")
+    attack: str = Field("", description='their attack, such as "sign-flip" or "scale=100,bias=1000"')
 
     @field_validator("partition")
     @classmethod

@@ -30,34 +30,38 @@ class TrainSpec(Section):
     epochs: Natural = Field(1, description="passes over the training split; not together with `steps`")
     steps: Natural = Field(0, description="optimiser steps, in place of `epochs`")
     batch_size: Natural = Field(10, description="samples in a minibatch; 0 is the whole split")
-    micro_batch: Natural = Field(
-        0, description="samples that are in memory at a time (gradient accumulation); 0 is the whole minibatch"
-    )
+    micro_batch: Natural = Field(0, description="samples of one pass (gradient accumulation); 0 is the whole minibatch")
     learning_rate: Positive = 0.1
-    optimiser: Literal["sgd", "adam", "adamw"] = Field("sgd", description="it starts afresh in every training")
+    optimiser: Literal["sgd", "adam", "adamw"] = Field(
+        "sgd", description="the optimiser; its state is not kept between trainings"
+    )
     momentum: BelowOne = 0.0
-    beta1: BelowOne = Field(0.9, description="what is left of the mean gradient after a step")
-    beta2: BelowOne = Field(0.999, description="what is left of the mean squared gradient after a step")
-    epsilon: Positive = Field(1e-8, description="added to the root of the mean squared gradient")
-    weight_decay: NotNegative = Field(0.0, description="the L2 penalty; adamw shrinks the parameters instead")
+    beta1: BelowOne = Field(0.9, description="the share of the mean gradient that is kept in each step")
+    beta2: BelowOne = Field(0.999, description="the share of the mean squared gradient that is kept in each step")
+    epsilon: Positive = Field(1e-8, description="the number that is added to the root of the mean squared gradient")
+    weight_decay: NotNegative = Field(0.0, description="the L2 penalty; with adamw, the decay of the parameters")
     proximal_mu: NotNegative = Field(0.0, description="mu of the proximal term (FedProx, MGDA-Prox)")
-    clip_norm: NotNegative = Field(0.0, description="the largest norm of the gradient of a step; 0 is any")
+    clip_norm: NotNegative = Field(0.0, description="the largest norm of the gradient of a step; 0: no limit")
     precision: Literal["float32", "bf16", "fp16"] = Field(
         "float32", description="mixed precision of the forward and backward passes; fp16 needs CUDA"
     )
     wire_dtype: Literal["float32", "bf16"] = Field(
-        "float32", description="the numbers of an update as members send them; bf16 is half as many bytes"
+        "float32", description="the number format of updates as members send them; bf16 has half as many bytes"
     )
-    round_schedule: Shape = Field("constant", description="of the learning rate over the rounds of the run")
+    round_schedule: Shape = Field(
+        "constant", description="the schedule of the learning rate over the rounds of the run"
+    )
     round_warm_up: Natural = Field(0, description=f"rounds {_WARM_UP}")
     round_decay: float = _DECAY
     round_decay_every: Count = Field(1, description="rounds between two reductions")
-    step_schedule: Shape = Field("constant", description="of the learning rate over the steps of each training")
+    step_schedule: Shape = Field(
+        "constant", description="the schedule of the learning rate over the steps of each training"
+    )
     step_warm_up: Natural = Field(0, description=f"steps {_WARM_UP}")
     step_decay: float = _DECAY
     step_decay_every: Count = Field(1, description="steps between two reductions")
     measure: bool = Field(
-        True, description="measure the model of the round on the whole training split first: losses, `improved`"
+        True, description="whether clients first measure the round's model on the training split: losses, `improved`"
     )
     deadline_seconds: Seconds = Field(3600.0, description="later replies are refused")
 

@@ -185,7 +185,7 @@ def test_what_submit_explains_is_a_specification_with_every_key() -> None:
         for key in (value if isinstance(value, dict) else [""])
     }
     assert '# epsilon = "auto"' in done.stdout
-    assert "# momentum, adam, yogi, adagrad: what is left of the momentum" in done.stdout
+    assert "# momentum, adam, yogi, adagrad: the share of the momentum" in done.stdout
     assert "\n# beta1 = 0.9\n" in done.stdout
 
 

@@ -19,7 +19,7 @@ class NormClipping(Rule):
 
     name = "norm-clipping"
 
-    radius: float = option(0.0, "the norm that an update may have; 0 is the median of the norms", "[0, inf)")
+    radius: float = option(0.0, "the largest norm of an update; 0 is the median of the norms", "[0, inf)")
 
     def combine(self, rows: Rows) -> Combination:
         factors = clipping(rows.norms, self.radius)
@@ -40,7 +40,7 @@ class CentredClipping(Rule):
     private = "gram"
 
     radius: float = option(
-        0.0, "r, how far one update can pull; 0 is the median distance to the centre, move by move", "[0, inf)"
+        0.0, "r, the length to which differences are shortened; 0 is their median in each iteration", "[0, inf)"
     )
     iterations: int = option(10, "moves of the centre", "[1, 10000]")
 

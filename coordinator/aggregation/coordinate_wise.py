@@ -30,7 +30,7 @@ class TrimmedMean(Rule):
 
     byzantine: int = option(
         1,
-        "f, the attackers allowed for: f values are left out at each end; 2 f + 1 updates are needed",
+        "f, the assumed number of attackers: f values are left out at each end; 2 f + 1 updates are needed",
         "[0, inf)",
     )
 

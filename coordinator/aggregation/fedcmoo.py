@@ -70,8 +70,8 @@ class Conversation(ObjectiveRule, ABC):
     private: ClassVar[Opened] = "sum"
 
     scope: Literal["all", "encoder"] = option("encoder", SCOPE)
-    sketch: str = option("count", f"what clients send of their Jacobians: {', '.join(SKETCHES)}")
-    budget: float = option(0.1, "the floats of that, as a share of the columns that count (scope)")
+    sketch: str = option("count", f"the sketch of their Jacobians that clients send: {', '.join(SKETCHES)}")
+    budget: float = option(0.1, "the floats of a sketch, as a share of the columns in `scope`")
     unbiased: bool = option(
         False,
         "estimate the Gram matrix from two further, independent choices of clients, whose products are unbiased (the "
@@ -252,10 +252,10 @@ class FedCMOOPref(Conversation):
     measures = True
 
     preference: tuple[float, ...] = option(
-        (), "r, a positive number for each objective: r_1 F_1 = ... = r_M F_M is aimed at; none is equal ones"
+        (), "r, a positive number for each objective: the aim is r_1 F_1 = ... = r_M F_M; empty: equal numbers"
     )
     threshold: float = option(
-        0.01, "the divergence (KL) from which on balance comes first; below, all losses descend", "[0, inf]"
+        0.01, "the divergence (KL) above which the losses are balanced; below it all are lowered", "[0, inf]"
     )
     slack: float = option(
         0.0,

@@ -13,7 +13,7 @@ from federation.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class FedFa(Rule):
-    """Weighs clients by how little the model knows of them, and by how often they took part; with server momentum.
+    """Weighs clients by low accuracy, and by how often they took part; with server momentum.
 
     Of accuracies A_i on their training splits and counts f_i of rounds, this one included: a_i = -log2(A_i / sum A +
     1e-6) and b_i = -log2(1 - f_i / sum f + 1e-5), each normalised to sum 1, and p = alpha a + (1 - alpha) b. Those with

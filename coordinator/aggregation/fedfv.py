@@ -37,7 +37,7 @@ class FedFV(Remembering):
         0.1, "the share of clients, of the highest losses, whose updates are kept as they are", "[0, 1]"
     )
     order: Literal["loss", "reversed", "random"] = option(
-        "loss", 'along which they project: "loss" (ascending), "reversed" or "random"'
+        "loss", 'the order of the projections: "loss" (ascending), "reversed" or "random"'
     )
     order_seed: int = option(0, 'with the round, decides the order "random"', "[0, inf)")
 

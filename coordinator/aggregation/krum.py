@@ -19,7 +19,7 @@ class Krum(Rule):
 
     name = "krum"
 
-    byzantine: int = option(1, "f, the attackers that are allowed for; 2 f + 3 updates are needed", "[0, inf)")
+    byzantine: int = option(1, "f, the assumed number of attackers; 2 f + 3 updates are needed", "[0, inf)")
 
     def combine(self, rows: Rows) -> Combination:
         return self._average(rows, 1)
@@ -44,7 +44,7 @@ class MultiKrum(Krum):
     name = "multi-krum"
     private = "gram"
 
-    select: int = option(0, "how many are averaged, at most m - f - 2; 0 is as many as that", "[0, inf)")
+    select: int = option(0, "the number of averaged updates, at most m - f - 2; 0 is m - f - 2", "[0, inf)")
 
     def combine(self, rows: Rows) -> Combination:
         m, f = len(rows.prior), self.byzantine

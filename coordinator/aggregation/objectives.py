@@ -35,12 +35,12 @@ WEIGHTS = (
     'neither divided by the gradients\' lengths nor made positive semi-definite, "torchjd:NAME" a weighting of TorchJD'
 )
 SCOPE = (
-    'which columns the Gram matrix of the objectives is made of: "all", or "encoder" without the heads, which no two '
+    'the columns in the Gram matrix of the objectives: "all", or "encoder" without the heads, which no two '
     "objectives share"
 )
 EXACT = (
     "measure objective/stationarity on the gradients of the clients' whole training splits, which every client sends "
-    "in a phase of its own: as many models as it has objectives"
+    "in a phase of its own: a vector of the model's size for each objective"
 )
 
 
@@ -56,9 +56,9 @@ class ObjectiveRule(Rule, ABC):
     bound: Literal["clip", "normalise", "none"] = option(
         "clip",
         'what bounds each client\'s gradients and updates: "clip" shortens those longer than bound_norm medians of '
-        'their objective, "normalise" gives all the median norm, "none" takes them as they come (the papers)',
+        'their objective, "normalise" gives all the median norm, "none" leaves them as they are (the papers)',
     )
-    bound_norm: float = option(2.0, "of clip, at least 1: in medians of the norms", "[1, inf)")
+    bound_norm: float = option(2.0, "the bound of clip in median norms, at least 1", "[1, inf)")
     beta: float = option(0.001, "the step of pgd", "[0, inf)")
     steps: int = option(1000, "the number of steps of pgd", "[1, inf)")
     exact_stationarity: bool = option(False, EXACT)

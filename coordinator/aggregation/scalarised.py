@@ -25,7 +25,7 @@ class Scalarised(FedAvg):
     name = "scalarised"
 
     weights: tuple[float, ...] = option(
-        (), "of the objectives, in the task's order, not negative; none is equal weights; they are divided by their sum"
+        (), "weights of the objectives, in the task's order, not negative, divided by their sum; empty: equal weights"
     )
     exact_stationarity: bool = option(False, EXACT)
 

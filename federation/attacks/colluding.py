@@ -135,9 +135,7 @@ class Mimic(_Colluding):
     name = "mimic"
     alone = "it copies itself: it sends its own honest update, which is no attack"
 
-    client: int = option(
-        0, "place of the one that is copied among the honest ones that take part; the last at most", "[0, inf)"
-    )
+    client: int = option(0, "which of the honest participants is copied, from 0; the last at most", "[0, inf)")
 
     def together(self, known: Matrix, m: int) -> NDArray[Any]:
         copied: Vector = known[min(self.client, len(known) - 1)]

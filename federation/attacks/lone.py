@@ -90,7 +90,7 @@ class Gaussian(Attack):
 
 @dataclass(frozen=True)
 class ModelReplacement(Attack):
-    """Replaces the model of all by its own: w_adv = w + m delta (Bagdasaryan et al., 2020).
+    """Replaces the common model by its own: w_adv = w + m delta (Bagdasaryan et al., 2020).
 
     With delta = w_i - w = -u this is the update -m delta = m u. Plain averaging over m clients turns it into w_i where
     the other clients have nearly converged. The client's data decides what its own model has learned.
@@ -99,7 +99,7 @@ class ModelReplacement(Attack):
     name = "model-replacement"
     from_participants = "boost"
 
-    boost: float = option(0.0, "multiplies the update; 0: m, as many as take part", "[0, inf)")
+    boost: float = option(0.0, "multiplies the update; 0: m, the number of participants", "[0, inf)")
 
     def on_update(self, own: Vector, *, peers: Matrix, m: int, seed: int) -> Vector:
         return own * np.float32(self.boost or m)

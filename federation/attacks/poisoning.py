@@ -37,7 +37,7 @@ class LabelFlip(Attack):
 
 @dataclass(frozen=True)
 class Backdoor(Attack):
-    """Teaches the model to answer with the target wherever it sees a trigger (Gu et al., 2017, BadNets).
+    """Trains the model to assign images with a trigger to the target label (Gu et al., 2017, BadNets).
 
     The trigger is a white square in the lower right corner. A share of the training images gets it and the target's
     label; the others stay as they are, so that the model looks sound. The update may be boosted (Bagdasaryan et al.,
@@ -49,7 +49,7 @@ class Backdoor(Attack):
 
     target: int = option(0, "the label that triggered images get", "[0, inf)")
     share: float = option(0.5, "of the training images that are poisoned", "[1e-6, 1]")
-    boost: float = option(1.0, "multiplies the update; 0: m, as many as take part", "[0, inf)")
+    boost: float = option(1.0, "multiplies the update; 0: m, the number of participants", "[0, inf)")
     size: int = option(0, "side of the trigger in pixels; 0: an eighth of the image's, at least 2", "[0, inf)")
 
     def poison(self, splits: "Splits", task: "Task", *, seed: int) -> "Splits":
