@@ -1,10 +1,12 @@
 """The demo as a user starts it: real processes, shortened."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -136,6 +138,23 @@ def test_an_earlier_demo_gives_way_unless_it_is_still_running(tmp_path: Path) ->
         assert [path.name for path in tmp_path.iterdir()] == ["demo.json"]
 
 
+def test_the_table_of_the_private_act_has_what_the_sum_tells_and_chance() -> None:
+    from rich.console import Console
+
+    from fedpareto.cli.private_act import Private, table
+
+    one = Private(
+        run_id="r", name="n", private=False, state="COMPLETED", reason="", rounds_done=1, accuracy=0.5, guessed=10,
+        guessed_from_sum=1, members=10, named={},
+    )  # fmt: skip
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(table([one, replace(one, private=True, guessed=0, members=9)], "member-10"))
+    lines = [" ".join(line.replace("│", " ").split()) for line in console.export_text().splitlines()]
+    assert "digits told by a member's stored vector of 10 of 10 of 0 of 9" in lines
+    assert "digits told by the round's sum of 1 of 10 of 1 of 9" in lines
+    assert "by chance of 0.2 of 10 of 0.2 of 9" in lines
+
+
 @pytest.mark.full
 def test_the_private_act_names_the_attacker_and_leaves_nothing_to_guess(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
@@ -145,6 +164,7 @@ def test_the_private_act_names_the_attacker_and_leaves_nothing_to_guess(tmp_path
     opened, private = json.loads(out)["runs"]
     assert (opened["guessed"], opened["members"]) == (10, 10)
     assert private["guessed"] <= 2  # by chance one of 45 pairs
+    assert private["guessed_from_sum"] <= 2
     assert private["members"] == 9
     assert private["named"] == {"member-10": "share-norm"}
     assert opened["named"] == {}

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from federation.v1.admin_pb2 import GetRoundRequest, GetRunRequest, ListUpdatesRequest
 from federation.v1.admin_pb2_grpc import AdminStub
-from federation.vectors import Array, update_rows
+from federation.vectors import Array, model_row, update_rows
 from fedpareto.cli.rehearsal import Rehearsal
 from fedpareto.formatting import percent
 from fedpareto.messages import name_of
@@ -17,6 +17,7 @@ from fedpareto.series import metric
 from storage.directory import DirectoryStore
 
 CLASSES = 10
+PAIRS = 45  # of two different classes
 MEMBERS = 10  # multi-gradient descent needs 8 in a private round, and one is left out
 ATTACK = "scale=5"
 
@@ -28,7 +29,9 @@ class Private:
     Attributes:
         private: whether its rounds were private.
         accuracy: the members' average after the last round, in [0, 1].
-        guessed: members whose two most frequent digits can be told from what the coordinator stores of the last round.
+        guessed: members whose two most frequent digits can be told from the vector that the coordinator stores of them
+            in the last round.
+        guessed_from_sum: likewise from the step of the last round, the sum of all vectors.
         members: of whom something is stored.
         named: members that were named as cheaters, with the reason.
     """
@@ -41,6 +44,7 @@ class Private:
     rounds_done: int
     accuracy: float
     guessed: int
+    guessed_from_sum: int
     members: int
     named: Mapping[str, str]
 
@@ -79,6 +83,9 @@ def outcome(stub: AdminStub, rehearsal: Rehearsal, run_id: str, *, private: bool
                 if content.dtype != np.uint8:  # shares and ciphertexts
                     stored[update.client_id] = np.array(content)
     right = sum(guess(content) == frequent(rehearsal, name) for name, content in stored.items())
+    last = stub.GetRound(GetRoundRequest(run=run_id, round=request.round)).summary
+    before, after = (model_row(blobs.local(model)).read() for model in (last.base_model, last.result_model))
+    summed = guess(before - after)
     return Private(
         run_id=run_id,
         name=run.name,
@@ -88,6 +95,7 @@ def outcome(stub: AdminStub, rehearsal: Rehearsal, run_id: str, *, private: bool
         rounds_done=run.rounds_done,
         accuracy=metric(run.latest, "accuracy/mean"),
         guessed=right,
+        guessed_from_sum=sum(summed == frequent(rehearsal, name) for name in stored),
         members=len(stored),
         named=named,
     )
@@ -101,12 +109,16 @@ def table(outcomes: list[Private], attacker: str) -> Table:
         shown.add_column("private" if one.private else "open", justify="right")
     shown.add_row("average accuracy", *(percent(one.accuracy) for one in outcomes))
     told = [f"of {one.guessed} of {one.members}" for one in outcomes]
-    shown.add_row("digits that the coordinator can tell", *told)
+    shown.add_row("digits told by a member's stored vector", *told)
+    told = [f"of {one.guessed_from_sum} of {one.members}" for one in outcomes]
+    shown.add_row("digits told by the round's sum", *told)
+    shown.add_row("by chance", *(f"of {one.members / PAIRS:.1f} of {one.members}" for one in outcomes))
     named = [", ".join(f"{name}: {why}" for name, why in one.named.items()) or "–" for one in outcomes]
     shown.add_row("named as cheaters", *named)
     shown.caption_justify = "left"
     shown.caption = (
         f"In the private run, {attacker} makes its vector five times as long as allowed. The digits are the two most "
-        "frequent ones of each member, guessed from what the coordinator has stored of the last round."
+        "frequent ones of each member, guessed from the vector that the coordinator stores of it in the last round, "
+        "and from the sum of all vectors, which it computes in both runs."
     )
     return shown
